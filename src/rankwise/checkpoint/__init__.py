@@ -1,4 +1,4 @@
-"""Checkpoints: published whole or not at all, found again by their checksums, restored at any world size."""
+"""Checkpoints: published completely or not at all, verified by checksums, restored at any world size."""
 
 from rankwise.checkpoint.checkpointer import Checkpointer
 from rankwise.checkpoint.interruption import Interruption

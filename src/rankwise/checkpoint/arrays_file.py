@@ -1,4 +1,4 @@
-"""A part's state without tensors as a file: NumPy's ``.npz`` with the tree beside the arrays; needs no torch."""
+"""A part's state without tensors as a file: NumPy's ``.npz`` with the tree and its arrays; does not need torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TREE = "tree.json"
 
 
 def write_arrays(file: BinaryIO, tree: Any) -> None:
-    """Write an encoded tree that holds no tensors; nobody needs to seek in `file`.
+    """Write an encoded tree without tensors; `file` need not be seekable.
 
-    The same tree makes the same bytes.
+    Equal trees give equal bytes.
     """
     writer = _Writer()
     body = json.dumps(writer.described(tree), allow_nan=False).encode()
@@ -34,10 +34,10 @@ def write_arrays(file: BinaryIO, tree: Any) -> None:
 
 
 def read_arrays(file: BinaryIO) -> Any:
-    """Return the tree of a file; runs no code of it.
+    """Return the tree of a file; runs no code from it.
 
     Raises:
-        Exception: it is damaged, or something else.
+        Exception: it is damaged, or another kind of file.
     """
     with zipfile.ZipFile(file) as archive:
 
@@ -50,7 +50,7 @@ def read_arrays(file: BinaryIO) -> Any:
 
 
 class _Writer:
-    """JSON's own kinds stand for themselves: None, truth values, whole numbers, text, finite floats. Else dicts do."""
+    """JSON types stay as they are: None, booleans, integers, text, finite floats. Other values become dicts."""
 
     def __init__(self) -> None:
         self.arrays: list[NDArray] = []
@@ -79,7 +79,7 @@ class _Writer:
         known = self._numbers.get(id(array))
         if known is None:
             known = self._numbers[id(array)] = len(self.arrays)
-            # of other packages' dtypes NumPy's format keeps the bytes alone
+            # for dtypes of other packages NumPy's format keeps only the bytes
             self.arrays.append(array.view(f"V{array.dtype.itemsize}") if is_foreign(array.dtype) else array)
         return known
 

@@ -1,7 +1,7 @@
-"""Checkpoints in an object store: all files of one under a name of its own, and the manifest last, at once.
+"""Checkpoints in an object store: all files of one below a unique name, and the manifest last, in one write.
 
 Names below the root: ``step-0000000120/manifest.json`` is published; ``step-0000000120/<token>/...`` are the files that
-it names. What no manifest names was left by a killed save. ``skipped-manifest-*.json`` is that of a damaged one.
+it names. Files in no manifest were left by a killed save. ``skipped-manifest-*.json`` is that of a damaged one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _MANIFEST = "manifest.json"
 
 
 def is_url(folder: Any) -> bool:
-    """Whether checkpoints of this name lie in an object store."""
+    """Whether checkpoints with this name are in an object store."""
     return isinstance(folder, str) and "://" in folder
 
 
 class Bucket:
-    """Checkpoints below a URL; attributes and methods are those of `Storage`.
+    """Checkpoints below a URL; attributes and methods as in `Storage`.
 
     Args:
         url: ``s3://bucket/prefix``, ``gs://``, ``az://``, ...
-        options: of the store, as obstore names them (``endpoint``, ``region``, ``access_key_id``, ...); what is left
-            out is found where its own tools find it (``AWS_...`` variables, ...).
+        options: of the store, named as in obstore (``endpoint``, ``region``, ``access_key_id``, ...); others come from
+            the usual places (``AWS_...`` variables, ...).
 
     Raises:
         MissingExtraError: obstore is not installed.
@@ -51,7 +51,7 @@ class Bucket:
         bucket, _, key = rest.partition("/")
         variables = [os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")]
         endpoint = next((found for found in (options.get("endpoint"), *variables) if found), "")
-        # whoever writes http:// has allowed it
+        # a URL with http:// allows it
         client = {"client_options": {"allow_http": True}} if kind == "s3" and str(endpoint).startswith("http:") else {}
         try:
             store = from_url(f"{kind}://{bucket}/", **{**client, **options})
@@ -94,7 +94,7 @@ class Bucket:
     def discard(self, made: ObjectPath, folder: str | None) -> None:
         """See `Storage`."""
         target = self.root / made.url.split("/")[-2]
-        # a manifest that was sent may have arrived, whatever the answer was
+        # a manifest that was sent may have arrived, whatever the answer
         if _MANIFEST not in target.names() or _token_of(target) not in (None, made.name):
             place = made if folder is None else made / folder
             place.delete(place.names())
@@ -141,19 +141,19 @@ class _Upload:
         self.flush: Callable[[], None] = file.flush
 
     def write(self, block: Any) -> None:
-        """Take a copy: the store sends it later, when torch has used the memory for the next block."""
+        """Copy the block: the store sends it later, when torch has reused the memory for the next block."""
         self._file.write(bytes(block))
 
 
 def _leftovers(names: Mapping[str, int], token: str) -> list[str]:
-    """Return what of a checkpoint's folder belongs to no save but that of `token`; nothing where one was skipped."""
+    """Return files in a checkpoint's folder that belong to other saves than `token`'s; none if one was skipped."""
     if any(name.startswith("skipped-manifest-") for name in names):
         return []
     return [name for name in names if name != _MANIFEST and not (token and name.startswith(f"{token}/"))]
 
 
 def _token_of(folder: ObjectPath) -> str | None:
-    """Return below which name the files of a published checkpoint lie; None if that cannot be told."""
+    """Return the name below which the files of a published checkpoint are; None if unknown."""
     try:
         info = read_manifest(cast("Path", folder))
     except CheckpointError:

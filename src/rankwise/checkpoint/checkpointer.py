@@ -41,25 +41,25 @@ __all__ = ["Checkpointer"]
 class Checkpointer:
     """Checkpoints in one folder of a file system that all ranks see, or in an object store.
 
-    A checkpoint is published whole or not at all, whatever is killed while it is written. Nothing is read by
-    unpickling: restoring runs no code of the checkpoint.
+    A checkpoint is published completely or not at all, even if processes are killed while writing it. Nothing is
+    unpickled: restoring runs no code from the checkpoint.
 
     Args:
-        folder: where the ``step-*`` folders lie; made at the first save. Of a run directory, which holds none itself,
-            its ``checkpoints`` are read. Or the URL of a place in an object store (``s3://bucket/prefix``).
+        folder: folder of the ``step-*`` folders; made at the first save. A run directory, which has none itself, is
+            read through its ``checkpoints``. Or the URL of a place in an object store (``s3://bucket/prefix``).
         world: default ``World.current()``.
-        keep: how many of the newest stay, at least 1; None keeps all.
+        keep: number of newest checkpoints to keep, at least 1; None keeps all.
         fence: makes the context manager that is entered around every publish, and may refuse it by raising
             (``RunDir.fence``).
-        keep_every: steps that are multiples of it stay for ever.
-        keep_best: how many of the best stay besides.
-        metric: which of the ``metrics=`` of `save` tells the best.
+        keep_every: checkpoints at multiples of this step are kept for ever.
+        keep_best: number of best checkpoints to keep in addition.
+        metric: which of the ``metrics=`` of `save` defines the best.
         mode: "min" or "max": which value of it is best.
-        attempt: number of this attempt of the run (``RunDir.attempt``). What a later attempt has saved is newer than
-            what an earlier one has, whatever their steps.
+        attempt: number of this attempt of the run (``RunDir.attempt``). Checkpoints of a later attempt are newer than
+            those of an earlier one, whatever their steps.
         asynchronous: `save` copies the states and returns; a thread writes. Published at the next `poll`, `wait`,
-            `save` or `close` that finds all ranks done. Costs the memory of a copy of what this rank saves.
-        store_options: of the object store, as obstore names them (``endpoint``, ``region``, ...).
+            `save` or `close` that finds all ranks done. Costs memory for a copy of this rank's data.
+        store_options: of the object store, named as in obstore (``endpoint``, ``region``, ...).
 
     Attributes:
         folder: as given, absolute.
@@ -108,7 +108,7 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        # all ranks raise an interruption together, with what they have just saved
+        # an interruption is raised by all ranks together, after their save
         self.close(publish=kind is None or issubclass(kind, Interrupted))
 
     def save(
@@ -121,16 +121,16 @@ class Checkpointer:
     ) -> Path:
         """Write a checkpoint and publish it. Every rank must call it, with the same step and part names.
 
-        A checkpoint of the same step is replaced. The first save also removes what killed saves left behind. What
-        `newest` has skipped is never removed: it is renamed to ``skipped-step-*``. With ``asynchronous=True`` this
-        publishes the save before, and returns when the states are copied.
+        A checkpoint of the same step is replaced. The first save also removes what killed saves left behind.
+        Checkpoints that `newest` skipped are never removed, but renamed to ``skipped-step-*``. With
+        ``asynchronous=True`` this publishes the previous save, and returns when the states are copied.
 
         Args:
             step: optimizer steps done.
-            parts: `Stateful` parts by name; what is neither Stateful nor has a state is saved as a plain tree, from the
-                main rank. States hold tensors, arrays, numbers, strings, None, and dicts, lists and tuples of these.
-            meta: small JSON object kept in the manifest, from the main rank; NaN and infinities are kept.
-            metrics: numbers kept there too, by which `keep_best` and `best` choose.
+            parts: `Stateful` parts by name; an object without a state is saved as a plain tree, from the main rank.
+                States consist of tensors, arrays, numbers, strings, None, and dicts, lists and tuples of these.
+            meta: small JSON object for the manifest, from the main rank; may contain NaN and infinities.
+            metrics: numbers for the manifest, by which `keep_best` and `best` choose.
 
         Returns:
             Folder of the checkpoint.
@@ -174,14 +174,14 @@ class Checkpointer:
     def poll(self) -> Path | None:
         """Publish what a thread has written, if all ranks are done; return its folder. Every rank calls it.
 
-        For every step: costs nothing while no save is under way, and a small collective now and then while one is.
+        Call it at every step: free while no save is in progress, else a small collective now and then.
         """
         if self._saving is None or not self._asking.is_due():
             return None
         return self._advanced(self._saving, wait=False)
 
     def wait(self) -> Path | None:
-        """Wait until what a thread writes is written by all ranks, publish it and return its folder. A collective.
+        """Wait until all ranks have written the current save, publish it and return its folder. A collective.
 
         Raises:
             CheckpointError: a rank could not write it; on every rank. The previous checkpoint is intact.
@@ -193,12 +193,12 @@ class Checkpointer:
         return published
 
     def close(self, *, publish: bool = True) -> None:
-        """Wait for what is under way and publish it; every rank calls it. Leaving the ``with`` block calls it.
+        """Wait for the current save and publish it; every rank calls it. Leaving the ``with`` block calls it.
 
-        Also gives back the signals that `should_stop` has taken.
+        Also restores the signal handlers that `should_stop` has replaced.
 
         Args:
-            publish: False, after an error: this rank alone waits for its thread, and what it wrote is removed.
+            publish: False, after an error: this rank only waits for its thread, and removes what it wrote.
         """
         saving = self._saving
         try:
@@ -210,14 +210,14 @@ class Checkpointer:
             self._saving = None
             if self._thread is not None:
                 self._thread.shutdown()
-                self._thread = _one_thread()  # runs from the next save on, if one comes
+                self._thread = _one_thread()  # runs from the next save on, if there is one
             if self._interruption is not None:
                 self._interruption.close()
 
     def should_stop(self, step: int) -> bool:
         """Return whether all ranks stop now, because of a signal or RANKWISE_MAX_SECONDS. Every rank calls it.
 
-        For the own loop, after each step: save where it is true, and ``raise Interrupted``. Signals are noted from the
+        For your own loop, after each step: if it is true, save and ``raise Interrupted``. Signals are recorded from the
         first call on, until `close`; see `Interruption`.
 
         Args:
@@ -228,17 +228,17 @@ class Checkpointer:
         return self._interruption.should_stop(step)
 
     def newest(self, step: int | None = None) -> CheckpointInfo | None:
-        """Return the newest whole checkpoint, None if there is none. Every rank must call it; all get the same answer.
+        """Return the newest complete checkpoint, or None. Every rank must call it; all get the same answer.
 
         The main rank reads all files of the candidates and compares their checksums; a damaged candidate is skipped,
         with a warning that gives the reason. One that cannot be read now, or that a later rankwise saved, is not
-        skipped: that would go back behind its steps.
+        skipped: its steps would be lost.
 
         Args:
-            step: only those of at most this step.
+            step: only checkpoints up to this step.
 
         Raises:
-            CheckpointError: a candidate cannot be read now (permissions, storage), has a format that came later, or
+            CheckpointError: a candidate cannot be read now (permissions, storage), has a later format, or
                 there are candidates and all are damaged; on every rank.
         """
         self.wait()
@@ -247,11 +247,11 @@ class Checkpointer:
         return self._here(self._world.broadcast_object(found))
 
     def best(self) -> CheckpointInfo | None:
-        """Return the best whole checkpoint by ``metric=``, None if none has it. Every rank must call it.
+        """Return the best complete checkpoint by ``metric=``, None if none has it. Every rank must call it.
 
         Raises:
             ConfigError: there is no ``metric=``.
-            CheckpointError: as of `newest`.
+            CheckpointError: see `newest`.
         """
         if self._keeping.metric is None:
             raise ConfigError("best() wants Checkpointer(metric=...), a name out of the metrics= of save")
@@ -265,19 +265,19 @@ class Checkpointer:
     ) -> RestoreReport | None:
         """Load a checkpoint into `parts`. Every rank must call it.
 
-        All files are read before the first part is touched. "reduced" parts at another world size: the main rank takes
-        the sum, the others nothing. "rederived" parts at another world size are left alone and reported.
+        All files are read before the first part is changed. "reduced" parts at another world size: the main rank gets
+        the sum, the others nothing. "rederived" parts at another world size are not changed, but reported.
 
         Args:
             parts: as for `save`; a plain dict is filled in place.
-            info: which one; default ``newest()``.
-            allow_missing: parts that the checkpoint need not hold.
+            info: the checkpoint; default ``newest()``.
+            allow_missing: parts that the checkpoint may lack.
 
         Returns:
-            What was restored; None if there is no checkpoint.
+            The report; None if there is no checkpoint.
 
         Raises:
-            CheckpointError: as of `newest`; or a part is missing, does not fit, or cannot be read; on every rank.
+            CheckpointError: see `newest`; or a part is missing, does not fit, or cannot be read; on every rank.
         """
         chosen = self.newest() if info is None else info
         if chosen is None:
@@ -299,11 +299,11 @@ class Checkpointer:
         return report
 
     def read(self, info: CheckpointInfo, name: str) -> Any:
-        """Return the state of one part, without a part to load it into. Not a collective.
+        """Return the state of one part, without an object to load it into. Not a collective.
 
         Args:
             info: from `newest`.
-            name: a part that was saved by this many ranks, or is replicated.
+            name: a part that was saved by equally many ranks, or is replicated.
 
         Raises:
             CheckpointError: there is no such part, or it cannot be read.
@@ -314,7 +314,7 @@ class Checkpointer:
         return state["tree"] if isinstance(state, dict) and list(state) == ["tree"] else state
 
     def _looked_for(self, find: Callable[[Path], CheckpointInfo | None]) -> CheckpointInfo | None:
-        """What `find` finds in the folder, or in that of a run directory."""
+        """Return the result of `find` for the folder, or for that of a run directory."""
         if not self._world.is_main:
             return None
         try:
@@ -326,7 +326,7 @@ class Checkpointer:
             ) from error
 
     def _here(self, info: CheckpointInfo | None) -> CheckpointInfo | None:
-        """What the main rank has found, by this rank's own connection."""
+        """Return the main rank's result with this rank's own connection."""
         if info is None or not isinstance(self.folder, ObjectPath):
             return info
         return replace(info, path=replace(info.path, store=self.folder.store))
@@ -359,7 +359,7 @@ class Checkpointer:
         return whole
 
     def _clean(self) -> None:
-        """Before a save: once what killed saves left, and whatever was skipped since the one before."""
+        """Before a save, move skipped checkpoints aside; the first time also remove what killed saves left."""
         if not self._world.is_main or (self._cleaned and not self._skipped):
             return
         self._storage.clean(list(self._skipped), self._fence)
@@ -367,7 +367,7 @@ class Checkpointer:
         self._cleaned = True
 
     def _advanced(self, saving: Saving, *, wait: bool) -> Path | None:
-        """Go on with the save that is under way; return its folder if it is published."""
+        """Advance the current save; return its folder if it is published."""
         self._saving, half = None, saving.is_publishing
         is_published = saving.advance(wait=wait)
         if is_published is not None and not wait:

@@ -1,7 +1,7 @@
-"""Where checkpoints lie, and how they move into place and out of it: a kill at any moment leaves a whole one.
+"""The storage of checkpoints, and how they move into place and out of it: a kill at any moment leaves a complete one.
 
 Names inside the folder: ``step-*`` is published, ``.tmp-*`` is being written, ``.old-*`` was set aside while its
-replacement moved in, ``.del-*`` is being deleted, ``skipped-step-*`` was found damaged and is kept.
+replacement was moved in, ``.del-*`` is being deleted, ``skipped-step-*`` was found damaged and is kept.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ Fence = Callable[[], AbstractContextManager[Any]]
 
 
 class Storage(Protocol):
-    """Where the checkpoints of a `Checkpointer` lie. One that is being written is `make`'s, until it is published.
+    """The storage of a `Checkpointer`. `make` returns the place of a new checkpoint until it is published.
 
-    The main rank calls `prepare`, `publish`, `clean` and `remove`; methods that change what others may find are called
+    The main rank calls `prepare`, `publish`, `clean` and `remove`; methods that change published checkpoints are called
     inside the fence.
     """
 
     @property
     def root(self) -> Any:
-        """Path, or what is like one."""
+        """A path, or an object like one."""
         ...
 
     def make(self, step: int, attempt: int, token: str) -> Any:
-        """Return where the files of a new checkpoint are written: a path, or what is like one."""
+        """Return the place for the files of a new checkpoint: a path, or an object like one."""
         ...
 
     def prepare(self, made: Any) -> None:
-        """Make it, without anything inside."""
+        """Create the place, empty."""
         ...
 
     def create(self, made: Any, name: str) -> AbstractContextManager[BinaryIO]:
-        """Open a new file inside it, which at the end is on the disk, or there."""
+        """Open a new file inside it, which is durable at the end of the context."""
         ...
 
     def flush(self, made: Any, folder: str) -> None:
-        """Bring the names in one of its folders to the disk."""
+        """Make the names in one of its folders durable."""
         ...
 
     def size_of(self, made: Any, name: str) -> int | None:
-        """Return how many bytes a file inside it has, None if it is not there."""
+        """Return the size of a file inside it in bytes, None if it does not exist."""
         ...
 
     def publish(self, made: Any, step: int, manifest: bytes, fence: Fence) -> None:
-        """Write the manifest last and let it count."""
+        """Write the manifest last, which publishes the checkpoint."""
         ...
 
     def discard(self, made: Any, folder: str | None) -> None:
@@ -62,16 +62,16 @@ class Storage(Protocol):
         ...
 
     def clean(self, skipped: Iterable[Any], fence: Fence) -> None:
-        """Remove what killed saves left, and move damaged ones out of the way."""
+        """Remove what killed saves left, and move damaged checkpoints aside."""
         ...
 
     def remove(self, folders: Callable[[], Iterable[Any]], fence: Fence) -> None:
-        """Let checkpoints count no more, chosen inside the fence, and delete them."""
+        """Unpublish checkpoints, chosen inside the fence, and delete them."""
         ...
 
 
 class Disk:
-    """A folder of a file system; attributes and methods are those of `Storage`."""
+    """A folder of a file system; attributes and methods as in `Storage`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -90,7 +90,7 @@ class Disk:
     @contextmanager
     def create(self, made: Path, name: str) -> Iterator[BinaryIO]:
         """See `Storage`."""
-        # with parents: a network file system may not show yet what the main rank has made
+        # with parents: a network file system may not yet show what the main rank has made
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         with (made / name).open("xb") as file:
             yield file
@@ -117,7 +117,7 @@ class Disk:
     def discard(self, made: Path, folder: str | None) -> None:
         """See `Storage`."""
         shutil.rmtree(made if folder is None else made / folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # others still write: the last one to give up takes the folder along
+        with contextlib.suppress(OSError):  # others may still write: the last one to give up removes the folder
             made.rmdir()
 
     def clean(self, skipped: Iterable[Path], fence: Fence) -> None:
@@ -133,7 +133,7 @@ class Disk:
         doomed = []
         with fence():
             for folder in folders():
-                # a folder that is half deleted must not look like a checkpoint
+                # a partially deleted folder must not look like a checkpoint
                 gone = folder.with_name(f".del-{folder.name}")
                 if gone.exists():
                     shutil.rmtree(gone, ignore_errors=True)
@@ -149,7 +149,7 @@ def folder_name(step: int) -> str:
 
 
 def publish(temporary: Path, target: Path) -> None:
-    """Give a complete folder its final name; one that has the name already is replaced. Call it inside the fence."""
+    """Give a complete folder its final name; replace a folder with that name. Call it inside the fence."""
     aside = target.with_name(f".old-{target.name}")
     if target.exists():
         if aside.exists():
@@ -162,7 +162,7 @@ def publish(temporary: Path, target: Path) -> None:
 
 
 def clean(root: Path) -> None:
-    """Remove what saves and deletions left behind when they were killed. Call it inside the fence."""
+    """Remove what killed saves and deletions left behind. Call it inside the fence."""
     for entry in list(root.iterdir()):
         if entry.name.startswith(".old-step-"):
             target = root / entry.name.removeprefix(".old-")
@@ -175,7 +175,7 @@ def clean(root: Path) -> None:
 
 
 def set_aside(folder: Path) -> None:
-    """Take a damaged checkpoint out of the way of the next ones, and keep it. Call it inside the fence."""
+    """Rename a damaged checkpoint to keep it without blocking later ones. Call it inside the fence."""
     name, number = f"skipped-{folder.name.removeprefix('.old-')}", 1
     while (aside := folder.with_name(name if number == 1 else f"{name}.{number}")).exists():
         number += 1

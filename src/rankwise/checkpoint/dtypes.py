@@ -1,4 +1,4 @@
-"""Names of NumPy's dtypes, and of those that other packages bring along, such as bfloat16."""
+"""Names of NumPy's dtypes, and of those from other packages, for example bfloat16."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["dtype_named", "is_foreign", "name_of_dtype"]
 
 
 def is_foreign(dtype: DType) -> bool:
-    """Whether NumPy alone cannot name the dtype."""
+    """Whether the dtype is unknown to NumPy alone."""
     return bool(np.dtype(dtype.str) != dtype)
 
 
 def name_of_dtype(dtype: DType) -> str:
-    """Return the name by which `dtype_named` finds a dtype; the order of its bytes is in it."""
+    """Return the name by which `dtype_named` finds a dtype; it includes the byte order."""
     return dtype.name if is_foreign(dtype) else dtype.str
 
 
 def dtype_named(name: str) -> DType:
-    """Return the dtype of a name.
+    """Return the dtype with a name.
 
     Raises:
-        CheckpointError: it needs a package that is not installed, or there is none.
+        CheckpointError: it needs a package that is not installed, or does not exist.
     """
     try:
         return np.dtype(name)

@@ -1,4 +1,4 @@
-"""Checkpoints without a run: found by path, described, checked, and written as files of other libraries."""
+"""Checkpoints without a run: found by path, described, verified, and exported to files of other libraries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMATS: tuple[Format, ...] = ("pt", "safetensors", "npz")
 
 
 def find_one(path: str) -> CheckpointInfo:
-    """Return the checkpoint at a path: itself, or of a folder of them, a run directory or a URL the newest whole one.
+    """Return the checkpoint at a path: itself, or the newest complete one in a folder, a run directory or at a URL.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -40,7 +40,7 @@ def find_one(path: str) -> CheckpointInfo:
 
 
 def check_all(path: str) -> dict[str, str | None]:
-    """Read all checkpoints at a path and compare their checksums; return what is wrong with each, None if it is whole.
+    """Read all checkpoints at a path and verify their checksums; return the error of each, None if it is complete.
 
     Raises:
         CheckpointError: there is none.
@@ -58,7 +58,7 @@ def check_all(path: str) -> dict[str, str | None]:
 
 
 def describe(path: str) -> list[dict[str, Any]]:
-    """Return what the manifests at a path say, newest first, as JSON; payloads are not read.
+    """Return the contents of the manifests at a path, newest first, as JSON; payloads are not read.
 
     Raises:
         CheckpointError: there is none.
@@ -87,7 +87,7 @@ def describe(path: str) -> list[dict[str, Any]]:
 
 
 def text_of(facts: Mapping[str, Any]) -> str:
-    """Return one checkpoint of `describe` as a person reads it."""
+    """Return one checkpoint of `describe` as readable text."""
     if "damaged" in facts:
         return f"{facts['path']}\n  damaged: {facts['damaged']}"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["time"]))
@@ -104,7 +104,7 @@ def text_of(facts: Mapping[str, Any]) -> str:
 
 
 def whole_state(info: CheckpointInfo, part: str) -> Any:
-    """Return the state of a part, whatever number of ranks has saved it: of parts of single ranks ``{"rank-0": ...}``.
+    """Return the state of a part, for any number of ranks that saved it; for parts of single ranks ``{"rank-0": ...}``.
 
     Raises:
         CheckpointError: there is no such part, or it cannot be read.
@@ -122,19 +122,19 @@ def whole_state(info: CheckpointInfo, part: str) -> Any:
 
 
 def export_part(info: CheckpointInfo, out: Path, *, part: str = "model", to: Format = "pt", force: bool = False) -> int:
-    """Write the state of a part as a file of another library, whole or not at all; return its bytes.
+    """Write the state of a part as a file of another library, atomically; return its size in bytes.
 
     Args:
         info: the checkpoint.
         out: the file.
         part: which part.
-        to: "pt" for ``torch.load`` (any state), "safetensors" or "npz" (tensors; those deep in the state are named
+        to: "pt" for ``torch.load`` (any state), "safetensors" or "npz" (tensors; nested ones are named
             ``a.b``).
-        force: whether a file that is there is replaced.
+        force: whether to replace an existing file.
 
     Raises:
-        ConfigError: no such format, or the file is there.
-        CheckpointError: the part is not there, cannot be read, or holds what the format cannot.
+        ConfigError: there is no such format, or the file exists.
+        CheckpointError: the part is missing, cannot be read, or contains values that the format does not support.
         MissingExtraError: the library is not installed.
     """
     if to not in FORMATS:
@@ -167,7 +167,7 @@ def _pt(state: Any, out: Path) -> None:
 def _safetensors(state: Any, out: Path) -> None:
     library = _library("safetensors.numpy" if not _has_torch(state) else "safetensors.torch", "safetensors")
     tensors = _flat(state, "safetensors")
-    if _has_torch(state):  # the format knows no tensors that share memory
+    if _has_torch(state):  # the format does not support tensors that share memory
         tensors = {name: _as_torch(value).contiguous().clone() for name, value in tensors.items()}
     library.save_file(tensors, out)
 
@@ -186,7 +186,7 @@ def _npz(state: Any, out: Path) -> None:
 
 
 def _flat(tree: Any, to: str, place: str = "") -> dict[str, Any]:
-    """Tensors and arrays by name."""
+    """Return tensors and arrays by name."""
     if isinstance(tree, Mapping):
         inside = [_flat(value, to, f"{place}.{key}".lstrip(".")) for key, value in tree.items()]
         return {name: value for found in inside for name, value in found.items()}

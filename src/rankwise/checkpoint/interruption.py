@@ -1,4 +1,4 @@
-"""`Interruption`: signals and a time limit become one decision of all ranks, between two steps."""
+"""`Interruption`: turns signals and a time limit into one decision of all ranks, between two steps."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["Interruption"]
 
 MAX_SECONDS = "RANKWISE_MAX_SECONDS"
 _LOG = logging.getLogger("rankwise.checkpoint")
-_TIME_IS_UP = 1000  # stands where the number of a signal stands
-# a scheduler signals every process, and a launcher passes its own one on: what follows so soon is the same signal
+_TIME_IS_UP = 1000  # in place of a signal number
+# a scheduler signals every process, and a launcher forwards its own signal: a repetition this soon is the same signal
 _SAME_S = 1.0
-_MOST_CALLS = 256  # a step that becomes slow all of a sudden must not wait for thousands of others
+_MOST_CALLS = 256  # a step that suddenly becomes slow must not wait for thousands of others
 
 
 class Interruption:
-    """Lets all ranks stop after the same step when one of them is asked to. Every rank makes one.
+    """Lets all ranks stop after the same step if one of them is asked to. Every rank makes one.
 
-    SIGTERM, SIGINT and SIGUSR1 (a scheduler's warning) are noted, no more: the loop asks between two steps::
+    SIGTERM, SIGINT and SIGUSR1 (a scheduler's warning) are only recorded; the loop checks between two steps::
 
         with Interruption(world) as interruption:
             for batches in loader:
@@ -42,23 +42,23 @@ class Interruption:
                     checkpointer.save(step, parts)
                     interruption.leave()
 
-    The second signal of a kind, a second or more after the first, ends the process at once. What was set for the
-    signals before comes back at the end. Signals that are ignored stay ignored; at a prompt and in a notebook SIGINT
-    stays what it is. In another thread than the main one only the time limit counts, which is said.
+    A second signal of a kind, a second or more after the first, ends the process at once. Earlier signal
+    handlers are restored at the end. Ignored signals stay ignored; at a prompt and in a notebook SIGINT is not
+    changed. In a thread other than the main one only the time limit works, with a warning.
 
     Args:
         world: default ``World.current()``.
-        max_seconds: stop so many seconds from now; None = RANKWISE_MAX_SECONDS, else never.
+        max_seconds: stop after this many seconds from now; None = RANKWISE_MAX_SECONDS, else never.
         signals: False leaves signals alone.
-        within_s: about how many seconds may pass until all ranks have agreed.
+        within_s: approximate limit in seconds until all ranks have agreed.
 
     Attributes:
-        reason: why all ranks stop, "" while they do not.
-        heard: signals that came to this rank; empty while there are none.
-        num_agreements: how often the ranks have talked about it.
+        reason: why all ranks stop, "" as long as they do not.
+        heard: signals that this rank received; may be empty.
+        num_agreements: number of collectives so far.
 
     Raises:
-        ConfigError: `max_seconds` is no positive number.
+        ConfigError: `max_seconds` is not a positive number.
     """
 
     def __init__(
@@ -86,15 +86,15 @@ class Interruption:
     def should_stop(self, step: int | None = None, *, where: str = "train") -> bool:
         """Return whether all ranks stop now: the same answer on all of them. Every rank calls it equally often.
 
-        On several ranks some of the calls are a small all-reduce; how many lie between two of these follows from the
-        time that the slowest rank takes from call to call.
+        With several ranks, some of the calls are a small all-reduce; their distance depends on the time that the
+        slowest rank takes from call to call.
 
         Args:
-            step: optimizer steps done; ranks that come with different ones are refused.
-            where: what goes on between two calls. Another word than before: the pace is found anew.
+            step: optimizer steps done; ranks with different ones are refused.
+            where: the activity between two calls. After a change, the distance is determined again.
 
         Raises:
-            DesyncError: the ranks come with different steps.
+            DesyncError: ranks have different steps.
         """
         if self.reason:
             return True
@@ -104,14 +104,14 @@ class Interruption:
             self._decide(self._wish(), step)
             return bool(self.reason)
         if where != self._where:
-            self._where, self._calls, self._every, self._asked_s = where, 0, 1, -math.inf  # the pace is not known
+            self._where, self._calls, self._every, self._asked_s = where, 0, 1, -math.inf  # the pace is unknown
         self._calls += 1
         if self._calls % self._every == 0:
             self._agree(step)
         return bool(self.reason)
 
     def leave(self) -> NoReturn:
-        """End this process with the code that says "again, please".
+        """End this process with the exit code that asks for a restart.
 
         Raises:
             Interrupted: always.
@@ -119,7 +119,7 @@ class Interruption:
         raise Interrupted(f"stopped: {self.reason}")
 
     def close(self) -> None:
-        """Give the signals back. Calling it twice is fine."""
+        """Restore the signal handlers. Calling it twice is fine."""
         while self._previous:
             number, before = self._previous.popitem()
             signal.signal(number, signal.SIG_DFL if before is None else before)
@@ -144,20 +144,20 @@ class Interruption:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            return  # a forked child: its parent decides
-        # Runs between any two instructions of the main thread, which may hold any lock: so it takes none, and logs
-        # nothing. It notes, and `should_stop` asks.
+            return  # in a forked child the parent decides
+        # Runs between any two instructions of the main thread, which may hold any lock: so it takes none, and does not
+        # log. It only records the signal; `should_stop` reads it.
         kind = "warning" if number == getattr(signal, "SIGUSR1", None) else "end"
         first = self.heard.setdefault(kind, (number, time.monotonic()))[1]
-        # where another rank has failed nothing can be saved together: the launcher wants us to end
+        # after a failure of another rank nothing can be saved together: the launcher wants this process to end
         if time.monotonic() - first > _SAME_S or (number == signal.SIGTERM and vitals.has_failed()):
             signal.signal(number, signal.SIG_DFL)
             os.kill(self._process, number)
 
     def _wish(self) -> int:
-        """Return the number of the signal that came here, or that the time is up; 0 if all is well."""
+        """Return the number of a received signal, or that the time is up; 0 otherwise."""
         if self.heard:
-            # copied in one step: a signal that is noted between the steps of an iteration would be an error in it
+            # an atomic copy: a signal recorded during an iteration would raise an error in it
             return list(self.heard.values())[0][0]  # noqa: RUF015
         return _TIME_IS_UP if time.monotonic() - self._begun_s >= self._limit_s else 0
 
@@ -169,7 +169,7 @@ class Interruption:
             raise DesyncError(f"ranks ask whether to stop at different steps, {int(-least)} to {int(most)}")
         self.num_agreements += 1
         self._calls, self._asked_s = 0, time.monotonic()
-        # half of the time for the calls between, half for one that takes longer
+        # half of the time for calls in between, half for one that takes longer
         fitting = int(self._within_s / 2 / max(slowest_s, 1e-6))
         self._every = max(1, min(fitting, 2 * self._every, _MOST_CALLS))
         self._decide(int(wish), step)

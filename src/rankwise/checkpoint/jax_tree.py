@@ -1,4 +1,4 @@
-"""`JaxTree`: a tree of JAX as a part of a checkpoint."""
+"""`JaxTree`: a JAX pytree as a part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["JaxTree"]
 
 
 class JaxTree:
-    """A pytree of JAX, such as parameters and the state of an optimizer, equal on all ranks; needs no torch.
+    """A JAX pytree, for example parameters and the optimizer's state, equal on all ranks; does not need torch.
 
-    Restoring fills the same structure, and puts each array where the one there lies, with its dtype and sharding.
-    Arrays of which each process holds a part only are refused when they are saved.
+    Restoring fills the same structure, and puts each array on the device of the existing one, with its dtype and
+    sharding. Arrays of which each process has only a part are refused when saving.
 
     Args:
-        tree: any tree of arrays, keys, numbers and what JAX counts as leaves otherwise.
+        tree: any tree of arrays, keys, numbers and other JAX leaves.
 
     Attributes:
-        tree: set it to the newest one before saving; after restoring it is the one of the checkpoint.
+        tree: set it to the newest one before saving; restoring sets it to that of the checkpoint.
     """
 
     scope: Literal["replicated"] = "replicated"
@@ -32,7 +32,7 @@ class JaxTree:
         self.tree = tree
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the leaves, and where each lies in the tree."""
+        """Return the leaves, and their places in the tree."""
         import jax
 
         found = jax.tree_util.tree_flatten_with_path(self.tree)[0]
@@ -44,7 +44,7 @@ class JaxTree:
         """Fill the tree.
 
         Raises:
-            ConfigError: the state is that of a tree of another structure, or an array has another shape.
+            ConfigError: the state has another tree structure, or an array has another shape.
         """
         import jax
 
@@ -61,7 +61,7 @@ class JaxTree:
 
 
 def _like(old: Any, new: Any, place: str) -> Any:
-    """A saved leaf in the place of another."""
+    """Return a saved leaf in the form of an existing one."""
     import jax
 
     if not isinstance(old, jax.Array):

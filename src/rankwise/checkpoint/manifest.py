@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint consists of, and whether all of it is still there."""
+"""The manifest: the contents of a checkpoint, and the check that they are complete."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ __all__ = [
     "verify",
 ]
 
-# 1: all files are of torch. 2: parts without tensors are files of arrays. A checkpoint has the lowest that tells it, so
-# that whoever can read it does; any later format has its number and its checksum in the same places. 3: a part lies in
-# pieces in the files of all ranks.
+# 1: all files are from torch. 2: parts without tensors are array files. 3: a part is in pieces in the files of all
+# ranks. A checkpoint has the lowest possible format, so that older versions can read it if they support it. Any later
+# format has its number and its checksum in the same places.
 _FORMATS = (1, 2, 3)
 _ARRAYS = ".npz"
 _NAME = re.compile(r"(?:\.old-)?step-(\d{10,})")
 _BLOCK_BYTES = 1 << 20
 _NONFINITE = "__nonfinite__"
-# What a path inside a checkpoint meets when the checkpoint is damaged; every other error is the storage's, and passes.
+# Errors for a path inside a damaged checkpoint; every other error comes from the storage and may be temporary.
 _MISSING = (errno.ENOENT,)
 _FOREIGN = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENAMETOOLONG)
 
@@ -57,9 +57,9 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRecord:
-    """One part: how it survives a new world size, and its files by rank ("replicated" has one).
+    """One part: how to treat it at another world size, and its files by rank ("replicated" has one).
 
-    `in_pieces`: the files hold pieces of tensors, which together make a state that fits any number of ranks.
+    `in_pieces`: the files have pieces of tensors, which together form a state for any number of ranks.
     """
 
     scope: str
@@ -76,11 +76,11 @@ class CheckpointInfo:
         step: optimizer steps done when it was saved.
         attempt: attempt of the run that saved it.
         world_size: ranks that saved it.
-        time: when, in seconds since 1970.
-        versions: versions of rankwise that saved it, and of torch and JAX where they were in use.
+        time: time of the save, in seconds since 1970.
+        versions: versions of rankwise that saved it, and of torch and JAX if in use.
         parts: its parts by name.
-        meta: what the caller gave to `Checkpointer.save`.
-        metrics: numbers by which the best are kept, from the same.
+        meta: from the caller of `Checkpointer.save`.
+        metrics: numbers that define the best, likewise.
     """
 
     path: Path
@@ -95,7 +95,7 @@ class CheckpointInfo:
 
 
 def encode_manifest(info: CheckpointInfo) -> bytes:
-    """Return the manifest of a checkpoint; its own checksum stands in it, so that damage to it shows as well."""
+    """Return the manifest of a checkpoint; it includes its own checksum, so that damage to it is detected."""
     body = {
         "format": _format_of(info),
         "step": info.step,
@@ -118,10 +118,10 @@ def encode_manifest(info: CheckpointInfo) -> bytes:
 
 
 def read_manifest(folder: Path) -> CheckpointInfo:
-    """Return what the manifest in `folder` says.
+    """Return the checkpoint info from the manifest in `folder`.
 
     Raises:
-        CheckpointError: it is missing, damaged or of another format; the message gives the reason alone.
+        CheckpointError: it is missing, damaged or has another format; the message has only the reason.
         OSError: it cannot be read now.
     """
     body = _read_body(folder)
@@ -145,10 +145,10 @@ def read_manifest(folder: Path) -> CheckpointInfo:
 
 
 def refuse_later_format(folder: Path) -> None:
-    """Refuse what is whole, but was written in a way that came later; all else, damage too, is let through.
+    """Raise an error for a valid checkpoint in a later format; ignore everything else, including damage.
 
     Raises:
-        CheckpointError: it is of a later format; the message says of which, and what to do.
+        CheckpointError: it has a later format; the message says which, and what to do.
         OSError: it cannot be read now.
     """
     try:
@@ -170,8 +170,8 @@ def verify(folder: Path) -> CheckpointInfo:
     """Return the checkpoint in `folder` after reading all of it.
 
     Raises:
-        CheckpointError: it is not whole; the message gives the reason alone.
-        OSError: it cannot be read now, which says nothing about whether it is whole.
+        CheckpointError: it is incomplete or damaged; the message has only the reason.
+        OSError: it cannot be read now, which does not mean that it is damaged.
     """
     info = read_manifest(folder)
     for part in info.parts.values():
@@ -181,17 +181,17 @@ def verify(folder: Path) -> CheckpointInfo:
 
 
 def open_inside(folder: Path, name: str) -> BinaryIO:
-    """Open a regular file of a checkpoint; nothing outside its folder, and nothing that reading would wait for.
+    """Open a regular file of a checkpoint; nothing outside its folder, and nothing that could block.
 
-    No link is followed below `folder`, so neither `name` nor a link leads elsewhere; a FIFO or a device is not opened
-    for reading, however it is called.
+    No link below `folder` is followed, so neither `name` nor a link leads outside; a FIFO or a device is never opened
+    for reading, whatever its name.
 
     Args:
         folder: the checkpoint.
         name: path inside it, with ``/``.
 
     Raises:
-        CheckpointError: it is not there, is no regular file, or lies outside; the message gives the reason alone.
+        CheckpointError: it does not exist, is not a regular file, or is outside; the message has only the reason.
         OSError: it cannot be opened now.
     """
     if isinstance(folder, ObjectPath):
@@ -228,13 +228,13 @@ def _open_at(folder: int, name: str, flags: int) -> int:
 
 
 def folders(root: Path) -> Iterator[Path]:
-    """Yield the folders that may hold a published checkpoint, best first: latest attempt, then highest step.
+    """Yield the folders that may have a published checkpoint, best first: latest attempt, then highest step.
 
-    A later attempt that went back to an earlier step leaves the steps beyond it behind: they are not the newest.
-    A folder set aside for its replacement counts as long as the replacement is not there.
+    If a later attempt went back to an earlier step, the steps beyond it are not the newest. A folder that was set aside
+    for its replacement counts as long as the replacement is missing.
 
     Raises:
-        OSError: the folder, or what tells the order, cannot be read now.
+        OSError: the folder, or a file that determines the order, cannot be read now.
     """
     found = [(_attempt(folder), step_of(folder), folder) for folder in _candidates(root)]
     for _, _, folder in sorted(found, reverse=True):
@@ -242,7 +242,7 @@ def folders(root: Path) -> Iterator[Path]:
 
 
 def sound(root: Path) -> list[CheckpointInfo]:
-    """Return those of `folders` whose manifest is whole and can be read now: all that pruning may count and remove."""
+    """Return those of `folders` with a valid, readable manifest: only these may be counted and removed by pruning."""
     found = []
     for folder in _candidates(root):
         try:
@@ -284,7 +284,7 @@ def _read_body(folder: Path) -> dict[str, Any]:
 
 
 def _blocks(folder: Path, name: str) -> Iterator[bytes]:
-    """Yield a file of a checkpoint; errors as of `open_inside`."""
+    """Yield a file of a checkpoint; errors as in `open_inside`."""
     with open_inside(folder, name) as file:
         try:
             while block := file.read(_BLOCK_BYTES):
@@ -305,11 +305,11 @@ def _known() -> str:
 
 
 def _attempt(folder: Path) -> int:
-    # a damaged one sorts last among its peers only if nothing else is known about it: trust the number if it is there
+    # a damaged one sorts last among its peers only if nothing else is known: use the number if it exists
     try:
         return int(json.loads(b"".join(_blocks(folder, "manifest.json")))["attempt"])
     except (CheckpointError, ValueError, KeyError, TypeError):
-        return 1 << 62  # look at it first, so that its damage is said
+        return 1 << 62  # check it first, so that its damage is reported
 
 
 def _verify_file(folder: Path, record: FileRecord) -> None:
@@ -324,7 +324,7 @@ def _verify_file(folder: Path, record: FileRecord) -> None:
 
 
 def _strict(value: Any) -> Any:
-    """Return `value` for strict JSON: a NaN or an infinity, which a diverged run reports, becomes a marked dict."""
+    """Return `value` for strict JSON: NaN and infinity, which a diverged run has, become marked dicts."""
     if isinstance(value, float) and not math.isfinite(value):
         return {_NONFINITE: str(value)}
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""`ObjectPath`: a place in an object store, as this room asks a `Path`."""
+"""`ObjectPath`: a place in an object store, with the interface of a `Path` that this package needs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True, order=True)
 class ObjectPath:
-    """A place in an object store, with what this room asks of a `Path`.
+    """A place in an object store, with the methods of a `Path` that this package needs.
 
     Attributes:
-        url: its name.
-        key: the same inside the store.
-        store: of obstore.
+        url: its URL.
+        key: its key inside the store.
+        store: the obstore object.
     """
 
     url: str
@@ -31,7 +31,7 @@ class ObjectPath:
     store: Any = field(compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # between ranks, each of which has a connection of its own, and its keys
+        # each rank has its own connection and its own keys
         return ObjectPath, (self.url, self.key, None)
 
     def __truediv__(self, name: str) -> ObjectPath:
@@ -42,14 +42,14 @@ class ObjectPath:
 
     @property
     def name(self) -> str:
-        """The last part of the name."""
+        """The last component of the name."""
         return self.url.rpartition("/")[2]
 
     def names(self) -> dict[str, int]:
-        """Return the size of everything below by name.
+        """Return the sizes of all objects below, by name.
 
         Raises:
-            OSError: the store cannot be asked now.
+            OSError: the store cannot be reached now.
         """
         import obstore
 
@@ -64,14 +64,14 @@ class ObjectPath:
             }
 
     def folders(self) -> set[str]:
-        """Return the names of the folders below that hold a manifest; errors as of `names`."""
+        """Return the names of the folders below that have a manifest; errors as in `names`."""
         return {name.removesuffix(f"/{_MANIFEST}") for name in self.names() if name.endswith(f"/{_MANIFEST}")}
 
     def open(self, name: str) -> BinaryIO:
-        """Return a file below, fetched into a temporary one.
+        """Return a file below, fetched into a temporary file.
 
         Raises:
-            CheckpointError: it is not there; the message gives the reason alone.
+            CheckpointError: it does not exist; the message has only the reason.
             OSError: it cannot be fetched now.
         """
         import obstore
@@ -94,14 +94,14 @@ class ObjectPath:
         return cast("BinaryIO", file)
 
     def put(self, content: bytes) -> None:
-        """Write the object at once; errors as of `names`."""
+        """Write the object in one request; errors as in `names`."""
         import obstore
 
         with asking(self):
             obstore.put(self.store, self.key, content)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects below; errors as of `names`."""
+        """Remove objects below; errors as in `names`."""
         import obstore
 
         keys = [(self / name).key for name in names]
@@ -112,7 +112,7 @@ class ObjectPath:
 
 @contextmanager
 def asking(place: ObjectPath) -> Iterator[None]:
-    """Raise what the store answers as an error of the operating system, which says where."""
+    """Convert errors of the store to OSError, with the place."""
     from obstore.exceptions import BaseError, NotFoundError
 
     try:

@@ -1,4 +1,4 @@
-"""Parts of a checkpoint that are not `Stateful` by themselves: modules, optimizers, the random state."""
+"""Parts of a checkpoint for objects that are not `Stateful`: modules, optimizers, the random state."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rankwise.errors import ConfigError
 __all__ = ["RandomState", "Replicated", "TreePart", "as_part", "plain_name"]
 
 
-_COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module
+_COMPILED = "_orig_mod."  # the prefix that torch.compile adds to the names of a module
 
 
 class Replicated:
-    """A module, optimizer, scheduler or loader whose state is equal on all ranks: one copy is kept, the main rank's.
+    """A module, optimizer, scheduler or loader with equal state on all ranks: one copy is saved, the main rank's.
 
-    Give the bare module, not its DDP wrapper, whose names begin with ``module.``. The names of a compiled module, or of
-    one with compiled parts, are those of the plain one (without torch.compile's ``_orig_mod.``), and fit it.
+    Pass the bare module, not its DDP wrapper, whose names begin with ``module.``. Names of a compiled module, or of one
+    with compiled parts, are saved as those of the plain one (without torch.compile's ``_orig_mod.``), and fit it.
 
     Args:
-        obj: anything with `state_dict` and `load_state_dict`.
+        obj: any object with `state_dict` and `load_state_dict`.
     """
 
     scope: Literal["replicated"] = "replicated"
@@ -44,7 +44,7 @@ class Replicated:
         return named
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hand a state to the object."""
+        """Pass a state to the object."""
         if _is_module(self.obj):
             own = {plain_name(name): name for name in self.obj.state_dict()}
             plain = [(plain_name(name), value) for name, value in state.items()]
@@ -53,7 +53,7 @@ class Replicated:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without what torch.compile puts into it."""
+    """Return a parameter's name without the prefixes of torch.compile."""
     return name.replace(_COMPILED, "")
 
 
@@ -65,9 +65,9 @@ def _is_module(obj: Any) -> bool:
 class RandomState:
     """The random generators of this process: Python, NumPy's global one, torch's on the CPU and on this rank's GPU.
 
-    Those of torch only where it is in use; keys of JAX are values, and belong into the state of the program.
+    Those of torch only if it is in use; JAX keys are values, and belong to the state of the program.
 
-    Belongs to a rank: at another world size it is not restored, and the caller seeds anew (from seed, step and rank).
+    Belongs to a rank: at another world size it is not restored, and the caller reseeds (from seed, step and rank).
     """
 
     scope: Literal["rederived"] = "rederived"
@@ -81,16 +81,16 @@ class RandomState:
             "numpy": {"kind": kind, "keys": keys, "position": position, "has_gauss": has_gauss, "cached": cached},
         }
         torch = sys.modules.get("torch")
-        if torch is None:  # nobody has drawn from it
+        if torch is None:  # its generators were not used
             return state
         state["torch"] = torch.get_rng_state()
-        # asking would start CUDA in a process that does not use it
+        # asking would initialise CUDA in a process that does not use it
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             state["cuda"] = torch.cuda.get_rng_state()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put all generators back."""
+        """Restore all generators."""
         python, numpy = state["python"], state["numpy"]
         random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
         legacy = (numpy["kind"], numpy["keys"], numpy["position"], numpy["has_gauss"], numpy["cached"])
@@ -109,7 +109,7 @@ class RandomState:
 
 
 class TreePart:
-    """A plain tree as a part: saved as it is, equal on all ranks; a dict is filled in place on restore."""
+    """A plain tree as a part: saved unchanged, equal on all ranks; a dict is filled in place on restore."""
 
     scope: Literal["replicated"] = "replicated"
 
@@ -118,7 +118,7 @@ class TreePart:
         self._tree = tree
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tree, in a dict of its own."""
+        """Return the tree, inside a new dict."""
         return {"tree": self._tree}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -136,7 +136,7 @@ def as_part(name: str, value: Any) -> Stateful:
     """Return `value` as a part.
 
     Raises:
-        ConfigError: it has a state but does not say how that survives a new world size.
+        ConfigError: it has a state but does not say how to treat it at another world size.
     """
     if isinstance(value, Stateful):
         if value.scope not in ("replicated", "sharded", "reduced", "rederived"):

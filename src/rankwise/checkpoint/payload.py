@@ -1,4 +1,4 @@
-"""A part's state as a file: of torch where it holds tensors, else of arrays; reading it runs no code."""
+"""A part's state as a file: a torch file if it has tensors, else an array file; reading it runs no code."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["encode", "read_payload", "write_payload"]
 
 
 def write_payload(storage: Storage, made: Any, name: str, tree: Any) -> FileRecord:
-    """Write an encoded tree down to the disk: with tensors ``name.pt`` by torch, else ``name.npz``.
+    """Write an encoded tree durably: with tensors as ``name.pt`` by torch, else as ``name.npz``.
 
     Args:
-        storage: where.
-        made: the checkpoint that is being written there.
+        storage: the storage.
+        made: the checkpoint being written there.
         name: name inside it.
         tree: from `encode`.
 
     Raises:
-        OSError: the disk is full, a limit is met, ...
+        OSError: the disk is full, a limit is reached, ...
     """
     has_tensors = _has_tensors(tree)
     path = f"{name}.pt" if has_tensors else f"{name}.npz"
@@ -45,7 +45,7 @@ def write_payload(storage: Storage, made: Any, name: str, tree: Any) -> FileReco
             else:
                 write_arrays(cast("BinaryIO", sink), tree)
         except RuntimeError as error:
-            # torch's writer hides what the file has raised
+            # torch's writer hides the error of the file
             raise (sink.error or error) from error
         if sink.error is not None:
             raise sink.error
@@ -53,7 +53,7 @@ def write_payload(storage: Storage, made: Any, name: str, tree: Any) -> FileReco
 
 
 def read_payload(folder: Path, name: str, *, mapped: bool = False) -> Any:
-    """Return the tree of a file of a checkpoint, tensors on the CPU; `mapped` as of `read_tensors`.
+    """Return the tree of a checkpoint file, tensors on the CPU; `mapped` as in `read_tensors`.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -68,17 +68,17 @@ def read_payload(folder: Path, name: str, *, mapped: bool = False) -> Any:
 
 
 def encode(tree: Any, place: str, host: HostBuffers | None = None) -> Any:
-    """Return a tree of tensors, arrays, numbers, strings, bytes, lists, tuples and dicts alone; tensors on the CPU.
+    """Return a tree of only tensors, arrays, numbers, strings, bytes, lists, tuples and dicts; tensors on the CPU.
 
-    Arrays of JAX become NumPy's.
+    JAX arrays become NumPy arrays.
 
     Args:
-        tree: what a part's `state_dict` returned.
+        tree: from a part's `state_dict`.
         place: name of the part, for the message.
-        host: copies what could change; None: what is on the CPU is taken as it is.
+        host: copies data that may change; None: data on the CPU are used directly.
 
     Raises:
-        CheckpointError: it holds something else; the message says where.
+        CheckpointError: it has a value of another type; the message says where.
     """
     if tree is None or type(tree) in (bool, int, float, str):
         return tree
@@ -110,14 +110,14 @@ def _encode_leaf(leaf: Any, place: str, host: HostBuffers | None) -> Any:
 
 
 def _is_of(package: str, name: str, value: Any) -> bool:
-    """Whether a value is of a class of a package that is loaded: nobody has values of one that is not."""
+    """Whether a value has a class of a loaded package: values of a package that is not loaded cannot exist."""
     module = sys.modules.get(package)
     return module is not None and isinstance(value, getattr(module, name))
 
 
 def _has_tensors(tree: Any) -> bool:
     if isinstance(tree, Mapping):
-        # the versions of a module's state are torch's too
+        # the version metadata of a module's state need torch, too
         return hasattr(tree, "_metadata") or any(_has_tensors(value) for value in tree.values())
     if type(tree) in (list, tuple):
         return any(_has_tensors(item) for item in tree)
@@ -139,7 +139,7 @@ def _encode_tensor(tensor: Any, place: str, host: HostBuffers | None) -> Any:
     if host is not None:
         return host.take(plain, place) if strided else plain.cpu().clone()
     plain = plain.cpu()
-    # torch saves the whole storage behind a view
+    # torch saves the whole storage of a view
     is_part = strided and plain.untyped_storage().nbytes() > plain.numel() * plain.element_size()
     return plain.clone() if is_part else plain
 
@@ -179,7 +179,7 @@ def _encode_mapping(tree: Mapping[Any, Any], place: str, host: HostBuffers | Non
 
 
 class _HashingFile:
-    """A file for `torch.save` that counts and hashes what goes through, and keeps the error that torch hides."""
+    """A file for `torch.save` that counts and hashes the bytes, and stores the error that torch hides."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -189,7 +189,7 @@ class _HashingFile:
         self.flush: Callable[[], None] = file.flush
 
     def write(self, block: Any) -> int:
-        """Write all of `block`, or nothing more after the first error."""
+        """Write all of `block`, or nothing after the first error."""
         size = len(memoryview(block).cast("B"))
         if self.error is None:
             try:
@@ -199,5 +199,5 @@ class _HashingFile:
             else:
                 self.digest.update(block)
                 self.num_bytes += size
-        # torch's writer aborts the process when its buffer raises while it is being destroyed: pretend, tell later
+        # torch's writer aborts the process if its buffer raises during destruction: pretend success, raise later
         return size

@@ -1,4 +1,4 @@
-"""Tensors that several ranks hold together: the piece of a rank, and the whole or any box of it out of all files."""
+"""Tensors distributed over ranks: the piece of a rank, and the whole or any box of it from all files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Piece", "Pieces", "join_ranks", "only_pieces", "ordered_like", "whol
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one rank writes of a value: a box of a tensor, or all of a value that lies on this rank alone.
+    """One rank's part of a value: a box of a tensor, or all of a value that is on this rank alone.
 
     Attributes:
-        shape: of the whole tensor; () for what is no tensor.
-        start: where the box begins.
+        shape: of the whole tensor; () for a value that is not a tensor.
+        start: start of the box.
         data: its elements, or the value.
     """
 
@@ -33,10 +33,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A tensor in the files of a checkpoint, copied from there when it is asked for.
+    """A tensor in the files of a checkpoint, copied from there on demand.
 
     Attributes:
-        shape: of the whole.
+        shape: of the whole tensor.
         pieces: disjoint boxes.
     """
 
@@ -45,7 +45,7 @@ class Pieces:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Pieces:
-        """Return a whole tensor as its one piece."""
+        """Return a whole tensor as a single piece."""
         shape = tuple(tensor.shape)
         return cls(shape, (Piece(shape, (0,) * len(shape), tensor),))
 
@@ -81,12 +81,12 @@ class Pieces:
         return box
 
     def whole(self) -> torch.Tensor:
-        """Return all of it; errors as of `box`."""
+        """Return the whole tensor; errors as in `box`."""
         return self.box((0,) * len(self.shape), self.shape)
 
 
 def only_pieces(tree: Any) -> Any:
-    """Return what a rank other than the main one writes of a tree: the pieces; all else is equal on all ranks."""
+    """Return the part of a tree that ranks except the main one write: the pieces; the rest is equal on all ranks."""
     if not isinstance(tree, Mapping):
         return {}
     found = {key: value if isinstance(value, Piece) else only_pieces(value) for key, value in tree.items()}
@@ -94,7 +94,7 @@ def only_pieces(tree: Any) -> Any:
 
 
 def join_ranks(trees: Sequence[Any]) -> Any:
-    """Return the tree that the files of all ranks make together, with `Pieces` where they hold pieces of a tensor."""
+    """Return the tree that the files of all ranks form together, with `Pieces` for distributed tensors."""
     first = trees[0]
     if isinstance(first, Piece):
         if not hasattr(first.data, "shape"):
@@ -108,7 +108,7 @@ def join_ranks(trees: Sequence[Any]) -> Any:
 
 
 def whole_tree(tree: Any, whole: Callable[[Pieces], Any] = Pieces.whole) -> Any:
-    """Return a tree of `join_ranks` with whole tensors."""
+    """Return a tree from `join_ranks` with whole tensors."""
     if isinstance(tree, Pieces):
         return whole(tree)
     if not isinstance(tree, Mapping):
@@ -118,7 +118,7 @@ def whole_tree(tree: Any, whole: Callable[[Pieces], Any] = Pieces.whole) -> Any:
 
 
 def ordered_like(model: Any, items: list[tuple[Any, Any]]) -> Any:
-    """Return an OrderedDict with the versions that a module's state carries along."""
+    """Return an OrderedDict with the version metadata of a module's state."""
     result: Any = OrderedDict(items)
     versions = getattr(model, "_metadata", None)
     if isinstance(versions, Mapping):

@@ -1,4 +1,4 @@
-"""Restoring: into the same parts, at the same or another number of ranks, and saying what became of each."""
+"""Restores parts at the same or another number of ranks, and reports the result of each."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = ["RestoreReport", "decide", "load_part", "read_part"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:
-    """What was restored, equal on all ranks.
+    """The result of a restore, equal on all ranks.
 
     Attributes:
         path: the checkpoint.
         step: optimizer steps done.
         attempt: attempt that saved it.
         world_size: ranks that saved it.
-        meta: what was given to `Checkpointer.save`.
+        meta: from `Checkpointer.save`.
         restored: parts that were loaded.
         merged: those of them whose partial sums were added up for another world size.
-        rederived: parts of single ranks that were left alone because the world size differs: derive them anew.
-        missing: parts that the checkpoint does not hold, as the caller had allowed.
-        surplus: parts of the checkpoint that nobody asked for.
+        rederived: parts of single ranks that were not restored because the world size differs: derive them again.
+        missing: parts that the checkpoint lacks, as allowed by the caller.
+        surplus: parts of the checkpoint that were not requested.
     """
 
     path: Path
@@ -59,10 +59,10 @@ class RestoreReport:
 def decide(
     info: CheckpointInfo, parts: Mapping[str, Stateful], world: World, allow_missing: Sequence[str]
 ) -> RestoreReport:
-    """Return what a restore will do, before it touches anything.
+    """Return what a restore will do, before it changes anything.
 
     Raises:
-        CheckpointError: a part is missing, has another scope, or cannot live at this world size.
+        CheckpointError: a part is missing, has another scope, or does not support this world size.
     """
     missing = tuple(name for name in parts if name not in info.parts)
     refused = [name for name in missing if name not in allow_missing]
@@ -91,14 +91,14 @@ def decide(
 
 
 def read_part(info: CheckpointInfo, name: str, part: Stateful | None, world: World) -> Any:
-    """Return the state that this rank should load.
+    """Return the state that this rank must load.
 
     Raises:
         CheckpointError: a file cannot be read, or partial sums cannot be added up.
     """
     record = info.parts[name]
     if record.in_pieces:
-        # mapped: of files of all ranks each copies its own shards
+        # mapped: each rank copies only its own shards from the files of all ranks
         tree = join_ranks([read_payload(info.path, file.path, mapped=True) for file in record.files])
         return tree if getattr(part, "by_pieces", False) else whole_tree(tree)
     if record.scope == "replicated":
@@ -114,10 +114,10 @@ def read_part(info: CheckpointInfo, name: str, part: Stateful | None, world: Wor
 
 
 def load_part(part: Stateful, state: Any, name: str) -> None:
-    """Hand a state to a part.
+    """Pass a state to a part.
 
     Raises:
-        CheckpointError: the part does not take it; says which.
+        CheckpointError: the part rejects it; the message names the part.
     """
     try:
         part.load_state_dict(state)
@@ -128,7 +128,7 @@ def load_part(part: Stateful, state: Any, name: str) -> None:
 
 
 def _refuse_scope(info: CheckpointInfo, name: str, part: Stateful, record: PartRecord, *, resized: bool) -> None:
-    # what lies in pieces becomes whole, and what is whole is cut by a part that knows how
+    # pieces are joined; a part that supports sharding cuts a whole state
     whole = record.scope == "replicated" or record.in_pieces
     if whole and (part.scope == "replicated" or getattr(part, "by_pieces", False)):
         return
@@ -144,7 +144,7 @@ def _refuse_scope(info: CheckpointInfo, name: str, part: Stateful, record: PartR
 
 
 def _added(states: list[Any], place: str) -> Any:
-    """Add up partial sums, leaf by leaf."""
+    """Sum partial sums, leaf by leaf."""
     first = states[0]
     if isinstance(first, dict):
         if any(state.keys() != first.keys() for state in states):

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, the best, and every so many steps."""
+"""Which checkpoints to keep: the newest, the best, and those at multiples of a step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Keeping"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """What `Checkpointer` was told to keep; its arguments of the same names.
+    """Rules for keeping checkpoints; the arguments of `Checkpointer` with the same names.
 
     Attributes:
-        keep: how many of the newest.
-        keep_every: of which steps all multiples.
-        keep_best: how many of the best.
-        metric: name of the number that is best.
-        mode: whether a small or a large one is good.
+        keep: number of newest ones.
+        keep_every: multiples of this step are kept.
+        keep_best: number of best ones.
+        metric: name of the number that defines the best.
+        mode: whether a small or a large one is best.
     """
 
     keep: int | None
@@ -43,17 +43,17 @@ class Keeping:
             raise ConfigError(f"keep_best={self.keep_best} wants metric=, a name out of the metrics= of save")
 
     def by_quality(self, found: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
-        """Return those that have the metric, best first; of equal ones the newest. NaN is no number."""
+        """Return those with the metric, best first; equal ones newest first. NaN does not count."""
         sign = 1.0 if self.mode == "min" else -1.0
         values = [(sign * info.metrics.get(self.metric or "", math.nan), info) for info in found]
         return [info for value, info in sorted((v for v in values if not math.isnan(v[0])), key=lambda pair: pair[0])]
 
     def surplus(self, found: Sequence[CheckpointInfo], newest: CheckpointInfo) -> list[CheckpointInfo]:
-        """Return what need not stay.
+        """Return checkpoints that need not be kept.
 
         Args:
-            found: whole ones, newest first.
-            newest: the one that was just saved, which counts as newest, and stays.
+            found: complete ones, newest first.
+            newest: the one that was just saved, which counts as newest, and is kept.
         """
         if self.keep is None:
             return []

@@ -1,4 +1,4 @@
-"""Saving: every rank writes its files, at once or in the background, and the main rank publishes them."""
+"""Saving: every rank writes its files, directly or in the background, and the main rank publishes them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
-    """One rank's part of a save: what to write where.
+    """One rank's part of a save: what to write, and where.
 
     Attributes:
-        token: tells its files from those of other saves; the main rank's counts.
+        token: distinguishes its files from those of other saves; the main rank's is used.
         scopes: scope by part, equal on all ranks.
         in_pieces: parts of which each rank writes pieces.
         trees: encoded tree by part, for the parts that this rank writes.
@@ -63,14 +63,14 @@ def save_job(
     metrics: Mapping[str, float] | None,
     host: HostBuffers | None,
 ) -> SaveJob:
-    """Take the states of all parts of this rank, as they are now. Local: no collective, nothing is written.
+    """Collect the current states of all parts of this rank. Local: no collective, nothing is written.
 
-    The arguments are those of `Checkpointer.save`; `target` is where it will be found, and `host` copies the states, so
+    The arguments are those of `Checkpointer.save`; `target` is the published place, and `host` copies the states, so
     that they may change while they are written (None: they must not).
 
     Raises:
         ConfigError: a bad step, name, part, `meta` or metric.
-        CheckpointError: a state holds what a checkpoint cannot.
+        CheckpointError: a state has a value that checkpoints do not support.
     """
     for name in parts:
         if not isinstance(name, str) or _PART_NAME.fullmatch(name) is None:
@@ -107,10 +107,10 @@ def save_job(
 
 
 def checked_step(step: Any) -> int:
-    """Return a number of optimizer steps done.
+    """Return the number of optimizer steps done, after a check.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not such a number.
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ConfigError(f"a checkpoint wants the number of optimizer steps done, an int >= 0; got {step!r}")
@@ -123,19 +123,19 @@ def _loaded_versions() -> dict[str, str]:
 
 
 class Saving:
-    """One save, from its states to its publication: two halves, each done at once or by a thread.
+    """One save, from its states to its publication: two halves, each done directly or by a thread.
 
     First every rank writes its files, then the main one publishes them. `start` and `advance` are one collective each:
-    on cores that are busy with writing, ranks wait for each other longer than for the copy of their states.
+    while cores are busy writing, waiting for other ranks takes longer than copying the states.
 
     Args:
         what: what is saved where, for messages.
         world: this rank's world.
-        storage: where it will lie.
+        storage: the storage.
         fence: see `Checkpointer`.
-        prune: called on the main rank with its folder when it is published.
-        background: whose thread does both halves, None: they are done at once. It lasts from save to save: to start a
-            thread is to wait until it runs.
+        prune: called on the main rank with the folder after publication.
+        background: its thread does both halves; None: they are done directly. It is kept between saves, because
+            starting a thread means waiting until it runs.
     """
 
     def __init__(
@@ -161,15 +161,15 @@ class Saving:
         self._done: Future[Any] | None = None
 
     def start(self, make_job: Callable[[], SaveJob]) -> None:
-        """Take the states of every rank, agree on what is saved, and begin to write.
+        """Collect the states of every rank, agree on what is saved, and begin to write.
 
         Args:
-            make_job: returns what `save_job` does; local.
+            make_job: calls `save_job`; local.
         """
 
         def prepare() -> tuple[int, dict[str, str], str]:
             self._job = job = make_job()
-            if self._world.is_main:  # before the others hear of it: they write into what it has made
+            if self._world.is_main:  # before the others know of it: they write into what it has made
                 self._made = self._storage.make(job.head.step, job.head.attempt, job.token)
                 self._storage.prepare(self._made)
             return job.head.step, dict(job.scopes), job.token
@@ -185,20 +185,20 @@ class Saving:
 
     @property
     def target(self) -> Any:
-        """Where it will be found."""
+        """The place of the published checkpoint."""
         return self._job.head.path
 
     def is_idle(self) -> bool:
-        """Whether this rank's thread is done. Local."""
+        """Whether this rank's thread is idle. Local."""
         return self._done is not None and self._done.done()
 
     def advance(self, *, wait: bool) -> bool | None:
-        """Begin the next half where this one is done on all ranks; return whether it is published, None if it is not.
+        """Begin the next half if this one is done on all ranks; return whether it is published, None if it is not.
 
         If one rank has failed, all fail: of the first half nothing is published.
 
         Args:
-            wait: for the ranks that are not done.
+            wait: whether to wait for ranks that are not done.
         """
         try:
             ended = gather_together(
@@ -217,7 +217,7 @@ class Saving:
         return False
 
     def give_up(self) -> None:
-        """Remove what this rank has written. Local."""
+        """Remove the files that this rank has written. Local."""
         if self._done is not None:
             self._done.exception()
         if self._made is not None:
@@ -232,7 +232,7 @@ class Saving:
         return self._act() if self._done is None else self._done.result()
 
     def _write(self) -> dict[str, tuple[str, int, bytes]]:
-        """Return path, size and SHA-256 by part, short enough to travel in one message."""
+        """Return path, size and SHA-256 by part, compact enough for one message."""
         folder, written = f"rank-{self._world.rank}", {}
         for name, tree in self._job.trees.items():
             inside = name if self._job.scopes[name] == "replicated" else f"{folder}/{name}"
@@ -249,7 +249,7 @@ class Saving:
             for files in told
         ]
         self._refuse_invisible(gathered)
-        # in an object store the files lie below the save's own name
+        # in an object store the files are below the save's own name
         inside = self._made.name if self._made.name.endswith(self._job.token) else ""
         parts = {
             name: PartRecord(
@@ -265,11 +265,11 @@ class Saving:
         }
         head = replace(self._job.head, parts=parts)
         self._storage.publish(self._made, head.step, encode_manifest(head), self._fence)
-        self._made = None  # it is there, whatever happens from now on
+        self._made = None  # it exists, whatever happens from now on
         self._prune(self.target)
 
     def _refuse_invisible(self, gathered: list[dict[str, FileRecord]]) -> None:
-        """Look at every file from here: a rank may have written to a disk of its own machine."""
+        """Check that every file is visible here: a rank may have written to a local disk of its machine."""
         for rank, files in enumerate(gathered):
             for record in files.values():
                 if self._storage.size_of(self._made, record.path) != record.bytes:
@@ -280,10 +280,10 @@ class Saving:
 
 
 class Asking:
-    """Which calls of `poll` ask the other ranks: arithmetic over what all have seen, so the same calls on all of them.
+    """Decides which calls of `poll` ask the other ranks, from data that all ranks have, so that all decide alike.
 
-    The 1st, 2nd, 4th, ... call, so that a half is noticed late by no more than it has taken; from the second save on
-    the first few are left out that came too early the last time.
+    The 1st, 2nd, 4th, ... call, so that the end of a half is noticed after at most twice its duration; from the second
+    save on, the first few that came too early the last time are left out.
     """
 
     def __init__(self) -> None:
@@ -295,7 +295,7 @@ class Asking:
         self._calls, self._due = 0, max(1, self._took[is_publishing] * 3 // 4)
 
     def is_due(self) -> bool:
-        """Count a call, and return whether it asks."""
+        """Count a call, and return whether to ask."""
         self._calls += 1
         if self._calls < self._due:
             return False
@@ -303,12 +303,12 @@ class Asking:
         return True
 
     def end(self, *, is_publishing: bool) -> None:
-        """Note that the half was done at this call."""
+        """Record that the half was done at this call."""
         self._took[is_publishing] = max(1, self._calls)
 
 
 def _refuse_different(plans: list[Any]) -> None:
-    """Refuse ranks that save different things: the manifest would promise what is not there."""
+    """Refuse ranks that save different things: the manifest would name missing parts."""
     different = tuple(rank for rank, plan in enumerate(plans) if plan[:2] != plans[0][:2])
     if different:
         told = "; ".join(f"rank {rank}: step {plans[rank][0]}, {plans[rank][1]}" for rank in (0, *different))

@@ -1,4 +1,4 @@
-"""Memory on the host that the states of one save after the other are copied into."""
+"""Host memory into which the states of successive saves are copied."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["HostBuffers"]
 
 
 class HostBuffers:
-    """Copies of tensors that a thread may write while the training goes on; the same memory is used from save to save.
+    """Copies of tensors that a thread may write while the training continues; the memory is reused from save to save.
 
-    Fresh memory costs more than the copy into it: the system hands it out page by page. That of tensors on a GPU is
-    pinned, so that all copies run at once.
+    Fresh memory costs more than the copy into it, because the system provides it page by page. Memory for GPU tensors
+    is pinned, so that all copies run concurrently.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class HostBuffers:
         self._device: torch.device | None = None
 
     def take(self, tensor: torch.Tensor, place: str) -> torch.Tensor:
-        """Return a copy on the host, begun; a tensor that is shared between places stays shared.
+        """Begin to copy a tensor to the host and return the copy; tensors shared between places stay shared.
 
         Args:
             tensor: on any device, strided.
@@ -46,7 +46,7 @@ class HostBuffers:
         return buffer
 
     def settle(self) -> None:
-        """Wait for the copies; memory of places that were not asked for is given back."""
+        """Wait for the copies; free the memory of places that were not used."""
         if self._device is not None:
             import torch
 

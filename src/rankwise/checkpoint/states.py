@@ -1,4 +1,4 @@
-"""Model and optimizer by parameter name: one form for every strategy, so that each loads what any other has saved."""
+"""Model and optimizer states by parameter name: one form for every strategy, so that each loads any other's."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["ModelState", "OptimizerState"]
 class ModelState:
     """A module as a part: plain, in DistributedDataParallel, compiled, or sharded by `fully_shard`.
 
-    Each rank writes its shards of a sharded one. What was saved under one strategy and number of ranks is restored
-    under any other.
+    Each rank writes its shards of a sharded module. A state saved under one strategy and number of ranks can be
+    restored under any other.
 
     Args:
         model: the module or its DistributedDataParallel.
@@ -35,17 +35,17 @@ class ModelState:
 
     @property
     def scope(self) -> Literal["replicated", "sharded"]:
-        """Whether the ranks hold shards."""
+        """Whether the ranks have shards ("sharded") or equal copies ("replicated")."""
         return "sharded" if any(map(_is_sharded, self._part.obj.parameters())) else "replicated"
 
     def state_dict(self) -> Any:
-        """Return the state by name; of a sharded tensor the piece of this rank, if it has one to write."""
+        """Return the state by name; for a sharded tensor the piece of this rank, if it has one to write."""
         state = self._part.state_dict()
         pieces = ((name, _piece(value) if _is_sharded(value) else value) for name, value in state.items())
         return ordered_like(state, [(name, value) for name, value in pieces if value is not None])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load whole tensors, or what `state_dict` gave to the files of all ranks.
+        """Load whole tensors, or the joined results of `state_dict` from all ranks.
 
         Raises:
             ConfigError: a tensor has another shape.
@@ -56,14 +56,14 @@ class ModelState:
 
 
 class OptimizerState:
-    """An optimizer as a part, its state by the names of the parameters: plain, over shards, or ZeroRedundancyOptimizer.
+    """An optimizer as a part, with its state by parameter name: plain, over shards, or ZeroRedundancyOptimizer.
 
-    It fits another order of the parameters, another strategy and another number of ranks. What was saved as
+    It fits another order of the parameters, another strategy and another number of ranks. A state saved as
     ``Replicated(optimizer)`` is restored by the order of the parameters.
 
     Args:
         optimizer: the optimizer.
-        model: the module that it steps, or its DistributedDataParallel. Parameters of others are named by number.
+        model: the module that it trains, or its DistributedDataParallel. Parameters of others are named by number.
     """
 
     by_pieces = True
@@ -71,13 +71,13 @@ class OptimizerState:
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         self._optimizer = optimizer
         self._model = bare(model)
-        # of ZeroRedundancyOptimizer: the optimizer of this rank's share of the parameters
+        # for ZeroRedundancyOptimizer: the optimizer of this rank's share of the parameters
         self._is_split = hasattr(optimizer, "consolidate_state_dict")
         self._inner: Any = getattr(optimizer, "optim", optimizer) if self._is_split else optimizer
 
     @property
     def scope(self) -> Literal["replicated", "sharded"]:
-        """Whether the ranks hold shards."""
+        """Whether the ranks have shards ("sharded") or equal copies ("replicated")."""
         sharded = self._is_split or any(_is_sharded(param) for param in _params(self._optimizer))
         return "sharded" if sharded else "replicated"
 
@@ -99,7 +99,7 @@ class OptimizerState:
         """Load the state of any strategy.
 
         Raises:
-            ConfigError: the groups hold other parameters, or a tensor has another shape.
+            ConfigError: the groups have other parameters, or a tensor has another shape.
         """
         names = self._names()
         groups, saved = self._optimizer.param_groups, _by_name(state, [names[id(p)] for p in _params(self._optimizer)])
@@ -119,7 +119,7 @@ class OptimizerState:
         self._optimizer.load_state_dict({"state": filled, "param_groups": out})
 
     def _pieces(self, values: Any) -> Any:
-        """The state of one parameter as this rank writes it."""
+        """Return the state of one parameter in the form that this rank writes."""
         if not isinstance(values, Mapping):
             return values
         pieces: dict[str, Any] = {}
@@ -134,7 +134,7 @@ class OptimizerState:
         return {key: value for key, value in pieces.items() if value is not None}
 
     def _names(self) -> dict[int, str]:
-        """Names by identity; the first of a shared parameter. Of the state, which is the sharded one at any moment."""
+        """Return names by id; the first of a shared parameter. Of the current parameters, which may be sharded."""
         names = {id(p): f"#{number}" for number, p in enumerate(_params(self._optimizer))}
         found = [*self._model.state_dict(keep_vars=True).items(), *self._model.named_parameters()]
         return {**names, **{id(param): plain_name(name) for name, param in reversed(found)}}
@@ -162,13 +162,13 @@ def _is_sharded(value: Any) -> bool:
 
 
 def _box(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where this rank's shard of a DTensor lies: start and size."""
+    """Return start and size of this rank's shard of a DTensor."""
     [chunk] = tensor.__create_chunk_list__()
     return tuple(chunk.offsets), tuple(chunk.sizes)
 
 
 def _piece(tensor: Any) -> Piece | None:
-    """What this rank writes of a DTensor; None where its shard is empty, or a replica that another rank writes."""
+    """Return what this rank writes of a DTensor; None for an empty shard, or a replica that another rank writes."""
     coordinate = tensor.device_mesh.get_coordinate()
     is_copy = coordinate is None or any(
         place.is_replicate() and at for place, at in zip(tensor.placements, coordinate, strict=True)
@@ -178,7 +178,7 @@ def _piece(tensor: Any) -> Piece | None:
 
 
 def _fitted(value: Any, like: Any, name: str) -> Any:
-    """A saved value for the place of `like`: this rank's shard of it where that is sharded, else all of it."""
+    """Return a saved value in the form of `like`: this rank's shard of it if that is sharded, else all of it."""
     if not _is_sharded(like) or not hasattr(value, "shape"):
         return value.whole() if isinstance(value, Pieces) else value
     from torch.distributed.tensor import DTensor
@@ -193,7 +193,7 @@ def _fitted(value: Any, like: Any, name: str) -> Any:
 
 
 def _fitted_state(values: Any, param: Any, name: str) -> Any:
-    """A parameter's saved state: what has its shape is sharded as it is, all else is whole on each rank."""
+    """Return a parameter's saved state: values of its shape are sharded like it, others are whole on each rank."""
     if not isinstance(values, Mapping):
         return values
     shape = tuple(param.shape)
@@ -208,7 +208,7 @@ def _fitted_state(values: Any, param: Any, name: str) -> Any:
 
 
 def _by_name(state: Mapping[str, Any], names: list[str]) -> Mapping[str, Any]:
-    """Name what a plain optimizer's state has by number, in the order of the parameters here."""
+    """Convert a plain optimizer's state from numbers to names, in the order of the parameters here."""
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     if any(isinstance(number, str) for number in numbers):
         return state

@@ -14,7 +14,7 @@ from rankwise.errors import CheckpointError
 
 __all__ = ["MARK", "read_tensors", "write_tensors"]
 
-# Marks a leaf that is not torch's own: {MARK: kind, ...}.
+# Marks a leaf of a type that torch does not save: {MARK: kind, ...}.
 MARK = "__rankwise__"
 
 
@@ -26,28 +26,28 @@ def write_tensors(file: BinaryIO, tree: Any) -> None:
 
 
 def read_tensors(file: BinaryIO, *, mapped: bool = False) -> Any:
-    """Return the tree of a file, tensors on the CPU; runs no code of it.
+    """Return the tree of a file, tensors on the CPU; runs no code from it.
 
     Args:
         file: a regular file.
-        mapped: where the system can, map the tensors instead of reading them: for those who copy what they need.
+        mapped: map the tensors instead of reading them, if the system can; for callers that copy what they need.
 
     Raises:
         CheckpointError: torch is not installed.
-        Exception: the file is damaged, or something else.
+        Exception: the file is damaged, or another kind of file.
     """
     try:
         import torch
     except ImportError as error:
         raise CheckpointError("it holds tensors, which need torch: pip install 'rankwise[train]'") from error
-    again = f"/proc/self/fd/{file.fileno()}"  # torch maps files by name only; this one is that which is open
+    again = f"/proc/self/fd/{file.fileno()}"  # torch maps files by name only; this name is the open file
     if mapped and os.path.exists(again):  # noqa: PTH110
         return _unmarked(torch.load(again, map_location="cpu", weights_only=True, mmap=True))
     return _unmarked(torch.load(file, map_location="cpu", weights_only=True))
 
 
 def _marked(tree: Any) -> Any:
-    """NumPy arrays and scalars, bytes and pieces as dicts of tensors, which `_unmarked` turns back."""
+    """Convert NumPy arrays and scalars, bytes and pieces to dicts of tensors, which `_unmarked` converts back."""
     if isinstance(tree, OrderedDict):
         return ordered_like(tree, [(key, _marked(value)) for key, value in tree.items()])
     if isinstance(tree, dict):

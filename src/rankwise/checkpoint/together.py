@@ -1,4 +1,4 @@
-"""Steps that all ranks take or none: an error of one becomes everybody's."""
+"""Operations that succeed on all ranks or on none: an error of one rank is raised on all."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def take_together(world: World, what: str, act: Callable[[], T]) -> T:
     """Call `act` on every rank; if it fails anywhere, raise everywhere. Every rank must call it.
 
     Raises:
-        RankwiseError: this rank's own failure; an error of another kind comes as CheckpointError.
-        CheckpointError: another rank failed; it is named.
+        RankwiseError: this rank's own failure; other errors become CheckpointError.
+        CheckpointError: another rank failed; the message names it.
     """
     value, error = _tried(world, what, act)
     try:
@@ -33,12 +33,12 @@ def take_together(world: World, what: str, act: Callable[[], T]) -> T:
 
 
 def gather_together(world: World, what: str, act: Callable[[], T]) -> list[T]:
-    """Call `act` on every rank and return what it returned, by rank; if it fails anywhere, raise everywhere.
+    """Call `act` on every rank and return all results, by rank; if it fails anywhere, raise everywhere.
 
-    One collective, where `take_together` and a gather would be two. Every rank must call it.
+    One collective instead of two for `take_together` and a gather. Every rank must call it.
 
     Raises:
-        RankwiseError, CheckpointError: as of `take_together`.
+        RankwiseError, CheckpointError: see `take_together`.
     """
     value, error = _tried(world, what, act)
     answers = world.all_gather_object((value, None if error is None else f"{type(error).__name__}: {error}"))
@@ -51,7 +51,7 @@ def gather_together(world: World, what: str, act: Callable[[], T]) -> list[T]:
 
 
 def _tried(world: World, what: str, act: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Return what `act` returns, or the error to raise."""
+    """Return the result of `act`, or the error to raise."""
     error: Exception
     try:
         return act(), None

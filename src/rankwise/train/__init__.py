@@ -1,4 +1,4 @@
-"""The step and the loop; nothing else owns the optimizer."""
+"""The step and the loop; only this package steps the optimizer."""
 
 from rankwise.train.balance import Balance
 from rankwise.train.ema import EMA

@@ -1,4 +1,4 @@
-"""Ranks that would train different things are told so on every rank, before the first step and instead of a hang."""
+"""Checks that all ranks train the same: differences raise errors on every rank before the first step, not a hang."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["agree", "data_facts", "digest", "step_facts"]
 
-_compared: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders whose content the ranks know of each other
+_compared: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders whose content was already compared between ranks
 _MEND = (
     "Every rank makes its loaders from the same data, with the same order, seeds and settings, after the world: "
     "rankwise.bind(seed=), Order(seed=, batch_size=), micro_batch="
@@ -32,10 +32,10 @@ _MEND = (
 
 
 def agree(world: World, facts: Mapping[str, Any]) -> None:
-    """Compare what must be equal; what a rank does not know (None) is compared among the others. Every rank calls it.
+    """Compare facts that must be equal; an unknown fact (None) is compared among the other ranks. Every rank calls it.
 
     Raises:
-        DesyncError: something differs; names it with the value of each rank, on every rank.
+        DesyncError: a fact differs; the message has the value of each rank, on every rank.
     """
     if world.world_size == 1:
         return
@@ -55,7 +55,7 @@ def agree(world: World, facts: Mapping[str, Any]) -> None:
 
 
 def step_facts(batches: Sequence[Batch], world: World) -> dict[str, Any]:
-    """Return what a step's batches tell: what must be equal on all ranks, and that each was made for its rank."""
+    """Return facts about a step's batches: which must be equal on all ranks, and that each was made for its rank."""
     share, resume = batches[0].share, batches[0].resume
     mine = (share.rank, share.world_size) == (world.rank, world.world_size)
     return {
@@ -68,20 +68,20 @@ def step_facts(batches: Sequence[Batch], world: World) -> dict[str, Any]:
         "ids of the step": hashlib.sha256(np.sort(share.step.ids).tobytes()).hexdigest()[:12],
         "seed of the world": world.seed,
         "content of sample 0": _content_behind(batches[0]) if world.world_size > 1 else None,
-        # equal where every loader was made for its rank; a wrong one differs from all others
+        # equal if every loader was made for its rank; a wrong one differs from all others
         "loader": "its own" if mine else f"one of rank {share.rank} of {share.world_size} is used by rank {world.rank}",
     }
 
 
 def data_facts(name: str, loader: BaseLoader) -> dict[str, Any]:
-    """Return what a loader tells before it is iterated. Reads sample 0, twice, where it knows how.
+    """Return facts about a loader before it is iterated. Reads sample 0 twice, if possible.
 
     Args:
         name: of the loader, for the message.
-        loader: what it does not know is not told.
+        loader: the loader; unknown facts are left out.
     """
     state, left = loader.state_dict(), len(loader)
-    with contextlib.suppress(TypeError):  # of a class without weak references
+    with contextlib.suppress(TypeError):  # for a class without weak references
         _compared.add(loader)
     return {
         f"{name}: recipe of the order": state.get("recipe"),
@@ -96,7 +96,7 @@ def data_facts(name: str, loader: BaseLoader) -> dict[str, Any]:
 
 
 def _content_behind(batch: Any) -> str | None:
-    """Return a hash of sample 0 of the dataset behind a batch, where the recipe has no content and nobody compared."""
+    """Return a hash of sample 0 of a batch's dataset, if the recipe has no content hash and none was compared yet."""
     loader = batch.loader() if isinstance(batch, DatasetBatch) and batch.loader is not None else None
     if loader is None or loader in _compared:
         return None
@@ -105,7 +105,7 @@ def _content_behind(batch: Any) -> str | None:
 
 
 def _content(loader: BaseLoader) -> str | None:
-    """Return a hash of sample 0; None where it cannot be read here, or differs from one reading to the next."""
+    """Return a hash of sample 0; None if it cannot be read here, or differs between two reads."""
     try:
         with kept_random_state():
             first, second = (_sample(loader) for _ in range(2))
@@ -124,7 +124,7 @@ def _sample(loader: BaseLoader) -> str | None:
     if samples is None:
         return None
     if not isinstance(samples, BaseSource):
-        # a copy: files that a dataset opens when it is first read must not travel to its workers
+        # a copy: files that a dataset opens on first read must not be sent to its workers
         return digest(_copied(samples)[0])
     state, zero = loader.state_dict(), np.zeros(1, dtype=np.int64)
     resume = OrderState.from_json({name: value for name, value in state.items() if name != "speeds"})
@@ -136,7 +136,7 @@ def _sample(loader: BaseLoader) -> str | None:
 
 
 def _copied(dataset: Any) -> Any:
-    """Return a shallow copy, of the datasets inside it too: their data are shared, their attributes are not."""
+    """Return a shallow copy of a dataset and of datasets inside it: their data are shared, their attributes are not."""
     from torch.utils.data import Dataset
 
     made = copy.copy(dataset)
@@ -149,10 +149,10 @@ def _copied(dataset: Any) -> Any:
 
 
 def digest(value: Any) -> str:
-    """Return a hash of arrays, tensors, numbers and text, nested at will: the same in every process.
+    """Return a hash of arbitrarily nested arrays, tensors, numbers and text: the same in every process.
 
     Raises:
-        TypeError: something else, whose text may hold an address.
+        TypeError: another type, whose text may contain an address.
     """
     if isinstance(value, Mapping):
         text = repr([(repr(key), digest(item)) for key, item in value.items()]).encode()

@@ -1,4 +1,4 @@
-"""Shares in proportion to speed: how fast each rank computes, told apart from its waiting, and agreed on by all."""
+"""Shares in proportion to speed: measures how fast each rank computes, without waiting times, and agrees on a cut."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["Balance", "check_balance", "wished_balance"]
 
 _LOG = logging.getLogger("rankwise.train")
 _NUM_FIRST = 2  # steps of a pass that are not measured: caches and allocators warm up
-_EVERY = 8  # after the warm-up one step in so many is measured
+_EVERY = 8  # after the warm-up, every n-th step is measured
 _NUM_KEPT = 32
-_MOVED = 0.05  # a cut that gives no rank so much more or less is not worth the change
+_MOVED = 0.05  # smallest change of a rank's share that is worth a new cut
 
 
 class Balance:
     """Cuts each step's shares in proportion to the speed of the ranks, so that unequal devices finish together.
 
-    Samples, their order, the global batch and the exact mean stay; only who takes how many of them changes. Every rank
-    makes one, and iterates it in the place of the loader::
+    Samples, their order, the global batch and the exact mean do not change; only the number of samples per rank does.
+    Every rank makes one, and iterates over it in place of the loader::
 
         balance = Balance(model, world)
         for epoch in range(num_epochs):
@@ -44,19 +44,19 @@ class Balance:
                 report = step(batches)
                 loader.mark_done(report.resume)
 
-    A rank's speed is its samples per second from where a step is given out to the last gradient of its backward. Data
-    and the other ranks are waited for before and after that. Speeds are agreed on after `warmup` steps, while the
-    shares are equal still, and at the end of each epoch, with one small collective; the loader saves them.
+    A rank's speed is its samples per second from the start of a step to the last gradient of its backward pass. Waits
+    for data and for other ranks happen before and after that. Ranks agree on speeds after `warmup` steps with equal
+    shares, and at the end of each epoch, with one small collective; the loader saves them.
 
     Args:
         model: what `prepare` returned.
         world: this rank's world; `World.current()` if None.
-        speeds: "speed" measures; numbers, one for each rank, are taken as they are, and nothing is measured.
-        warmup: steps of equal shares that are measured before the first cut by speed.
+        speeds: "speed" measures; numbers, one for each rank, are used as given, and nothing is measured.
+        warmup: measured steps with equal shares before the first cut by speed.
 
     Raises:
         ConfigError: the model makes ranks wait for each other inside a pass (fsdp, statistics over all ranks), so that
-            no speed can be told, or an argument is out of range.
+            speeds cannot be measured, or an argument is out of range.
     """
 
     def __init__(
@@ -82,16 +82,16 @@ class Balance:
         self._said_lone = False
 
     def steps(self, loader: Any) -> Iterator[tuple[Any, ...]]:
-        """Yield the loader's steps to the end of its epoch. Collective: every rank iterates it to the same step.
+        """Yield the loader's steps to the end of its epoch. Collective: every rank iterates to the same step.
 
-        A step is marked done before the next one is asked for.
+        Mark a step done before asking for the next one.
 
         Args:
-            loader: one over an `Order`: `SampleLoader`, `DatasetLoader`, `OrderedLoader`.
+            loader: one with an `Order`: `SampleLoader`, `DatasetLoader`, `OrderedLoader`.
 
         Raises:
             ConfigError: the loader cannot cut unequal shares.
-            DesyncError: that of another rank cannot.
+            DesyncError: the loader of another rank cannot.
         """
         loader = as_loader(loader)
         self.check(loader)
@@ -107,7 +107,7 @@ class Balance:
             self._watch.detach()
 
     def check(self, loader: Any) -> None:
-        """Refuse what `steps` cannot cut. Collective: on every rank where one rank's data are so.
+        """Refuse loaders that `steps` cannot cut. Collective: raises on every rank if any rank has one.
 
         Raises:
             ConfigError: this rank's loader cannot cut unequal shares.
@@ -125,9 +125,9 @@ class Balance:
                     self._watch.start()
                 yield batches
                 self._note(sum(len(batch.ids) for batch in batches))
-                # the speeds of a run that goes on are in its checkpoint
+                # a resumed run has its speeds in the checkpoint
                 if number == self._warmup and loader.speeds is None and self._agree(loader):
-                    cut_anew = True  # the steps that were read ahead are of the old cut
+                    cut_anew = True  # prefetched steps have the old cut
                     break
         self._agree(loader)
 
@@ -137,7 +137,7 @@ class Balance:
             self._seen.append((taken, num_samples))
 
     def _agree(self, loader: BaseLoader) -> bool:
-        """Agree on the speeds, and cut by them if that moves the shares. Every rank calls it."""
+        """Agree on the speeds, and cut by them if that changes the shares. Every rank calls it."""
         mine = [taken() / num_samples for taken, num_samples in self._seen]
         told = self._world.all_gather_object(statistics.median(mine) if mine else None)
         known = [seconds for seconds in told if seconds]
@@ -157,10 +157,10 @@ class Balance:
         return True
 
     def _leaves_one(self, loader: BaseLoader, speeds: tuple[int, ...]) -> bool:
-        """Whether batch statistics forbid a cut: the same on every rank. Said once, on the main rank."""
+        """Whether batch statistics forbid a cut: the same on every rank. Logged once, on the main rank."""
         from torch import nn
 
-        # those over pixels have statistics of a single sample
+        # layers over pixels have statistics of a single sample
         if not any(isinstance(module, nn.BatchNorm1d) and module.training for module in self._model.modules()):
             return False
         lone = lone_sample(loader, self._world, None, speeds)
@@ -171,7 +171,7 @@ class Balance:
 
 
 class _Stopwatch:
-    """Takes the time from the begin of a step to the last gradient, on the CPU's clock or the device's."""
+    """Measures the time from the start of a step to the last gradient, on the CPU's clock or the device's."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model, self._on_gpu = model, device.type == "cuda"
@@ -180,25 +180,25 @@ class _Stopwatch:
         self._end: Any = None
 
     def attach(self) -> None:
-        """Put hooks where gradients arrive; they stay from step to step, as a compiled model would be compiled anew."""
+        """Register gradient hooks; they stay between steps, since changing them would recompile a compiled model."""
         self._handles = watch_gradients(self._model, lambda _: self._mark())
         replicas: Any = replicas_of(self._model)
         if replicas is not None and replicas.will_sync_module_buffers():
-            # DistributedDataParallel sends rank 0's buffers before the forward: who is early waits there
+            # DistributedDataParallel sends rank 0's buffers before the forward: fast ranks wait there
             self._handles.append(unwrapped(self._model).register_forward_pre_hook(lambda *_: self._begin_again()))
 
     def detach(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         self._begin = self._end = None
         for handle in self._handles:
             handle.remove()
 
     def start(self) -> None:
-        """Begin here."""
+        """Start the measurement."""
         self._begin, self._end = self._now(), None
 
     def stop(self) -> Any:
-        """Return a function that returns the seconds to the last gradient, None if there was none."""
+        """Return a function that returns the seconds until the last gradient, None if there was none."""
         begin, end = self._begin, self._end
         self._begin = self._end = None
         if end is None:
@@ -213,7 +213,7 @@ class _Stopwatch:
         if self._begin is None:
             return
         if self._on_gpu and self._end is not None:
-            self._end.record()  # an event holds the last time that it was recorded
+            self._end.record()  # an event keeps the time of its last record
         else:
             self._end = self._now()
 
@@ -233,10 +233,10 @@ def _between(begin: Any, end: Any) -> float:
 
 
 def wished_balance(wish: Any, model: nn.Module, loader: Any, world: World) -> Balance | None:
-    """Return what a trainer's ``balance=`` asks for, None if nothing. Collective where something is asked for.
+    """Return the balance for a trainer's ``balance=``, None without one. Collective if one is requested.
 
     Raises:
-        ConfigError: the model or the loader does not go with it.
+        ConfigError: the model or the loader does not support it.
         DesyncError: that of another rank does not.
     """
     if wish is None:
@@ -247,7 +247,7 @@ def wished_balance(wish: Any, model: nn.Module, loader: Any, world: World) -> Ba
 
 
 def check_balance(wish: Any) -> None:
-    """Refuse what is no wish.
+    """Refuse an invalid value of ``balance=``.
 
     Raises:
         ConfigError: it is neither "speed" nor numbers.
@@ -273,7 +273,7 @@ def _refuse_waiting(model: nn.Module) -> None:
 
 
 def _uncut(loader: BaseLoader) -> ConfigError | None:
-    """Return why the shares of a loader cannot be cut anew, None if they can."""
+    """Return the reason why the shares of a loader cannot be recut, None if they can."""
     if not loader.takes_speeds:
         return ConfigError(
             "balance= wants a loader over an Order, whose steps it may cut anew (SampleLoader, DatasetLoader, rows "

@@ -1,7 +1,7 @@
-"""Batch statistics over the samples of all ranks: N ranks normalise as one does with the whole micro-batch.
+"""Batch statistics over the samples of all ranks: N ranks normalise like one rank with the whole micro-batch.
 
-On GPUs torch's own layer does it; on CPUs, where that refuses to work, a layer of the same meaning. Both let a rank
-take part without being counted, for the stand-in of a rank that has no sample.
+On GPUs this uses torch's own layer; on CPUs, which it does not support, an equivalent layer. In both a rank can take
+part without being counted, for the stand-in of a rank without samples.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _Norm: Any = nn.modules.batchnorm._BatchNorm  # noqa: SLF001  (the only common b
 
 
 def join_batch_norms(model: nn.Module, world: World, *, wish: bool | Literal["auto"]) -> nn.Module:
-    """Return the model with its batch norms replaced by such as count the samples of all ranks.
+    """Replace the model's batch norms by layers with statistics over all ranks, and return the model.
 
-    Parameters, buffers and their names stay. On one rank nothing is replaced.
+    Parameters, buffers and their names do not change. On one rank nothing is replaced.
 
     Args:
         model: changed in place, unless it is such a layer itself.
         world: this rank's world.
-        wish: True wants such layers to be there; "auto" says what it has found; False replaces nothing.
+        wish: True requires such layers; "auto" replaces those it finds and logs them; False replaces nothing.
 
     Raises:
-        ConfigError: the wish is none of the three, there is no such layer, or one has no parameters yet.
+        ConfigError: the value of `wish` is invalid, there is no such layer, or one has no parameters yet.
     """
     if not isinstance(wish, bool) and wish != "auto":
         raise ConfigError(f"sync_batchnorm is True, False or 'auto', got {wish!r}")
@@ -63,7 +63,7 @@ def _joined(norm: Any, world: World) -> nn.Module:
     kind: Any = _DeviceNorm if world.device.type == "cuda" else _HostNorm
     made = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     for name, value in (*norm.named_parameters(), *norm.named_buffers()):
-        setattr(made, name, value)  # the same objects: an optimizer may hold them
+        setattr(made, name, value)  # the same objects, because an optimizer may reference them
     made.training = norm.training
     if isinstance(made, _DeviceNorm):
         made.process_group = getattr(world.channel, "group", None)
@@ -73,7 +73,7 @@ def _joined(norm: Any, world: World) -> nn.Module:
 
 
 class _Ranks:
-    """A process group that a copied model keeps, and a pickled one leaves behind."""
+    """A process group that is kept when a model is copied, and dropped when it is pickled."""
 
     def __init__(self, group: Any = None) -> None:
         self.group = group
@@ -92,7 +92,7 @@ class _Ranks:
 
 
 class _DeviceNorm(nn.SyncBatchNorm):
-    """torch's own layer, in which a rank may take part without being counted."""
+    """torch's own layer; a rank may take part without being counted."""
 
     joins_ranks = True
     counts = True
@@ -146,10 +146,10 @@ class _HostNorm(_Norm):  # type: ignore[misc]
 
 
 class _Normalised(torch.autograd.Function):
-    """Normalises by mean and variance over all ranks; the gradient passes through both, on all ranks.
+    """Normalises by mean and variance over all ranks; gradients flow through both, on all ranks.
 
-    Each rank brings count, mean and squared deviations of its own, which are put together by Chan's formula: sums of
-    squares would lose the variance of values far from zero.
+    Each rank contributes its count, mean and squared deviations, which are combined by Chan's formula: sums of squares
+    would lose the variance of values far from zero.
     """
 
     @staticmethod
@@ -183,7 +183,7 @@ class _Normalised(torch.autograd.Function):
         by_bias, by_weight = dy.sum(axes), (dy * normal).sum(axes)
         sums = torch.cat([by_bias, by_weight])
         dist.all_reduce(sums, group=ctx.ranks.group)
-        if ctx.counts:  # what was not counted has moved neither mean nor variance
+        if ctx.counts:  # uncounted samples affected neither mean nor variance
             first, second = (sums / count).chunk(2)
             dy = dy - _spread(first, x) - normal * _spread(second, x)
         dx = dy * _spread(inverse if weight is None else inverse * weight, x)
@@ -192,5 +192,5 @@ class _Normalised(torch.autograd.Function):
 
 
 def _spread(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return one value per channel, shaped to go with `x`."""
+    """Return one value per channel, in a shape that broadcasts with `x`."""
     return values.reshape(1, -1, *([1] * (x.dim() - 2)))

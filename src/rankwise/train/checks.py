@@ -1,4 +1,4 @@
-"""What the exact step and the trainer can work with: loaders, models, optimizers, schedulers, judged when they come."""
+"""Checks of loaders, models, optimizers and schedulers for the exact step and the trainer."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["check_model", "check_optimizer", "check_scheduler", "lone_sample"]
 
 _LOG = logging.getLogger("rankwise.train")
 _MOST_NAMES = 8
-# judged once: a Window is made at every step
+# checked once: a Window is made at every step
 _checked: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 _said: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[str]] = weakref.WeakKeyDictionary()
 
 
 def lone_sample(train: BaseLoader, world: World, limit_steps: int | None, balance: Any = None) -> str:
-    """Return which step leaves some rank a single sample, as the order knows beforehand; "" if none does.
+    """Return which step leaves some rank a single sample, according to the order; "" if there is none.
 
     Args:
         train: the loader.
         world: this rank's world.
-        limit_steps: steps that are taken at most.
-        balance: speeds of the ranks, by which the steps are going to be cut; None and "speed": as the loader cuts now.
+        limit_steps: largest number of steps.
+        balance: speeds of the ranks by which the steps will be cut; None and "speed": as the loader cuts now.
 
     Raises:
         ConfigError: there is not one speed for each rank.
@@ -48,7 +48,7 @@ def lone_sample(train: BaseLoader, world: World, limit_steps: int | None, balanc
     speeds = whole_speeds(balance, world_size=size) if is_given else train.speeds
     last = batch_size if order.remainder == "pad" else total % batch_size
     steps = [] if limit_steps is not None and limit_steps < -(-total // batch_size) else [("the last step", last)]
-    if speeds is not None and total >= batch_size:  # by equal shares a full step shows it at once
+    if speeds is not None and total >= batch_size:  # with equal shares a full step shows it at once
         steps.insert(0, ("a full step", batch_size))
     micro_batch = train.micro_batch
     for which, count in steps:
@@ -63,10 +63,10 @@ def lone_sample(train: BaseLoader, world: World, limit_steps: int | None, balanc
 
 
 def check_model(model: nn.Module, world: World) -> None:
-    """Refuse a model whose gradients nobody would add up over the ranks of the world, or others would.
+    """Refuse a model whose gradients would not be summed over the ranks of the world, or over other ranks.
 
     Raises:
-        ConfigError: it says how the model is mended.
+        ConfigError: the message says how to fix the model.
     """
     if _checked.get(model) == world.world_size:
         return
@@ -99,12 +99,12 @@ def check_model(model: nn.Module, world: World) -> None:
 
 
 def check_optimizer(model: nn.Module, optimizer: Any, world: World) -> None:
-    """Compare the optimizer's parameters with the model's, and refuse what cannot take a step by itself.
+    """Compare the optimizer's parameters with the model's, and refuse an optimizer that cannot step by itself.
 
-    Parameters that train and that no group holds are named in a warning of the main rank.
+    The main rank warns about trainable parameters that no group has.
 
     Raises:
-        ConfigError: it is no single optimizer, wants a closure, or holds parameters that are not the model's.
+        ConfigError: it is not a single optimizer, needs a closure, or has parameters that are not the model's.
     """
     if isinstance(optimizer, list | tuple | dict):
         raise ConfigError(
@@ -124,7 +124,7 @@ def check_optimizer(model: nn.Module, optimizer: Any, world: World) -> None:
 
 
 def _check_parameters(model: nn.Module, optimizer: Any, world: World) -> None:
-    """Compare what the optimizer holds with the model's parameters; see `check_optimizer`."""
+    """Compare the optimizer's parameters with the model's; see `check_optimizer`."""
     held = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
     named = {id(p): name for name, p in unwrapped(model).named_parameters()}
     if held.keys() - named.keys() and held.keys() & prepared_as(model).before.keys():
@@ -166,10 +166,10 @@ def _warn_once(optimizer: torch.optim.Optimizer, text: str, *values: Any) -> Non
 
 
 def check_scheduler(scheduler: Any) -> None:
-    """Refuse what `step()` alone does not move on.
+    """Refuse a scheduler that `step()` without arguments does not advance.
 
     Raises:
-        ConfigError: it is no scheduler, or its step wants a value.
+        ConfigError: it is not a scheduler, or its step needs a value.
     """
     if scheduler is None:
         return
@@ -190,7 +190,7 @@ def check_scheduler(scheduler: Any) -> None:
 
 
 def _needed(function: Any) -> list[str]:
-    """Return the arguments that a call must give."""
+    """Return the required arguments of a function."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

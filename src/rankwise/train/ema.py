@@ -20,7 +20,7 @@ __all__ = ["EMA"]
 
 
 class EMA:
-    """The exponential moving average of a model's parameters; equal on all ranks without any communication.
+    """The exponential moving average of a model's parameters; equal on all ranks without communication.
 
     In a loop of your own::
 
@@ -30,17 +30,17 @@ class EMA:
         with ema.applied():
             evaluate(model, val, step_fn)
 
-    It is a hook of the `Trainer` and a part of its checkpoints: ``Trainer(hooks=[ema])``. Steps that were skipped
-    (without weight, or after an overflow) do not count. Floating-point parameters are averaged; buffers, such as
-    running statistics, are the model's own.
+    It is a hook of the `Trainer` and a part of its checkpoints: ``Trainer(hooks=[ema])``. Skipped steps
+    (without weight, or after an overflow) do not count. Floating-point parameters are averaged; buffers, for example
+    running statistics, stay the model's own.
 
     Args:
         model: what `prepare` returned, or any module that is not sharded.
-        decay: what the average keeps of itself at each step, 0 <= decay < 1.
-        ramp: at the n-th step keep (1 + n) / (10 + n) at most, so that the first weights are soon forgotten.
+        decay: weight of the old average in each update, 0 <= decay < 1.
+        ramp: limit the decay at the n-th update to (1 + n) / (10 + n), so that the first weights are soon forgotten.
 
     Attributes:
-        num_updates: steps that were counted.
+        num_updates: number of counted steps.
 
     Raises:
         ConfigError: the decay is out of range, or the model is sharded.
@@ -62,10 +62,10 @@ class EMA:
         self._averages = {name: p.detach().clone() for name, p in self._model.items()}
 
     def update(self, report: StepReport | None = None) -> None:
-        """Take the weights after a step into the average; call it on every rank alike.
+        """Update the average after a step; call it on every rank.
 
         Args:
-            report: what the step did, None counts it in any case.
+            report: of the step; None counts it in any case.
         """
         if report is not None and (report.overflowed or not report.weight):
             return
@@ -79,7 +79,7 @@ class EMA:
             torch._foreach_lerp_(list(self._averages.values()), [p.detach() for p in self._model.values()], 1 - decay)
 
     def fit_start(self, trainer: Any) -> None:
-        """Refuse, as a hook, a training of other weights than these.
+        """Hook: refuse to train a model with other weights.
 
         Raises:
             ConfigError: the trainer's model is another one, or is sharded.
@@ -92,12 +92,12 @@ class EMA:
             )
 
     def step_end(self, _: Any, report: StepReport) -> None:
-        """Do so as a hook."""
+        """Hook: call `update`."""
         self.update(report)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Give the model the averages, and its own weights back at the end. No step is taken meanwhile."""
+        """Give the model the averages, and restore its own weights at the end. Take no step in between."""
         import torch
 
         self._follow()
@@ -113,7 +113,7 @@ class EMA:
                 torch._foreach_copy_(mine, kept)
 
     def _follow(self) -> None:
-        """Move the averages to where the model has been moved since."""
+        """Move the averages to the model's current device."""
         for name, p in self._model.items():
             if self._averages[name].device == p.device:
                 return
@@ -124,10 +124,10 @@ class EMA:
         return {"averages": dict(self._averages), "num_updates": self.num_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over averages.
+        """Restore averages.
 
         Raises:
-            CheckpointError: they are of another model.
+            CheckpointError: they belong to another model.
         """
         averages: Mapping[str, torch.Tensor] = state["averages"]
         wanted = {name: list(p.shape) for name, p in self._averages.items()}

@@ -1,4 +1,4 @@
-"""`ExactStep`: one optimizer step from the micro-batches of one global batch. Useful alone, in an own loop."""
+"""`ExactStep`: one optimizer step from the micro-batches of one global batch. Can be used in a loop of your own."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ StepFn = Callable[["nn.Module", Batch], Any]
 
 @dataclass(slots=True, kw_only=True)  # a frozen one takes three times as long to make, at every step
 class StepReport:
-    """What one step did, seen from one rank.
+    """Result of one step on one rank.
 
     Attributes:
         num_samples: real samples of the global batch that arrived.
-        weight: sum of the weights over all ranks: what the gradient was divided by. Where it is 0 (everything was
-            masked or damaged) there is no mean to follow: the step was skipped, optimizer and scheduler stand still.
+        weight: sum of the weights over all ranks, by which the gradient was divided. If it is 0 (everything was
+            masked or damaged), there is no mean: the step was skipped, and optimizer and scheduler did not change.
         loss: this rank's (sum of losses, sum of weights); the sum is a tensor without a graph. Empty shares give zeros.
         metrics: this rank's (sum, weight) by name.
-        grad_norm: norm of the exact gradient before clipping, None if it was not asked for. Equal on all ranks.
-        resume: the order's state after this step; what `BatchLoader.mark_done` wants.
-        num_lost: real samples of the global batch that were damaged and left out, over all ranks.
-        overflowed: the scaled gradient was not finite on some rank: all of them skipped the step, and the next one is
+        grad_norm: norm of the exact gradient before clipping, None if not requested. Equal on all ranks.
+        resume: the order's state after this step; pass it to `BatchLoader.mark_done`.
+        num_lost: real samples of the global batch that were damaged and skipped, over all ranks.
+        overflowed: the scaled gradient was not finite on some rank: all ranks skipped the step, and the next one is
             scaled less.
     """
 
@@ -73,31 +73,31 @@ class ExactStep:
             report = step(batches)
             loader.mark_done(report.resume)
 
-    The first call runs the warm-up pass (see `warm_up`) and agrees with the other ranks on how the global weight is
-    counted: by the order, without communication, when the step function returns per-sample losses or a mean; by one
-    small all-reduce per step when it returns (sum, weight), or when the loader may leave out damaged samples.
+    The first call runs the warm-up pass (see `warm_up`) and agrees with the other ranks on how to get the global
+    weight: from the order, without communication, if the step function returns per-sample losses or a mean; by one
+    small all-reduce per step if it returns (sum, weight), or if the loader may skip damaged samples.
 
     Args:
         model: what `prepare` returned.
-        optimizer: the plain torch optimizer of its parameters.
+        optimizer: a torch optimizer over its parameters.
         step_fn: see `rankwise.train.output`.
         world: this rank's world; `World.current()` if None.
-        scheduler: anything with a `step()`, called once after each optimizer step.
-        max_grad_norm: clip the exact gradient to this norm; None leaves it alone.
+        scheduler: any object with a `step()`, called once after each optimizer step.
+        max_grad_norm: clip the exact gradient to this norm; None does not clip.
         counted: False forces the all-reduce; None decides as above.
-        precision: run the step function under autocast to "bf16" or "fp16"; losses add up in float32.
-        scaler: the `torch.amp.GradScaler` of the loss; None makes one for "fp16". Unscale, clip, step come in this
-            order, and an overflow on one rank skips the step on all.
+        precision: run the step function under autocast to "bf16" or "fp16"; losses are summed in float32.
+        scaler: the `torch.amp.GradScaler` of the loss; None makes one for "fp16". The order is unscale, clip, step;
+            an overflow on one rank skips the step on all.
 
     Attributes:
-        lone_sample: which later step leaves a rank a single sample, if one does: said instead of the first step when
-            the model cannot take it.
+        lone_sample: the later step that leaves a rank a single sample, if any: if the model cannot take it, the error
+            comes at the first step.
         scaler: the scaler in use, None without one: for checkpoints, ``{"scaler": Replicated(step.scaler)}``.
 
     Raises:
-        ConfigError: the model does not add up its gradients over the ranks of the world (pass it through `prepare`) or
-            is sharded in a way that it does not know; the optimizer holds tensors that are not the model's, is a list,
-            or wants a closure; the scheduler's step wants a value.
+        ConfigError: the model does not sum its gradients over the ranks of the world (pass it through `prepare`) or
+            is sharded in an unsupported way; the optimizer has tensors that are not the model's, is a list,
+            or needs a closure; the scheduler's step needs a value.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class ExactStep:
         """Take one step. Collective: every rank calls it with its own share of the same global batch.
 
         Raises:
-            StepError: the step function broke its contract, or the gradient is not finite although it is clipped.
-            DesyncError: at the first step, the ranks come with different orders, positions, seeds or micro-batches.
+            StepError: the step function broke its contract, or the gradient is not finite although it is to be clipped.
+            DesyncError: at the first step, ranks have different orders, positions, seeds or micro-batches.
         """
         if self._held is None:
             self._prepare_first(batches)
@@ -174,7 +174,7 @@ class ExactStep:
             metrics=metrics,
             grad_norm=grad_norm,
             resume=resume,
-            num_lost=max(0, step.count - arrived),  # of a stream nobody knows the count
+            num_lost=max(0, step.count - arrived),  # the count of a stream is unknown
             overflowed=not finite,
         )
 
@@ -185,7 +185,7 @@ class ExactStep:
 
     @property
     def loss_scale(self) -> float | None:
-        """What the loss is multiplied by, None without a scaler; waits for the device."""
+        """The factor of the loss, None without a scaler; waits for the device."""
         return None if self._scale is None else self._scale.value
 
     def _prepare_first(self, batches: tuple[Batch, ...]) -> None:
@@ -195,7 +195,7 @@ class ExactStep:
         mine = warm_up(self._model, self._step_fn, held, self._world)
         note_synchronised(self._model)
         skips = any(getattr(batch, "may_skip", False) for batch in batches)
-        # ranks must agree: one that counts alone would leave the others waiting in the all-reduce
+        # ranks must agree: a rank that does not need the all-reduce would leave the others waiting in it
         seen: list[FirstPass] = self._world.all_gather_object(replace(mine, may_skip=skips))
         self._refuse_first(seen)
         counted_by_all = all(first.counted for first in seen)
@@ -210,7 +210,7 @@ class ExactStep:
         self._held = held
 
     def _refuse_first(self, seen: list[FirstPass]) -> None:
-        """Raise on every rank what the first pass showed on any."""
+        """Raise an error on every rank for problems in any rank's first pass."""
         if len({first.units for first in seen}) > 1:
             ways = "; ".join(f"rank {rank}: {', '.join(first.units)}" for rank, first in enumerate(seen))
             raise StepError(
@@ -229,9 +229,9 @@ class ExactStep:
             )
 
     def _watch_used(self, share: Share, *, num_micro: int) -> _Used | None:
-        """Watch which parameters samples use, where a stand-in may give the others a zero for a gradient.
+        """Record which parameters get gradients from samples, if a stand-in may give zeros to the others.
 
-        A zero is no gradient to momentum and weight decay: they would move parameters that one rank leaves alone.
+        Momentum and weight decay treat a zero as a gradient: it would change parameters that one rank leaves alone.
         """
         size = self._world.world_size
         smallest = share.step.size if size == 1 else smallest_share(share)
@@ -240,7 +240,7 @@ class ExactStep:
         return _Used(self._model) if size == 1 or finds_unused(self._model) else None
 
     def _micro_batches(self, window: Window, batches: tuple[Batch, ...], used: _Used | None) -> list[StepOutput]:
-        """Run all micro-batches and return the answers to those with samples."""
+        """Run all micro-batches and return the outputs of those with samples."""
         outputs = []
         for batch in batches:
             output = self._micro_batch(window, batch, used)
@@ -249,7 +249,7 @@ class ExactStep:
         return outputs
 
     def _micro_batch(self, window: Window, batch: Batch, used: _Used | None) -> StepOutput | None:
-        """Run one micro-batch; a rank without samples runs its held sample with weight zero and reports nothing."""
+        """Run one micro-batch; a rank without samples runs its held sample with weight zero and returns None."""
         empty = len(batch.ids) == 0
         if empty:
             assert self._held is not None
@@ -257,7 +257,7 @@ class ExactStep:
         if used is not None:
             used.counting = not empty
         context = window.micro_batch()
-        if not empty and type(context) is nullcontext:  # most passes: entering and leaving nothing costs four calls
+        if not empty and type(context) is nullcontext:  # the common case: an empty context costs four calls
             return self._pass(window, batch)
         with context, held_pass(self._model) if empty else _NOTHING:
             return self._pass(window, batch, empty=empty)
@@ -283,7 +283,7 @@ class ExactStep:
             )
         weights = batch.share.weights
         expected = len(batch.ids) if weights is None else int((weights > 0).sum())
-        if output.weight != expected:  # of what is counted, the samples that arrived
+        if output.weight != expected:  # if counted: the number of samples that arrived
             raise StepError(
                 f"{expected - batch.count} of the {expected} samples of this share did not arrive, so the order cannot "
                 "count the step: give ExactStep or Trainer counted=False"
@@ -297,7 +297,7 @@ class ExactStep:
         import torch
 
         norm_ = torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
-        # of sharded gradients it is the ranks' parts: float() of them would be this rank's alone
+        # for sharded gradients this is a DTensor: float() would give only this rank's part
         norm = float(norm_.full_tensor() if hasattr(norm_, "full_tensor") else norm_)
         if not math.isfinite(norm):
             self._refuse(batches, loss, norm, "Nothing was changed by this step")
@@ -309,7 +309,7 @@ class ExactStep:
             self._refuse(batches, loss, math.nan, "No loss scale makes it finite: step after step was skipped")
 
     def _refuse(self, batches: tuple[Batch, ...], loss: Any, gradient: float, after: str) -> NoReturn:
-        """Raise on every rank; the gradient, or the verdict on it, is equal on all, so all of them are here."""
+        """Raise on every rank; the gradient, or its check, is equal on all ranks, so all of them call this."""
         step, ids = batches[0].share.step, [batch.ids for batch in batches]
         health = Health(self._model)
         health.note(epoch=step.epoch, step=step.index, ids=ids, loss=loss, gradient=gradient)
@@ -317,7 +317,7 @@ class ExactStep:
 
 
 class _Used:
-    """Which parameters get a gradient from real samples, as backward passes go."""
+    """Which parameters got a gradient from real samples, recorded during backward passes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.counting = False
@@ -330,12 +330,12 @@ class _Used:
             self._used[index] = 1
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop recording."""
         for handle in self._handles:
             handle.remove()
 
     def settle(self, world: World) -> None:
-        """Take the gradients away that no rank's samples have made. Every rank calls it."""
+        """Remove gradients that no rank's samples produced. Every rank calls it."""
         used = world.all_reduce(np.array(self._used, dtype=np.int64), op="max")
         for parameter, is_used in zip(self._parameters, used.tolist(), strict=True):
             if not is_used:
@@ -343,7 +343,7 @@ class _Used:
 
 
 def _check_batches(batches: Any) -> None:
-    # a DataLoader over one of our loaders hands its tuples out as lists
+    # a DataLoader over one of our loaders yields lists instead of tuples
     if isinstance(batches, tuple | list) and batches and all(hasattr(batch, "share") for batch in batches):
         return
     raise StepError(
@@ -353,7 +353,7 @@ def _check_batches(batches: Any) -> None:
 
 
 def _totals(outputs: list[StepOutput]) -> tuple[tuple[Any, Any], dict[str, tuple[Any, Any]]]:
-    """Add up the micro-batches of this rank."""
+    """Sum the micro-batches of this rank."""
     loss: tuple[Any, Any] = (0.0, 0.0)
     metrics: dict[str, tuple[Any, Any]] = {}
     if len(outputs) == 1:  # 0 + x costs a tensor operation each

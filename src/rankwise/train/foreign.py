@@ -1,6 +1,6 @@
-"""The one door for loaders of others: what has only a part of a `BatchLoader` becomes a whole one, or is refused.
+"""Adapts other loaders: an object with a part of a `BatchLoader` becomes a complete one, or is refused.
 
-Only here a loader is asked what it has. Behind it every loader is a `BaseLoader`, which has all members.
+Only this module probes the members of a loader. Behind it every loader is a `BaseLoader`, with all members.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _WANTED = ("__iter__", "__len__", "set_epoch", "mark_done", "state_dict", "load_
 
 
 class ForeignLoader(BaseLoader):
-    """A loader that knows nothing of `BaseLoader`, as one: what it has is passed on, the rest are the defaults.
+    """Adapts a loader that does not inherit from `BaseLoader`: passes calls on, with defaults for missing members.
 
     Args:
-        loader: what a user wrote, or has from elsewhere.
+        loader: written by a user, or from another library.
 
     Attributes:
-        loader: as given.
+        loader: the loader as given.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -37,31 +37,31 @@ class ForeignLoader(BaseLoader):
         return len(self.loader) if hasattr(self.loader, "__len__") else sys.maxsize
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass it on."""
+        """Pass the call on."""
         self.loader.set_epoch(epoch)
 
     def mark_done(self, state: OrderState) -> None:
-        """Pass it on."""
+        """Pass the call on."""
         self.loader.mark_done(state)
 
     def state_dict(self) -> dict[str, JSON]:
-        """Return the loader's state; held-out data need have none."""
+        """Return the loader's state; held-out data may have none."""
         state: dict[str, JSON] = self.loader.state_dict() if hasattr(self.loader, "state_dict") else {}
         return state
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Pass it on."""
+        """Pass the call on."""
         self.loader.load_state_dict(state)
 
     @property
     def order(self) -> Order | None:
-        """The loader's order, if it shows one."""
+        """The loader's order, if it has one."""
         order = getattr(self.loader, "order", None)
         return order if order is None or isinstance(order, Order) else _PartialOrder(order)
 
     @property
     def num_epoch_steps(self) -> int | None:
-        """What its order says, if it has one that does."""
+        """The number from its order, if known."""
         order: Any = getattr(self.loader, "order", None)
         if not hasattr(order, "start"):
             return None
@@ -69,7 +69,7 @@ class ForeignLoader(BaseLoader):
 
     @property
     def micro_batch(self) -> int | None:
-        """What it says."""
+        """The loader's value."""
         most: int | None = getattr(self.loader, "micro_batch", None)
         return most
 
@@ -80,45 +80,45 @@ class ForeignLoader(BaseLoader):
 
     @property
     def equal_because(self) -> str:
-        """What it says."""
+        """The loader's value."""
         return str(getattr(self.loader, "equal_because", ""))
 
     @property
     def speeds(self) -> tuple[int, ...] | None:
-        """What it says."""
+        """The loader's value."""
         speeds: tuple[int, ...] | None = getattr(self.loader, "speeds", None)
         return speeds
 
     def set_speeds(self, speeds: Sequence[float] | None) -> None:
-        """Pass it on."""
+        """Pass the call on."""
         self.loader.set_speeds(speeds)
 
     def start_prefetch(self) -> bool:
-        """Pass it on, if it wants to know."""
+        """Pass the call on, if the loader has this method."""
         tell = getattr(self.loader, "start_prefetch", None)
         return tell is not None and bool(tell())
 
     def expect_last_epoch(self) -> None:
-        """Pass it on, if it wants to know."""
+        """Pass the call on, if the loader has this method."""
         tell = getattr(self.loader, "expect_last_epoch", None)
         if tell is not None:
             tell()
 
     @property
     def rank_state(self) -> Stateful | None:
-        """What it has of it."""
+        """The loader's value."""
         state: Stateful | None = getattr(self.loader, "rank_state", None)
         return state
 
     @property
     def samples(self) -> Any:
-        """The dataset, or the source, that it shows."""
+        """The loader's dataset or source, if it has one."""
         shown = getattr(self.loader, "dataset", None)
         return getattr(self.loader, "source", None) if shown is None else shown
 
 
 class _PartialOrder(BaseOrder):
-    """An order of which only some members are there; 0 and "" stand for what is not known."""
+    """An order with only some members; 0 and "" stand for unknown values."""
 
     def __init__(self, order: Any) -> None:
         self._order = order
@@ -156,12 +156,12 @@ class _PartialOrder(BaseOrder):
 
 
 def as_loader(loader: Any) -> BaseLoader:
-    """Return a loader all members of which are there. Nothing is refused here."""
+    """Return a loader with all members. Refuses nothing."""
     return loader if isinstance(loader, BaseLoader) else ForeignLoader(loader)
 
 
 def is_stream(data: Any) -> bool:
-    """Whether it is an iterable that knows nothing of steps; what has a part of a `BatchLoader` is judged as one."""
+    """Whether it is an iterable without steps; an object with a part of a `BatchLoader` counts as a loader."""
     from torch.utils.data import DataLoader, IterableDataset
 
     if isinstance(data, BaseLoader):
@@ -174,15 +174,15 @@ def is_stream(data: Any) -> bool:
 
 
 def kind_of(loader: BaseLoader) -> str:
-    """Return the name of the class that the user knows, for messages."""
+    """Return the name of the user's class, for messages."""
     return type(loader.loader if isinstance(loader, ForeignLoader) else loader).__name__
 
 
 def check_loader(loader: BaseLoader) -> None:
-    """Refuse training data that have no position to mark, save and load: a run could not go on where it was.
+    """Refuse training data without a position to mark, save and load: such a run could not be resumed.
 
     Raises:
-        ConfigError: it is no `BatchLoader`.
+        ConfigError: it is not a `BatchLoader`.
     """
     missing = _missing(loader, _WANTED)
     if missing:
@@ -194,7 +194,7 @@ def check_loader(loader: BaseLoader) -> None:
 
 
 def check_val(loader: BaseLoader | None) -> None:
-    """Refuse validation data that `evaluate` cannot go through, before the first epoch and not after it.
+    """Refuse validation data that `evaluate` cannot iterate, before the first epoch rather than after it.
 
     Raises:
         ConfigError: it has no epochs, or cannot be iterated.
@@ -209,7 +209,7 @@ def check_val(loader: BaseLoader | None) -> None:
 
 
 def _missing(loader: BaseLoader, wanted: Sequence[str]) -> list[str]:
-    if not isinstance(loader, ForeignLoader):  # an abstract method makes sure of it
+    if not isinstance(loader, ForeignLoader):  # an abstract method guarantees this
         return []
     return [name for name in wanted if not callable(getattr(loader.loader, name, None))]
 

@@ -1,4 +1,4 @@
-"""Whether losses, gradients and parameters stay finite: noted at every step, looked at where ranks talk anyway."""
+"""Checks whether losses, gradients and parameters stay finite: recorded at every step, checked at collectives."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _MOST_IDS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """The first thing of one rank that is not finite.
+    """The first non-finite value on one rank.
 
     Attributes:
         what: "loss", "gradient", or a parameter's name.
-        value: what it is: nan, inf or -inf.
+        value: nan, inf or -inf.
         epoch: epoch of the step.
         step: number of the step, in the epoch from 0.
         ids: this rank's samples of the step.
-        module: where it began on this rank, in words; "" if nobody has looked.
+        module: where it first appeared on this rank, in words; "" if not examined.
     """
 
     what: str
@@ -50,13 +50,13 @@ class _Note(NamedTuple):
 
 
 class Health:
-    """Notes of the steps since the last look, as numbers that may still be on the device.
+    """Records of the steps since the last check, as numbers that may still be on the device.
 
     Args:
-        model: whose trainable parameters, and their gradients, are watched.
+        model: its trainable parameters, and their gradients, are checked.
 
     Attributes:
-        on_host: whether they lie in host memory, as plain tensors.
+        on_host: whether they are in host memory, as plain tensors.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -64,42 +64,42 @@ class Health:
 
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._parameters = [p for _, p in self._named]
-        # gradients lie where their parameters do; those that are sparse show themselves
+        # gradients are on the device of their parameters; sparse ones are detected on use
         self.on_host = all(p.device.type == "cpu" and type(p.data) is torch.Tensor for p in self._parameters)
         self._notes: list[_Note] = []
         self._last: tuple[int, int, Sequence[IntArray], Any, Any, str] | None = None  # a `_Note`, made when it is read
         self._found, self._one = torch.zeros(1), torch.ones(())
         self._seen = memoryview(self._found.numpy())  # type: ignore[arg-type]  # the same memory: read for a tenth of what `item` costs
-        # what GradScaler uses: one pass; times 1 leaves every bit as it was
+        # the function that GradScaler uses: one pass; multiplying by 1 changes no bit
         self._look_at = torch._amp_foreach_non_finite_check_and_unscale_
 
     @property
     def pending(self) -> bool:
-        """Whether steps were taken since the last look; equal on all ranks."""
+        """Whether steps were taken since the last check; equal on all ranks."""
         return self._last is not None
 
     def note(
         self, *, epoch: int, step: int, ids: Sequence[IntArray], loss: Any, gradient: float | None, module: str = ""
     ) -> None:
-        """Note a step that was taken; never waits for the device.
+        """Record a completed step; never waits for the device.
 
         Args:
             epoch: epoch of the step.
             step: its number in the epoch.
             ids: this rank's samples, an array for each micro-batch.
             loss: this rank's sum of losses.
-            gradient: the gradient's norm where it is known; None looks at the gradient.
-            module: which module made what is not finite, where somebody has looked.
+            gradient: the gradient's norm if known; None computes a check of the gradient.
+            module: the module that produced a non-finite value, if examined.
         """
         if gradient is None:
             gradient = self.look_at_gradients()
         self._last = (epoch, step, ids, loss, gradient, module)
-        # what is known here to be fine needs no second look
+        # values known to be finite need no further check
         if type(gradient) is not float or type(loss) is not float or not math.isfinite(gradient + loss):
             self._notes.append(_Note(*self._last))
 
     def look(self) -> Trouble | None:
-        """Return this rank's first trouble since the last look; waits for the device, does not communicate."""
+        """Return this rank's first trouble since the last check; waits for the device, does not communicate."""
         notes, last = self._notes, self._last
         self._notes, self._last = [], None
         if last is None:
@@ -108,7 +108,7 @@ class Health:
             for what, value in (("loss", note.loss), ("gradient", note.gradient)):
                 if not math.isfinite(number := float(value)):
                     return _trouble(what, number, note)
-        # the gradient was finite and the update was not: a learning rate, or a state of the optimizer, overflowed
+        # the gradient was finite but the update was not: a learning rate, or the optimizer's state, overflowed
         if self._are_finite():
             return None
         for name, parameter in self._named:
@@ -117,10 +117,10 @@ class Health:
         return None
 
     def look_at_gradients(self) -> Any:
-        """Return 0.0 for finite gradients in host memory, where looking is faster than measuring; else their norm."""
+        """Return 0.0 for finite gradients in host memory, where a check is faster than a norm; else their norm."""
         grads = [g for p in self._parameters if (g := p.grad) is not None]
         if self.on_host and grads:
-            try:  # as `_look` does, of which this saves the call
+            try:  # the same as `_look`, without the cost of a call
                 self._look_at(grads, self._found, self._one)
                 if not self._seen[0]:
                     return 0.0
@@ -130,7 +130,7 @@ class Health:
         return _norm(grads)
 
     def _look(self, tensors: Any) -> bool:
-        """Whether tensors in host memory are finite, for sure."""
+        """Whether tensors in host memory are certainly finite."""
         try:
             self._look_at(tensors, self._found, self._one)
         except RuntimeError:  # sparse or complex ones
@@ -142,7 +142,7 @@ class Health:
         return False
 
     def _are_finite(self) -> bool:
-        """Whether all parameters are, for sure; waits for the device. Large finite values may be taken for others."""
+        """Whether all parameters are certainly finite; waits for the device. Large finite values may fail the test."""
         import torch
 
         if self.on_host and self._parameters:
@@ -160,25 +160,25 @@ def _norm(tensors: Iterable[torch.Tensor]) -> Any:
     """Return a norm that is finite exactly if all elements are (below 1e19), on the device."""
     import torch
 
-    tensors = map(local_part, tensors)  # of sharded ones this rank's part: all ranks look, and none may wait here
+    tensors = map(local_part, tensors)  # for sharded ones this rank's part: all ranks check, without waiting
     dense = [t._values() if t.is_sparse else t for t in tensors]  # noqa: SLF001  (no public name takes uncoalesced ones)
-    # the 2-norm is the fastest; half precision, whose squares overflow, takes the largest magnitude
+    # the 2-norm is the fastest; half precision, whose squares overflow, uses the largest magnitude
     order = math.inf if any(t.dtype == torch.float16 for t in dense) else 2.0
     return torch.nn.utils.get_total_norm([t for t in dense if t.numel()], order) if dense else 0.0
 
 
 def describe_trouble(troubles: Sequence[Trouble | None], after: str) -> str | None:
-    """Return what is wrong, from the troubles of all ranks; None if nothing is.
+    """Return a description of the troubles of all ranks; None if there are none.
 
     Args:
         troubles: by rank.
-        after: what became of the checkpoints, the end of the message.
+        after: what happened to the checkpoints, the end of the message.
     """
     found = {rank: trouble for rank, trouble in enumerate(troubles) if trouble is not None}
     if not found:
         return None
     first = min(found.values(), key=lambda t: (t.epoch, t.step, t.what != "loss"))
-    # a rank whose loss was finite met the gradient of the others: it is not named when one with a bad loss is there
+    # a rank with a finite loss got the gradient of the others: it is not named if some rank has a bad loss
     same = {r: t for r, t in found.items() if (t.epoch, t.step, t.what) == (first.epoch, first.step, first.what)}
     where = f"at epoch {first.epoch}, step {first.step} of the epoch"
     ranks = "; ".join(f"rank {rank} had the samples {_listed(t.ids)}" for rank, t in same.items())

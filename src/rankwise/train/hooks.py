@@ -1,4 +1,4 @@
-"""Where a training run can be looked at and steered without a new loop."""
+"""Hooks: observe and control a training run without writing a loop."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """Functions that the trainer calls, on every rank alike (so they may hold collectives).
+    """Functions that the trainer calls, on every rank (so they may use collectives).
 
-    Any object with some methods of these names is a hook as well: ``Trainer(hooks=[EarlyStopping(), Throughput()])``.
-    What has `state_dict` and `load_state_dict` is kept in the checkpoints. A hook that raises stops the run on all
-    ranks: at once on one rank, at the next log step, validation or checkpoint on several, until when the rank goes on
-    without its hooks, because the others are in the middle of a step.
+    Any object with some methods of these names is also a hook: ``Trainer(hooks=[EarlyStopping(), Throughput()])``.
+    If it has `state_dict` and `load_state_dict`, it is part of the checkpoints. A hook that raises stops the run on all
+    ranks: at once with one rank, at the next log step, validation or checkpoint with several. Until then the rank
+    continues without its hooks, because the others are in the middle of a step.
 
     Attributes:
         fit_start: once, after resuming and before the first step.
-        step_end: after each optimizer step, with what it did; its gradients are still there.
+        step_end: after each optimizer step, with its report; the gradients still exist.
         numbers: at each log step, before the reduction: returns further values of the line, equal on all ranks.
         rank_numbers: the same with values of this rank, which are logged as ``name/min``, ``/mean`` and ``/max``,
-            or as they are where the name ends in ``/rank<number>``.
+            or unchanged if the name ends in ``/rank<number>``.
         log: at each log step, with the step number and the reduced values (equal on all ranks).
         validation_end: after an epoch's validation, before its checkpoint, with the epoch and its reduced values.
         epoch_end: after an epoch's validation and checkpoint, with the epoch and its reduced values.
         checkpoint_begin: before a checkpoint is written, with the step number.
         checkpoint_end: after it is published, with the step number.
-        failure: with the error that ends the training, before it goes on; on the ranks that have met one.
+        failure: with the error that ends the training, before it propagates; on the ranks that raised one.
         fit_end: once, after the last epoch.
     """
 
@@ -64,7 +64,7 @@ class Hooks:
 
 
 class Told(NamedTuple):
-    """What a rank's hooks have to tell the others, on the way of a reduction that is there anyway."""
+    """What a rank's hooks report to the other ranks, sent with an existing reduction."""
 
     error: str | None
     stop: str
@@ -75,22 +75,22 @@ _NO_NEWS = Told(None, "", {})
 
 
 class HookChain:
-    """The hooks of a trainer, called one after the other; agrees with the other ranks on errors and on stopping.
+    """The hooks of a trainer, called one after another; agrees with the other ranks on errors and on stopping.
 
     Args:
-        trainer: what the hooks are called with.
-        hooks: one object, or several, with methods of `EVENTS`; those that are None or missing are passed over.
+        trainer: passed to the hooks.
+        hooks: one object, or several, with methods of `EVENTS`; missing ones and None are skipped.
         system_metrics: as the trainer's.
 
     Attributes:
-        parts: hooks that a checkpoint keeps.
-        at_steps: whether one is called at the end of each step.
+        parts: hooks that are part of the checkpoints.
+        at_steps: whether any is called at the end of each step.
         wanted_stop: why this rank wants to stop, "" if it does not.
-        stop: why all ranks stop after this step, agreed.
+        stop: why all ranks stop after this step, as agreed.
         spread: the last numbers of all ranks.
 
     Raises:
-        ConfigError: an object has none of them.
+        ConfigError: an object has none of these methods.
     """
 
     def __init__(self, trainer: Trainer, hooks: Any, system_metrics: bool | str = False) -> None:  # noqa: FBT001, FBT002
@@ -114,15 +114,15 @@ class HookChain:
         self.at_steps = bool(self._calls["step_end"])
 
     def begin(self, stopped: str) -> None:
-        """Begin a training, which `stopped` says to have been ended before."""
+        """Begin a training; `stopped` is the reason why it was stopped before."""
         self.stop = self.wanted_stop = stopped
         self._error = None
 
     def call(self, event: str, *args: Any) -> list[Any]:
-        """Call all hooks of an event, and return what they return.
+        """Call all hooks of an event, and return their results.
 
         Raises:
-            Exception: what a hook raised, where this is the only rank; `settle` raises it elsewhere.
+            Exception: the error of a hook, if this is the only rank; otherwise `settle` raises it.
         """
         answers = []
         for call in self._calls[event]:
@@ -131,20 +131,20 @@ class HookChain:
             try:
                 answers.append(call(self._trainer, *args))
             except Exception as error:
-                # a group that is lost carries no news any more, and nobody waits in it
+                # a broken group cannot report the error, and no rank waits in it
                 if self._world.world_size == 1 or (self._world.channel is not None and self._world.channel.broken):
                     raise
                 self._error = error
         return answers
 
     def call_together(self, event: str, *args: Any) -> None:
-        """Call all hooks of an event and agree at once on how it went. Every rank calls it."""
+        """Call all hooks of an event and agree at once on errors. Every rank calls it."""
         if self._calls[event]:
             self.call(event, *args)
             self.settle(self._world.all_gather_object(self.told()))
 
     def told(self, *, numbers: bool = False) -> Told:
-        """Return what the other ranks must hear; `numbers` asks the hooks for those of this rank."""
+        """Return what the other ranks must know; `numbers` also calls the hooks for values of this rank."""
         mine = _joined(self.call("rank_numbers")) if numbers and self._calls["rank_numbers"] else {}
         if self._error is None and not self.wanted_stop and not mine:
             return _NO_NEWS
@@ -153,10 +153,10 @@ class HookChain:
         )
 
     def settle(self, told: Sequence[Told]) -> None:
-        """Take what all ranks told: errors, the wish to stop, and the numbers of their hooks.
+        """Process the reports of all ranks: errors, requests to stop, and the numbers of their hooks.
 
         Raises:
-            Exception: what a hook of this rank raised.
+            Exception: the error of a hook on this rank.
             DesyncError: a hook of another rank raised.
         """
         if self._error is not None:
@@ -181,7 +181,7 @@ class HookChain:
         return _joined(self.call("numbers")) if self._calls["numbers"] else {}
 
     def fail(self, error: Exception) -> None:
-        """Tell the hooks of an error that ends the training; one that fails itself is said and passed over."""
+        """Tell the hooks about an error that ends the training; log and ignore errors of these hooks."""
         for call in self._calls["failure"]:
             try:
                 call(self._trainer, error)

@@ -1,7 +1,7 @@
-"""What steps leave behind for the log: kept as it comes, and worked out together when somebody asks.
+"""Records of steps for the log: stored quickly, and evaluated together on demand.
 
-Between the operations of a step a line of Python costs several times what it costs in a row, as the processor has met
-other code meanwhile. So a step leaves a tuple, and everything that can wait is done for some of them in one go.
+Between the operations of a step a line of Python costs several times as much as in a sequence, because the CPU has run
+other code in between. So a step only stores a tuple, and everything that can wait is done for several steps at once.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ __all__ = ["Ledger"]
 class _Kept(NamedTuple):
     report: StepReport
     gradient: Any
-    shares: Sequence[Share]  # not the batches: their memory is filled again once nobody has them
+    shares: Sequence[Share]  # not the batches: their memory is refilled once no reference is left
     module: str
 
 
 class Ledger:
-    """Takes steps down, for the means of the log and of the epoch and for the judgement whether they were finite.
+    """Records steps, for the means of the log and of the epoch and for the check whether they were finite.
 
     Args:
         recent: means since the last log line.
         whole: means since the start of the epoch.
-        health: whether what the steps do stays finite.
-        guard: tells which module was not finite.
+        health: checks whether the numbers stay finite.
+        guard: knows which module was not finite.
     """
 
     def __init__(self, recent: RunningMeans, whole: RunningMeans, health: Health, guard: Guard) -> None:
         self.recent, self.whole, self.health = recent, whole, health
         self._guard, self._num_taken = guard, 0
-        self._kept: list[tuple[StepReport, Any, Sequence[Share], str]] = []  # as `_Kept`, whose making is a call
+        self._kept: list[tuple[StepReport, Any, Sequence[Share], str]] = []  # as `_Kept`, without its constructor call
 
     def keep(self, report: StepReport, batches: Sequence[Batch]) -> None:
-        """Keep a step until `settle`; looks at the gradients, which are there no longer than now, without waiting.
+        """Store a step until `settle`; checks the gradients, which exist only until the next step, without waiting.
 
         Raises:
-            GuardError: the guard, which is called after few steps, has found something; on every rank.
+            GuardError: the guard, which is called after few steps, found an error; on every rank.
         """
         if report.weight and not report.overflowed:  # the optimizer has stepped
             self._num_taken += 1
@@ -56,7 +56,7 @@ class Ledger:
         self._kept.append((report, gradient, shares, self._guard.not_finite))
 
     def settle(self) -> None:
-        """Add up the losses and metrics of the steps that were kept, in their order, and note how they went."""
+        """Add up the losses and metrics of the stored steps, in order, and record whether they were finite."""
         kept, self._kept = self._kept, []
         fine, sums, on_cpu = None, list[float](), self.health.on_host
         for step in kept:
@@ -66,10 +66,10 @@ class Ledger:
                 total = total.item() if on_cpu else on_host(total)
             if type(weight) is not float:
                 weight = on_host(weight)
-            if report.overflowed:  # it was skipped: its numbers are no part of the training
+            if report.overflowed:  # it was skipped: its numbers do not belong to the training
                 sums += (0.0, 0.0)
                 continue
-            # what is known here to be fine needs no note; the rest may still be on the device
+            # values known to be finite need no note; others may still be on the device
             fine = step if type(total) is type(gradient) is float and math.isfinite(total + gradient) else None
             if fine is None:
                 self._note(_Kept(*step), total)
@@ -80,12 +80,12 @@ class Ledger:
                 self.recent.add_all((total, weight), report.metrics)
                 self.whole.add_all((total, weight), report.metrics)
         self._add_waiting(sums)
-        # the last one is named if a parameter is found not to be finite
+        # the last step is named if a parameter turns out not to be finite
         if fine is not None:
             self._note(_Kept(*fine), 0.0)
 
     def _add_waiting(self, sums: list[float]) -> None:
-        """Take over losses that are plain numbers, in turn with their weights; empties the list."""
+        """Add losses that are plain numbers, alternating with their weights; empties the list."""
         self.recent.waiting += sums
         self.whole.waiting += sums
         sums.clear()

@@ -1,4 +1,4 @@
-"""The loop: epochs of steps; after each step mark done, log, save; after each epoch validate and save."""
+"""The loop: after each step mark done, log, save; after each epoch validate and save."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _SHOW_S = 0.1
 
 
 class _Pace:
-    """Samples per second and the share of time spent waiting for data.
+    """Samples per second and the fraction of time spent waiting for data.
 
     Attributes:
-        began_s: when the last step was there.
+        began_s: time at which the last step became available.
     """
 
     def __init__(self, progressed: Progressed) -> None:
@@ -42,7 +42,7 @@ class _Pace:
         self._shown = (progressed.num_samples, 0.0)
 
     def timed(self, steps: Iterable[tuple[Batch, ...]]) -> Iterator[tuple[Batch, ...]]:
-        """Yield the loader's steps, and time how long they are waited for."""
+        """Yield the loader's steps, and measure the time spent waiting for them."""
         clock = time.perf_counter
         asked_s = clock()
         for batches in steps:
@@ -52,7 +52,7 @@ class _Pace:
             asked_s = clock()
 
     def measure(self) -> dict[str, float]:
-        """Return the pace since the last call, and start anew."""
+        """Return the pace since the last call, and reset it."""
         samples, wait_s, since_s = self._measured
         self._measured = (self._progressed.num_samples, self._wait_s, time.perf_counter())
         elapsed_s = max(self._measured[2] - since_s, 1e-9)
@@ -68,21 +68,21 @@ class _Pace:
 
 @dataclass(slots=True, kw_only=True)
 class Loop:
-    """Runs the epochs that are left. Every rank runs one, over the same order.
+    """Runs the remaining epochs. Every rank runs one, over the same order.
 
     Attributes:
         world: this rank's world.
         step: takes one optimizer step.
-        ledger: takes down what steps leave behind: losses, metrics, and whether they were finite.
-        session: where numbers and checkpoints go, and how far the run is.
+        ledger: records of steps: losses, metrics, and whether they were finite.
+        session: receives numbers and checkpoints, and knows the progress of the run.
         options: how often to log and to save, and when to stop.
-        progress: the line on the main rank.
+        progress: the progress line on the main rank.
         learning_rate: returns the current one, for the log.
-        validate: returns an epoch's validation values, told whether it is the last and what to call between batches;
-            called on every rank.
+        validate: returns an epoch's validation values; its arguments are whether it is the last epoch and a function to
+            call between batches; called on every rank.
         before_validation: called when an epoch has a few steps left.
-        hooks: called along the way, on every rank.
-        balance: cuts the shares of each step by speed; None leaves them as the loader cuts.
+        hooks: called during the run, on every rank.
+        balance: cuts the shares of each step by speed; None leaves them unchanged.
     """
 
     world: World
@@ -119,7 +119,7 @@ class Loop:
             if is_last:
                 train.expect_last_epoch()
             self._epoch(train, epoch)
-            # an epoch that was left in its middle is gone on with by a run of more steps
+            # a run with more steps continues an epoch that was left in its middle
             ended = int(str(train.state_dict()["epoch"])) > epoch
             trained, _ = self._reduce(self.ledger.whole, reset=ended)
             values = self._end_epoch(epoch, trained, is_last=is_last)
@@ -127,7 +127,7 @@ class Loop:
 
     def _end_epoch(self, epoch: int, trained: Mapping[str, float], *, is_last: bool) -> Mapping[str, float]:
         vitals.beat(epoch=epoch, phase="validate")
-        self.session.flush()  # it may take long
+        self.session.flush()  # validation may take long
         try:
             values = {**trained, **self.validate(is_last, self._between_batches)}
         except Interrupted:
@@ -136,7 +136,7 @@ class Loop:
         self.session.log({f"epoch_{name}": value for name, value in values.items()}, epoch=epoch)
         self._save(values)
         self.hooks.call_together("epoch_end", epoch, values)
-        if self.hooks.stop != self.session.progressed.stopped:  # asked for after the epoch was saved
+        if self.hooks.stop != self.session.progressed.stopped:  # requested after the epoch was saved
             self._save(values)
         if not is_last and not self._limit_reached() and self._should_stop("train"):
             self._leave(values)
@@ -151,13 +151,13 @@ class Loop:
         return interruption is not None and interruption.should_stop(self.session.progressed.num_steps, where=where)
 
     def _leave(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> NoReturn:
-        """Save, unless that is done, and end this process, as all ranks have agreed."""
+        """Save, if not yet done, and end this process, as all ranks have agreed."""
         if unvalidated is not None or self._saved_step != self.session.progressed.num_steps:
             self._save(values, unvalidated=unvalidated)
         self.session.leave()
 
     def _epoch(self, train: BaseLoader, epoch: int) -> None:
-        # what a step calls at all, settled here: each call costs, and an attribute of an attribute does, too
+        # local names for everything that a step calls: each call costs, and so does an attribute of an attribute
         beat, wait, take, mark_done, keep = vitals.beat_step, vitals.wait, self.step, train.mark_done, self.ledger.keep
         pace, progressed, interruption = self._pace, self.session.progressed, self.session.interruption
         heard = {} if interruption is None else interruption.heard
@@ -177,7 +177,7 @@ class Loop:
             is_time = pace.began_s - self._shown_s >= _SHOW_S
             if is_time:
                 self._show(epoch)
-            # most steps are quiet: nothing is due after them
+            # most steps have nothing to do after them
             if num_steps >= due or is_time or heard:
                 if self._is_last(report, epoch):
                     break
@@ -186,9 +186,9 @@ class Loop:
         self._show(epoch)
 
     def _due(self, num_steps: int) -> float:
-        """Return the next number of steps after which `_is_last` has something to do, whatever the clock says."""
+        """Return the next number of steps at which `_is_last` has something to do, regardless of time."""
         options, interruption = self.options, self.session.interruption
-        together = interruption is not None and self.world.world_size > 1  # all ranks ask equally often
+        together = interruption is not None and self.world.world_size > 1  # all ranks must ask equally often
         if together or self.hooks.at_steps or options.asynchronous:
             return num_steps + 1
         rhythms = [options.log_every] if options.save_every is None else [options.log_every, options.save_every]
@@ -215,12 +215,12 @@ class Loop:
             self._leave(self.session.last_values)
         if options.save_every is not None and num_steps % options.save_every == 0:
             self._save(self.session.last_values)
-        return bool(self.hooks.stop)  # agreed on with the checkpoint, which says that the run is stopped there
+        return bool(self.hooks.stop)  # agreed together with the checkpoint, which records that the run stopped there
 
     def _show(self, epoch: int) -> None:
-        """Tell the progress line how far the run is: as often as an eye can follow."""
+        """Update the progress line, at most about ten times per second."""
         self._shown_s = self._pace.began_s
-        self.ledger.settle()  # however far apart log lines lie, what is kept stays little
+        self.ledger.settle()  # keeps the records small, however rare log lines are
         samples, wait_s = self._pace.since_shown()
         loss = None if math.isnan(self._loss) else self._loss
         self.progress.update(self.session.progressed.num_steps, epoch=epoch, loss=loss, samples=samples, wait_s=wait_s)
@@ -232,7 +232,7 @@ class Loop:
         extra = {} if report.grad_norm is None else {"grad_norm": report.grad_norm}
         if (scale := self.step.loss_scale) is not None:
             extra["loss_scale"] = scale
-        # the slowest reader decides: the others wait for it in the step
+        # the slowest reader determines this: the others wait for it in the step
         ours = {"lr": self.learning_rate(), **extra, **pace, "wait_share": max(waits)}
         line = _joined(values, ours, {**further, **self.hooks.spread})
         self.session.log(line, epoch=epoch)
@@ -241,7 +241,7 @@ class Loop:
     def _reduce(
         self, means: RunningMeans, *, reset: bool = True, note: Any = None
     ) -> tuple[dict[str, float], list[Any]]:
-        """Reduce, and look at the steps since the last look on the same way: a collective of its own would cost."""
+        """Reduce, and check the steps since the last check in the same collective, to save one."""
         told = self.hooks.told(numbers=note is not None)
         self.ledger.settle()
         values, noted = means.reduce_noted(self.world, (self.ledger.health.look(), told, note), reset=reset)
@@ -257,7 +257,7 @@ class Loop:
     def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
         vitals.beat(phase="checkpoint")
         self.ledger.settle()
-        if self.ledger.health.pending:  # between two log lines: saving talks anyway
+        if self.ledger.health.pending:  # between two log lines: saving communicates anyway
             self._settle(self.world.all_gather_object((self.ledger.health.look(), self.hooks.told())))
         step = self.session.progressed.num_steps
         self.hooks.call_together("checkpoint_begin", step)
@@ -267,7 +267,7 @@ class Loop:
         self.hooks.call_together("checkpoint_end", step)
 
     def _steps_left(self, train: BaseLoader) -> int:
-        """Steps until the epoch ends, or the run."""
+        """Return the number of steps until the epoch ends, or the run."""
         limit = self.options.limit_steps
         return len(train) if limit is None else min(len(train), limit - self.session.progressed.num_steps)
 

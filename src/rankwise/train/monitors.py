@@ -1,4 +1,4 @@
-"""Hooks that most runs want: when to stop, how fast it goes, what the gradients and the machines do."""
+"""Hooks for most runs: early stopping, throughput, gradient statistics, system metrics."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["EarlyStopping", "GradientStats", "LearningRates", "Predictions", "Sy
 
 
 class EarlyStopping:
-    """Stops the run when a value of the validation has not improved for some epochs: the same decision on all ranks.
+    """Stops the run when a validation value has not improved for some epochs: the same decision on all ranks.
 
-    The run is then finished. Its state is in the checkpoints, so a restart decides as an undisturbed run would.
+    The run then counts as finished. Its state is in the checkpoints, so a restart decides like an undisturbed run.
 
     Args:
-        monitor: name of an epoch's reduced value, such as "val_loss".
-        patience: epochs without improvement that are waited for.
+        monitor: name of an epoch's reduced value, for example "val_loss".
+        patience: number of epochs without improvement before stopping.
         mode: whether smaller or larger values are better.
-        min_delta: an improvement is larger than this. NaN is none.
+        min_delta: smallest change that counts as an improvement. NaN never does.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class EarlyStopping:
             trainer.stop(f"{self.monitor} has not improved on {self.best:g} for {self.num_bad} epochs")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and how long ago it was."""
+        """Return the best value and the number of epochs since."""
         return {"best": self.best, "num_bad": self.num_bad}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them over."""
+        """Restore them."""
         self.best, self.num_bad = float(state["best"]), int(state["num_bad"])
 
 
@@ -73,25 +73,25 @@ class LearningRates:
     """Logs the learning rate of every parameter group, as ``lr/0``, ``lr/1``, ..., or under the group's "name"."""
 
     def numbers(self, trainer: Trainer) -> dict[str, float]:
-        """Return them."""
+        """Return the learning rates."""
         groups = trainer.optimizer.param_groups
         return {f"lr/{group.get('name', index)}": float(group["lr"]) for index, group in enumerate(groups)}
 
 
 class GradientStats:
-    """Logs norm and largest element of the exact gradient, whole (``grad/norm``) and by part of the model.
+    """Logs norm and largest element of the exact gradient, in total (``grad/norm``) and by part of the model.
 
-    Seen at log steps, after clipping. Waits for the device then.
+    Measured at log steps, after clipping. Waits for the device then.
 
     Args:
-        depth: how many parts of a parameter's name make a part of the model; 0 logs the whole only.
+        depth: number of components of a parameter's name that identify a part; 0 logs only the total.
     """
 
     def __init__(self, *, depth: int = 1) -> None:
         self.depth = depth
 
     def numbers(self, trainer: Trainer) -> dict[str, float]:
-        """Return them."""
+        """Return the statistics."""
         import torch
 
         square: dict[str, Any] = {}
@@ -117,14 +117,14 @@ class GradientStats:
 
 
 class Predictions:
-    """Writes what the model says about a few fixed samples after each validation: to the run, and to its trackers.
+    """Writes the model's outputs for a few fixed samples after each validation, to the run and to its trackers.
 
-    The tables lie in ``<run>/tables/<name>/``. W&B shows them as tables, TensorBoard as text; MLflow keeps the files.
+    The tables are in ``<run>/tables/<name>/``. W&B shows them as tables, TensorBoard as text; MLflow stores the files.
 
     Args:
         predict: ``predict(model, batch)`` returns a value for each sample, by column: lists, arrays or tensors of one
             dimension. Called on every rank (a sharded model needs all of them), in eval mode and without gradients.
-        batch: what it is called with, the same every time.
+        batch: its argument, the same each time.
         name: of the table.
         every: epochs between two tables.
     """
@@ -137,7 +137,7 @@ class Predictions:
         self.predict, self.batch, self.name, self.every = predict, batch, name, every
 
     def validation_end(self, trainer: Trainer, epoch: int, values: Mapping[str, float]) -> None:
-        """Ask the model."""
+        """Run the model and write a table."""
         import torch
 
         del values
@@ -157,11 +157,11 @@ class Predictions:
 
 
 class Throughput:
-    """Logs steps' seconds (median and 95th percentile, over the ranks) and, on request, units per second and the MFU.
+    """Logs seconds per step (median and 95th percentile, over the ranks) and, on request, units per second and the MFU.
 
     Args:
-        unit: what the weights of the losses count ("tokens"): ``tokens_per_s`` is logged. Samples are in every line.
-        peak_flops: of one device, in operations a second: ``mfu`` is logged, the share of them that the model uses.
+        unit: the unit of the losses' weights ("tokens"): ``tokens_per_s`` is logged. Samples are in every line.
+        peak_flops: peak operations per second of one device: ``mfu`` is logged, the fraction that the model uses.
         flops_per_sample: forward and backward; None counts those of this rank's third step, once, by
             ``torch.utils.flop_counter``.
     """
@@ -183,7 +183,7 @@ class Throughput:
         self._last_s = self._since_s = time.perf_counter()
 
     def step_end(self, trainer: Trainer, report: StepReport) -> None:
-        """Note a step's time."""
+        """Record the time of a step."""
         now = time.perf_counter()
         self._steps_s.append(now - self._last_s)
         self._last_s = now
@@ -209,17 +209,17 @@ class Throughput:
         return found
 
     def failure(self, trainer: Trainer, error: Exception) -> None:
-        """Leave nothing switched on."""
+        """Stop the operation counter."""
         del trainer, error
         self._end_count()
 
     def fit_end(self, trainer: Trainer) -> None:
-        """Leave nothing switched on."""
+        """Stop the operation counter."""
         del trainer
         self._end_count()
 
     def _count(self, num_samples: float) -> None:
-        """Count the operations between the second and the third step, where nothing is warmed up any more."""
+        """Count the operations between the second and the third step, after the warm-up."""
         from torch.utils.flop_counter import FlopCounterMode
 
         if self._num_steps == 2:
@@ -266,7 +266,7 @@ def _memory() -> dict[str, float]:
 
 
 def _gpu(device: Any) -> dict[str, float]:
-    """Return memory and use of the rank's GPU; the use needs pynvml and is left out without it."""
+    """Return memory and utilisation of the rank's GPU; utilisation needs pynvml and is left out without it."""
     import torch
 
     if getattr(torch.device(str(device)), "type", "cpu") != "cuda":

@@ -1,4 +1,4 @@
-"""The numbers of a training run."""
+"""Options of a training run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankwise.train.precision import Precision
 
 __all__ = ["RELEASED", "TrainOptions", "read_options"]
 
-# what `may_change` may name, and its place in the record of a run
+# possible values of `may_change`, and their places in the record of a run
 RELEASED = {"batch_size": "data.batch_size", "max_grad_norm": "train.max_grad_norm"}
 
 
@@ -23,17 +23,17 @@ class TrainOptions:
     Attributes:
         log_every: optimizer steps between two log lines; each costs one small collective.
         save_every: optimizer steps between two checkpoints; None saves at the end of each epoch only.
-        keep: how many checkpoints stay.
-        keep_best: how many of the best ones, saved after the validation of an epoch, stay besides.
-        best_metric: the value by which they are the best.
-        best_mode: "min" or "max": which of its values is best.
+        keep: number of checkpoints to keep.
+        keep_best: number of best checkpoints (saved after the validation of an epoch) to keep in addition.
+        best_metric: the value that defines the best.
+        best_mode: "min" or "max": which value is best.
         asynchronous: a thread writes the checkpoints while the training goes on; costs the memory of a copy.
-        limit_steps: stop after so many optimizer steps in all; None runs all epochs.
-        max_seconds: save and stop so many seconds after the begin of `fit`, with the exit code that a launcher reads as
-            "again, please"; None = RANKWISE_MAX_SECONDS, else never.
-        max_grad_norm: clip the exact gradient to this norm; None leaves it alone.
-        may_change: what a run that goes on may have other values of, although it decides numbers: "batch_size",
-            "max_grad_norm". Such a change is said and recorded with the attempt.
+        limit_steps: stop after this many optimizer steps in total; None runs all epochs.
+        max_seconds: save and stop this many seconds after the start of `fit`, with the exit code that asks a launcher
+            for a restart; None = RANKWISE_MAX_SECONDS, else never.
+        max_grad_norm: clip the exact gradient to this norm; None does not clip.
+        may_change: options that a resumed run may change although they affect the numbers: "batch_size",
+            "max_grad_norm". Such a change is logged and recorded with the attempt.
         balance: "speed" cuts the shares of each step in proportion to the measured speed of the ranks, numbers (one for
             each rank) in proportion to these, see `Balance`; None makes them equal.
         precision: run step function and validation under autocast to "bf16" or "fp16", whose loss is scaled.
@@ -71,7 +71,7 @@ class TrainOptions:
 
 
 def read_options(given: Mapping[str, Any]) -> TrainOptions:
-    """Return the options by name.
+    """Return the options from keyword arguments.
 
     Raises:
         ConfigError: one is unknown, or out of range.

@@ -1,4 +1,4 @@
-"""What a training run came to, and whether there is anything left to do."""
+"""The result of a training run, and checks whether any work is left."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["FitResult", "found_finished", "is_done"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
-    """What a finished run came to; equal on all ranks.
+    """The result of a finished run; equal on all ranks.
 
     Attributes:
         num_steps: optimizer steps since the run's first start.
         metrics: the last epoch's reduced values: "loss", the step function's metrics, and "val_..." of each.
-        run_dir: where everything is written, None if nothing is.
-        resumed_step: the step that this process resumed after, 0 when it started fresh.
+        run_dir: the run directory, None if nothing is written.
+        resumed_step: the step after which this process resumed, 0 for a fresh start.
         stopped: why a hook ended the run before its last epoch; "" if none did.
-        already_finished: True when the run was found finished: its model was restored, nothing was trained.
+        already_finished: True if the run was already finished: its model was restored, nothing was trained.
     """
 
     num_steps: int
@@ -36,10 +36,10 @@ class FitResult:
 
 
 def is_done(session: Session, train: BaseLoader, epochs: int, limit: int | None) -> bool:
-    """Whether the restored run is where `fit` wants it: after so many epochs, or steps at most.
+    """Whether the restored run has reached the requested number of epochs, or the limit of steps.
 
     Raises:
-        RunDirError: it is further.
+        RunDirError: it has passed them.
     """
     state, num_steps = train.state_dict(), session.progressed.num_steps
     epoch, position = int(str(state["epoch"])), int(str(state["position"]))
@@ -53,16 +53,16 @@ def is_done(session: Session, train: BaseLoader, epochs: int, limit: int | None)
 
 
 def steps_left(train: BaseLoader, epochs: int) -> int | None:
-    """Return the optimizer steps that the run still takes, for the progress line; None if the loader does not tell."""
+    """Return the remaining optimizer steps of the run, for the progress line; None if unknown."""
     state, now, whole = train.state_dict(), len(train), train.num_epoch_steps
     epoch = int(str(state["epoch"]))
-    if now == sys.maxsize or (whole is None and state["position"]):  # of unknown length, or of what is left of it
+    if now == sys.maxsize or (whole is None and state["position"]):  # unknown length, in total or of the rest
         return None
     return now + (now if whole is None else whole) * (epochs - epoch - 1) if epoch < epochs else 0
 
 
 def found_finished(session: Session, epochs: int) -> FitResult:
-    """Say that the run was finished before, and return what it came to."""
+    """Log that the run was already finished, and return its result."""
     assert session.finished is not None
     values, num_steps = dict(session.finished["values"]), session.progressed.num_steps
     values.pop("num_steps", None)

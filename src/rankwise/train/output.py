@@ -1,14 +1,14 @@
-"""What a step function may return, and what it means.
+"""The values that a step function may return, and their meaning.
 
 A step function is called as ``step_fn(model, batch)`` for one micro-batch of one rank and returns one of
 
 - ``losses``: a tensor of per-sample losses, shape [B]: the gradient is their exact mean over the global batch;
 - ``(total, weight)``: the *sum* of weighted losses (scalar tensor) and the sum of their weights (number or scalar
-  tensor): samples, tokens, pixels, whatever the mean is taken over;
-- ``loss``: a bare scalar, taken as the mean over this rank's samples. Refused where samples carry weights.
+  tensor): samples, tokens, pixels, or any other unit of the mean;
+- ``loss``: a bare scalar, taken as the mean over this rank's samples. Refused if samples have weights.
 
 Each form may be followed by a dictionary of metrics: name -> per-sample values, or ``(sum, weight)``. The name "loss"
-is taken: it is what the losses themselves are reduced under.
+is reserved for the losses themselves.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _FLOAT_BYTES = 4
 
 @dataclass(slots=True, kw_only=True)  # a frozen one takes three times as long to make, at every step
 class StepOutput:
-    """A step function's answer in one form.
+    """A step function's return value in normalised form.
 
     Attributes:
         total: scalar tensor with a graph, the weighted sum of the losses of this micro-batch.
         weight: sum of the weights: a number, or a scalar tensor without a graph.
-        counted: True when `weight` is the number of this batch's real samples, so that the order knows the global sum.
+        counted: True if `weight` is the number of this batch's real samples, so that the order gives the global sum.
         metrics: name -> (sum, weight), both without a graph.
     """
 
@@ -51,10 +51,10 @@ class StepOutput:
 
 
 def read_output(answer: Any, batch: Batch) -> StepOutput:
-    """Return a step function's answer in one form.
+    """Return a step function's return value in normalised form.
 
     Raises:
-        StepError: the answer is of no known form, or is ambiguous for this batch.
+        StepError: the value has an unknown form, or is ambiguous for this batch.
     """
     metrics: Mapping[str, Any] = {}
     if isinstance(answer, tuple | list) and answer and isinstance(answer[-1], Mapping):
@@ -129,7 +129,7 @@ def _read_tensor(answer: Any, batch: Batch) -> tuple[torch.Tensor, float, Litera
 
 
 def _weighted_sum(values: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Sum over samples, weight 0 on padding. Selected, not multiplied: NaN x 0 is NaN. Halves add up as floats."""
+    """Return the sum over samples without padding (selected, as NaN x 0 is NaN). Half precision is summed as float."""
     values = values.float() if values.is_floating_point() and values.itemsize < _FLOAT_BYTES else values
     weights = batch.share.weights
     if weights is None or len(weights) != len(values):

@@ -1,4 +1,4 @@
-"""The parts of a training run that a checkpoint keeps, beside model and optimizer."""
+"""The parts of a training run's checkpoint, besides model and optimizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OWN_PARTS = {"model", "optimizer", "order", "stream", "random", "scheduler", "s
 
 
 class Progressed:
-    """How far the run is: steps and samples since its very first start, samples left out, and why a hook ended it."""
+    """Progress of the run: steps and samples since its first start, skipped samples, and why a hook ended it."""
 
     scope: Literal["replicated"] = "replicated"
 
@@ -44,7 +44,7 @@ class Progressed:
         return {**counts, "stopped": self.stopped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the counts; checkpoints of earlier versions lack the last two."""
+        """Restore the counts; checkpoints of earlier versions lack the last two."""
         self.num_steps = int(state["num_steps"])
         self.num_samples = int(state["num_samples"])
         self.num_lost = int(state.get("num_lost", 0))
@@ -52,19 +52,19 @@ class Progressed:
 
 
 class RunningMeans:
-    """Means by name since the last reduction: a sum and a weight of this rank for each, until they are reduced.
+    """Means by name since the last reduction, stored as a sum and a weight of this rank.
 
-    Names may differ between ranks: one without samples has met none.
+    Names may differ between ranks: a rank without samples has none.
 
     Attributes:
-        waiting: sums and weights of losses, floats in turn, that are added up when somebody asks: the loop's way to
-            note a step for less than a call. Nothing but their order decides the sum, so no bit of it changes.
+        waiting: losses and weights, alternating floats, that are summed on demand: the loop records a
+            step without the cost of a call. They are summed in order, so the result is the same to the bit.
     """
 
     scope: Literal["reduced"] = "reduced"
 
     def __init__(self) -> None:
-        # what only Python numbers of one type were added to, which is all of it on a CPU, and what else was
+        # sums of Python numbers of one type only (on a CPU all of them), and the other sums
         self._plain: dict[str, float | int] = {}
         self._sums, self._others = Counters(), set[str]()
         self.waiting: list[float] = []
@@ -83,7 +83,7 @@ class RunningMeans:
         self._add(per, on_host(weight))
 
     def add_waiting(self) -> None:
-        """Add up the losses that wait, in the order in which they came."""
+        """Sum the waiting losses, in order of arrival."""
         held, self.waiting = self.waiting, []
         if not held:
             return
@@ -95,7 +95,7 @@ class RunningMeans:
             for at in range(0, len(held), 2):
                 self.add("loss", held[at], held[at + 1])
             return
-        # one by one: the `sum` of newer Pythons compensates, so that the result would depend on when somebody asks
+        # one by one: newer Pythons' `sum` compensates errors, so the result would depend on when it is called
         for number in held[at::2]:
             total += number
         for number in held[at + 1 :: 2]:
@@ -125,16 +125,16 @@ class RunningMeans:
             self._sums.update({key: number})
 
     def reduce(self, world: World, *, reset: bool = True) -> dict[str, float]:
-        """Return the means over all ranks; NaN where the weights sum to zero. Every rank calls it.
+        """Return the means over all ranks; NaN if the weights sum to zero. Every rank calls it.
 
         Args:
             world: this rank's world.
-            reset: start anew afterwards.
+            reset: set all sums to zero afterwards.
         """
         return self.reduce_noted(world, None, reset=reset)[0]
 
     def reduce_noted(self, world: World, note: Any, *, reset: bool = True) -> tuple[dict[str, float], list[Any]]:
-        """Reduce as `reduce`, and return the notes of all ranks too, by rank: small objects that travel along."""
+        """Reduce like `reduce`, and return the notes of all ranks, by rank: small objects in the same collective."""
         self.add_waiting()
         if world.world_size == 1 and not self._others:
             sums, notes = dict(sorted(self._plain.items())), [note]
@@ -163,7 +163,7 @@ class RunningMeans:
         return {**self._sums.state_dict(), **plain}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over sums."""
+        """Restore sums."""
         self.waiting = []
         mixed = {key: cell for key, cell in state.items() if cell["floats"] is not None and cell["ints"]}
         self._sums.load_state_dict(mixed)
@@ -172,22 +172,22 @@ class RunningMeans:
         self._plain = {key: cell["ints"] if cell["floats"] is None else cell["floats"] for key, cell in plain.items()}
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the sums of several ranks together."""
+        """Return the combined sums of several ranks."""
         return self._sums.merge_states(states)
 
 
 def on_host(value: Any) -> Any:
-    """Return a scalar in host memory as a number, which adds up much faster; anything else as it is."""
+    """Return a scalar in host memory as a Python number, which is much faster to add; anything else unchanged."""
     if type(value) in (float, int):
         return value
     return value.item() if getattr(value, "is_cpu", False) and value.ndim == 0 else value
 
 
 def checked_parts(parts: Mapping[str, Any] | None) -> dict[str, Stateful]:
-    """Return the user's parts as a checkpoint takes them.
+    """Return the user's parts in the form that a checkpoint needs.
 
     Raises:
-        ConfigError: a name is the trainer's own, or a part does not say how it survives another world size.
+        ConfigError: a name is reserved, or a part does not say how to treat it at another world size.
     """
     if taken := sorted(_OWN_PARTS & (parts or {}).keys()):
         raise ConfigError(f"parts= names {', '.join(taken)}, which the trainer keeps itself: give another name")
@@ -203,7 +203,7 @@ def training_parts(
     *,
     scaler: Any = None,
 ) -> dict[str, Stateful]:
-    """Return what a checkpoint of a training run holds, beside the trainer's own numbers."""
+    """Return the parts of a training run's checkpoint, without the trainer's own numbers."""
     parts: dict[str, Stateful] = {
         "model": ModelState(unwrapped(model)),
         "optimizer": OptimizerState(optimizer, unwrapped(model)),

@@ -1,4 +1,4 @@
-"""Half precision in a step: autocast around the step function, and a loss scale that all ranks agree on."""
+"""Half precision: autocast around the step function, and a loss scale on which all ranks agree."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["LossScale", "Precision", "autocasting", "make_scaler"]
 
 Precision = Literal["bf16", "fp16"]
 
-_SMALLEST = 1e-6  # about 36 skipped steps in a row from 65536: no scale will do
+_SMALLEST = 1e-6  # about 36 skipped steps in a row from 65536: no scale will work
 
 
 def autocasting(step_fn: Any, precision: Precision | None, world: World) -> Any:
-    """Return the step function under autocast to the precision; as it is for None.
+    """Return the step function under autocast to the precision; unchanged for None.
 
     Raises:
         ConfigError: there is no such precision.
@@ -41,10 +41,10 @@ def autocasting(step_fn: Any, precision: Precision | None, world: World) -> Any:
 
 
 def make_scaler(precision: Precision | None, world: World, scaler: Any = None) -> Any:
-    """Return the scaler that was given, one of torch's for fp16, None for all else.
+    """Return the given scaler, torch's own for fp16, None otherwise.
 
     Raises:
-        ConfigError: what was given is no scaler.
+        ConfigError: the given object is not a scaler.
     """
     if scaler is None and precision == "fp16":
         import torch
@@ -56,14 +56,14 @@ def make_scaler(precision: Precision | None, world: World, scaler: Any = None) -
 
 
 class LossScale:
-    """A scaler whose verdict on a step is the same on every rank.
+    """A scaler with the same decision about a step on every rank.
 
-    The gradients of replicas are equal, infinities too: all ranks find the same. Where a rank's optimizer sees only a
-    part of the gradient, what one has found is told to all: otherwise some would step and some would not.
+    Gradients of replicas are equal, including infinities, so all ranks decide alike. If a rank's optimizer has only a
+    part of the gradient, ranks exchange their findings: otherwise some would step and some would not.
 
     Args:
         scaler: a `torch.amp.GradScaler`, equal on all ranks.
-        optimizer: what steps.
+        optimizer: the optimizer that steps.
         world: this rank's world.
     """
 

@@ -1,4 +1,4 @@
-"""What made a run: the part of its configuration that must match when it is resumed."""
+"""The configuration of a run that must match when it is resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAY_CHANGE", "environment_record", "run_record"]
 
-# What is recorded and decides no number of a step: a run of other values is the same run.
+# Recorded settings that affect no number of a step: a run may change them.
 MAY_CHANGE = (
     "step_fn_code",
     *(f"train.{name}" for name in ("epochs", "limit_steps", "log_every", "save_every", "keep")),
@@ -49,12 +49,12 @@ def run_record(
 ) -> dict[str, JSON]:
     """Return the configuration of a run: equal for the same command at any world size, different otherwise.
 
-    But for `MAY_CHANGE`.
+    Except for `MAY_CHANGE`.
     """
     state = train.state_dict()
     order = train.order
     return {
-        **({} if init_from is None else {"init_from": init_from}),  # runs of before have no such key
+        **({} if init_from is None else {"init_from": init_from}),  # earlier runs have no such key
         "model": _model_record(model),
         "optimizer": _optimizer_record(optimizer),
         "scheduler": None if scheduler is None else type(scheduler).__name__,
@@ -67,14 +67,14 @@ def run_record(
             "batch_size": None if order is None else order.batch_size or None,
             "remainder": None if order is None else order.remainder or None,
         },
-        # runs of before know no precision
+        # earlier runs have no precision
         "train": {k: v for k, v in options.items() if k != "may_change" and (k != "precision" or v is not None)},
         "user": dict(user),
     }
 
 
 def environment_record(world: World) -> dict[str, JSON]:
-    """Return where an attempt ran: recorded, not compared."""
+    """Return the environment of an attempt: recorded, not compared."""
     import numpy as np
     import torch
 
@@ -115,10 +115,10 @@ def _code_version() -> dict[str, JSON] | None:
 
 
 def _code_record(step_fn: Any) -> str:
-    """Return a hash of what a function does, of its own code alone, as far as it can be seen.
+    """Return a hash of what a function does, from its own code alone, as far as possible.
 
-    The code that this process has imported, not the file, which may have been edited since: comments and lines do not
-    count, and the version of Python, whose code differs, stands before the hash.
+    It uses the code that this process has imported, not the file, which may have changed since. Comments and line
+    numbers do not count. The version of Python, which determines the code, comes before the hash.
     """
     while isinstance(step_fn, functools.partial):
         step_fn = step_fn.func
@@ -134,7 +134,7 @@ def _told(constant: Any) -> str:
         return f"{constant.co_code.hex()} {names} {_told(constant.co_consts)}"
     if isinstance(constant, tuple):
         return f"({', '.join(map(_told, constant))})"
-    # the order of a set changes from process to process
+    # the order of a set differs between processes
     return f"{sorted(map(repr, constant))}" if isinstance(constant, frozenset) else repr(constant)
 
 
@@ -151,7 +151,7 @@ def _model_record(model: nn.Module) -> dict[str, JSON]:
 
 
 def _plain_name(model: nn.Module) -> str:
-    """Return the name of the module's class before `fully_shard` made another of it: a sharded run is the same run."""
+    """Return the name of the module's class before `fully_shard` replaced it: a sharded run is the same run."""
     kinds = [kind for kind in type(model).__mro__ if kind.__name__ != "FSDPModule"]
     return (
         kinds[1].__name__

@@ -13,16 +13,16 @@ __all__ = ["BySamples", "step_schedule"]
 class BySamples:
     """A scheduler that is stepped once for every `per` samples that were trained on, over all ranks.
 
-    Its plan is made in units of `per` samples, so that another global batch size, in mid-run too, leaves it alone::
+    Its plan is in units of `per` samples, so that another global batch size, even in mid-run, does not change it::
 
         plan = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=num_samples * epochs // 64)
         Trainer(..., scheduler=BySamples(plan, per=64), may_change={"batch_size"})
 
-    `ExactStep` and `Trainer` tell it the samples of each step; in a loop of your own call ``step(num_samples)``.
+    `ExactStep` and `Trainer` pass the samples of each step; in a loop of your own call ``step(num_samples)``.
 
     Args:
-        scheduler: anything with a ``step()`` that wants no value.
-        per: samples of one of its steps.
+        scheduler: any object with a ``step()`` without required arguments.
+        per: samples per step of the scheduler.
 
     Raises:
         ConfigError: `per` is below 1.
@@ -36,14 +36,14 @@ class BySamples:
         self.num_samples = 0
 
     def step(self, num_samples: int | None = None) -> None:
-        """Count the samples of an optimizer step, `per` if they are not given; step the scheduler when it is due."""
+        """Count the samples of an optimizer step (default `per`); step the scheduler when due."""
         before = self.num_samples // self.per
         self.num_samples += self.per if num_samples is None else num_samples
         for _ in range(self.num_samples // self.per - before):
             self.scheduler.step()
 
     def get_last_lr(self) -> list[float]:
-        """Return the learning rates that the scheduler has set last."""
+        """Return the learning rates that the scheduler set last."""
         rates: list[float] = self.scheduler.get_last_lr()
         return rates
 
@@ -52,7 +52,7 @@ class BySamples:
         return {"num_samples": self.num_samples, "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over both."""
+        """Restore both."""
         self.num_samples = int(state["num_samples"])
         self.scheduler.load_state_dict(state["scheduler"])
 

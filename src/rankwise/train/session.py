@@ -1,4 +1,4 @@
-"""A training run on disk, seen by the loop: open, restore, log, save, finish. With ``run=False`` nothing is written."""
+"""A training run on disk: open, restore, log, save, finish. With ``run=False`` nothing is written."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ __all__ = ["Resume", "RunChoice", "Session"]
 
 Resume = Literal["auto", "must", "never"]
 _LOG = logging.getLogger("rankwise.train")
-_HOLD_S = 0.1  # a line that is written alone costs several times what one of many does
-# Set above 0 where this process is a restart of the same start, by rankwise, torchrun or Slurm.
+_HOLD_S = 0.1  # writing a single line costs several times as much as one of many
+# Positive if this process is a restart of the same start, by rankwise, torchrun or Slurm.
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunChoice:
-    """Where a run is written and whether it may continue one.
+    """The place of a run, and whether it may be continued.
 
     Attributes:
         path: run directory; None = RANKWISE_RUN_DIR, else ``runs/<script>``; False writes nothing.
         resume: None = RANKWISE_RESUME, else "auto".
         tensorboard: also write TensorBoard event files.
         sinks: see `rankwise.tracking.Tracker`.
-        options: which checkpoints stay, and who writes them.
-        fresh: move what is there aside and start anew; None = RANKWISE_FRESH=1. A restart of this start goes on.
+        options: which checkpoints to keep, and how to write them.
+        fresh: move an existing run aside and start over; None = RANKWISE_FRESH=1. A restart of this start continues.
         may_change: see `TrainOptions`.
-        init_from: run directory, or folder of checkpoints, of whose newest one a new run takes the weights.
+        init_from: run directory, or folder of checkpoints; a new run takes the weights from its newest checkpoint.
     """
 
     path: str | os.PathLike[str] | Literal[False] | None = None
@@ -67,21 +67,21 @@ class RunChoice:
 
     @property
     def chosen_resume(self) -> Resume:
-        """What was asked for, by argument or by the launcher."""
+        """The value from the argument or from the launcher."""
         return self.resume or cast("Resume", os.environ.get("RANKWISE_RESUME", "auto"))
 
     @property
     def chosen_fresh(self) -> bool:
-        """What was asked for, by argument or by the launcher, at the first attempt of a start."""
+        """The value from the argument or from the launcher, at the first attempt of a start."""
         wanted = os.environ.get("RANKWISE_FRESH") == "1" if self.fresh is None else self.fresh
         return wanted and all(os.environ.get(name, "0") in ("", "0") for name in _RESTARTS)
 
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """The run directory, tracker and checkpoints of one `fit`, and how far the run is.
+    """The run directory, tracker and checkpoints of one `fit`, and the progress of the run.
 
-    `by_length`: nothing but their number tells these data from others, which is said where it matters.
+    `by_length`: only their length identifies the data; messages say so if it matters.
     """
 
     choice: RunChoice
@@ -114,7 +114,7 @@ class Session:
         by_length: bool = False,
         reopen: bool = False,
     ) -> Iterator[Session]:
-        """Open the run directory (every rank calls it) and close everything at the end, whatever happens."""
+        """Open the run directory (every rank calls it) and close everything at the end, also after an error."""
         session = cls(choice=choice, world=world, record=record, parts=dict(parts), by_length=by_length)
         session.parts["progress"] = session.progressed
         try:
@@ -125,7 +125,7 @@ class Session:
             session._close()
 
     def reopen(self) -> None:
-        """Open a finished run again, to go on. Every rank calls it, and `restore` after it."""
+        """Open a finished run again, to continue it. Every rank calls it, and `restore` afterwards."""
         self._close()
         self._take_run(reopen=True)
 
@@ -167,7 +167,7 @@ class Session:
 
     def _close(self) -> None:
         if self.checkpointer is not None:
-            self.checkpointer.close(publish=False)  # after an error: the others may not come to publish it
+            self.checkpointer.close(publish=False)  # after an error: the other ranks may not take part in publishing
         if self.tracker is not None:
             self.tracker.close()
             self.tracker = None
@@ -175,7 +175,7 @@ class Session:
             self.run_dir.close()
 
     def keep_findings(self, guard: Guard) -> None:
-        """Leave what the guard found, and how many samples were left out, for `rankwise report`; nothing of nothing."""
+        """Write the guard's findings and the number of skipped samples, for `rankwise report`, if there are any."""
         told = [{**asdict(finding), "text": str(finding)} for finding in guard.findings]
         found = {"num_lost": self.progressed.num_lost, "guard": told}
         if self.run_dir is None or not self.world.is_main or not any(found.values()):
@@ -185,7 +185,7 @@ class Session:
             before = json.loads(path.read_bytes()) if path.exists() else {}
             this = {"time": time.time(), "num_steps": self.progressed.num_steps, **found}
             write_whole(path, json.dumps({**before, str(self.run_dir.attempt): this}).encode(), durable=False)
-        except (OSError, ValueError) as error:  # a report that lacks a line is no reason to end
+        except (OSError, ValueError) as error:  # an incomplete report must not end the run
             _LOG.warning("%s: what the guard found is not kept: %s", path, error)
 
     def _say_changes(self, run_dir: RunDir) -> None:
@@ -212,15 +212,15 @@ class Session:
 
     @property
     def finished(self) -> Mapping[str, Any] | None:
-        """What the run came to when it was finished before, None otherwise."""
+        """The result of the run if it was finished before, None otherwise."""
         return None if self.run_dir is None else self.run_dir.finished
 
     def restore(self) -> None:
-        """Load the newest good checkpoint into the parts, or start afresh. Every rank calls it.
+        """Load the newest valid checkpoint into the parts, or start fresh. Every rank calls it.
 
         Raises:
-            CheckpointError: the run is finished, and its last state is not there.
-            RunDirError: the run has published checkpoints, and none is there.
+            CheckpointError: the run is finished, and its last checkpoint is missing.
+            RunDirError: the run has published checkpoints, and none exists.
         """
         seed_training(self.world, 0)
         hooks = [name for name in self.parts if name.startswith("hook_")]  # a hook may be new
@@ -241,7 +241,7 @@ class Session:
             self.tracker.start_attempt(self.resumed_step, ids=ids)
 
     def _begin(self) -> None:
-        """Start at step 0, unless something was there before."""
+        """Start at step 0, unless there was an earlier attempt."""
         run, ways = self.run_dir, "start anew with --fresh, Trainer(fresh=True) or RANKWISE_FRESH=1"
         if run is not None and run.finished is not None:
             raise CheckpointError(
@@ -264,7 +264,7 @@ class Session:
         self.resumed_text = f"starting from the weights of {report.path}"
 
     def _refuse_other_state(self, report: RestoreReport) -> None:
-        """Raise where a finished run's newest checkpoint is not that of its end: the recorded values are not its."""
+        """Raise if a finished run's newest checkpoint is not its last one: the recorded values would not match."""
         wanted = None if self.finished is None else self.finished["values"].get("num_steps")
         if self.run_dir is not None and wanted not in (None, report.step):
             raise CheckpointError(
@@ -274,7 +274,7 @@ class Session:
             )
 
     def _continued(self, report: RestoreReport) -> str:
-        """Say what is continued, and what another world size changes."""
+        """Log what is continued, and what another world size changes."""
         assert self.run_dir is not None
         text = f"continuing {self.run_dir.path} after step {report.step} (attempt {self.run_dir.attempt})"
         if report.world_size != self.world.world_size:
@@ -284,28 +284,28 @@ class Session:
         return text
 
     def log(self, values: Mapping[str, float], *, epoch: int) -> None:
-        """Write one line of reduced numbers for the current step (the main rank does)."""
+        """Write one line of reduced numbers for the current step (on the main rank)."""
         if self.tracker is not None:
             self.tracker.log(self.progressed.num_steps, values, epoch=epoch)
 
     def flush(self) -> None:
-        """Write the lines that wait for the next ones (the main rank does)."""
+        """Write buffered lines (on the main rank)."""
         if self.tracker is not None:
             self.tracker.flush()
 
     def save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
-        """Save a checkpoint of the completed step; one that a thread writes is published later. Every rank calls it.
+        """Save a checkpoint of the completed step; one written by a thread is published later. Every rank calls it.
 
         Args:
-            values: of the last epoch; by new ones the checkpoint is compared with others.
-            unvalidated: an epoch whose steps are done, and whose validation is not.
+            values: of the last epoch; new values are compared with those of other checkpoints.
+            unvalidated: an epoch whose steps are done, but not its validation.
         """
         same = values is self.last_values or unvalidated is not None
         new = {} if same else {name: float(value) for name, value in values.items()}
         self.last_values = values
         if self.checkpointer is None or self.run_dir is None:
             return
-        self.flush()  # what goes on from here takes the lines before it as written
+        self.flush()  # a run that resumes here expects earlier lines to be written
         meta: dict[str, JSON] = {"values": dict(values)}
         if self.tracker is not None and self.tracker.ids:
             meta["trackers"] = dict(self.tracker.ids)
@@ -315,12 +315,12 @@ class Session:
         self._note_published()
 
     def poll(self) -> None:
-        """Publish what a thread has written meanwhile. Every rank calls it after each step."""
+        """Publish what a thread has written. Every rank calls it after each step."""
         if self.checkpointer is not None and self.checkpointer.poll() is not None:
             self._note_published()
 
     def wait(self) -> None:
-        """Wait for the thread that writes, and publish. Every rank calls it before a run ends or stops."""
+        """Wait for the writing thread, and publish. Every rank calls it before a run ends or stops."""
         if self.checkpointer is not None and self.checkpointer.wait() is not None:
             self._note_published()
 
@@ -336,16 +336,16 @@ class Session:
 
     @contextmanager
     def listen(self) -> Iterator[None]:
-        """Note signals, where something can be saved, and the time limit."""
+        """Record signals, if anything can be saved, and watch the time limit."""
         saves, limit_s = self.choice.path is not False, self.choice.options.max_seconds
         if not saves and limit_s is None:
-            yield  # nothing ends the run early: nobody asks
+            yield  # nothing can end the run early
             return
         with Interruption(self.world, max_seconds=limit_s, signals=saves) as self.interruption:
             yield
 
     def leave(self) -> NoReturn:
-        """Record that this attempt ends here because it was asked to, and end it. Every rank calls it.
+        """Record that this attempt ends here on request, and end it. Every rank calls it.
 
         Raises:
             Interrupted: always.
@@ -359,13 +359,13 @@ class Session:
 
     @property
     def newest_text(self) -> str:
-        """Say which checkpoint a run that has to stop leaves."""
+        """Return which checkpoint a stopping run leaves."""
         if self.newest is None:
             return "No checkpoint was written yet" if self.checkpointer else "Nothing is written by run=False"
         return f"The newest checkpoint, {self.newest}, is from before and intact"
 
     def finish(self, values: Mapping[str, float]) -> None:
-        """Record the final values: from now on the run is never written again. Every rank calls it."""
+        """Record the final values: the run is not written again. Every rank calls it."""
         run = self.run_dir
         self.wait()
         if run is not None:
@@ -384,5 +384,5 @@ class Session:
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON has no NaN and no infinity."""
+    """Replace NaN and infinity, which JSON lacks."""
     return {name: value if abs(value) < float("inf") else None for name, value in values.items()}

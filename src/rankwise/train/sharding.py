@@ -1,4 +1,4 @@
-"""Models sharded by `fully_shard` (FSDP2) and optimizers whose state is: made, recognised, and seen from inside."""
+"""Models sharded by `fully_shard` (FSDP2), and optimizers with sharded state: creation, detection and inspection."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ __all__ = [
     "watched_units",
 ]
 
-_MIN_UNIT_BYTES = 1 << 20  # smaller units cost more in all-gathers than their memory is worth
+_MIN_UNIT_BYTES = 1 << 20  # smaller units cost more in all-gathers than they save in memory
 _MOST_NAMES = 8
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:
-    """Return the modules that `fully_shard` was applied to, the outer ones first."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # none is where that is not imported
+    """Return the modules to which `fully_shard` was applied, outer ones first."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # if it is not imported, there are none
     kind = getattr(fsdp, "FSDPModule", None)
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether parameters of the model are sharded over ranks by `fully_shard`: DTensors, a part on each rank."""
+    """Whether parameters of the model are sharded over ranks by `fully_shard`: DTensors, with a part on each rank."""
     return bool(sharded_modules(model))
 
 
 def shards_state(optimizer: Any) -> bool:
-    """Whether a rank holds only a part of the optimizer's state.
+    """Whether each rank has only a part of the optimizer's state.
 
-    So does a `ZeroRedundancyOptimizer` (whole tensors, each on one rank; it has `consolidate_state_dict`), and any
-    optimizer over parameters of `fully_shard` (a part of each tensor on each rank, as DTensors).
+    This holds for a `ZeroRedundancyOptimizer` (whole tensors, each on one rank; it has `consolidate_state_dict`), and
+    for any optimizer over parameters of `fully_shard` (a part of each tensor on each rank, as DTensors).
     """
     groups = getattr(optimizer, "param_groups", ())
     return hasattr(optimizer, "consolidate_state_dict") or any(_is_dtensor(p) for g in groups for p in g["params"])
@@ -67,19 +67,19 @@ def _is_dtensor(tensor: Any) -> bool:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a sharded tensor, over the same memory; any other tensor as it is."""
+    """Return this rank's part of a sharded tensor, over the same memory; any other tensor unchanged."""
     part: torch.Tensor = tensor.to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
     return part
 
 
 @dataclass(slots=True, kw_only=True)
 class Prepared:
-    """What `prepare` decided for a model, for those who come later.
+    """The decisions of `prepare` for a model, for later use.
 
     Attributes:
         strategy: "none" on one rank, "ddp", "zero1" or "fsdp".
         group: the process group, None for the default one.
-        find_unused: parameters may be without a gradient.
+        find_unused: whether parameters may lack a gradient.
         before: the parameters that `fully_shard` has replaced, with their names; by id.
     """
 
@@ -93,12 +93,12 @@ _prepared: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDicti
 
 
 def note_prepared(model: nn.Module, prepared: Prepared) -> None:
-    """Remember what was decided for a model."""
+    """Remember the decisions for a model."""
     _prepared[model] = prepared
 
 
 def prepared_as(model: nn.Module) -> Prepared:
-    """Return what was decided for a model; for one that others have wrapped, nothing."""
+    """Return the decisions for a model; defaults for a model wrapped elsewhere."""
     return _prepared.get(model) or Prepared(strategy="none")
 
 
@@ -112,17 +112,17 @@ def shard(
     compile_options: Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> Prepared:
-    """Shard a module in place, unit by unit, each on the device and equal to rank 0's before. Every rank calls it.
+    """Shard a module in place, unit by unit, on the device, after making it equal to rank 0's. Every rank calls it.
 
     Args:
-        model: plain, on any device: no rank ever holds more than its shards and one unit on its own device.
+        model: plain, on any device: no rank ever has more than its shards and one unit on its own device.
         world: this rank's world.
         group: its process group, None for the default one.
-        units: modules that are gathered and freed as one; None = the parts of its ModuleLists and Sequentials. What
-            lies in none is a unit of its own.
-        find_unused: ranks may use different parameters: then all is one unit, which every rank gathers.
-        compile_options: of `torch.compile`, which is given the units one by one; None compiles nothing.
-        options: of `fully_shard`.
+        units: modules that are gathered and freed together; None = the members of its ModuleLists and Sequentials. The
+            remaining parameters form a unit of their own.
+        find_unused: whether ranks may use different parameters: then all is one unit, which every rank gathers.
+        compile_options: options for `torch.compile`, applied to each unit; None does not compile.
+        options: for `fully_shard`.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
@@ -133,7 +133,7 @@ def shard(
     chosen = [] if find_unused else units_of(model) if units is None else list(units)
     if compile_options is not None:
         for unit in chosen or [child for child in model.children() if any(True for _ in child.parameters())]:
-            unit.compile(**compile_options)  # in place: the names of the parameters stay
+            unit.compile(**compile_options)  # in place: the parameter names stay the same
     for unit in dict.fromkeys([*chosen, model]):
         unit.to(world.device)
         _send_to_all(unit, group)
@@ -146,7 +146,7 @@ def shard(
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost parts of lists and sequences that are large and share no parameter with the others."""
+    """Return the outermost members of lists and sequences that are large and share no parameter with the others."""
     return list(_units(model, Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))))
 
 
@@ -165,7 +165,7 @@ def _units(module: nn.Module, total: Counter[int]) -> Iterator[nn.Module]:
 
 
 def _send_to_all(module: nn.Module, group: Any) -> None:
-    """Make the plain parameters and buffers those of rank 0, as DistributedDataParallel does."""
+    """Copy plain parameters and buffers from rank 0 to all ranks, as DistributedDataParallel does."""
     import torch
     import torch.distributed as dist
 
@@ -178,10 +178,10 @@ def _send_to_all(module: nn.Module, group: Any) -> None:
 
 
 def check_sharded(model: nn.Module, world: World) -> None:
-    """Refuse a sharded model whose gradients would not be added up over the ranks of this world, and all of them.
+    """Refuse a sharded model whose gradients would not be summed over exactly the ranks of this world.
 
     Raises:
-        ConfigError: it says how the model is mended.
+        ConfigError: the message says how to fix the model.
     """
     from torch import nn
 
@@ -208,14 +208,14 @@ def check_sharded(model: nn.Module, world: World) -> None:
                 "strategy='ddp' or 'zero1', sync_batchnorm=True, or another norm (GroupNorm)"
             )
     for part in sharded_modules(model):
-        # what Window undoes, whatever was set before; the second name is that of older versions
+        # Window undoes this factor, whatever its earlier value; the second name is that of older versions
         set_factor = getattr(part, "set_gradient_divide_factor", None) or part.set_reduce_scatter_divide_factor
         set_factor(float(world.world_size))
 
 
 @contextmanager
 def unsynchronised(model: nn.Module) -> Iterator[None]:
-    """Keep the gradients of a sharded model on their rank, as `no_sync` of DistributedDataParallel does."""
+    """Keep the gradients of a sharded model on their rank, like `no_sync` of DistributedDataParallel."""
     parts = sharded_modules(model)
     for part in parts:
         part.set_requires_gradient_sync(False, recurse=False)
@@ -229,8 +229,8 @@ def unsynchronised(model: nn.Module) -> Iterator[None]:
 def watch_gradients(model: nn.Module, note: Callable[[int], None]) -> list[Any]:
     """Call ``note(index)`` when the index-th trainable parameter gets a gradient; returns handles to `remove`.
 
-    `fully_shard` computes with gathered tensors that stand in for the parameters from the pre-forward hook of their
-    unit on: they are met there.
+    From the pre-forward hook of their unit on, `fully_shard` computes with gathered tensors instead of the parameters:
+    the hooks are set on these.
     """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     index = {id(p): number for number, (_, p) in enumerate(trained)}
@@ -258,9 +258,9 @@ def watch_gradients(model: nn.Module, note: Callable[[int], None]) -> list[Any]:
 
 @contextmanager
 def watched_units(model: nn.Module) -> Iterator[tuple[list[str], list[str]]]:
-    """Note how a sharded model is gone through: the trainable parameters without a gradient, and the units by entry.
+    """Record the trainable parameters without a gradient, and the order in which a sharded model's units are entered.
 
-    While it lasts ranks may use different parameters of a unit: nothing has been compared yet. Other models: empty.
+    Meanwhile ranks may use different parameters of a unit: nothing has been compared yet. Other models: empty lists.
     """
     unused: list[str] = []
     entered: list[str] = []
@@ -289,20 +289,20 @@ def watched_units(model: nn.Module) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def prepare_optimizer(optimizer: Any, model: nn.Module) -> Any:
-    """Return the optimizer for a model that `prepare` returned: over its shards, or with a shard of the state.
+    """Return the optimizer for a prepared model: over its shards, or with a shard of the state.
 
-    With "fsdp" the optimizer itself comes back: the parameters that it was made of are replaced by the sharded ones,
-    by name. With "zero1" a `ZeroRedundancyOptimizer` comes back, which holds one of the same class, groups and settings
-    over this rank's part; the one that was given shares its groups, so that a scheduler made over it still works.
-    With "ddp", on one rank and for models wrapped by others it comes back as it is. Every rank calls it.
+    With "fsdp" the optimizer itself is returned: its parameters are replaced by the sharded ones, by name. With "zero1"
+    a `ZeroRedundancyOptimizer` is returned, which has an optimizer of the same class, groups and settings for this
+    rank's part; the given one shares its groups, so that a scheduler made for it still works. With "ddp", on one rank
+    and for models wrapped elsewhere, it is returned unchanged. Every rank calls it.
 
     Args:
-        optimizer: of torch, over the parameters of the plain module or of the prepared one, and without state yet; or
+        optimizer: a torch optimizer over the parameters of the plain or the prepared module, without state so far; or
             a function that makes it: ``lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)``.
         model: what `prepare` returned.
 
     Raises:
-        ConfigError: it has state already, or holds tensors that are not the model's.
+        ConfigError: it already has state, or tensors that are not the model's.
     """
     if not hasattr(optimizer, "param_groups") and callable(optimizer):
         optimizer = optimizer([p for p in model.parameters() if p.requires_grad])
@@ -338,7 +338,7 @@ def _take_shards(optimizer: Any, model: nn.Module, prepared: Prepared) -> None:
 
 
 def over_groups(optimizer: Any, groups: list[dict[str, Any]], *, hooks: bool = True) -> Any:
-    """Return an optimizer of the same class and settings over other groups, whatever its constructor takes."""
+    """Return an optimizer of the same class and settings over other groups, whatever its constructor's arguments."""
     made: Any = object.__new__(type(optimizer))
     # not `step`, which a scheduler may have replaced by one of the old optimizer
     made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
@@ -361,7 +361,7 @@ def _zero(optimizer: Any, prepared: Prepared) -> Any:
     def share_groups(_: Any = None) -> None:
         optimizer.param_groups = zero.param_groups
 
-    zero.register_load_state_dict_post_hook(share_groups)  # loading makes new ones
+    zero.register_load_state_dict_post_hook(share_groups)  # loading creates new groups
     share_groups()
     optimizer._opt_called = True  # noqa: SLF001  (a scheduler asks it whether steps were taken: not by itself)
     return zero

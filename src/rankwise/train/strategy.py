@@ -1,4 +1,4 @@
-"""`prepare`: a model on its rank's device, replicated or sharded; and how `strategy="auto"` decides between these."""
+"""`prepare`: puts a model on its rank's device, replicated or sharded; and the decision for `strategy="auto"`."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
 __all__ = ["Decision", "Evidence", "decide", "prepare", "prepare_training", "wrap_options"]
 
 _LOG = logging.getLogger("rankwise.train")
-_FEW_SAMPLES = 16  # of one rank in one pass: batch statistics of fewer are noise
-_SHARE = 0.5  # of a device's memory; the rest is left to activations, which nobody knows before
+_FEW_SAMPLES = 16  # of one rank in one pass: batch statistics of fewer are too noisy
+_SHARE = 0.5  # of a device's memory; the rest is for activations, whose size is unknown
 _MOST_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a decision may rest on, beside the model itself.
+    """Inputs of a decision, besides the model itself.
 
     Attributes:
-        optimizer: the optimizer, or the function that makes it; None: two moments for each parameter are assumed.
-        first_pass: returns the loss of a real micro-batch, a scalar with a graph; called with the plain model, to see
-            which parameters get no gradient. None looks at nothing.
-        batch_per_rank: samples of one rank in one pass, None where that is unknown.
-        memory_bytes: of this rank's device; None asks the device, or shares the machine's among its ranks.
+        optimizer: the optimizer, or the function that makes it; None: assume two moments for each parameter.
+        first_pass: returns the loss of a real micro-batch, a scalar with a graph; called with the plain model, to find
+            parameters without a gradient. None skips this.
+        batch_per_rank: samples of one rank in one pass, None if unknown.
+        memory_bytes: of this rank's device; None asks the device, or divides the machine's among its ranks.
     """
 
     optimizer: Any = None
@@ -68,8 +68,8 @@ class Evidence:
 
     @classmethod
     def of_data(cls, step_fn: Any, loader: BaseLoader, optimizer: Any, world: World) -> Evidence:
-        """Return what the first step's batches tell. Every rank calls it with its own loader."""
-        # what a stream has given is gone: it is not looked at
+        """Return the evidence from the first step's batches. Every rank calls it with its own loader."""
+        # batches taken from a stream cannot be put back: do not look at them
         batches = None if isinstance(loader, StreamLoader) else next(iter(loader), None)
         if batches is None:
             return cls(optimizer=optimizer)
@@ -83,14 +83,14 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What was decided; equal on all ranks.
+    """The decision; equal on all ranks.
 
     Attributes:
         strategy: "ddp", "zero1" or "fsdp".
-        find_unused: the first pass left parameters of some rank without a gradient.
-        few_samples: batch statistics would be taken over few samples of one rank.
+        find_unused: whether the first pass left parameters of some rank without a gradient.
+        few_samples: whether batch statistics would use few samples per rank.
         bytes_per_rank: estimate for each strategy: parameters, gradients, optimizer state, buckets; no activations.
-        reasons: in words.
+        reasons: the reasons, in words.
     """
 
     strategy: Literal["ddp", "zero1", "fsdp"]
@@ -101,7 +101,7 @@ class Decision:
 
 
 def decide(model: nn.Module, world: World, evidence: Evidence) -> Decision:
-    """Return the first of ddp, zero1 and fsdp that fits, and what else the evidence asks for; said on the main rank.
+    """Return the first of ddp, zero1 and fsdp that fits, and the other decisions; logged on the main rank.
 
     Every rank calls it, with the same plain model.
     """
@@ -148,7 +148,7 @@ def _batch_norms(model: nn.Module) -> list[str]:
 
 
 def _unused(model: nn.Module, world: World, evidence: Evidence) -> list[str] | None:
-    """Return the trainable parameters that the first pass of some rank left without a gradient; None: not known."""
+    """Return the trainable parameters without a gradient in the first pass of any rank; None: unknown."""
     if not all(world.all_gather_object(evidence.first_pass is not None)):
         return None
     assert evidence.first_pass is not None
@@ -161,7 +161,7 @@ def _unused(model: nn.Module, world: World, evidence: Evidence) -> list[str] | N
 
 
 def _estimate(model: nn.Module, world_size: int, optimizer: Any) -> tuple[dict[str, int], str]:
-    """Return the bytes per rank of each strategy, and what had to be assumed, in words."""
+    """Return the bytes per rank for each strategy, and the assumptions, in words."""
     every = sum(p.nbytes for p in model.parameters())
     trained = [p.nbytes for p in model.parameters() if p.requires_grad]
     grads, ratio = sum(trained), _state_ratio(optimizer)
@@ -180,7 +180,7 @@ def _estimate(model: nn.Module, world_size: int, optimizer: Any) -> tuple[dict[s
 
 
 def _state_ratio(optimizer: Any) -> float | None:
-    """Return bytes of state per byte of a parameter: measured on one step of a tiny one; None where that fails."""
+    """Return bytes of state per byte of a parameter, measured with one step of a tiny one; None if that fails."""
     import torch
 
     tiny = torch.nn.Parameter(torch.zeros(16, 16))
@@ -228,40 +228,39 @@ def prepare(
     evidence: Evidence | None = None,
     **options: Any,
 ) -> nn.Module:
-    """Return the model on its rank's device, its replicas or shards joined. The same call serves any number of ranks.
+    """Return the model on its rank's device, with replicas or shards connected; the same call for any world size.
 
-    The order is right by construction: device first (a model that is moved after the wrap loses its gradient hooks
-    without a word), then batch statistics, then the wrap, then the compiler. On one rank nothing is wrapped: the model
-    itself comes back. Every rank of the world must call it: rank 0's weights are sent to all.
+    It guarantees the right order: first the device (a model that is moved after wrapping silently loses its gradient
+    hooks), then batch statistics, wrapper and compiler. On one rank nothing is wrapped: the model itself is returned.
+    Every rank of the world must call it: rank 0's weights are sent to all.
 
-    From then on the global generators of `random`, NumPy and torch differ between ranks: otherwise all ranks would drop
-    the same units and add the same noise. Those of rank 0 go on where they were, as on one rank, so that a model built
-    later begins with the same weights at any number of ranks; each further rank is seeded by (the world's seed, rank).
-    What must be equal on all ranks is drawn before, or from ``world.generator("what")``. A random state that is
-    restored afterwards holds.
+    Afterwards the global generators of `random`, NumPy and torch differ between ranks: otherwise all ranks would drop
+    the same units and add the same noise. Those of rank 0 are unchanged, so that a model built later has the same
+    initial weights at any number of ranks; each other rank is seeded by (the world's seed, rank). Draw values that must
+    be equal on all ranks before, or from ``world.generator("what")``. A random state restored later wins.
 
     Args:
-        model: the module, not wrapped yet.
+        model: the module, not yet wrapped.
         world: this rank's world; `World.current()` if None.
-        strategy: "ddp": everything on each rank (DistributedDataParallel). "zero1": that, and each rank holds a part of
-            the optimizer's state. "fsdp": each rank holds a part of parameters, gradients and state (`fully_shard`),
-            and ``model`` itself comes back, with other parameters. For both pass the optimizer through
-            `prepare_optimizer`. "auto" takes the first of these that fits the device, and says why.
-        static_graph: of DistributedDataParallel: the same parameters are used at every step.
-        find_unused: a step may leave parameters without a gradient, others on each rank.
-        bucket_mb: size of the buckets of gradients that travel together, of DistributedDataParallel.
-        comm_hook: what travels: "fp16" or "bf16" halves it, "powersgd" sends factors of low rank, or a hook of your
-            own, ``hook(None, bucket)``; alone, or as ``(state, hook)``. With "fsdp" the first two only.
+        strategy: "ddp": everything on each rank (DistributedDataParallel). "zero1": the same, but each rank has only a
+            part of the optimizer's state. "fsdp": each rank has a part of parameters, gradients and state
+            (`fully_shard`), and ``model`` itself is returned, with other parameters. For both, pass the optimizer to
+            `prepare_optimizer`. "auto" takes the first of these that fits the device, and logs the reason.
+        static_graph: for DistributedDataParallel: every step uses the same parameters.
+        find_unused: whether a step may leave parameters without a gradient, different ones on each rank.
+        bucket_mb: size of gradient buckets, for DistributedDataParallel.
+        comm_hook: format of gradients in transit: "fp16" or "bf16" halves them, "powersgd" sends low-rank factors, or
+            your own hook, ``hook(None, bucket)``; alone, or as ``(state, hook)``. With "fsdp" the first two only.
         compile: pass the result through torch.compile (with "fsdp" its units), with these options if it is a mapping.
-        units: parts of the model that "fsdp" gathers one at a time; None = the parts of its ModuleLists and Sequentials
-            that are large enough.
+        units: parts of the model that "fsdp" gathers one at a time; None = the members of its ModuleLists and
+            Sequentials that are large enough.
         sync_batchnorm: batch statistics over the samples of all ranks, as one rank with the whole micro-batch has them:
-            True wants layers that take some, "auto" replaces those that are there. Costs two collectives a layer.
-        evidence: what "auto" may know beside the model; see `Evidence`.
+            True requires layers with such statistics, "auto" replaces existing ones. Costs two collectives per layer.
+        evidence: inputs for "auto" besides the model; see `Evidence`.
         **options: further ones of DistributedDataParallel, or of `fully_shard` (``mp_policy=``, ...).
 
     Raises:
-        ConfigError: the model is wrapped already, or an option is decided here, or unknown to the strategy.
+        ConfigError: the model is already wrapped, or an option is set by this function, or unknown to the strategy.
         GuardError: names, shapes or dtypes of the model differ between ranks.
     """
     world = joined_world(world, "prepare")
@@ -283,7 +282,7 @@ def prepare(
         from rankwise.train.batch_norm import join_batch_norms
 
         model = join_batch_norms(model, world, wish=sync_batchnorm)
-    check_signature(model, world)  # names what differs: a wrap would leave ranks waiting for the others
+    check_signature(model, world)  # names the differences: a wrapper would leave ranks waiting for each other
     if world.world_size == 1 or not any(p.requires_grad for p in model.parameters()):
         prepared, record = model.to(world.device), Prepared(strategy="none")
     elif strategy == "fsdp":
@@ -344,10 +343,10 @@ def _check_options(strategy: str, options: Mapping[str, Any], comm_hook: Any, un
 def wrap_options(
     model: nn.Module, strategy: Strategy | None, options: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Return the options of `prepare` for a plain module, None for a model that is wrapped already.
+    """Return the options of `prepare` for a plain module, None for a model that is already wrapped.
 
     Raises:
-        ConfigError: there are options for a model that is wrapped already.
+        ConfigError: there are options for a model that is already wrapped.
     """
     plain = unwrapped(model) is model and not is_sharded(model)
     if (strategy or options) and not plain:
@@ -364,12 +363,12 @@ def prepare_training(
     options: Mapping[str, Any] | None,
     evidence: Evidence | None,
 ) -> tuple[nn.Module, Any, Any]:
-    """Return model, optimizer and scheduler as they train together, checked; made where functions that make them came.
+    """Return checked model, optimizer and scheduler for training; calls functions that were given to make them.
 
     Args:
-        model: plain, or wrapped already where `options` is None.
+        model: plain, or already wrapped if `options` is None.
         optimizer: see `prepare_optimizer`.
-        scheduler: or a function that makes it of the optimizer.
+        scheduler: a scheduler, or a function of the optimizer that makes it.
         world: this rank's world.
         options: of `prepare`.
         evidence: for strategy="auto".

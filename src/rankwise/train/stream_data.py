@@ -1,4 +1,4 @@
-"""How a DataLoader, or any other iterable of batches, shares its samples out to the ranks: as far as it can be seen."""
+"""How a DataLoader, or any other iterable of batches, divides its samples among ranks, as far as can be determined."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sharing", "count_samples", "digest_of", "first_rows", "sharing_of", "without_rows"]
 
-# options that a DataLoader keeps under their own names
+# options that a DataLoader stores under their own names
 _KEPT = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor"),
     *("persistent_workers", "multiprocessing_context", "generator"),
@@ -31,22 +31,22 @@ _Ids = Callable[[int], tuple[IntArray, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """What is known of a rank's batches.
+    """Facts about a rank's batches.
 
     Attributes:
-        data: what the user gave.
-        batches: what is iterated, once for each epoch.
-        name: of the data's kind, for messages.
-        recipe: what must be equal on all ranks, and to go on.
-        num_batches: of this rank in an epoch; None if the data do not tell.
-        is_known: the order is equal each time that an epoch is iterated.
-        is_stateful: `data` can be asked, and told, where it stands.
-        pinned: whether batches lie in page-locked memory.
-        ids: returns the ids of this rank's batch of a number, repeated samples left out, and how many it has with
-            them; None where they cannot be known.
-        warnings: what cannot be promised in training.
-        held_out: what cannot be promised in evaluation.
-        mend: what would promise all of it.
+        data: the user's object.
+        batches: the object to iterate, once for each epoch.
+        name: kind of the data, for messages.
+        recipe: must be equal on all ranks, and when resuming.
+        num_batches: of this rank in an epoch; None if unknown.
+        is_known: whether the order is the same each time that an epoch is iterated.
+        is_stateful: whether the position of `data` can be saved and loaded.
+        pinned: whether batches are in page-locked memory.
+        ids: returns the ids of this rank's n-th batch, without repeated samples, and the number including
+            them; None if unknown.
+        warnings: missing guarantees in training.
+        held_out: missing guarantees in evaluation.
+        mend: what would give all guarantees.
     """
 
     data: Any
@@ -63,7 +63,7 @@ class Sharing:
     mend: str
 
     def told(self, *, held_out: bool) -> str:
-        """Return what cannot be promised, as one text; "" if there is nothing to say."""
+        """Return the missing guarantees as one text; "" if there are none."""
         limits = self.held_out if held_out else self.warnings
         if not limits:
             return ""
@@ -71,7 +71,7 @@ class Sharing:
         return f"{doing} from a {self.name}: " + "; ".join(limits) + f". {self.mend}"
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell everything that shuffles by epoch."""
+        """Set the epoch of everything that shuffles by epoch."""
         batch_sampler = getattr(self.data, "batch_sampler", None)
         parts = (
             self.data,
@@ -87,17 +87,17 @@ class Sharing:
 
 
 def sharing_of(data: Any, world: World) -> Sharing:
-    """Look at what the user gave; touches no sample.
+    """Examine the user's object; reads no sample.
 
     Raises:
-        ConfigError: it is no iterable of batches, or the ranks would not share the samples out.
+        ConfigError: it is not an iterable of batches, or it would not divide the samples among ranks.
     """
     from torch.utils.data import DataLoader, IterableDataset
 
     name = type(data).__name__
     if isinstance(data, str | bytes) or not hasattr(data, "__iter__"):
         raise ConfigError(f"a stream is an iterable of batches (a DataLoader, an IterableDataset), got a {name}")
-    dataset = getattr(data, "dataset", data)  # of ours, or its `as_dataset()`
+    dataset = getattr(data, "dataset", data)  # one of ours, or its `as_dataset()`
     loader = getattr(dataset, "loader", dataset)
     if hasattr(loader, "mark_done"):
         raise ConfigError(f"this {name} goes over a {type(loader).__name__}: give that, it has a position")
@@ -114,7 +114,7 @@ def _of_samplers(data: DataLoader[Any], world: World) -> Sharing:
     from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 
     batch_sampler: Any = data.batch_sampler
-    # torchdata has samplers of its own, of the same meaning; a loader of its cannot be there where these are not loaded
+    # torchdata has its own samplers, with the same meaning; without this module there is no loader of torchdata
     theirs = sys.modules.get("torchdata.stateful_dataloader.sampler")
     plain = type(batch_sampler) in (BatchSampler, getattr(theirs, "BatchSampler", BatchSampler))
     shuffling = (RandomSampler, SubsetRandomSampler, getattr(theirs, "RandomSampler", RandomSampler))
@@ -161,7 +161,7 @@ def _made(
     ids: Callable[[], _Ids] | None = None,
 ) -> Sharing:
     batches = data if batches is None else batches
-    # what is dealt out anew has no state of its own
+    # a newly divided loader has no state of its own
     stateful = batches is data and all(hasattr(data, name) for name in ("state_dict", "load_state_dict"))
     if stateful:
         resumed = "a run that was stopped in mid-epoch goes on there at the same number of ranks only"
@@ -195,7 +195,7 @@ def _length(batches: Any) -> int | None:
 
 
 def _distributed_ids(sampler: Any, batch_size: int, num_real: int) -> Callable[[], _Ids]:
-    """The sampler repeats samples at the end of some ranks' order, so that all have as many."""
+    """The sampler repeats samples at the end of some ranks' order, so that all ranks have equally many."""
 
     def of_epoch() -> _Ids:
         order = np.fromiter(iter(sampler), dtype=np.int64)
@@ -220,7 +220,7 @@ def _dealt_ids(num_samples: int, batch_size: int, world: World) -> Callable[[], 
 
 
 class _EveryNth:
-    """A batch sampler: of the batches of another one, those of this rank."""
+    """A batch sampler that takes this rank's batches from another one."""
 
     def __init__(self, batches: Any, rank: int, world_size: int) -> None:
         self._batches, self._rank, self._world_size = batches, rank, world_size
@@ -244,10 +244,10 @@ def _dealt(data: DataLoader[Any], world: World) -> Any:
 
 
 def digest_of(data: Any) -> str | None:
-    """Return a hash of a batch's content; None where it cannot be had."""
+    """Return a hash of a batch's content; None if it cannot be computed."""
     try:
         return digest(data)
-    except (TypeError, ValueError):  # of a device, or a dtype that NumPy does not know
+    except (TypeError, ValueError):  # a device, or a dtype that NumPy lacks
         return None
 
 
@@ -273,7 +273,7 @@ def count_samples(data: Any) -> int:
 
 
 def first_rows(data: Any, num_rows: int, num_samples: int) -> Any:
-    """Return a batch without the samples that its sampler has repeated."""
+    """Return a batch without the samples that its sampler repeated."""
     cannot = ConfigError(
         f"the DistributedSampler has repeated {num_samples - num_rows} samples at the end of this batch of "
         f"{num_samples}, and they cannot be cut off: let collate_fn return tensors whose first axis is the sample, or "
@@ -291,7 +291,7 @@ def first_rows(data: Any, num_rows: int, num_samples: int) -> Any:
 
 
 def without_rows(data: Any) -> Any:
-    """Return no rows of what stands in; all of it where rows cannot be told apart: the step takes it times zero."""
+    """Return a stand-in without rows; unchanged if rows cannot be identified: the step multiplies it by zero."""
     try:
         return no_rows(data)
     except ConfigError:

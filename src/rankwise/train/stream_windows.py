@@ -1,4 +1,4 @@
-"""`windows`: the steps over a stream for loops that write forward and backward themselves."""
+"""`windows`: the steps over a stream, for loops with their own forward and backward passes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["StreamWindow", "windows"]
 
 
 class StreamWindow:
-    """One step of `windows`: iterate it for this rank's micro-batches, and use it as a `Window`.
+    """One step of `windows`: iterate over it for this rank's micro-batches, and use it as a `Window`.
 
-    Where this rank has no batch it gives one that stands in, and takes its loss times zero.
+    If this rank has no batch, it yields a stand-in, and multiplies its loss by zero.
     """
 
     def __init__(self, batches: tuple[Any, ...], window: Window, model: nn.Module) -> None:
@@ -32,38 +32,38 @@ class StreamWindow:
         self.finished = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the micro-batches: what the iterable gave, on the device."""
+        """Yield the micro-batches of the iterable, on the device."""
         for batch in self._batches:
             yield batch.data if len(batch.ids) else batch.stand_in().data
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
-        """Open the next micro-batch; forward *and* backward belong inside. One that stands in changes no buffer."""
+        """Open the next micro-batch; forward *and* backward belong inside. A stand-in changes no buffers."""
         self._micro += 1
         empty = self._micro < len(self._batches) and not len(self._batches[self._micro].ids)
         with self._window.micro_batch(), kept_buffers(self._model) if empty else nullcontext():
             yield
 
     def backward(self, total: torch.Tensor, weight: float | torch.Tensor) -> None:
-        """Backpropagate the sum of this micro-batch's losses, and remember its weight; see `Window.backward`."""
+        """Backpropagate the sum of this micro-batch's losses, and store its weight; see `Window.backward`."""
         if len(self._batches[self._micro].ids):
             self._window.backward(total, weight)
         else:
             self._window.backward(total * 0, 0.0)
 
     def finish(self) -> float:
-        """Complete the gradients of the global mean; return the sum of all weights, 0 where nothing is to be done."""
+        """Complete the gradients of the global mean; return the sum of all weights, 0 if there is nothing to do."""
         self.finished = True
         return self._window.finish()
 
     @property
     def num_samples(self) -> int:
-        """Samples of the step over all ranks, after `finish`."""
+        """Number of samples of the step over all ranks, after `finish`."""
         return after_step(self._batches[0], self._window.num_samples or 0)[0]
 
 
 def windows(loader: Any, model: nn.Module, world: World | None = None, *, num_micro: int = 1) -> Iterator[StreamWindow]:
-    """Yield the steps of an epoch over data of unknown and unequal lengths, for a loop that writes them itself.
+    """Yield the steps of an epoch over data of unknown and unequal lengths, for a loop of your own.
 
     ::
 
@@ -76,16 +76,16 @@ def windows(loader: Any, model: nn.Module, world: World | None = None, *, num_mi
             window.finish()
             optimizer.step()
 
-    Every rank iterates it to its end.
+    Every rank must iterate to its end.
 
     Args:
-        loader: an iterable of batches, or a `StreamLoader`, whose epochs go on from call to call.
+        loader: an iterable of batches, or a `StreamLoader`, whose epochs continue from call to call.
         model: what `prepare` returned.
         world: this rank's world; `World.current()` if None.
-        num_micro: micro-batches of a step; that of a `StreamLoader` if it is one.
+        num_micro: micro-batches of a step; a `StreamLoader` has its own.
 
     Raises:
-        StepError: the step was not finished.
+        StepError: the last step was not finished.
     """
     world = joined_world(world, "windows")
     stream = loader if isinstance(loader, StreamLoader) else StreamLoader(loader, world=world, num_micro=num_micro)

@@ -1,7 +1,7 @@
-"""Data that no order knows: any iterable of batches, of unknown and unequal lengths, in step on all ranks.
+"""Data without an order: any iterable of batches, of unknown and unequal lengths, in step on all ranks.
 
-A rank whose data have ended takes part with weight zero until all have ended. Each rank says, in the all-reduce that
-adds up the weights of a step anyway, whether it has more: where nobody has, the epoch is over, on all ranks at once.
+A rank whose data have ended takes part with weight zero until all have ended. In the all-reduce that sums the weights
+of a step, each rank also reports whether it has more: if none has, the epoch ends on all ranks at the same step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger("rankwise.train")
-# A rank that has more to come adds this to the samples that it counts: one number travels, and no step has as many.
+# A rank with more batches adds this to its sample count: a single number is sent, and no step has that many samples.
 _MORE = 1 << 32
 _EMPTY = np.zeros(0, dtype=np.int64)
 _NOBODY = ListedIds(ids=_EMPTY, lanes=_EMPTY)
@@ -47,22 +47,22 @@ class _StreamBatch(DatasetBatch):
     """A micro-batch of a stream.
 
     Attributes:
-        more: whether this rank has further batches behind this step.
+        more: whether this rank has further batches after this step.
     """
 
     def __init__(self, share: Share, data: Any, *, uncut: Any, more: bool) -> None:
         super().__init__(share, data, uncut=uncut)
-        self._may_skip = True  # only the ranks together know how many samples a step has
+        self._may_skip = True  # only all ranks together know how many samples a step has
         self.more = more
 
 
 def as_steps(data: Any, world: World) -> BaseLoader:
-    """Return training data as a loader: a DataLoader, or another iterable of batches, is put into a stream."""
+    """Return training data as a loader: a DataLoader, or another iterable of batches, is wrapped in a stream."""
     return StreamLoader(data, world=world) if is_stream(data) else as_loader(data)
 
 
 def as_held_out(data: Any, world: World, *, together: bool = False) -> BaseLoader:
-    """Return held-out data as something that `evaluate` goes through: on each rank alone, or all `together`."""
+    """Return held-out data in a form for `evaluate`: each rank by itself, or all `together`."""
     loader = StreamLoader(data, world=world, lockstep=False) if is_stream(data) else as_loader(data)
     if isinstance(loader, StreamLoader):
         loader.together = together
@@ -70,13 +70,13 @@ def as_held_out(data: Any, world: World, *, together: bool = False) -> BaseLoade
 
 
 def counted_samples(batches: tuple[Any, ...]) -> int:
-    """Return what this rank counts in a step: its samples, and for a stream whether it has more."""
+    """Return this rank's count for a step: its samples, and for a stream whether it has more."""
     num_samples = sum(int(batch.count) for batch in batches)
     return num_samples + (_MORE if getattr(batches[0], "more", False) else 0)
 
 
 def after_step(batch: Any, counted: int) -> tuple[int, OrderState]:
-    """Return from what all ranks have counted: the samples of the step, and the state after it."""
+    """Return the samples of a step, and the state after it, from the sum of all ranks' counts."""
     num_more, num_samples = divmod(counted, _MORE)
     state: OrderState = batch.resume
     if num_more or not hasattr(batch, "more"):
@@ -85,40 +85,40 @@ def after_step(batch: Any, counted: int) -> tuple[int, OrderState]:
 
 
 class StreamLoader(BaseLoader):
-    """Implements `BatchLoader` around any iterable of batches: a torch `DataLoader`, a WebDataset, one of your own.
+    """Implements `BatchLoader` for any iterable of batches: a torch `DataLoader`, a WebDataset, one of your own.
 
-    Ranks may bring any numbers of batches, of any sizes. A step takes the next `num_micro` of each; a rank that has
-    fewer, or none, takes part with weight zero, and the epoch ends when all have ended. One batch is pulled ahead, so
-    that no step is taken in vain. `mark_done` is wanted after each step, as in every loop (`ExactStep`, `Trainer`).
+    Ranks may have any numbers of batches, of any sizes. A step takes the next `num_micro` of each; a rank with fewer,
+    or none, takes part with weight zero, and the epoch ends when all have ended. One batch is pulled ahead, so that no
+    step is empty. Call `mark_done` after each step, as in every loop (`ExactStep` and `Trainer` do).
 
-    What is not known cannot be promised, and is said once on the main rank: which samples form a step depends on the
-    number of ranks, and a run that was stopped in mid-epoch goes on there only
+    Missing guarantees are logged once on the main rank: which samples form a step depends on the
+    number of ranks, and a run that was stopped in mid-epoch resumes there only
 
     - at the same world size and `num_micro`, and
-    - where the iterable has `state_dict` and `load_state_dict` (torchdata's StatefulDataLoader), or is a DataLoader
-      with a sampler of torch's: the batches that were done are then read again and left out.
+    - if the iterable has `state_dict` and `load_state_dict` (torchdata's StatefulDataLoader), or is a DataLoader
+      with a torch sampler: the batches already done are then read again and dropped.
 
-    Else the epoch begins again. `DatasetLoader` with an `Order` has none of these limits.
+    Otherwise the epoch starts again. `DatasetLoader` with an `Order` has none of these limits.
 
-    A `DistributedSampler` is told the epoch, and the samples that it repeats to give all ranks as many are taken out
-    again. A DataLoader that reads in order on each rank (``shuffle=False``) is dealt out to the ranks batch by batch.
-    One that shuffles without a DistributedSampler would show every sample to every rank, and is refused on several.
+    It sets the epoch of a `DistributedSampler`, and removes the samples that the sampler repeats to give all ranks
+    equally many. The batches of a DataLoader that reads in order (``shuffle=False``) are divided among ranks. One that
+    shuffles without a DistributedSampler would give every sample to every rank, and is refused on several.
 
     Args:
-        data: an iterable of batches: tensors, or dicts, lists and tuples of them, batch axis first. It gives an epoch
-            each time that it is iterated, another one on each rank.
+        data: an iterable of batches: tensors, or dicts, lists and tuples of them, batch axis first. Each iteration is
+            an epoch, a different one on each rank.
         world: this rank's world; `World.current()` if None.
         num_micro: batches of a rank that form a step, the same on all ranks.
-        device: "auto" = the world's device, any torch device, or None to leave batches where they are.
+        device: "auto" = the world's device, any torch device, or None to leave batches on their device.
         count: returns the number of samples of a batch; None = the length of its first tensor.
-        lockstep: False for held-out data: each rank goes through its own alone, without steps in common (`evaluate`
-            keeps the ranks of a sharded model together, whose forward is a collective).
-        distinct: refuse ranks whose first batches are equal to the bit: they read the same data.
+        lockstep: False for held-out data: each rank iterates over its own alone, without common steps (`evaluate`
+            keeps the ranks of a sharded model together, whose forward pass is a collective).
+        distinct: refuse ranks with bitwise equal first batches: they read the same data.
 
-    Every rank makes one (it compares notes), and iterates it.
+    Every rank makes one (they exchange facts), and iterates over it.
 
     Raises:
-        ConfigError: it cannot be iterated, or the ranks would not share the samples out; raised on every rank.
+        ConfigError: it is not iterable, or it would not divide the samples among ranks; raised on every rank.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class StreamLoader(BaseLoader):
         self._rank_state = _RankState(self)
 
     def _agreed(self, data: Any) -> Sharing:
-        """Compare what the ranks bring, and say once what cannot be promised."""
+        """Compare the ranks' data, and log missing guarantees once."""
         num_micro = self._num_micro
         sharing, error = None, "" if num_micro >= 1 else f"num_micro is at least 1, got {num_micro}"
         try:
@@ -184,7 +184,7 @@ class StreamLoader(BaseLoader):
         ahead = [] if first is None else [first]
         while True:
             taken = list(itertools.islice(itertools.chain(ahead, parts), self._num_micro))
-            # what resumes behind this step must not know of the batch that is pulled ahead
+            # resuming after this step must not skip the batch that is pulled ahead
             if self._sharing.is_stateful:
                 self._snapshots[index + 1] = self._sharing.data.state_dict()
             ahead = list(itertools.islice(parts, 1))
@@ -216,7 +216,7 @@ class StreamLoader(BaseLoader):
         sharing.set_epoch(epoch)
         ids_of = None if sharing.ids is None else sharing.ids()
         read, stands = skip, sharing.is_stateful and skip
-        with kept_random_state():  # a shuffle, and the workers' seeds, follow from (seed, epoch, rank) alone
+        with kept_random_state():  # a shuffle, and the workers' seeds, depend on (seed, epoch, rank) alone
             seed_training(world, "stream", epoch)
             if stands:
                 sharing.data.load_state_dict(self._stand())
@@ -228,7 +228,7 @@ class StreamLoader(BaseLoader):
         for number, data in enumerate(itertools.chain(first, batches), start=skip):
             if ids_of is None:
                 num_samples = self._count(data)
-                # running numbers that no other rank has
+                # consecutive numbers that no other rank uses
                 yield np.arange(start, start + num_samples, dtype=np.int64) * world.world_size + world.rank, data
                 start += num_samples
                 continue
@@ -247,7 +247,7 @@ class StreamLoader(BaseLoader):
         return self._snapshot
 
     def _spare(self, first: tuple[IntArray, Any] | None, epoch: int, index: int) -> Any:
-        """Return what stands in where this rank has no batch: its own first samples, else those of another rank."""
+        """Return a stand-in for a rank without a batch: its own first samples, else those of another rank."""
         known = digest_of(first[1]) if first is not None and self._distinct else None
         there = self._world.all_gather_object((first is not None, known))
         ranks = [rank for rank, (has, _) in enumerate(there) if has]
@@ -275,7 +275,7 @@ class StreamLoader(BaseLoader):
     ) -> tuple[_StreamBatch, ...]:
         world = self._world
         resume = replace(self._state, epoch=epoch, position=index + 1)
-        # count 0: nobody knows before the ranks have added up
+        # count 0: unknown before the ranks have summed their counts
         step = Step(epoch=epoch, index=index, start=index, count=0, size=0, members=_NOBODY, resume=resume)
         made = []
         num_micro = self._num_micro if self._lockstep else 1
@@ -300,11 +300,11 @@ class StreamLoader(BaseLoader):
 
     @property
     def rank_state(self) -> _RankState:
-        """Where the data of this rank stand: a part of a checkpoint beside the loader's own state."""
+        """Position of this rank's data: a part of a checkpoint besides the loader's own state."""
         return self._rank_state
 
     def __len__(self) -> int:
-        """Return how many steps are left in the epoch as the data tell; `sys.maxsize` where they do not."""
+        """Return how many steps are left in the epoch according to the data; `sys.maxsize` if unknown."""
         return sys.maxsize if self._num_steps is None else max(self._num_steps - self._state.position, 0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -323,7 +323,7 @@ class StreamLoader(BaseLoader):
         return {**self._state.to_json(), "world_size": self._world.world_size, "num_micro": self._num_micro}
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Continue after `state`; in mid-epoch only where that can be found again, else the epoch begins again.
+        """Continue after `state`; in mid-epoch only if that position can be found again, else the epoch starts again.
 
         `rank_state`, this rank's part, is restored before or after it.
         """
@@ -343,7 +343,7 @@ class StreamLoader(BaseLoader):
 
 
 class _RankState:
-    """The part of a checkpoint that belongs to a rank: where its iterable stands, if that can tell."""
+    """The part of a checkpoint that belongs to a rank: the position of its iterable, if known."""
 
     scope: Literal["rederived"] = "rederived"
 

@@ -1,4 +1,4 @@
-"""`Trainer`: a model, an optimizer and a step function become a training run."""
+"""`Trainer`: turns a model, an optimizer and a step function into a training run."""
 
 from __future__ import annotations
 
@@ -49,42 +49,42 @@ _LOG = logging.getLogger("rankwise.train")
 
 
 class Trainer:
-    """Trains a model data-parallel: exact steps, resumable, with reduced numbers. Every rank makes one and calls `fit`.
+    """Trains a model data-parallel: exact steps, resumable, with reduced metrics. Every rank makes one and calls `fit`.
 
     Args:
-        model: a plain module (it is passed through `prepare`) or what `prepare` returned.
+        model: a plain module (passed through `prepare`) or a prepared one.
         optimizer: torch optimizer over the model's parameters, or a function of them; see `prepare_optimizer`.
         step_fn: ``step_fn(model, batch)`` returns per-sample losses [B], or (sum, weight); see `rankwise.train.output`.
         world: this rank's world; `World.current()` if None.
         run: run directory; None = RANKWISE_RUN_DIR, else ``runs/<script>``; False writes nothing.
-        resume: "auto" continues a run whose configuration matches and starts one where there is none; "must" wants one
-            to continue; "never" wants none. None = RANKWISE_RESUME, else "auto".
-        fresh: move a run that is there aside and start anew; None = whether RANKWISE_FRESH is 1. A restart of the same
-            start by its launcher goes on all the same.
-        init_from: another run's directory, or a folder of checkpoints: a new run begins with the weights of its newest
-            one, at step 0, with a new optimizer; a run that continues has its own.
+        resume: "auto" continues a run with a matching configuration, or starts one if there is none; "must" requires
+            one to continue; "never" requires that there is none. None = RANKWISE_RESUME, else "auto".
+        fresh: move an existing run aside and start over; None = whether RANKWISE_FRESH is 1. A restart of the same
+            start by its launcher continues nevertheless.
+        init_from: another run's directory, or a folder of checkpoints: a new run starts with the weights of its newest
+            one, at step 0, with a new optimizer; a continued run has its own.
         scheduler: stepped once after each optimizer step, at any world size; or a function of the optimizer.
         val_fn: like `step_fn`, for validation; `step_fn` if None.
-        hooks: a `Hooks` of functions called along the way, or several objects with methods of its names.
+        hooks: a `Hooks` with functions to call during the run, or several objects with methods of these names.
         system_metrics: log CPU, memory and GPU of every rank: True as min, mean and max, "per_rank" each.
-        config: JSON values that made this run (your hyperparameters): recorded, and compared on resume; secrets masked.
+        config: JSON values that define this run (hyperparameters): recorded, and compared on resume; secrets masked.
         progress: show a progress line on the main rank.
         tensorboard: also write TensorBoard event files into the run directory.
-        trackers: where the numbers go beside ``metrics.jsonl``, several at once: "tensorboard", "mlflow", "wandb",
+        trackers: destinations of the numbers besides ``metrics.jsonl``, also several: "tensorboard", "mlflow", "wandb",
             `MlflowSink(...)`, `WandbSink(...)`, or objects with the methods of `rankwise.tracking.Sink`.
-        sinks: the same, by its older name.
+        sinks: the older name of `trackers`.
         parts: further parts of the checkpoints, restored on resume: ``{"ema": Replicated(ema)}``, or a dict.
         strategy: "ddp" (the default), "zero1", "fsdp", or "auto", decided when `fit` begins; see `prepare`.
-        ddp: further options of `prepare`, when `model` is a plain module.
-        guard: watch for what goes wrong silently on several ranks: True looks at the first steps and then at few, and
-            raises what is certain; "warn" logs it, False does not look, `rankwise.guard.GuardOptions` says more.
+        ddp: further options of `prepare`, if `model` is a plain module.
+        guard: detect silent errors on several ranks: True checks the first steps and then a few, and raises certain
+            errors; "warn" logs them, False does not check, `rankwise.guard.GuardOptions` has more options.
         counted, scaler: see `ExactStep`; the scaler is a part of the checkpoints.
         **options: the fields of `TrainOptions`.
 
     Attributes:
         world, model, optimizer, scheduler, options: as given; `model` is the prepared one.
         hooks: the hooks, as one `HookChain`.
-        session: the open run during and after `fit`: its directory, attempt, and how far it is. For hooks.
+        session: the open run during and after `fit`: its directory, attempt, and progress. For hooks.
     """
 
     def __init__(
@@ -144,27 +144,27 @@ class Trainer:
         self._counted = counted
 
     def fit(self, train: Any, *, val: Any = None, epochs: int = 1) -> FitResult:
-        """Train for `epochs` epochs in all, continuing after the run directory's newest good checkpoint.
+        """Train for `epochs` epochs in total, continuing after the run directory's newest valid checkpoint.
 
-        Collective: every rank calls it with loaders over the same orders. A run that is finished already is restored:
-        model, optimizer and loader are as they were at its end. With more epochs than it had, it goes on.
+        Collective: every rank calls it with loaders over the same orders. A run that is already finished is restored:
+        model, optimizer and loader have their final state. With more epochs than before, it continues.
 
         Args:
             train: steps of the training data, a `BatchLoader`; or a torch DataLoader or another iterable of batches,
-                which is put into a `StreamLoader`: that says what it cannot promise.
-            val: an unpadded order over held-out data, validated after each epoch; or a DataLoader, in the same way.
-            epochs: epochs of the whole run, those before a restart included.
+                which is wrapped in a `StreamLoader`, which logs missing guarantees.
+            val: an unpadded order over held-out data, validated after each epoch; or a DataLoader, treated likewise.
+            epochs: epochs of the whole run, including those before a restart.
 
         Raises:
-            ConfigError: `train` or `val` cannot be iterated in steps, or the ranks would not share its samples out; or
-                `balance` is asked for, and the shares of `train`, or this model, do not go with it.
-            RunDirError: the run directory belongs to another configuration, is in use, must (not) exist, is further
-                than `epochs`, or was finished by this very process (by this trainer, with more epochs, is fine).
-            DesyncError: the ranks come with different data, orders, positions or seeds.
+            ConfigError: `train` or `val` cannot be iterated in steps, or would not divide its samples among ranks; or
+                `balance` is set, and the shares of `train`, or this model, do not support it.
+            RunDirError: the run directory belongs to another configuration, is in use, must (not) exist, has passed
+                `epochs`, or was finished by this very process (by this trainer, with more epochs, is allowed).
+            DesyncError: ranks have different data, orders, positions or seeds.
             StepError: the step function broke its contract, or the loss is no longer finite.
-            GuardError: the ranks no longer train one model; names parameters and cause.
+            GuardError: the ranks do not train one model any more; names parameters and cause.
             CheckpointError: a checkpoint could not be written; the previous one is intact.
-            Interrupted: a signal came, or the time is up: everything is saved, and the same command goes on.
+            Interrupted: a signal came, or the time limit passed: everything is saved, and the same command continues.
         """
         if epochs < 1:
             raise ConfigError(f"epochs is at least 1, got {epochs}")
@@ -203,26 +203,26 @@ class Trainer:
             if session.resumed_text:
                 progress.say(session.resumed_text)
             guard = stack.enter_context(trainer_guard(self._guard, self.model, self.world))
-            stack.callback(session.keep_findings, guard)  # however it ends
+            stack.callback(session.keep_findings, guard)  # whether it succeeds or fails
             stack.enter_context(session.listen())
             ledger = Ledger(recent, whole, Health(unwrapped(self.model)), guard)
             return self._fit(session, train, val, epochs, ledger=ledger, progress=progress, balance=balance)
 
     def stop(self, reason: str) -> None:
-        """Ask, from a hook, that the run ends: all ranks do at the next log step, checkpoint or end of an epoch.
+        """Request, from a hook, that the run ends: all ranks stop at the next log step, checkpoint or end of an epoch.
 
-        The run is finished then: a restart finds it so.
+        The run then counts as finished, also for a restart.
 
         Args:
-            reason: why, for `FitResult.stopped`. One rank that asks is enough.
+            reason: the reason, for `FitResult.stopped`. A request by one rank is enough.
         """
         self.hooks.wanted_stop = reason or "asked by a hook"
 
     def overfit(self, train: Any, *, steps: int = 100) -> list[float]:
-        """Train on the first global batch of `train` again and again, and return the loss of each step.
+        """Train repeatedly on the first global batch of `train`, and return the loss of each step.
 
-        The quickest test of a model and its step function: the loss should go towards zero. Nothing is written, and
-        the loader's state does not move. Every rank calls it.
+        The quickest test of a model and its step function: the loss should approach zero. Nothing is written, and
+        the loader's state does not change. Every rank calls it.
         """
         train = as_steps(train, self.world)
         if self._wrapping is not None:
@@ -290,7 +290,7 @@ class Trainer:
         )
 
     def _say_lost(self, session: Session) -> None:
-        """Name the samples that were left out as damaged, over all ranks and restarts of the run."""
+        """Log the damaged samples that were skipped, over all ranks and restarts of the run."""
         lost, seen = session.progressed.num_lost, session.progressed.num_samples
         if lost and self.world.is_main:
             _LOG.warning("%d of %d samples were damaged and left out of the training", lost, lost + seen)
@@ -309,7 +309,7 @@ class Trainer:
         )
 
     def _facts(self, train: BaseLoader, val: BaseLoader | None, epochs: int) -> dict[str, Any]:
-        """Return what must be equal on all ranks before the first step; reads samples, and so on several ranks only."""
+        """Return facts that must be equal on all ranks before the first step; reads samples if there are several."""
         if self.world.world_size == 1:
             return {}
         facts = {"epochs": epochs, "seed of the world": self.world.seed, **data_facts("train", train)}

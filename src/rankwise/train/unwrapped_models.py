@@ -1,4 +1,4 @@
-"""For own loops whose model is not wrapped: averages over ranks, where a model is, and moving an optimizer after it."""
+"""For loops with an unwrapped model: averages over ranks, the device of a model, and moving an optimizer to it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["average_gradients", "average_parameters", "device_of", "has_batch_no
 def average_gradients(module: nn.Module, world: World | None = None) -> None:
     """Replace each gradient by its mean over the ranks; every rank calls it, after backward and before the step.
 
-    A parameter that has a gradient on some ranks only counts as zero on the others, and has one afterwards on all. The
-    mean of the ranks is the mean over the samples only where all ranks have equally many: `ExactStep` weighs them.
+    A parameter with a gradient on some ranks only counts as zero on the others, and then has one on all. The
+    mean over ranks equals the mean over samples only if all ranks have equally many: `ExactStep` uses weights.
 
     Args:
-        module: the same on all ranks; not wrapped, else DistributedDataParallel has done it already.
+        module: the same on all ranks; not wrapped, because DistributedDataParallel already does this.
         world: default ``World.current()``.
 
     Raises:
@@ -46,8 +46,8 @@ def average_gradients(module: nn.Module, world: World | None = None) -> None:
 def average_parameters(module: nn.Module, world: World | None = None) -> None:
     """Replace each parameter, and each buffer of floats, by its mean over the ranks; every rank calls it.
 
-    For training where ranks step on their own and meet now and then (local SGD). Counters and other buffers of whole
-    numbers stay the rank's own.
+    For training in which ranks step independently and synchronise now and then (local SGD). Counters and other integer
+    buffers stay the rank's own.
 
     Args:
         module: the same on all ranks.
@@ -71,7 +71,7 @@ def average_parameters(module: nn.Module, world: World | None = None) -> None:
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Whether a layer of the module takes statistics over the batch, which differ from rank to rank."""
+    """Whether a layer of the module uses statistics over the batch, which differ between ranks."""
     from torch import nn
 
     kind = nn.modules.batchnorm._BatchNorm  # noqa: SLF001  (the only common base)
@@ -82,7 +82,7 @@ def device_of(module: nn.Module) -> torch.device:
     """Return the device of a module.
 
     Raises:
-        ConfigError: it has no parameters and no buffers, or they are on several devices.
+        ConfigError: it has neither parameters nor buffers, or they are on several devices.
     """
     devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
     if len(devices) == 1:
@@ -92,16 +92,16 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def move_optimizer(optimizer: Any, device: torch.device | str | None = None) -> None:
-    """Move the state of an optimizer, in place: after its model was moved, or a checkpoint was read elsewhere.
+    """Move the state of an optimizer, in place: after its model was moved, or a checkpoint was loaded elsewhere.
 
-    Step counts that the optimizer keeps on the CPU stay there, as torch has it.
+    Step counts that the optimizer keeps on the CPU stay there, as in torch.
 
     Args:
-        optimizer: any of torch's.
-        device: where to; None: each state to the device of its parameter.
+        optimizer: any torch optimizer.
+        device: the target; None: move each state to the device of its parameter.
 
     Raises:
-        ConfigError: a rank holds a part of the state only.
+        ConfigError: each rank has only a part of the state.
     """
     if shards_state(optimizer):
         raise ConfigError("move_optimizer: the state of this optimizer is spread over ranks; move the model before it")

@@ -32,20 +32,20 @@ def evaluate(
     precision: Precision | None = None,
     between: Callable[[], None] | None = None,
 ) -> dict[str, float]:
-    """Return the mean loss and metrics over everything that `loader` yields, equal on all ranks.
+    """Return the mean loss and metrics over all samples of `loader`, equal on all ranks.
 
     Every rank calls it. The unwrapped module is called in eval mode without gradients, so ranks may have different
-    numbers of samples, or none (a rank without samples runs a stand-in where the model is sharded). Buffers (running
-    statistics) are first made equal to the main rank's, as the next training step would do.
+    numbers of samples, or none (a rank without samples runs a stand-in if the model is sharded). Buffers (running
+    statistics) are first copied from the main rank, as in the next training step.
 
     Args:
-        model: what `prepare` returned, or any module.
+        model: a prepared model, or any module.
         loader: an unpadded order, for example ``Order(source, batch_size=..., kind="sequential")``; or a DataLoader or
-            another iterable of batches, see `StreamLoader` with ``lockstep=False``, which is made of it.
+            another iterable of batches, which is wrapped in a `StreamLoader` with ``lockstep=False``.
         step_fn: see `rankwise.train.output`.
         world: this rank's world; `World.current()` if None.
         precision: run the step function under autocast to "bf16" or "fp16".
-        between: called before each global batch of an order, on every rank; may end the evaluation by raising.
+        between: called before each global batch of an order, on every rank; may raise to end the evaluation.
 
     Returns:
         "loss" and the metrics by name.
@@ -57,7 +57,7 @@ def evaluate(
     module = unwrapped(model)
     loader = as_held_out(loader, world, together=is_sharded(module))
     if isinstance(loader, StreamLoader):
-        between = None  # ranks go through streams of different lengths, each alone
+        between = None  # streams have different lengths on each rank, which iterates alone
     _share_buffers(module, world)
     means = RunningMeans()
     sharded = is_sharded(module)

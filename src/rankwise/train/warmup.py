@@ -1,4 +1,4 @@
-"""Passes that leave no trace: the warm-up before the first step, and the stand-in of a rank without samples."""
+"""Passes without side effects: the warm-up before the first step, and the stand-in of a rank without samples."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _MOST_NAMES = 8
 
 @contextmanager
 def held_pass(model: nn.Module) -> Iterator[None]:
-    """Run the stand-in of a rank without samples: it is not counted, and leaves no trace in this rank's buffers.
+    """Run the stand-in of a rank without samples: it is not counted, and does not change this rank's buffers.
 
-    Statistics over all ranks go on here, too, with the samples of the others.
+    Statistics over all ranks are still updated, with the samples of the others.
     """
     joined: list[Any] = [module for module in model.modules() if hasattr(module, "joins_ranks")]
     with kept_buffers(model, but={id(b) for module in joined for b in module.buffers()}):
@@ -52,7 +52,7 @@ def held_pass(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def kept_buffers(model: nn.Module, but: Collection[int] = ()) -> Iterator[None]:
-    """Restore the model's buffers at the end (running statistics, counters), but for some, by id."""
+    """Restore the model's buffers at the end (running statistics, counters), except some, by id."""
     import torch
 
     buffers = [b for b in unwrapped(model).buffers() if id(b) not in but]
@@ -67,7 +67,7 @@ def kept_buffers(model: nn.Module, but: Collection[int] = ()) -> Iterator[None]:
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Restore the global random generators of Python, NumPy and torch at the end, as a checkpoint would."""
+    """Restore the global random generators of Python, NumPy and torch at the end, like a checkpoint."""
     generators = RandomState()
     saved = generators.state_dict()
     try:
@@ -77,9 +77,9 @@ def kept_random_state() -> Iterator[None]:
 
 
 def held_sample(batches: tuple[Batch, ...], world: World) -> Batch:
-    """Return what this rank takes part with when it has no sample of its own. Every rank calls it once.
+    """Return the stand-in batch for this rank if it has no sample of its own. Every rank calls it once.
 
-    It is real data wherever this rank has any. When the step has fewer samples than ranks some rank has none; then
+    It is real data if this rank has any. If the step has fewer samples than ranks, some rank has none; then
     the last rank, whose share is never empty, sends its own to all.
     """
     mine = next((b for b in batches if len(b.ids)), batches[0]).stand_in()
@@ -92,13 +92,13 @@ def held_sample(batches: tuple[Batch, ...], world: World) -> Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstPass:
-    """What the warm-up saw on one rank; small, for the others are told.
+    """Findings of the warm-up on one rank; small, because they are sent to the others.
 
     Attributes:
-        counted: whether the step function's answers are counted by the order (see `StepOutput.counted`).
-        unused: trainable parameters that got no gradient, where DistributedDataParallel waits for all of them.
-        needs_two: layers with batch statistics that a single sample has too few values for.
-        may_skip: whether the loader may leave out damaged samples.
+        counted: whether the order counts the step function's results (see `StepOutput.counted`).
+        unused: trainable parameters without a gradient, if DistributedDataParallel waits for all of them.
+        needs_two: layers with batch statistics for which a single sample has too few values.
+        may_skip: whether the loader may skip damaged samples.
         units: the units of a sharded model, in the order in which they were gathered.
     """
 
@@ -110,12 +110,12 @@ class FirstPass:
 
 
 def warm_up(model: nn.Module, step_fn: Any, batch: Batch, world: World) -> FirstPass:
-    """Run one synchronised forward and backward of weight zero, and leave everything as it was.
+    """Run one synchronised forward and backward pass of weight zero, without lasting changes.
 
-    DistributedDataParallel rebuilds its gradient buckets after its first backward, and the order of summation follows
-    their layout. Without this pass the first step of a resumed process is summed in another order than the same step
-    of an undisturbed run, and from three ranks on the two runs differ in the last bits. Every rank calls it, before
-    its first step, fresh or resumed.
+    DistributedDataParallel rebuilds its gradient buckets after its first backward pass, and the order of summation
+    depends on their layout. Without this pass, the first step of a resumed process would be summed in another order
+    than the same step of an undisturbed run, and from three ranks on the two runs would differ in the last bits. Every
+    rank calls it, before its first step, fresh or resumed.
     """
     needs_two: list[str] = []
     with (
@@ -134,7 +134,7 @@ def warm_up(model: nn.Module, step_fn: Any, batch: Batch, world: World) -> First
 
 @contextmanager
 def _watched_norms(model: nn.Module, found: list[str], num_samples: int) -> Iterator[None]:
-    """Note the layers with batch statistics that see one value per channel of each sample: a lone one fails there."""
+    """Record layers with batch statistics that see one value per channel of each sample: a single one fails there."""
     from torch import nn
 
     def look(name: str, values: tuple[Any, ...]) -> None:
@@ -166,7 +166,7 @@ def _without_gradient(model: nn.Module) -> tuple[str, ...]:
 
 
 def unused_text(names: Sequence[str], where: str) -> str:
-    """Say which parameters got no gradient, and what to do about it."""
+    """Return which parameters got no gradient, and how to fix it."""
     listed = ", ".join(names[:_MOST_NAMES]) + (f", ... ({len(names)} in all)" if len(names) > _MOST_NAMES else "")
     return (
         f"the loss does not depend on these trainable parameters {where}: {listed}. The ranks wait for the gradients "
@@ -177,7 +177,7 @@ def unused_text(names: Sequence[str], where: str) -> str:
 
 
 def explained(error: RuntimeError, model: nn.Module) -> Exception:
-    """Return torch's complaint about unused parameters in names, instead of indices; any other error as it is."""
+    """Return torch's error about unused parameters with names instead of indices; any other error unchanged."""
     replicas, text = replicas_of(model), str(error)
     found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", text)
     if replicas is None or found is None:

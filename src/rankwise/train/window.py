@@ -2,12 +2,12 @@
 
 DistributedDataParallel divides the sum of the ranks' gradients by the number of ranks W. Each micro-batch
 backpropagates the *sum* S of its weighted losses, so that the gradient times W / N, where N is the sum of all weights
-over ranks and micro-batches, is the mean: W / N * (1/W) * sum(grad S) = grad(sum S / sum w), however unequal the shares
-are. Where N is known beforehand the factor goes in as the seed of each backward pass. Otherwise ranks add up their
-weights while the last backward runs: the seed is then 1 / c, with a power of two c near the last step's N / W, and one
-multi-tensor multiply by W c / N completes the gradients. So what travels between ranks has about the magnitude of a
-mean (a communication hook may round it to half precision), and as powers of two only move the exponent, the result
-does not depend on c, to the bit.
+over ranks and micro-batches, is the mean: W / N * (1/W) * sum(grad S) = grad(sum S / sum w), for any unequal shares.
+If N is known in advance, the factor is the seed of each backward pass. Otherwise ranks sum their weights during the
+last backward pass: the seed is then 1 / c, with a power of two c near the last step's N / W, and one multi-tensor
+multiply by W c / N completes the gradients. So gradients in transit have about the magnitude of a mean (a communication
+hook may round them to half precision), and because powers of two only change the exponent, the result does not depend
+on c, to the bit.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _NOTHING = nullcontext()
 
 @dataclass(slots=True)
 class _Past:
-    """What the windows of one model leave for the next.
+    """State that the windows of one model pass on to the next.
 
     Attributes:
-        is_sharded: whether `fully_shard` was applied to parts of the model, which a walk over it tells.
+        is_sharded: whether `fully_shard` was applied to parts of the model, found by a walk over it.
         world_size: for which the model was checked; 0 before that.
-        unfinished: all backward passes of a window ran, and `finish` was not called.
-        synchronised: a backward pass has synchronised: a static graph needs that before its first `no_sync`.
-        divisor: power of two near one rank's part of a step's weights; 0 before the first that was added up.
-        seed: what the last backward pass began with; making a tensor of it costs as much as a small layer.
+        unfinished: all backward passes of a window ran, but `finish` was not called.
+        synchronised: a backward pass has synchronised: a static graph needs this before its first `no_sync`.
+        divisor: power of two near one rank's part of a step's weights; 0 before the first sum.
+        seed: the seed of the last backward pass; making a tensor from it costs as much as a small layer.
         parameters: of a wrapped model.
     """
 
@@ -63,7 +63,7 @@ _past: weakref.WeakKeyDictionary[nn.Module, _Past] = weakref.WeakKeyDictionary()
 
 
 def note_synchronised(model: nn.Module) -> None:
-    """Note that a backward pass over the model has synchronised outside a window."""
+    """Record that a backward pass over the model has synchronised outside a window."""
     _past.setdefault(model, _Past(is_sharded=is_sharded(model))).synchronised = True
 
 
@@ -81,15 +81,15 @@ class Window:
         optimizer.step()
 
     Args:
-        model: what `prepare` returned.
+        model: a prepared model.
         world: this rank's world.
         num_micro: micro-batches of the step, the same on all ranks.
-        total_weight: the sum of all weights over ranks and micro-batches, where it is known beforehand; None adds the
-            weights up with one small all-reduce. Known on all ranks or on none.
+        total_weight: the sum of all weights over ranks and micro-batches, if known in advance; None sums the
+            weights with one small all-reduce. Known on all ranks or on none.
 
     Raises:
-        ConfigError: the model does not add up its gradients over the ranks of the world: pass it through `prepare`; or
-            its ``static_graph=True`` has not seen a pass that synchronises yet.
+        ConfigError: the model does not sum its gradients over the ranks of the world: pass it through `prepare`; or
+            its ``static_graph=True`` has not yet had a synchronising pass.
         StepError: `total_weight` is not positive, or the model's last window was not finished.
     """
 
@@ -147,9 +147,9 @@ class Window:
             )
 
     def backward(self, total: torch.Tensor, weight: float | torch.Tensor) -> None:
-        """Backpropagate the sum of this micro-batch's weighted losses and remember its weight.
+        """Backpropagate the sum of this micro-batch's weighted losses and store its weight.
 
-        The last one of the step is a collective: it adds up the gradients, and meanwhile the weights, where they were
+        The last call in a step is a collective: it sums the gradients, and at the same time the weights, if they were
         not known.
 
         Args:
@@ -157,7 +157,7 @@ class Window:
             weight: sum of the weights, a number or a scalar tensor.
 
         Raises:
-            StepError: one more than announced.
+            StepError: more calls than announced.
         """
         if self._backwards == self._num_micro:
             raise StepError(f"this window was opened for {self._num_micro} backward passes, got one more")
@@ -174,9 +174,9 @@ class Window:
         self._past.unfinished = is_last
 
     def add_samples(self, num_samples: int) -> None:
-        """Count samples that arrived: `num_samples` is their sum over the ranks after `finish`.
+        """Count samples that arrived: after `finish`, `num_samples` is their sum over the ranks.
 
-        Every rank does so at least once in a step, or none does; before the last backward, which adds them up.
+        Every rank calls this at least once in a step, or none does; before the last backward, which sums them.
         """
         if self._backwards == self._num_micro:
             raise StepError("the window has added up its samples: call add_samples before the last backward")
@@ -184,13 +184,13 @@ class Window:
 
     @property
     def num_samples(self) -> int | None:
-        """Samples that were counted, after `finish` those of all ranks; None if nobody counted."""
+        """Number of counted samples, after `finish` of all ranks; None if none were counted."""
         return self._num_samples
 
     def finish(self) -> float:
         """Complete the gradients of the global mean and return the sum of all weights; every rank calls it.
 
-        Where that sum is zero there is no mean to follow: the gradients are then None, so that `optimizer.step()`
+        If that sum is zero, there is no mean: the gradients are then None, so that `optimizer.step()`
         changes nothing.
 
         Raises:
@@ -211,7 +211,7 @@ class Window:
         return self._total_weight
 
     def _count(self) -> None:
-        """Begin to add up what the ranks have counted; wait for it only where no earlier step tells the magnitude."""
+        """Begin to sum the ranks' counts; wait for the result only if no earlier step gives the magnitude."""
         mine = float(self._weight)
         if self._world.world_size == 1:
             if self._num_micro > 1:
@@ -221,7 +221,7 @@ class Window:
             return
         counts = (mine,) if self._num_samples is None else (mine, float(self._num_samples))
         self._counted = start_sum(self._world, counts)
-        # what passes that did not synchronise left in a sharded model is out of reach before the last one
+        # gradients of unsynchronised passes in a sharded model are not accessible before the last pass
         if not self._past.divisor and not self._past.is_sharded:
             sums = self._counted()
             self._counted = lambda: sums
@@ -230,7 +230,7 @@ class Window:
                 self._multiply(1.0 / self._divisor)
 
     def _near(self, divisor: float, total_weight: float) -> float:
-        """Return a power of two near a rank's part of the weight: the one there is, if it is within a factor of 8."""
+        """Return a power of two near a rank's part of the weight: the current one if it is within a factor of 8."""
         part = total_weight / self._world.world_size
         if not part or divisor / 8 <= part <= divisor * 8:
             return divisor
@@ -252,10 +252,10 @@ class Window:
     def _multiply(self, factor: float) -> None:
         import torch
 
-        # those of a wrapped model are fixed, and walking a model costs as much as the multiply
+        # those of a wrapped model are fixed, and a walk over the model costs as much as the multiply
         known = self._past.parameters or tuple(self._model.parameters())
         if self._no_sync is not None:
             self._past.parameters = known
         grads = [g if type(g) is torch.Tensor else local_part(g) for p in known if (g := p.grad) is not None]
         if grads:
-            torch._foreach_mul_(grads, factor)  # the one multi-tensor multiply that torch offers
+            torch._foreach_mul_(grads, factor)  # the only multi-tensor multiply in torch

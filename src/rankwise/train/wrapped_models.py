@@ -1,4 +1,4 @@
-"""Wrapped models: made by DistributedDataParallel, looked into, and refused where the exact step does not know them."""
+"""Wrapped models: wrapping in DistributedDataParallel, unwrapping, and checks for the exact step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def reduced_options(comm_hook: CommHook | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `fully_shard` with which gradients travel in half precision."""
+    """Return the options of `fully_shard` for gradients in half precision during transit."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -77,7 +77,7 @@ def _hook(comm_hook: CommHook, world: World) -> tuple[Any, Any]:
 
 
 def _reduce_in_bf16(group: Any, bucket: Any) -> Any:
-    """Do what torch's own hook does, which asks for NCCL."""
+    """Like torch's own hook, which requires NCCL."""
     import torch
     import torch.distributed as dist
 
@@ -95,8 +95,8 @@ def group_of(world: World) -> Any:
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module inside DistributedDataParallel or DataParallel, or the module itself.
 
-    Evaluation and checkpoints use it: a forward through the wrapper sends buffers around, so a rank that evaluates
-    alone would leave the others waiting. A wrapper that torch.compile has taken in is looked through, too.
+    Evaluation and checkpoints use it: a forward pass through the wrapper broadcasts buffers, so a rank that evaluates
+    alone would leave the others waiting. Wrappers inside torch.compile are removed, too.
     """
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -112,7 +112,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def replicas_of(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel that the model is, or that another wrapper holds; None without one."""
+    """Return the DistributedDataParallel of the model, possibly inside another wrapper; None without one."""
     from torch.nn.parallel import DistributedDataParallel
 
     return next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
@@ -127,16 +127,16 @@ def finds_unused(model: nn.Module) -> bool:
 
 
 def refuse_strategies(model: nn.Module) -> None:
-    """Refuse modules that spread their work in ways which the exact step does not know.
+    """Refuse modules that divide their work in ways that the exact step does not support.
 
     Raises:
-        ConfigError: the model holds nn.DataParallel, or a module of the first FSDP.
+        ConfigError: the model contains nn.DataParallel, or a module of the first FSDP.
     """
     from torch import nn
 
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model is a module of torch, got a {type(model).__name__}")
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # none is a module of it where that is not imported
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # if it is not imported, there are none
     for module in model.modules():
         if isinstance(module, nn.DataParallel):
             raise ConfigError(

@@ -1,7 +1,7 @@
-"""The seams of the data's way: what order, sources, loaders and the training step say to each other.
+"""The protocols between the parts of the data path: order, sources, loaders and the training step.
 
-Everything here is frozen, slotted and keyword-only, and needs numpy and the standard library alone.
-A name changes only together with a page in ``docs/decisions``.
+All value types are frozen, slotted and keyword-only. This package needs only NumPy and the standard library.
+Changing a name here needs a page in ``docs/decisions``.
 """
 
 from rankwise.data.contract.bases import BaseLoader, BaseOrder, BaseSamples, BaseSource, not_drawn

@@ -1,4 +1,4 @@
-"""Defaults for orders, sources and loaders of one's own: what a simple one need not say."""
+"""Base classes with defaults, for orders, sources and loaders written by users."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["BaseLoader", "BaseOrder", "BaseSamples", "BaseSource", "not_drawn"]
 
 
 class BaseOrder:
-    """An `Order` without lanes and draws; a subclass has `recipe`, `batch_size`, `fingerprint` and the steps."""
+    """An `Order` without lanes and draws; a subclass adds `recipe`, `batch_size`, `fingerprint` and the steps."""
 
     @property
     def samples(self) -> int | None:
-        """It serves data of any size."""
+        """None: it serves data of any size."""
         return None
 
     @property
     def kind(self) -> str:
-        """Each epoch is another order."""
+        """Shuffled: each epoch has another order."""
         return "shuffle"
 
     @property
@@ -32,22 +32,22 @@ class BaseOrder:
 
     @property
     def grid(self) -> Grid | None:
-        """No lanes."""
+        """None: no lanes."""
         return None
 
     @property
     def draw(self) -> Any:
-        """No draws."""
+        """None: no draws."""
         return None
 
     def resumed(self, state: OrderState) -> Self:
-        """Return this order: nothing of it follows from the batch size."""
+        """Return this order: nothing in it depends on the batch size."""
         del state
         return self
 
 
 def not_drawn(asked: Iterable[str], samples: object) -> str:
-    """What to say where draws were asked of samples that have none."""
+    """Return the error message for draws of samples that cannot be drawn."""
     return (
         f"{', '.join(f'{name}=' for name in asked)} want samples that can be drawn, such as a collection of rows; "
         f"got {type(samples).__name__}"
@@ -55,10 +55,10 @@ def not_drawn(asked: Iterable[str], samples: object) -> str:
 
 
 class _Closed:
-    """What a ``with`` block closes."""
+    """A context manager that closes the object."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""
 
     def __enter__(self) -> Self:
         return self
@@ -68,20 +68,20 @@ class _Closed:
 
 
 class BaseSamples:
-    """`Samples` that say nothing about their storage; a subclass has `fingerprint`, `num_samples` and `fields`."""
+    """`Samples` without information about storage; a subclass adds `fingerprint`, `num_samples` and `fields`."""
 
     @property
     def locality(self) -> Locality:
-        """Neighbours share nothing."""
+        """Default: neighbouring samples share nothing."""
         return Locality()
 
     @property
     def draw_options(self) -> Any:
-        """The samples were not drawn."""
+        """None: the samples were not drawn."""
         return None
 
     def drawn(self, *args: Any, **options: Any) -> Samples:
-        """Refuse.
+        """Raise an error.
 
         Raises:
             ConfigError: always.
@@ -91,21 +91,21 @@ class BaseSamples:
 
 
 class BaseSource(_Closed, BaseSamples):
-    """A `Source` without choices; a subclass has `fingerprint`, `num_samples`, `fields`, `plan` and `read`.
+    """A `Source` without options; a subclass adds `fingerprint`, `num_samples`, `fields`, `plan` and `read`.
 
-    Its samples are read step by step, after their epoch was asked for. Leaving its context closes it.
+    Its samples are read step by step, only once their epoch was asked for. Leaving its context closes it.
     """
 
     @property
     def stateless(self) -> bool:
-        """What is read may change between epochs."""
+        """False: the content may change between epochs."""
         return False
 
     def hint(self, plan: Any) -> None:
-        """Tell nobody that `plan` will be read soon."""
+        """Do nothing."""
 
     def select(self, fields: Sequence[str]) -> Source:
-        """Refuse.
+        """Raise an error.
 
         Raises:
             ConfigError: always.
@@ -113,32 +113,32 @@ class BaseSource(_Closed, BaseSamples):
         raise ConfigError(f"fields={list(fields)} needs a source that can select fields; {type(self).__name__} cannot")
 
     def bound_to(self, order: Order) -> Self:
-        """Return this source: there is one way to count its samples."""
+        """Return this source: its samples can be counted in one way only."""
         del order
         return self
 
     def fused_with(self, batch_transform: Any) -> Source | None:
-        """Return None: transforms of batches are done after reading."""
+        """Return None: batch transforms run after reading."""
         del batch_transform
         return None
 
 
 class BaseLoader(_Closed, BatchLoader):
-    """All that the trainer asks of a loader, each where nothing is known; a subclass has what `BatchLoader` wants."""
+    """All that the trainer asks of a loader, with defaults for unknown facts; a subclass implements `BatchLoader`."""
 
     @property
     def order(self) -> Order | None:
-        """The order of its steps, as resumed; None = no order knows them."""
+        """The order of its steps, after `load_state_dict` the resumed one; None = it has no order."""
         return None
 
     @property
     def samples(self) -> Any:
-        """The `Source`, or the map-style dataset, in which its samples lie; None = unknown."""
+        """The `Source` or the map-style dataset with its samples; None = unknown."""
         return None
 
     @property
     def num_epoch_steps(self) -> int | None:
-        """Steps of the whole epoch, done or not, while ``len`` counts those that are left; None = nobody knows."""
+        """Steps of the whole epoch, done or not; ``len`` counts the remaining ones. None = unknown."""
         return None
 
     @property
@@ -148,17 +148,17 @@ class BaseLoader(_Closed, BatchLoader):
 
     @property
     def takes_speeds(self) -> bool:
-        """Whether its steps are those of an order that `set_speeds` may cut, but for what `equal_because` says."""
+        """Whether `set_speeds` may cut the steps of its order by speed; `equal_because` names exceptions."""
         return False
 
     @property
     def equal_because(self) -> str:
-        """Why a loader that takes speeds cuts equal shares only; "" where it need not."""
+        """Why a loader that takes speeds must cut equal shares; "" if it may cut by speed."""
         return ""
 
     @property
     def speeds(self) -> tuple[int, ...] | None:
-        """By which the ranks' shares are cut, see `shares`; None where they are equal."""
+        """The speeds by which the ranks' shares are cut, see `shares`; None if shares are equal."""
         return None
 
     def set_speeds(self, speeds: Sequence[float] | None) -> None:
@@ -166,13 +166,13 @@ class BaseLoader(_Closed, BatchLoader):
         raise ConfigError(f"speeds={speeds} want a loader over an Order; {type(self).__name__} cannot cut its steps")
 
     def start_prefetch(self) -> bool:
-        """Begin to read what the next iteration brings, which it does not change; return whether anything is read."""
+        """Begin to read what the next iteration needs, without changing it; return whether anything is read."""
         return False
 
     def expect_last_epoch(self) -> None:
-        """Say that no iteration follows the next one soon, which it does not change."""
+        """Say that no iteration will follow the next one soon. This does not change the next one."""
 
     @property
     def rank_state(self) -> Stateful | None:
-        """What a checkpoint keeps of each rank beside `state_dict`; None = nothing."""
+        """State that a checkpoint saves for each rank, in addition to `state_dict`; None = nothing."""
         return None

@@ -1,4 +1,4 @@
-"""From a global batch to what one rank takes of it, and the keys of samples: arithmetic that every room shares."""
+"""From a global batch to the share of one rank, and the keys of samples: arithmetic that all packages use."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rankwise.errors import ConfigError
 
 __all__ = ["num_micro_batches", "sample_keys", "share_sizes", "shares", "smallest_share", "whole_speeds"]
 
-_MOST_SPEED = 64  # the cut of a step moves by 1.6 % at least
+_MOST_SPEED = 64  # so a step's cut moves by at least 1.6 %
 
 
 def whole_speeds(speeds: Sequence[float], *, world_size: int) -> tuple[int, ...]:
-    """Return the speeds of the ranks in whole numbers, the fastest as 64: by these `shares` cuts, to the bit.
+    """Return the speeds of the ranks as integers, the fastest as 64. `shares` cuts by these exact values.
 
     Args:
-        speeds: of each rank, by rank, in any unit, such as samples/s.
+        speeds: one per rank, in rank order, in any unit, for example samples/s.
         world_size: number of ranks.
 
     Raises:
@@ -45,7 +45,7 @@ def num_micro_batches(
     Args:
         count: samples of the global batch, padding included.
         world_size: number of ranks.
-        micro_batch: most samples of one rank in one pass; None = one pass.
+        micro_batch: most samples of one rank in one pass; None = the whole share in one pass.
         speeds: see `shares`.
 
     Raises:
@@ -62,21 +62,21 @@ def num_micro_batches(
 def shares(
     step: Step, *, rank: int, world_size: int, num_micro: int, speeds: Sequence[int] | None = None
 ) -> tuple[Share, ...]:
-    """Return the micro-batches of one rank: `num_micro` shares, in the order in which they are taken.
+    """Return the micro-batches of one rank: `num_micro` shares, in the order of use.
 
     The global batch is sorted by lane (stable, so by position inside a lane) and cut into `world_size` runs whose
     lengths differ by at most one; the rank's run is cut into `num_micro` runs in the same way. Shares may be empty.
-    Only the ids of this rank are computed, where the order can (see `StepIds`).
+    Only the ids of this rank are computed, if the order supports that (see `StepIds`).
 
-    With `speeds` the lengths of the ranks' runs go by these, above the one sample that each rank has where there are as
-    many: samples and their order are the same, and a rank is without one in the same steps.
+    With `speeds`, each rank gets one sample if there are enough, and the rest in proportion to the speeds. Samples and
+    their order do not change, and a rank is without samples in the same steps as with equal shares.
 
     Args:
         step: the global batch.
-        rank: whose share.
-        world_size: among how many.
-        num_micro: micro-batches of the step, as `num_micro_batches` says.
-        speeds: of each rank, by rank, whole numbers (`whole_speeds`); None cuts equal shares.
+        rank: the rank whose shares to return.
+        world_size: number of ranks.
+        num_micro: micro-batches of the step, from `num_micro_batches`.
+        speeds: one integer per rank, in rank order (`whole_speeds`); None cuts equal shares.
 
     Raises:
         ConfigError: the rank is not in the world, `num_micro` is below 1, or there is not one speed for each rank.
@@ -107,13 +107,13 @@ def shares(
 
 
 def smallest_share(share: Share) -> int:
-    """Return how many samples the rank with the fewest has of a share's step, padding included."""
+    """Return the smallest number of samples that any rank has in a share's step, padding included."""
     total, size, speeds = share.step.size, share.world_size, share.speeds
     return total // size if speeds is None else min(share_sizes(total, world_size=size, speeds=speeds))
 
 
 def share_sizes(count: int, *, world_size: int, speeds: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Return how many samples each rank has of a step of `count` samples, padding included, as `shares` cuts it.
+    """Return how many samples each rank gets of a step of `count` samples, padding included, as `shares` cuts it.
 
     Args:
         count: samples of the global batch, padding included.
@@ -128,7 +128,7 @@ def share_sizes(count: int, *, world_size: int, speeds: Sequence[int] | None = N
 
 
 def _begin(total: int, rank: int, world_size: int, speeds: Sequence[int] | None) -> int:
-    """Return where a rank's run begins."""
+    """Return the start of a rank's run."""
     if speeds is None:
         return rank * total // world_size
     if len(speeds) != world_size:
@@ -138,10 +138,10 @@ def _begin(total: int, rank: int, world_size: int, speeds: Sequence[int] | None)
 
 
 def sample_keys(seed: int, epoch: int, ids: IntArray) -> IntArray:
-    """Return the keys of samples, int64[B]: f(seed, epoch, sample), the same at any world size and after any restart.
+    """Return the keys of samples, int64[B]: f(seed, epoch, sample), the same at any world size and after a restart.
 
     The mixing is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
-    2014), applied to the three inputs in turn. Keys are not secret, only well spread.
+    2014), applied to the three inputs in turn. Keys are well spread, but not secret.
 
     Args:
         seed: seed of the order, any int.

@@ -1,4 +1,4 @@
-"""The protocols of the data's way: order, source, buffer, batch, loader; and what a checkpoint sees of its parts."""
+"""The protocols of the data path: order, source, buffer, batch, loader; and `Stateful`, for checkpoints."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ __all__ = ["Batch", "BatchBuffer", "BatchLoader", "Grid", "Order", "Plan", "Samp
 
 
 class Grid(Protocol):
-    """How an order with locality walks over samples: windows of chunks, in lanes side by side."""
+    """How an order with locality visits samples: windows of chunks, in parallel lanes."""
 
     @property
     def lanes(self) -> int:
-        """Lanes, each an own stretch of the samples; a step takes from all of them."""
+        """Number of lanes. Each is a separate stretch of the samples; a step takes samples from all of them."""
         ...
 
     @property
     def window(self) -> int:
-        """Chunks of a lane that are mixed at a time."""
+        """Number of chunks of a lane that are mixed together."""
         ...
 
     @property
     def chunk_samples(self) -> int:
-        """Neighbouring samples that stay together until a window mixes them."""
+        """Number of neighbouring samples that one chunk holds; a window mixes the samples of its chunks."""
         ...
 
 
@@ -45,12 +45,12 @@ class Grid(Protocol):
 class Order(Protocol):
     """Which samples form which step: pure arithmetic, the same on every rank.
 
-    `BaseOrder` has defaults of what follows `step`.
+    `BaseOrder` has defaults for everything after `step`.
     """
 
     @property
     def recipe(self) -> str:
-        """What decides the order: equal recipes and seeds give equal epochs."""
+        """The parameters that decide the order: equal recipes and seeds give equal epochs."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Order(Protocol):
         ...
 
     def num_samples(self, epoch: int) -> int:
-        """Return how many samples the epoch shows."""
+        """Return how many samples an epoch yields."""
         ...
 
     def num_steps(self, state: OrderState) -> int:
@@ -76,17 +76,17 @@ class Order(Protocol):
 
     @property
     def samples(self) -> int | None:
-        """Number of samples that it is over, shown or not; None = it serves data of any size."""
+        """Number of samples in the data, yielded or not; None = it serves data of any size."""
         ...
 
     @property
     def kind(self) -> str:
-        """Its kind: "shuffle", or "sequential" where samples come in the order of their numbers."""
+        """Kind of order: "shuffle", or "sequential" for samples in the order of their numbers."""
         ...
 
     @property
     def remainder(self) -> str:
-        """What becomes of a last batch that is not full: "split" over the ranks, "pad", or "drop"."""
+        """What happens to a last batch that is not full: "split" over the ranks, "pad", or "drop"."""
         ...
 
     @property
@@ -96,16 +96,16 @@ class Order(Protocol):
 
     @property
     def fingerprint(self) -> str | None:
-        """Fingerprint of the data that it was made for; None = it serves any data of so many samples."""
+        """Fingerprint of the data that it was made for; None = any data with as many samples."""
         ...
 
     @property
     def draw(self) -> Any:
-        """How its samples are drawn, see `Samples.draw_options`; None = they are the samples themselves."""
+        """How its samples are drawn, see `Samples.draw_options`; None = they are not drawn."""
         ...
 
     def resumed(self, state: OrderState) -> Self:
-        """Return the order that continues a saved state: this one, unless it derived something from the batch size.
+        """Return the order that continues a saved state: this one, unless it derived parameters from the batch size.
 
         Raises:
             ConfigError: the saved order differs in anything else.
@@ -114,21 +114,21 @@ class Order(Protocol):
 
 
 class Plan(Protocol):
-    """What reading one share will cost; made by a `Source`, opaque to everybody else."""
+    """The cost of reading one share. A `Source` makes it; other code does not look inside."""
 
     @property
     def share(self) -> Share:
-        """The share that is read."""
+        """The share to read."""
         ...
 
     @property
     def num_chunks(self) -> int:
-        """Number of different chunks it touches."""
+        """Number of distinct chunks it reads."""
         ...
 
     @property
     def read_bytes(self) -> int:
-        """Bytes to read from the store, as far as metadata tell."""
+        """Bytes to read from the store, as far as metadata say."""
         ...
 
     @property
@@ -138,7 +138,7 @@ class Plan(Protocol):
 
     @property
     def capacity(self) -> Mapping[str, int]:
-        """For each ragged field, the most values that the batch can hold."""
+        """For each ragged field, the largest number of values that the batch can have."""
         ...
 
 
@@ -155,7 +155,7 @@ class BatchBuffer(Protocol):
 
 
 class Samples(Protocol):
-    """Samples that an order can be made of."""
+    """Samples over which an order can be made."""
 
     @property
     def fingerprint(self) -> str:
@@ -174,40 +174,40 @@ class Samples(Protocol):
 
     @property
     def locality(self) -> Locality:
-        """What neighbouring samples share, from metadata alone; decides lanes, windows and how much is read ahead."""
+        """What neighbouring samples share, from metadata alone; decides lanes, windows and prefetch depth."""
         ...
 
     @property
     def draw_options(self) -> Any:
-        """How the samples were drawn from others, for `Source.bound_to` of an equal source; None = they were not."""
+        """How the samples were drawn from others, for `Source.bound_to` of an equal source; None = not drawn."""
         ...
 
     def drawn(self, *args: Any, **options: Any) -> Samples:
-        """Return draws of these samples, as ``Order(balance=, weights=, mix=, num_samples=, together=)`` asks for.
+        """Return draws of these samples, for ``Order(balance=, weights=, mix=, num_samples=, together=)``.
 
         Raises:
-            ConfigError: they cannot be drawn, or not so.
+            ConfigError: they cannot be drawn, or not with these arguments.
         """
         ...
 
 
 class Source(Samples, Protocol):
-    """Samples by index. Implementations: samples, crops, rows. Needs no torch.
+    """Samples by index. Implementations: samples, crops, rows. Does not need torch.
 
-    `BaseSource` has defaults of all but `Samples`' first three members, `plan` and `read`.
+    `BaseSource` has defaults for all but the first three members of `Samples`, `plan` and `read`.
     """
 
     def plan(self, share: Share) -> Plan:
-        """Return what reading `share` takes. Thread-safe; touches metadata only."""
+        """Return the plan for reading `share`. Thread-safe; reads metadata only."""
         ...
 
     def read(self, plan: Any, into: BatchBuffer) -> ReadReport:
-        """Read what `plan` returned into a buffer. Thread-safe."""
+        """Read a plan into a buffer. Thread-safe."""
         ...
 
     @property
     def stateless(self) -> bool:
-        """Whether what is read follows from the share alone: loaders may then read before an epoch is asked for."""
+        """Whether the content depends on the share alone: loaders may then read before an epoch is asked for."""
         ...
 
     def hint(self, plan: Any) -> None:
@@ -215,34 +215,34 @@ class Source(Samples, Protocol):
         ...
 
     def close(self) -> None:
-        """Give threads and files back. Reading again opens them anew."""
+        """Close threads and files. Reading again reopens them."""
         ...
 
     def select(self, fields: Sequence[str]) -> Source:
-        """Return a source of some of the fields.
+        """Return a source with some of the fields.
 
         Raises:
-            ConfigError: there is no such field, or it cannot choose.
+            ConfigError: there is no such field, or the source cannot select fields.
         """
         ...
 
     def bound_to(self, order: Order) -> Source:
-        """Return the samples that an order counts: these, or the draws of them that it was made of.
+        """Return the samples that an order counts: these, or draws of them if the order was made for draws.
 
         Raises:
-            ConfigError: the order was made of other samples, or draws otherwise.
+            ConfigError: the order was made for other samples, or for other draws.
         """
         ...
 
     def fused_with(self, batch_transform: Any) -> Source | None:
-        """Return a source that does what a transform of whole batches does while it reads; None = it cannot."""
+        """Return a source that applies a batch transform while it reads; None = not supported."""
         ...
 
 
 class Batch(Protocol):
     """One micro-batch of one rank, on its device. A context manager that releases its memory.
 
-    ``batch[field]`` is a tensor on the rank's device (or a NumPy array where no device was asked for).
+    ``batch[field]`` is a tensor on the rank's device (or a NumPy array if no device was requested).
     """
 
     @property
@@ -275,15 +275,15 @@ class Batch(Protocol):
         ...
 
     def stand_in(self) -> Batch:
-        """Return a batch of two samples that owns its memory and can be pickled: the first one here twice, else zeros.
+        """Return a picklable batch of two samples that owns its memory: the first one twice, or zeros if there is none.
 
-        It stands in where a rank without samples must still take part in a forward and a backward pass. Two, because
-        layers with batch statistics refuse a single one.
+        A rank without samples uses it to take part in the forward and backward pass. It has two samples because layers
+        with batch statistics reject a single one.
         """
         ...
 
     def release(self, event: Any = None) -> None:
-        """Give the memory back: at once, or when `event` (of CUDA, a JAX array) is there. Calling it twice is fine."""
+        """Give the memory back: at once, or when `event` (CUDA event, JAX array) is done. Calling it twice is fine."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -294,9 +294,9 @@ class Batch(Protocol):
 
 
 class BatchLoader(Protocol):
-    """Steps of this rank, one after the other. Iterating yields one item per step: the tuple of its micro-batches.
+    """The steps of this rank, one after another. Iterating yields one item per step: the tuple of its micro-batches.
 
-    The least that the trainer takes; it asks `BaseLoader` for more, which has defaults.
+    This is the minimum for the trainer. It also asks for members of `BaseLoader`, which has defaults.
     """
 
     @abstractmethod
@@ -305,7 +305,7 @@ class BatchLoader(Protocol):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return the number of steps that an iteration started now would take; `sys.maxsize` where nobody knows."""
+        """Return the number of steps that an iteration started now would take; `sys.maxsize` if unknown."""
 
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
@@ -317,25 +317,25 @@ class BatchLoader(Protocol):
 
     @abstractmethod
     def state_dict(self) -> dict[str, JSON]:
-        """Return the last state marked done. What was only pulled does not count."""
+        """Return the last state marked done. Steps that were pulled but not marked done do not count."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Continue after `state`, at any world size."""
+        """Continue after `state`; the world size may have changed."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Checkpoint's only view of what it saves.
+    """What a checkpoint needs from each part that it saves.
 
-    scope tells how the state survives a new world size: "replicated" (equal on all ranks, one copy is kept),
-    "sharded" (each rank has its own part), "reduced" (partial sums that add up), "rederived" (belongs to a rank and
-    is derived anew when the world size differs).
+    scope says how to treat the state at another world size: "replicated" (equal on all ranks, one copy is kept),
+    "sharded" (each rank has its own part), "reduced" (partial sums that are added up), "rederived" (belongs to a rank
+    and is derived again if the world size differs).
     """
 
     @property
     def scope(self) -> Literal["replicated", "sharded", "reduced", "rederived"]:
-        """How the state survives a new world size."""
+        """How to treat the state at another world size."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -343,5 +343,5 @@ class Stateful(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state."""
+        """Restore a state."""
         ...

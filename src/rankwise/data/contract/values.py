@@ -1,4 +1,4 @@
-"""What travels between the rooms: types of arrays, where an order stands, a global batch, a part of it, reports."""
+"""Values that packages exchange: array types, the state of an order, global batches, shares, reports."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _MOST_INT32 = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderState:
-    """Where an order stands: equal on all ranks, a few dozen bytes of JSON.
+    """Position of an order: equal on all ranks, a few dozen bytes of JSON.
 
     Attributes:
         version: version of this record, 1.
         seed: seed of the order.
         epoch: epoch of the next step, from 0.
-        position: samples of this epoch that lie behind, at least 0.
-        recipe: what decided the order (see `Order.recipe`); a state resumes only an order of the same recipe.
+        position: samples of this epoch that are done, at least 0.
+        recipe: the parameters of the order (see `Order.recipe`); a state resumes only an order with the same recipe.
     """
 
     version: int = 1
@@ -106,12 +106,12 @@ def _text(state: Mapping[str, Any], name: str) -> str:
 
 
 class StepIds(Protocol):
-    """The sample ids of a step, computed where they are asked for: a rank asks for its own share only."""
+    """The sample ids of a step, computed on demand: a rank computes only its own share."""
 
     def listed(self) -> tuple[IntArray, IntArray]:
         """Return ids and lanes of all samples, in position order, padding last; both int64[size]. Costs the whole step.
 
-        The arrays are the caller's.
+        The caller may modify the arrays.
         """
         ...
 
@@ -119,12 +119,12 @@ class StepIds(Protocol):
         """Return a run of the samples sorted by lane and, inside a lane, by position.
 
         Args:
-            low: first place of the run, 0 <= low <= high.
-            high: the place after its last, at most the size of the step.
+            low: index of the first sample of the run, 0 <= low <= high.
+            high: index after the last one, at most the size of the step.
 
         Returns:
-            offsets: int64[high - low], positions counted from the start of the step; padding lies behind
-                its real samples.
+            offsets: int64[high - low], positions relative to the start of the step; padding has offsets behind all
+                real samples.
             ids: int64[high - low], parallel to the offsets.
         """
         ...
@@ -132,7 +132,7 @@ class StepIds(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ListedIds:
-    """`StepIds` of arrays that are there.
+    """`StepIds` from arrays of all ids.
 
     Attributes:
         ids: int64, in position order, padding last.
@@ -143,7 +143,7 @@ class ListedIds:
     lanes: IntArray
 
     def listed(self) -> tuple[IntArray, IntArray]:
-        """Return them; see `StepIds`."""
+        """Return the arrays; see `StepIds`."""
         return self.ids.copy(), self.lanes.copy()
 
     def run(self, low: int, high: int) -> tuple[IntArray, IntArray]:
@@ -158,11 +158,11 @@ class Step:
 
     Attributes:
         epoch: its epoch.
-        index: its number inside the epoch, counted in steps since the epoch's start or since the resumed position.
-        start: its first position in the epoch.
-        count: how many real samples it holds over all ranks.
-        size: how many samples it holds with padding, which has weight 0 and comes last.
-        members: which samples these are. `shares` asks for those of one rank, at the cost of these alone.
+        index: number of the step inside the epoch; an `Order` counts in steps of its current batch size.
+        start: position of its first sample in the epoch.
+        count: number of real samples over all ranks.
+        size: number of samples with padding, which has weight 0 and comes last.
+        members: the sample ids. `shares` computes only those of one rank.
         resume: the state after this step.
     """
 
@@ -176,29 +176,29 @@ class Step:
 
     @property
     def ids(self) -> IntArray:
-        """int64[size], sample ids in position order: ``ids[:count]`` are real. Computed anew, of the whole step."""
+        """int64[size], sample ids in position order: ``ids[:count]`` are real. Each call computes the whole step."""
         return self.members.listed()[0]
 
     @property
     def lanes(self) -> IntArray:
-        """int64[size], lane of each of `ids`. Computed anew, of the whole step."""
+        """int64[size], lane of each of `ids`. Each call computes the whole step."""
         return self.members.listed()[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One rank's part of one micro-batch of a step.
+    """The part of one micro-batch of a step that one rank takes.
 
     Attributes:
-        step: the global batch that it is part of.
-        micro: its micro-batch, 0 <= micro < num_micro.
+        step: the global batch that it belongs to.
+        micro: number of the micro-batch, 0 <= micro < num_micro.
         num_micro: micro-batches of the step, the same on all ranks.
-        rank: whose share.
-        world_size: among how many.
+        rank: the rank that takes it.
+        world_size: number of ranks.
         positions: int64[B], positions in the epoch.
         ids: int64[B], sample ids, parallel to `positions`. May be empty.
         weights: float64[B] or None (all one). 0 marks padding.
-        speeds: of each rank, by which the step was cut; None = shares that differ by one sample at most.
+        speeds: one per rank, by which the step was cut; None = shares differ by at most one sample.
     """
 
     step: Step
@@ -219,12 +219,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSpec:
-    """What one field of a sample looks like.
+    """Shape and dtype of one field of a sample.
 
     Attributes:
-        shape: shape of one sample, without the batch axis; (columns,) of a ragged one.
+        shape: shape of one sample, without the batch axis; (columns,) for a ragged field.
         dtype: its dtype.
-        ragged: True for rows of a CSR matrix: (data, indices, indptr) instead of one array.
+        ragged: True for rows of a CSR matrix: three arrays (data, indices, indptr) instead of one.
     """
 
     shape: tuple[int, ...]
@@ -233,21 +233,21 @@ class FieldSpec:
 
     @property
     def index_dtype(self) -> DType:
-        """Dtype of the column numbers and row pointers of a ragged field: int32 where its columns fit, else int64."""
+        """Dtype of the column numbers and row pointers of a ragged field: int32 if its columns fit, else int64."""
         return np.dtype(np.int32 if math.prod(self.shape) <= _MOST_INT32 else np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Locality:
-    """What neighbouring samples of a source have in common.
+    """What neighbouring samples of a source share.
 
     Attributes:
-        chunk_samples: neighbouring samples that one chunk holds, at least 1.
-        chunk_bytes: decoded bytes of such a chunk, over all fields; None = those of its samples.
-        cache_bytes: what the source's cache of decoded chunks may hold; 0 = it is off, None = there is none.
-        group_steps: whether several steps read as one cost less than one by one: loaders then read windows as one.
-        order_kind: the kind of order that suits; "sequential" where samples are in random order already, None = any.
-        window_samples: of samples in an order of their own, how long its windows last; None = the order says it.
+        chunk_samples: number of neighbouring samples in one chunk, at least 1.
+        chunk_bytes: decoded bytes of such a chunk, over all fields; None = the bytes of its samples.
+        cache_bytes: capacity of the source's cache of decoded chunks; 0 = the cache is off, None = there is none.
+        group_steps: whether reading several steps together costs less than one by one: loaders then read whole windows.
+        order_kind: the kind of order that suits; "sequential" if samples are in random order already, None = any.
+        window_samples: samples in a window, if the samples have an order of their own; None = the order decides.
     """
 
     chunk_samples: int = 1
@@ -258,25 +258,25 @@ class Locality:
     window_samples: int | None = None
 
     def decoded_bytes(self, num_samples: int) -> int | None:
-        """Return the bytes that so many neighbouring samples take when decoded, about; None = unknown."""
+        """Return the approximate decoded bytes of `num_samples` neighbouring samples; None = unknown."""
         return None if self.chunk_bytes is None else -(-num_samples // self.chunk_samples) * self.chunk_bytes
 
     def layout(self, batch_size: int) -> tuple[int | None, int | None]:
-        """Return the lanes and the window that suit an order of that batch size, each None where there is no wish."""
+        """Return the lanes and the window that suit an order of that batch size; None for each without a preference."""
         del batch_size
         return None, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadReport:
-    """How reading one share went.
+    """Result of reading one share.
 
     Attributes:
-        valid: bool[B], False where a sample could not be read.
-        fill_chunks: chunks that are missing from the store and stand for the fill value.
+        valid: bool[B], False for samples that could not be read.
+        fill_chunks: chunks that are missing from the store, read as the fill value.
         fast_chunks: chunks that the fast path decoded.
         slow_chunks: chunks that zarr-python decoded.
-        errors: what went wrong, one for each invalid sample.
+        errors: one error for each invalid sample.
     """
 
     valid: BoolArray
@@ -287,15 +287,15 @@ class ReadReport:
 
 
 def choose_fields(there: Iterable[str], fields: Sequence[str], *, of: str = "source") -> tuple[str, ...]:
-    """Return the names of the fields that were asked for, in the order in which the source has them.
+    """Return the names of the requested fields, in the order of the source.
 
     Args:
-        there: names of all.
-        fields: names of those that are wanted.
-        of: what has them, for the message.
+        there: all names.
+        fields: the requested names.
+        of: what has the fields, for the message.
 
     Raises:
-        ConfigError: there is no such field, or none is wanted.
+        ConfigError: there is no such field, or none is requested.
     """
     names = tuple(there)
     if not fields or any(name not in names for name in fields):

@@ -1,4 +1,4 @@
-"""nD boxes out of Zarr arrays as batches on any device."""
+"""Batches of nD boxes from Zarr arrays, on any device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of a stream: fields on a device, handed over by DLPack, released when an event says so."""
+"""A batch of a stream: fields on a device, shared by DLPack, and released after an event."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def dlpack_capsule(values: Any, **wishes: Any) -> Any:
 
     Args:
         values: NumPy array or torch tensor.
-        **wishes: ``stream``, ``max_version``, ``dl_device``, ``copy``, as the protocol has them. Those that are None
-            are left out, so that producers of the first version of the protocol understand the call.
+        **wishes: ``stream``, ``max_version``, ``dl_device``, ``copy``, as in the protocol. Those that are None
+            are left out, so that producers with the first version of the protocol accept the call.
 
     Raises:
-        BufferError: the values cannot be handed over as wished.
+        BufferError: the values cannot be exported as requested.
     """
     if isinstance(values, np.ndarray):
         return _numpy_capsule(values, wishes)
     given = {name: wish for name, wish in wishes.items() if wish is not None}
     if values.device.type == "cpu":
-        given.pop("stream", None)  # there is nothing to wait for on a CPU, whatever the consumer believes
+        given.pop("stream", None)  # there is nothing to wait for on a CPU, whatever the consumer passes
     return values.__dlpack__(**given)
 
 
@@ -56,13 +56,13 @@ def _numpy_capsule(array: NDArray, wishes: dict[str, Any]) -> Any:
     given = {name: wish for name, wish in wishes.items() if wish is not None and name != "stream"}
     try:
         return array.__dlpack__(**given)
-    except TypeError:  # NumPy before 2.1 knows the first version of the protocol only
+    except TypeError:  # NumPy before 2.1 supports only the first version of the protocol
         return array.__dlpack__()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchInfo:
-    """Where the crops of a batch lie.
+    """The location of the crops of a batch.
 
     Attributes:
         device_ptr: address of the first voxel, on the device.
@@ -83,9 +83,9 @@ class Batch:
     """Crops of some samples. Made by `Pipeline`; row i is the i-th sample of `samples`.
 
     ``batch["image"]`` is a field on the device, batch axis first; ``torch.from_dlpack(batch)``, ``np.from_dlpack`` and
-    JAX's share the memory of the crops. The memory is used again once the batch is released or forgotten *and* nothing
-    that shares it is left. So a view outlives its batch, and any number of batches can be held, as far as the memory
-    caps of the pipeline allow.
+    JAX's share the memory of the crops. The memory is reused once the batch is released or garbage collected *and*
+    no array shares it any more. So a view outlives its batch, and any number of batches can be held, as far as the
+    memory limits of the pipeline allow.
     """
 
     def __init__(
@@ -139,12 +139,12 @@ class Batch:
 
     @property
     def meta(self) -> tuple[Any, ...]:
-        """What was given as `Sample.meta`, one for each sample."""
+        """The values of `Sample.meta`, one for each sample."""
         return tuple(sample.meta for sample in self.samples)
 
     @property
     def info(self) -> BatchInfo:
-        """Where the crops lie.
+        """The location of the crops.
 
         Raises:
             InvalidArgument: the batch was released.
@@ -161,7 +161,7 @@ class Batch:
 
     @property
     def mask(self) -> Any:
-        """bool[B, *sample_shape]: which voxels of the crops lie inside their array.
+        """bool[B, *sample_shape]: which voxels of the crops are inside their array.
 
         Raises:
             InvalidArgument: the configuration has neither ``pad=`` nor ``mask=True``, or the batch was released.
@@ -201,17 +201,17 @@ class Batch:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Return the crops as a DLPack capsule: of the first version of the protocol unless `max_version` allows 1.0.
+        """Return the crops as a DLPack capsule: in the first version of the protocol unless `max_version` allows 1.0.
 
         Args:
-            stream: stream of the consumer that shall wait for the crops; see the protocol.
-            max_version: newest version that the consumer understands.
-            dl_device: device that the consumer wants it on.
-            copy: True = make a copy, False = never, None = if it must be.
+            stream: stream of the consumer that has to wait for the crops; see the protocol.
+            max_version: newest version that the consumer supports.
+            dl_device: device on which the consumer wants the crops.
+            copy: True = make a copy, False = never, None = if necessary.
 
         Raises:
             InvalidArgument: the batch was released.
-            BufferError: the crops cannot be handed over as wished.
+            BufferError: the crops cannot be exported as requested.
         """
         return dlpack_capsule(self._crops(), stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
@@ -224,10 +224,10 @@ class Batch:
         return dlpack_device(self._crops())
 
     def release(self, event: Any = None) -> None:
-        """Let go of the memory: it is used again when nothing shares it any more. Calling it twice is fine.
+        """Give the memory back: it is reused when nothing shares it any more. Calling it twice is fine.
 
         Args:
-            event: work on the device that must be through before: a CUDA event or stream of torch or CuPy, the handle
+            event: work on the device that must finish first: a CUDA event or stream of torch or CuPy, the handle
                 of a stream, or a JAX array that is being computed. None = work on the current stream.
 
         Raises:
@@ -236,7 +236,7 @@ class Batch:
         give_back, self._give_back = self._give_back, None
         try:
             if give_back is not None:
-                give_back(event)  # before the fields go, and with them perhaps the last views
+                give_back(event)  # set before the fields are dropped, which may drop the last views
         finally:
             self._fields = None
 
@@ -264,10 +264,10 @@ class Batch:
 
 
 def waitable(event: Any) -> Done | None:
-    """Return something to wait for: an event itself, or what a stream has been given to do so far.
+    """Return an object to wait for: an event itself, or the work submitted to a stream so far.
 
     Args:
-        event: event or stream of torch or CuPy, handle of a CUDA stream as an int, a JAX array (waited for until it is
+        event: event or stream of torch or CuPy, handle of a CUDA stream as an int, a JAX array (awaited until it is
             computed), or None.
 
     Raises:
@@ -277,9 +277,9 @@ def waitable(event: Any) -> Done | None:
         return None
     if isinstance(event, int) and not isinstance(event, bool):
         event = _stream_of(event)
-    if hasattr(event, "record_event"):  # a stream of torch
+    if hasattr(event, "record_event"):  # a torch stream
         event = event.record_event()
-    elif hasattr(event, "wait_event") and hasattr(event, "record"):  # a stream of CuPy
+    elif hasattr(event, "wait_event") and hasattr(event, "record"):  # a CuPy stream
         event = event.record()
     try:
         return done_of(event)
@@ -299,7 +299,7 @@ def _stream_of(handle: int) -> Any:
 
 
 class Parked:
-    """Things that must live until an event has happened."""
+    """Objects that must live until an event has happened."""
 
     def __init__(self) -> None:
         self._things: deque[tuple[Done, object]] = deque()
@@ -308,11 +308,11 @@ class Parked:
         return len(self._things)
 
     def park(self, until: Done, thing: object) -> None:
-        """Keep a thing until an event."""
+        """Keep an object until an event."""
         self._things.append((until, thing))
 
     def sweep(self) -> None:
-        """Forget the things whose event has happened; those of events that cannot be asked are waited for."""
+        """Drop objects whose event has happened; wait for events that cannot be queried."""
         while self._things:
             event = self._things[0][0]
             query = getattr(event, "query", None)

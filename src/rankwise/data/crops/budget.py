@@ -1,4 +1,4 @@
-"""Does it fit? The memory of a stream is added up and settled before the first sample."""
+"""Memory budget of a stream, computed and checked before the first sample."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from rankwise.data.crops.sample import Dtype, parse_dtype, resolved_dtype
 
 __all__ = ["Budget", "Caps", "check_fits", "host_memory_bytes", "settle", "too_large"]
 
-_LEAST_SLOTS = 2  # one is filled while the other is used
-_NATIVE_BYTES = 8  # the widest real element; what arrays hold is not known yet
+_LEAST_SLOTS = 2  # one is filled while the other is in use
+_NATIVE_BYTES = 8  # the widest real element; the arrays' dtypes are not known yet
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a stream takes.
+    """The memory that a stream needs.
 
     Attributes:
         batch_bytes: one batch, all fields and masks.
-        num_slots: batches in memory at the same time: read, ready, and held by the consumer.
+        num_slots: batches in memory at the same time: being read, ready, and held by the consumer.
         scratch_bytes: a batch before `transform=`, 0 without one.
         cache_bytes: decoded chunks.
-        device_cap_bytes: most that batches may take on the device; None = no cap.
-        host_cap_bytes: most that everything may take on the host.
+        device_cap_bytes: limit for batches on the device; None = no limit.
+        host_cap_bytes: limit for everything on the host.
         on_host: whether the device is the host.
     """
 
@@ -55,7 +55,7 @@ class Budget:
 
     @property
     def slot_limit_bytes(self) -> int:
-        """Most bytes that one batch buffer may grow to, should batches turn out larger."""
+        """Limit for one batch buffer, if batches turn out larger than expected."""
         left = (self.host_cap_bytes - self.scratch_bytes - self.cache_bytes) // self.num_slots
         return left if self.device_cap_bytes is None else min(left, self.device_cap_bytes // self.num_slots)
 
@@ -74,12 +74,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caps:
-    """Hard caps of a machine's ranks together, and among how many they are divided.
+    """Memory limits for all ranks of a machine together, and the numbers of ranks that share them.
 
     Attributes:
-        max_gpu_memory_bytes: most that batches may take on a device (with the CPU as device: in host memory of each
-            rank); None = no cap.
-        max_host_memory_bytes: most on the host; None = its memory.
+        max_gpu_memory_bytes: limit for batches on a device (with the CPU as device: in host memory of each
+            rank); None = no limit.
+        max_host_memory_bytes: limit on the host; None = its memory.
         host_memory_bytes: memory of the host.
         sharers: ranks that share the device.
         local_ranks: ranks that share the host.
@@ -95,10 +95,10 @@ class Caps:
 
     @classmethod
     def of(cls, place: RankPlace, *, max_gpu_memory_bytes: int | None, max_host_memory_bytes: int | None) -> Self:
-        """Return the caps of a rank.
+        """Return the limits for a rank.
 
         Raises:
-            InvalidArgument: a cap is no whole number of at least 1.
+            InvalidArgument: a limit is not an integer of at least 1.
         """
         given = {"max_gpu_memory_bytes": max_gpu_memory_bytes, "max_host_memory_bytes": max_host_memory_bytes}
         for name, value in given.items():
@@ -114,29 +114,29 @@ class Caps:
 
     @property
     def device_bytes(self) -> int | None:
-        """This rank's part of the device; None = no cap."""
+        """This rank's part of the device memory; None = no limit."""
         cap = self.max_gpu_memory_bytes
         return cap if cap is None or self.on_host else cap // max(1, self.sharers)
 
     @property
     def host_bytes(self) -> int:
-        """This rank's part of the host."""
+        """This rank's part of the host memory."""
         cap = min(self.max_host_memory_bytes or self.host_memory_bytes, self.host_memory_bytes)
         return cap // max(1, self.local_ranks)
 
 
 def check_fits(budget: Budget, caps: Caps, *, what: str, mends: Sequence[str], slots: int) -> None:
-    """Refuse what does not fit.
+    """Raise an error if a budget does not fit.
 
     Args:
-        budget: what is taken.
-        caps: what there is.
+        budget: the needed memory.
+        caps: the limits.
         what: what must fit, for the message.
-        mends: what would help besides larger caps.
-        slots: batch buffers that must fit at least.
+        mends: what would help besides larger limits.
+        slots: smallest number of batch buffers.
 
     Raises:
-        BudgetExceeded: it does not fit; the message adds it up and says how much is needed.
+        BudgetExceeded: it does not fit; the message lists the parts and the needed total.
     """
     device_needed = slots * budget.batch_bytes
     host_needed = device_needed + budget.scratch_bytes + budget.cache_bytes
@@ -155,7 +155,7 @@ def check_fits(budget: Budget, caps: Caps, *, what: str, mends: Sequence[str], s
 
 
 def settle(config: Config, *, on_host: bool, sharers: int, local_ranks: int, host_bytes: int) -> Budget:
-    """Return what a configuration takes: as many batch buffers as were asked for, or as the caps allow.
+    """Return the memory of a configuration, with as many batch buffers as requested, or as the limits allow.
 
     Args:
         config: the configuration.
@@ -165,7 +165,7 @@ def settle(config: Config, *, on_host: bool, sharers: int, local_ranks: int, hos
         host_bytes: memory of the host.
 
     Raises:
-        BudgetExceeded: not even two batches fit; the message adds it up and says how much is needed.
+        BudgetExceeded: not even two batches fit; the message lists the parts and the needed total.
     """
     batch = _batch_bytes(config)
     caps = Caps(
@@ -198,7 +198,7 @@ def settle(config: Config, *, on_host: bool, sharers: int, local_ranks: int, hos
 
 
 def too_large(num_bytes: int, limit_bytes: int) -> BudgetExceeded:
-    """Return the error of a batch that turns out larger than its buffer may be."""
+    """Return the error for a batch that turns out larger than its buffer may be."""
     return BudgetExceeded(
         f"a batch takes at least {num_bytes} bytes, a batch buffer may take {limit_bytes}: raise "
         "max_gpu_memory_bytes (or max_host_memory_bytes), or take fewer samples_per_batch; transform= may have made "

@@ -1,4 +1,4 @@
-"""`Config`: everything that a stream of crops needs to know beforehand, checked on construction."""
+"""`Config`: all settings of a stream of crops, checked on construction."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _CACHES = ("n_array_meta_cache", "n_shard_index_cache", "n_chunk_layout_cache")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A further field of every sample, such as a label volume; ``Sample(also={name: Crop(...)})`` says where it lies.
+    """A further field of every sample, for example a label volume; ``Sample(also={name: Crop(...)})`` gives its box.
 
     Attributes:
         sample_shape: extent of one sample of the field, in stored axis order.
@@ -71,56 +71,56 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """How a `Pipeline` of pushed samples makes batches. Make variants with ``dataclasses.replace``.
+    """Settings of a `Pipeline`, which makes batches of pushed samples. Make variants with ``dataclasses.replace``.
 
-    Sizes left at None are derived; a size that is too small is refused with the one that is needed. Zero is never a
-    default.
+    Sizes left at None are derived; a size that is too small is refused with a message that names the needed one. Zero
+    is never a default.
 
     Attributes:
         samples_per_batch: samples of one batch of this rank, at least 1.
         sample_shape: extent of every crop, in stored axis order. A box may have further axes of extent 1.
-        max_gpu_memory_bytes: hard cap of the batches on the device (with the CPU as device: in host memory); divided
-            when ranks share a GPU. None = no cap but the memory that is there.
-        max_host_memory_bytes: hard cap of all that the pipelines of this machine hold in host memory, divided by its
-            ranks: batch buffers, scratch, decoded chunks. None = the memory that is there.
+        max_gpu_memory_bytes: hard limit for batches on the device (with the CPU as device: in host memory); divided
+            if ranks share a GPU. None = limited by the existing memory only.
+        max_host_memory_bytes: hard limit for all that the pipelines of this machine hold in host memory, divided by its
+            ranks: batch buffers, scratch, decoded chunks. None = the existing memory.
         dtype: dtype of the crops: "f32", "bf16", "f16", "f64", integers ("u16", ...), "native" = the arrays' own; see
             `Dtype`. Narrowing to integers is checked value by value.
         field: name of the crops in the batch, ``batch["image"]``.
         fields: further fields of every sample, by name.
-        pad: "fill", "edge" or "reflect" stands for voxels outside an array (its fill value, the nearest voxel, the
-            mirror image); None refuses boxes that stick out.
+        pad: "fill", "edge" or "reflect" replaces voxels outside an array (by its fill value, the nearest voxel, the
+            mirror image); None refuses boxes that extend beyond it.
         normalise: `Scaling` for all arrays, one per array, or a function of an array's metadata: ``x * scale + offset``
             is computed while the elements are cast.
-        mask: make a field ``<name>_mask`` that is true where voxels lie inside their array; None = if `pad` is given.
-        drop_last: leave out a last batch with fewer than `samples_per_batch` samples.
-        on_bad_sample: "raise", or how many damaged samples may be left out. Only damaged content is ever left out.
+        mask: make a field ``<name>_mask`` that is true for voxels inside their array; None = if `pad` is given.
+        drop_last: drop a last batch with fewer than `samples_per_batch` samples.
+        on_bad_sample: "raise", or how many damaged samples may be skipped. Only damaged content is ever skipped.
         seed: seed of ``batch.key``.
-        transform: ``transform(fields, key) -> fields`` of one sample, in NumPy, on the reader thread.
-        batch_transform: ``batch_transform(fields, keys) -> fields`` of a batch, on the device, when it is popped.
+        transform: ``transform(fields, key) -> fields`` for one sample, in NumPy, on the reader thread.
+        batch_transform: ``batch_transform(fields, keys) -> fields`` for a batch, on the device, when it is popped.
         cache_bytes: decoded chunks kept in memory, 0 = none.
         lookahead_samples: samples pulled and opened ahead, at least `samples_per_batch`. None = two batches.
-        max_chunk_uncompressed_bytes: largest chunk that is accepted, after decoding; a larger one is refused with
+        max_chunk_uncompressed_bytes: largest accepted chunk, after decoding; a larger one raises
             BudgetExceeded. None = any.
-        max_read_op_bytes: cap of one request to an object store that joins neighbouring chunks, 1 to 2**32 - 1. Chunks
-            of local files are read one by one, straight into the buffer that they are decoded from.
-        host_buffer_waves: batch buffers, 2 to 8: those being read, ready, and held by the consumer together. Fewer are
-            used where the caps allow no more.
-        max_chunks_per_wave: of GPU decoding only.
-        max_substreams_per_chunk: of GPU decoding only.
+        max_read_op_bytes: size limit of one request to an object store that joins neighbouring chunks, 1 to 2**32 - 1.
+            Chunks of local files are read one by one, directly into the buffer from which they are decoded.
+        host_buffer_waves: batch buffers, 2 to 8: those being read, ready, and held by the consumer. Fewer are
+            used if the memory limits allow no more.
+        max_chunks_per_wave: for GPU decoding only.
+        max_substreams_per_chunk: for GPU decoding only.
         n_io_threads: threads that read and decode, 1 to 1024; None = the cores that this rank may use.
         metadata_io_concurrency: arrays that are opened at the same time, 1 to 4096.
-        n_array_meta_cache: arrays whose metadata are kept.
+        n_array_meta_cache: number of arrays whose metadata are kept.
         n_shard_index_cache: shard indexes kept; None = 64 MiB of them.
-        n_chunk_layout_cache: of GPU decoding only.
-        max_shards_per_sample: most files that one box may touch. None = any number.
+        n_chunk_layout_cache: for GPU decoding only.
+        max_shards_per_sample: most files that one box may need. None = any number.
         device: number of a CUDA device, "cpu", "cuda:1" or another device of torch, "numpy" for NumPy arrays; None =
             the world's device (NumPy arrays without torch).
         pop_timeout_s: how long `Pipeline.pop` waits; None = for ever.
-        enable_gds: True asks for GPUDirect reads, which are refused: there are none. None and False are the same.
+        enable_gds: True requests GPUDirect reads, which are not supported, and is refused. None and False are the same.
         numa_strategy: where reader threads run.
         numa_node: node for `NumaStrategy.PIN_TO`, else -1.
-        remote: how to talk to object stores (endpoint, credentials, timeouts); its `max_read_bytes` then takes the
-            place of `max_read_op_bytes`. None = what the environment says.
+        remote: options for object stores (endpoint, credentials, timeouts); its `max_read_bytes` then replaces
+            `max_read_op_bytes`. None = the environment's settings.
         metadata_latency: delays the opening of arrays, for tests.
 
     Raises:
@@ -184,7 +184,7 @@ class Config:
 
     @property
     def remote_options(self) -> RemoteOptions:
-        """How to talk to object stores."""
+        """Options for object stores."""
         return RemoteOptions(max_read_bytes=self.max_read_op_bytes) if self.remote is None else self.remote
 
     @property
@@ -204,7 +204,7 @@ def _checked(config: Config) -> dict[str, Any]:
     """Return the values of a configuration in canonical form.
 
     Raises:
-        InvalidArgument: one is of another type or out of range, or two contradict each other.
+        InvalidArgument: one has a wrong type or is out of range, or two contradict each other.
     """
     values: dict[str, Any] = {name: _whole(config, name) for name in _RANGES}
     values["sample_shape"] = _shape(config.sample_shape, "sample_shape")

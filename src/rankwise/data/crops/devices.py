@@ -1,4 +1,4 @@
-"""Which device a stream of crops feeds, and whether that agrees with everything else that names one."""
+"""Chooses the device of a stream of crops, and checks that it agrees with the rest of the process."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _said: set[tuple[object, ...]] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """What torch says about CUDA here.
+    """Facts about CUDA from torch.
 
     Attributes:
-        count: devices that this process sees.
-        current: the device that the process works on already; None = it has not touched CUDA yet.
+        count: number of devices visible to this process.
+        current: the device that the process already uses; None = it has not used CUDA yet.
     """
 
     count: int = 0
@@ -38,12 +38,12 @@ class CudaFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Where a pipeline works.
+    """The device and rank of a pipeline.
 
     Attributes:
-        device: device of torch; None = NumPy arrays.
+        device: torch device; None = NumPy arrays.
         rank: global rank.
-        world_size: number of ranks, where it is asked for (`place_in_world`).
+        world_size: number of ranks, if requested (`place_in_world`).
         local_ranks: ranks on this machine.
         sharers: ranks that share the device, this one included.
     """
@@ -56,7 +56,7 @@ class RankPlace:
 
     @property
     def numa_node(self) -> int:
-        """NUMA node that the device hangs on, -1 if unknown."""
+        """NUMA node of the device, -1 if unknown."""
         if self.device is None or self.device.type != "cuda":
             return -1
         import torch
@@ -64,7 +64,7 @@ class RankPlace:
         facts = torch.cuda.get_device_properties(self.device)
         parts = [getattr(facts, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
         if min(parts) < 0:
-            return -1  # a torch that does not say
+            return -1  # this torch version does not provide it
         return gpu_node(f"{parts[0]:04x}:{parts[1]:02x}:{parts[2]:02x}.0")
 
 
@@ -74,15 +74,15 @@ def bind_device(
     environ: Mapping[str, str] | None = None,
     cuda: CudaFacts | None = None,
 ) -> RankPlace:
-    """Return where a pipeline works, after checking that the process is of one mind about its device.
+    """Return the place of a pipeline, after a check that the process does not use another device.
 
     Args:
         wanted: `Config.device`.
         environ: the environment; None = the process's own.
-        cuda: what there is of CUDA; None = ask torch.
+        cuda: facts about CUDA; None = ask torch.
 
     Raises:
-        InvalidArgument: the device is not there, or the process works on another one already.
+        InvalidArgument: the device does not exist, or the process already uses another one.
         MissingExtraError: a device was asked for and torch is not installed.
     """
     environ = os.environ if environ is None else environ
@@ -103,14 +103,14 @@ def bind_device(
 
 
 def place_in_world(wanted: int | str | torch.device | None, world: World | None) -> RankPlace:
-    """Return where a pipeline of a world works; a device of one's own choice is checked as by `bind_device`.
+    """Return the place of a pipeline in a world; an explicitly chosen device is checked as in `bind_device`.
 
     Args:
         wanted: "auto" = the world's device (NumPy arrays in a JAX program), any device of torch, None = NumPy arrays.
-        world: the world; None = the current one. Without torch the launcher says who this rank is.
+        world: the world; None = the current one. Without torch the launcher's variables give the rank.
 
     Raises:
-        InvalidArgument: the device is not there, or the process works on another one already.
+        InvalidArgument: the device does not exist, or the process already uses another one.
         MissingExtraError: a device was asked for and torch is not installed.
     """
     if world is None:
@@ -144,7 +144,7 @@ def _without_torch(environ: Mapping[str, str]) -> RankPlace:
 
 
 def _rank(environ: Mapping[str, str]) -> tuple[int, int]:
-    """Global rank and ranks of this machine: of the world, or as the launcher says before there is one."""
+    """Return global rank and number of local ranks: from the world, or from the launcher's variables without one."""
     from rankwise.world import World
 
     world = World.current()
@@ -186,7 +186,7 @@ def _chosen(wanted: int | str | torch.device | None, environ: Mapping[str, str],
 
 
 def _own_device(environ: Mapping[str, str], cuda: CudaFacts) -> torch.device:
-    """The world's device if it was bound, else the CUDA device in use, else that of the local rank, else the CPU."""
+    """Return the world's device if bound, else the CUDA device in use, else that of the local rank, else the CPU."""
     import torch
 
     from rankwise.world import World

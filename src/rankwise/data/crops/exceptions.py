@@ -1,4 +1,4 @@
-"""The error family of crops. Each says what, where (URI, box, sample) and the mend, and is also rankwise's own kind."""
+"""The exceptions of crops. Each says what, where (URI, box, sample) and how to fix it, and is a rankwise error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Status(enum.IntEnum):
-    """Which kind of trouble an error is, as a number that logs and other languages can compare."""
+    """The kind of an error, as a number that logs and other languages can compare."""
 
     OK = 0
     AGAIN = 1
@@ -48,10 +48,10 @@ class DamacyError(RankwiseError, RuntimeError):
     Attributes:
         status: the kind.
         what: the message.
-        uri: array that the sample lies in, "" if the error is about no sample.
+        uri: array of the sample, "" if the error concerns no sample.
         aabb: box of the sample, ``((start, stop), ...)``, or None.
-        sample: number of the sample: its place in the stream, or its id in an index; -1 if none.
-        place: where its bytes lie (array, chunk, byte range), as far as known.
+        sample: number of the sample: its position in the stream, or its id in an index; -1 if none.
+        place: location of its bytes (array, chunk, byte range), as far as known.
         others: further errors of the same batch.
     """
 
@@ -76,7 +76,7 @@ class DamacyError(RankwiseError, RuntimeError):
 
 
 class TryAgain(DamacyError):  # noqa: N818  (the name that users know; so for the others)
-    """Nothing is in flight: everything pushed so far has been popped."""
+    """Nothing is in progress: everything pushed so far has been popped."""
 
     status = Status.AGAIN
 
@@ -88,7 +88,7 @@ class InvalidArgument(DamacyError, ConfigError):  # noqa: N818
 
 
 class InvalidSample(InvalidArgument, SampleError):  # noqa: N818
-    """A sample that does not fit its array or the configuration: a box that sticks out, or of another shape."""
+    """A sample that does not fit its array or the configuration: a box that extends beyond it, or of another shape."""
 
     damage = False
 
@@ -101,7 +101,7 @@ class NotFound(DamacyError, SampleError):  # noqa: N818
 
 
 class DtypeMismatch(DamacyError, ConfigError, SampleError):  # noqa: N818
-    """The elements of an array cannot come out as the dtype that was asked for."""
+    """The elements of an array cannot be converted to the requested dtype."""
 
     status = Status.DTYPE
     damage = False
@@ -114,7 +114,7 @@ class RankMismatch(InvalidSample):
 
 
 class StorageError(DamacyError, SampleError):
-    """The storage failed while a sample was read: not a matter of its content, so never skipped."""
+    """The storage failed while a sample was read: its content may be fine, so it is never skipped."""
 
     status = Status.IO
     damage = False
@@ -133,13 +133,13 @@ class NativeCudaError(DamacyError, WorldError):
 
 
 class OutOfMemory(DamacyError, DataError, MemoryError):  # noqa: N818
-    """The host has no memory left."""
+    """The host has run out of memory."""
 
     status = Status.OOM
 
 
 class BudgetExceeded(DamacyError, ConfigError):  # noqa: N818
-    """What was asked for does not fit the memory that was granted; the message adds it up."""
+    """The request does not fit the memory limits; the message lists the parts."""
 
     status = Status.BUDGET
 

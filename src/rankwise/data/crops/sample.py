@@ -1,4 +1,4 @@
-"""`Sample`: one crop that a user asks for, and the dtypes that its fields can have."""
+"""`Sample`: one crop that a user requests, and the dtypes of its fields."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Crop:
 
     Attributes:
         uri: path or URL of an array, or of an NGFF image (a group with several levels).
-        aabb: ``(start, stop)`` or a slice for each axis, in the order of storage; ``np.s_[0:64, 128:256]`` is one. Kept
-            as ``((start, stop), ...)``. With `channel` the axis of the channels is left out.
+        aabb: ``(start, stop)`` or a slice for each axis, in storage order; ``np.s_[0:64, 128:256]`` is one. Stored
+            as ``((start, stop), ...)``. With `channel` the channel axis is left out.
         level: level of an image, 0 is the finest; None = 0.
-        channel: a channel by name or number (its axis falls away), or several in that order; None = `aabb` says which.
+        channel: a channel by name or number (its axis is dropped), or several in that order; None = in `aabb`.
 
     Raises:
-        InvalidArgument: the box is none.
+        InvalidArgument: the box is invalid.
     """
 
     uri: str
@@ -59,20 +59,20 @@ class Crop:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample: a box of one array, and what belongs to it. Hashable; equal samples read the same voxels.
+    """One sample: a box of one array, and its additional data. Hashable; equal samples read the same voxels.
 
     Attributes:
         uri: see `Crop`.
         aabb: see `Crop`.
         level: see `Crop`.
         channel: see `Crop`.
-        also: boxes for the further fields of the configuration, by their names, such as a label volume.
-        label: a number, a text, or (nested) sequence of numbers; batches stack them to ``batch.labels``.
-        meta: anything; found again in ``batch.meta``. Does not count for equality.
-        key: seed of the sample's random draws; None = made from the stream's seed, the rank and the sample's number.
+        also: boxes for the further fields of the configuration, by their names, for example a label volume.
+        label: a number, a text, or a (nested) sequence of numbers; batches stack them to ``batch.labels``.
+        meta: any object; returned in ``batch.meta``. Ignored when samples are compared.
+        key: seed of the sample's random draws; None = derived from the stream's seed, the rank and the sample's number.
 
     Raises:
-        InvalidArgument: the box is none, or a value is of another type.
+        InvalidArgument: the box is invalid, or a value has another type.
     """
 
     uri: str
@@ -109,7 +109,7 @@ class Sample:
 
     @property
     def crop(self) -> Crop:
-        """The sample's own box, without what belongs to it."""
+        """The sample's box, without its additional data."""
         return Crop(self.uri, self.aabb, level=self.level, channel=self.channel)
 
 
@@ -167,7 +167,7 @@ def _also(given: Any) -> tuple[tuple[str, Crop], ...]:
 
 
 def _plain(label: Any) -> Any:
-    """Arrays and lists as nested tuples, so that samples hash; NumPy scalars as Python's own."""
+    """Return arrays and lists as nested tuples, so that samples hash; NumPy scalars as Python's own."""
     if isinstance(label, np.ndarray | np.generic):
         label = label.tolist()
     if isinstance(label, list | tuple):
@@ -178,7 +178,7 @@ def _plain(label: Any) -> Any:
 
 
 class Dtype(enum.IntEnum):
-    """Dtype of a field in the batch; `NATIVE` is that of the arrays."""
+    """Dtype of a field in the batch; `NATIVE` is the dtype of the arrays."""
 
     F32 = 0
     BF16 = 1
@@ -220,7 +220,7 @@ _BY_NAME = {
 
 
 def parse_dtype(wanted: DtypeLike) -> Dtype:
-    """Return the dtype that is meant: a `Dtype`, its number, a name ("f32", "float32", "bf16", ...) or a NumPy dtype.
+    """Return the dtype for a `Dtype`, its number, a name ("f32", "float32", "bf16", ...) or a NumPy dtype.
 
     Raises:
         InvalidArgument: it is none of these.
@@ -249,11 +249,11 @@ def resolved_dtype(dtype: Dtype, native: DType | None = None) -> DType:
     """Return the NumPy dtype.
 
     Args:
-        dtype: which.
-        native: what `Dtype.NATIVE` stands for.
+        dtype: the dtype.
+        native: the meaning of `Dtype.NATIVE`.
 
     Raises:
-        InvalidArgument: `NATIVE`, and nothing to stand for it.
+        InvalidArgument: `dtype` is `NATIVE`, and `native` is None.
         MissingExtraError: bfloat16, and ml_dtypes is not installed.
     """
     if dtype is Dtype.NATIVE:

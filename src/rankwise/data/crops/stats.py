@@ -1,4 +1,4 @@
-"""What a stream of crops has done: times of its stages, and what passed through them."""
+"""Statistics of a stream of crops: times of its stages, and amounts processed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Metric:
 
     Attributes:
         name: its name.
-        ms: milliseconds spent in it, all together.
+        ms: total milliseconds spent in it.
         best_ms: the fastest time; 0 before the first.
-        input_bytes: bytes that went in, where they are known.
-        output_bytes: bytes that came out.
-        count: how often.
+        input_bytes: bytes of input, if known.
+        output_bytes: bytes of output.
+        count: number of times.
     """
 
     name: str
@@ -51,44 +51,44 @@ class Stats:
     """A snapshot. Reading, decoding and casting are one stage here (`decode`); those of a GPU decoder are 0.
 
     Attributes:
-        pull: inside the pushed iterables.
-        plan: from samples to byte ranges; waiting for arrays to be opened included.
+        pull: in the pushed iterables.
+        plan: from samples to byte ranges, including the wait for arrays to be opened.
         io: always 0: reads happen inside `decode`.
         input_transfer: starting the copy to the device.
         decode: read, decode, crop, cast, scale; in: encoded bytes, out: bytes of the batch.
         post_decode: always 0.
         decode_gap: always 0.
         assemble: `transform=`.
-        bind_wait: the reader waited for a free batch buffer.
-        pop_wait: the consumer waited for a batch.
+        bind_wait: the reader waits for a free batch buffer.
+        pop_wait: the consumer waits for a batch.
         batches_emitted: batches handed out.
         waves_emitted: the same number: a wave is a batch here.
         samples_emitted: samples in them.
-        samples_skipped: damaged samples that were left out.
+        samples_skipped: damaged samples that were skipped.
         samples_failed: samples whose error was raised.
-        chunks_planned: chunks that batches touch, each counted once per batch and field.
-        chunks_to_load: of these, chunks that were not in the cache.
+        chunks_planned: chunks that batches need, each counted once per batch and field.
+        chunks_to_load: those of them that were not in the cache.
         chunks_dispatched: chunks that were decoded.
-        fast_chunks: of these, by our own decoders.
-        slow_chunks: of these, by zarr-python.
-        cached_chunks: chunks that were decoded already.
-        fill_chunks: chunks that are not in the store and stand for the fill value.
+        fast_chunks: those of them decoded by our own decoders.
+        slow_chunks: those of them decoded by zarr-python.
+        cached_chunks: chunks that were already decoded.
+        fill_chunks: chunks that are not in the store, read as the fill value.
         reads_issued: the same as `chunks_dispatched`; neighbouring ones may have been read in one go.
-        retries: reads that were tried again after trouble with the storage.
+        retries: reads that were repeated after storage errors.
         worker_steps: always 0.
-        read_bytes: encoded bytes that were read.
-        decoded_bytes: bytes that were decoded.
+        read_bytes: encoded bytes read.
+        decoded_bytes: bytes decoded.
         wanted_bytes: bytes of the crops themselves, as stored.
-        gpu_bytes_committed: most bytes that batches take on the device.
-        host_bytes_committed: most bytes that the pipeline takes on the host.
+        gpu_bytes_committed: most bytes of batches on the device.
+        host_bytes_committed: most bytes of the pipeline on the host.
         array_meta: arrays opened, and delays injected.
-        shard_index_hits: times that a file's shard index (or size) was remembered.
-        shard_index_misses: times that it had to be looked at.
+        shard_index_hits: look-ups of a file's shard index (or size) answered from memory.
+        shard_index_misses: look-ups that had to be read.
         chunk_layout_hits: always 0.
         chunk_layout_misses: always 0.
-        metadata_latency_stat_ops: always 0: a delay is one of opening an array.
+        metadata_latency_stat_ops: always 0: delays apply to the opening of arrays.
         metadata_latency_submit_ops: always 0.
-        fill_batches: batches without a single voxel that was ever written.
+        fill_batches: batches without any voxel that was ever written.
     """
 
     pull: Metric = Metric("pull")
@@ -132,7 +132,7 @@ class Stats:
 
     @property
     def array_meta_hits(self) -> int:
-        """Arrays that were open, or being opened, already."""
+        """Arrays that were already open, or being opened."""
         return self.array_meta.hits
 
     @property
@@ -147,17 +147,17 @@ class Stats:
 
     @property
     def metadata_latency_active(self) -> int:
-        """Arrays that are being opened now, with their delay; 0 without delays."""
+        """Arrays being opened now, with their delay; 0 without delays."""
         return self.array_meta.active if self.array_meta.delays else 0
 
     @property
     def metadata_latency_max_active(self) -> int:
-        """Most of them at any time."""
+        """Largest number of such arrays at any time."""
         return self.array_meta.max_active if self.array_meta.delays else 0
 
     @property
     def metadata_latency_total_sleep_ns(self) -> int:
-        """Nanoseconds of all delays."""
+        """Sum of all delays in nanoseconds."""
         return round(self.array_meta.total_delay_s * 1e9)
 
     @property
@@ -172,17 +172,17 @@ class Stats:
 
     @property
     def metadata_backend_read_active(self) -> int:
-        """Arrays that are being opened now."""
+        """Arrays being opened now."""
         return self.array_meta.active
 
     @property
     def metadata_backend_read_max_active(self) -> int:
-        """Most of them at any time."""
+        """Largest number of such arrays at any time."""
         return self.array_meta.max_active
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """All stages, in the order of the way of a sample."""
+        """All stages, in the order in which a sample passes them."""
         found = (getattr(self, each.name) for each in fields(self))
         return tuple(each for each in found if isinstance(each, Metric))
 
@@ -193,7 +193,7 @@ class Stats:
 
     @property
     def decode_waste(self) -> float:
-        """Bytes decoded per byte of crop: 1 is perfect; crops that lie across chunks decode more than they take."""
+        """Bytes decoded per byte of crop: 1 is ideal; crops across chunk edges decode more than they use."""
         return self.decoded_bytes / self.wanted_bytes if self.wanted_bytes else 0.0
 
     def __str__(self) -> str:
@@ -208,17 +208,17 @@ class Stats:
 
 
 class Meters:
-    """A `Stats` that grows; thread-safe."""
+    """A `Stats` that accumulates; thread-safe."""
 
     def __init__(self, **at_first: int) -> None:
-        # One for all numbers: a snapshot never has the batch without its samples, which one `add` brings.
+        # One lock for all numbers: a snapshot never has a batch without its samples, which one `add` counts.
         self._lock = threading.Lock()
-        # counted many times for each batch and read now and then: a `Stats` is made of it when somebody asks
+        # updated many times for each batch and read rarely: a `Stats` is made on demand
         self._now: dict[str, Any] = _fields_of(Stats(**at_first))  # type: ignore[arg-type]
 
     @property
     def stats(self) -> Stats:
-        """What was counted so far."""
+        """Counts so far."""
         with self._lock:
             return Stats(**self._now)
 
@@ -230,8 +230,8 @@ class Meters:
             yield
         finally:
             ms = (time.perf_counter() - began) * 1e3
-            # Stages of several threads run at the same time, only adding takes turns. One that began before a `reset`
-            # counts after it.
+            # Stages of several threads run concurrently, only the addition is locked. A stage that began before a
+            # `reset` counts after it.
             with self._lock:
                 self._now[stage] = self._now[stage].and_one_more(ms, input_bytes, output_bytes)
 
@@ -242,7 +242,7 @@ class Meters:
                 self._now[name] += amount
 
     def reset(self) -> None:
-        """Set the stages and the counts to 0; what memory is committed stays."""
+        """Set the stages and the counts to 0; committed memory stays."""
         with self._lock:
             kept = {name: self._now[name] for name in ("gpu_bytes_committed", "host_bytes_committed")}
             self._now = _fields_of(Stats(**kept))

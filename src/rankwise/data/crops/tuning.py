@@ -1,4 +1,4 @@
-"""Cores and memory of a NUMA node, limits on waiting, log lines."""
+"""Cores and memory of NUMA nodes, latency models, limits on cores, and logging."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NumaTopology = dict[int, frozenset[int]]
 
 
 class NumaStrategy(enum.IntEnum):
-    """Where reader threads run: `AUTO` = on the node of the GPU, `PIN_TO` = on a given node, `DISABLED` = anywhere."""
+    """Cores of reader threads: `AUTO` = on the node of the GPU, `PIN_TO` = on a given node, `DISABLED` = anywhere."""
 
     AUTO = 0
     DISABLED = 1
@@ -44,10 +44,10 @@ class NumaStrategy(enum.IntEnum):
 
 
 def chosen_strategy(strategy: NumaStrategy | int, node: int) -> tuple[NumaStrategy, int]:
-    """Return a strategy and its node as they were given.
+    """Return a strategy and its node, after a check.
 
     Raises:
-        InvalidArgument: there is no such strategy, or it does not go with the node.
+        InvalidArgument: there is no such strategy, or it does not allow this node.
     """
     try:
         chosen = NumaStrategy(strategy)
@@ -62,7 +62,7 @@ def chosen_strategy(strategy: NumaStrategy | int, node: int) -> tuple[NumaStrate
 
 
 def read_topology(folder: Path = _NODES) -> NumaTopology:
-    """Return the cores of each NUMA node; empty where the system does not say."""
+    """Return the cores of each NUMA node; empty if the system does not provide them."""
     found: NumaTopology = {}
     for node in sorted(folder.glob("node[0-9]*")):
         try:
@@ -73,7 +73,7 @@ def read_topology(folder: Path = _NODES) -> NumaTopology:
 
 
 def gpu_node(pci_bus_id: str, folder: Path = _PCI) -> int:
-    """Return the NUMA node that a GPU hangs on, -1 if the system does not say."""
+    """Return the NUMA node of a GPU, -1 if the system does not provide it."""
     try:
         return int((folder / pci_bus_id.lower() / "numa_node").read_text())
     except (OSError, ValueError):
@@ -83,13 +83,13 @@ def gpu_node(pci_bus_id: str, folder: Path = _PCI) -> int:
 def choose_cores(
     strategy: NumaStrategy, node: int, *, topology: NumaTopology, usable: frozenset[int]
 ) -> frozenset[int] | None:
-    """Return the cores for the reader's threads; None = leave them where they are.
+    """Return the cores for the reader's threads; None = do not bind them.
 
-    With one node, without a topology, and where no usable core lies on the node, nothing is pinned; the log says why.
+    With one node, without a topology, or if no usable core is on the node, threads are not bound; the log says why.
 
     Args:
         strategy: the strategy.
-        node: for `PIN_TO` the wanted node, for `AUTO` that of the GPU; -1 = unknown.
+        node: for `PIN_TO` the given node, for `AUTO` that of the GPU; -1 = unknown.
         topology: cores of each node.
         usable: cores that this process may use.
     """
@@ -111,7 +111,7 @@ def choose_cores(
 
 
 def cores_here(strategy: NumaStrategy, node: int, *, device_node: int) -> frozenset[int] | None:
-    """Return the cores of this machine for the reader's threads; None = leave them where they are.
+    """Return the cores of this machine for the reader's threads; None = do not bind them.
 
     Args:
         strategy: the strategy.
@@ -131,7 +131,7 @@ def pin_thread(cores: frozenset[int] | None) -> None:
 
 
 def _cores(text: str) -> frozenset[int]:
-    """Cores of a kernel list such as ``0-3,8``."""
+    """Return the cores in a kernel list, for example ``0-3,8``."""
     cores: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -144,9 +144,9 @@ class LatencyModel:
     """Delay of request number n: `baseline_ns` plus a log-normal draw, at most `cap_ns`; a function of (seed, n).
 
     Attributes:
-        baseline_ns: nanoseconds that every request takes.
+        baseline_ns: nanoseconds of every request.
         lognormal_mu: mean of the logarithm of the draw in nanoseconds.
-        lognormal_sigma: its standard deviation; 0 with `lognormal_mu` 0 draws nothing.
+        lognormal_sigma: its standard deviation; 0 with `lognormal_mu` 0 means no draw.
         cap_ns: longest delay.
         seed: seed of the draws.
 
@@ -176,7 +176,7 @@ class LatencyModel:
 
 
 def max_concurrency() -> int:
-    """Return the cores that this process may use: its mask, and the quota of its container."""
+    """Return the number of cores that this process may use: from its mask, and the quota of its container."""
     return usable_cores(len(cpu_mask()))
 
 
@@ -185,10 +185,10 @@ _to_stderr: logging.Handler | None = None
 
 
 def set_log_level(level: int) -> None:
-    """Set what the logger ``rankwise.crops`` lets through: 0 = trace, 1 = debug, 2 = info, 3 = warnings, 4, 5 = fatal.
+    """Set the level of the logger ``rankwise.crops``: 0 = trace, 1 = debug, 2 = info, 3 = warnings, 4, 5 = fatal.
 
     Raises:
-        InvalidArgument: the level is not 0 to 5.
+        InvalidArgument: the level is not in 0 to 5.
     """
     if not isinstance(level, int) or not 0 <= level < len(_LEVELS):
         raise InvalidArgument(f"a log level is 0 (everything) to 5 (fatal only), got {level!r}")
@@ -196,7 +196,7 @@ def set_log_level(level: int) -> None:
 
 
 def set_log_quiet(quiet: bool = True) -> None:  # noqa: FBT001, FBT002  (the signature that users know)
-    """Write the log to standard error too (``False``), or only to the program's own handlers (``True``, at first)."""
+    """Also write the log to standard error (``False``), or only to the program's own handlers (``True``, initially)."""
     global _to_stderr  # noqa: PLW0603  (there is one standard error)
     if _to_stderr is not None:
         _LOG.removeHandler(_to_stderr)

@@ -1,4 +1,4 @@
-"""A batch's last metres: background reading, reusable buffers, the device. Knows sources only through the contract."""
+"""The last stage of loading: background reads, reusable buffers, device copies. Knows sources only by the contract."""
 
 from __future__ import annotations
 

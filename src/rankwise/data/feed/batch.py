@@ -1,4 +1,4 @@
-"""One micro-batch of one rank on its device, and what it knows from its share alone."""
+"""One micro-batch of one rank on its device, and the properties that follow from its share alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["FeedBatch", "ShareView"]
 
 
 class ShareView:
-    """The half of the contract's `Batch` that follows from the share; batches add the data.
+    """The part of the contract's `Batch` that follows from the share; subclasses add the data.
 
     Args:
         share: which samples the batch holds: those that arrived.
@@ -66,7 +66,7 @@ class ShareView:
 
     @property
     def may_skip(self) -> bool:
-        """Whether batches may lack samples, so that only the ranks together know how many a step has."""
+        """Whether batches may lack samples: then only all ranks together know how many samples a step has."""
         return self._may_skip
 
     @property
@@ -89,10 +89,10 @@ class ShareView:
 class FeedBatch(ShareView):
     """Implements `Batch`. Made by `FeedLoader`.
 
-    ``batch["image"]`` is the field, batch axis first, a ragged one a CSR matrix (``torch.sparse_csr``, or SciPy's where
-    no device was asked for); ``list(batch)`` are the names of the fields. The memory belongs
-    to whoever has the batch, a field of it, or a view of one: the loader uses it again when nobody has any. `release`
-    lets go of it early; `detach` is a copy of what is to be kept without its neighbours.
+    ``batch["image"]`` is a field, batch axis first. A ragged field is a CSR matrix: ``torch.sparse_csr``, or SciPy's
+    if no device was requested. ``list(batch)`` gives the field names. The memory stays valid while the caller keeps
+    the batch, a field or a view of one; the loader reuses it only when none of these is left. `release` gives it back
+    early. `detach` makes a copy, so that keeping one field does not keep the memory of the whole batch.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class FeedBatch(ShareView):
 
     @property
     def weights(self) -> Any:
-        """1 for each row of the fields that is a sample, 0 for padding: float32 [rows].
+        """float32 [rows]: 1 for each row of the fields that is a sample, 0 for padding.
 
-        A NumPy array; where fields are global arrays of JAX another of these, sharded as they are.
+        A NumPy array; if the fields are global JAX arrays, a global JAX array with the same sharding.
         """
         return super().weights if self._weights is None else self._weights
 
@@ -145,7 +145,7 @@ class FeedBatch(ShareView):
         """
         fields = self._fields
         if fields is None:
-            fields = self.fields  # which raises
+            fields = self.fields  # raises ConfigError if released
         if field not in fields:
             raise KeyError(f"the batch has no field {field!r}; it has {', '.join(map(repr, fields))}")
         return fields[field]
@@ -162,7 +162,7 @@ class FeedBatch(ShareView):
         return self._again(copies)
 
     def stand_in(self) -> FeedBatch:
-        """Return a batch of two samples that owns its memory and can be pickled: the first one twice, else zeros."""
+        """Return a picklable batch of two samples in its own memory: the first one twice, or zeros if none."""
         some = len(self.ids) > 0
         ids = self.ids[[0, 0]] if some else np.zeros(2, dtype=np.int64)
         share = replace(self._share, micro=0, num_micro=1, positions=ids, ids=ids, weights=None)
@@ -170,7 +170,7 @@ class FeedBatch(ShareView):
         return FeedBatch(share, fields)
 
     def with_fields(self, fields: dict[str, Any]) -> Self:
-        """Return this batch with other fields; it takes over the memory, and this object counts as released."""
+        """Return this batch with other fields. The new batch takes over the memory; this object counts as released."""
         lent, self._lent, self._fields = self._lent, None, None
         return self._again(fields, lent)
 
@@ -186,20 +186,20 @@ class FeedBatch(ShareView):
         )
 
     def leave(self) -> None:
-        """Say that the loop has gone on: the loader reads further batches, and this one stays as long as it is kept."""
+        """Say that the loop has gone on: the loader reads further batches; this one stays valid while it is kept."""
         if self._lent is not None:
             self._lent.give_back()
         if not self._is_view:
             self._lent = None
 
     def release(self, event: Any = None) -> None:
-        """Let go of the memory: it is filled again when nobody has a view of it. Calling it twice is fine.
+        """Give the memory back: the loader refills it when no view of it is left. Calling it twice is fine.
 
-        Nobody has to call it. It tells what a device still does with views that are gone by then, and lets the loader
-        read on before the loop does.
+        Calling it is optional. It names the device work that still reads views which are gone from Python, and it lets
+        the loader read on before the loop takes the next batch.
 
         Args:
-            event: an event of torch or CuPy, or a JAX array, whose computation may read the batch until it is ready.
+            event: an event of torch or CuPy, or a JAX array; its computation may read the batch until it is ready.
 
         Raises:
             ConfigError: `event` is neither; the batch is released at once.
@@ -208,7 +208,7 @@ class FeedBatch(ShareView):
         try:
             done = done_of(event)
             if lent is not None and self._is_view and done is not None:
-                lent.busy = done  # before the fields go, and with them perhaps the last views
+                lent.busy = done  # set before the fields are dropped, which may drop the last views
         finally:
             self._fields = None
             if lent is not None:

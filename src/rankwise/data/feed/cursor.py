@@ -1,4 +1,4 @@
-"""Where a loader stands: the last state marked done. Positions are consumed, not pulled; full epochs on request."""
+"""The position of a loader: the last state marked done, not the last step pulled. Also lengths of full epochs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class FullLength(BaseLoader):
     """A loader whose length is that of the whole epoch. Made by `CursorLoader.with_full_length`.
 
     A loader that was resumed after 4 of 15 steps has length 11. Lightning counts the 4 itself and compares with 15, so
-    that it would end the epoch 4 steps early. It also sets the epoch of ``sampler``, which a loader has none of, at the
-    start of each: the only word about where it is when it was resumed between two epochs. All else is the loader's own.
+    it would end the epoch 4 steps early. Lightning also calls ``sampler.set_epoch`` at the start of each epoch: after
+    resuming between two epochs, only this call names the epoch. The loader does everything else.
 
     Args:
         loader: the loader.
@@ -59,7 +59,7 @@ class FullLength(BaseLoader):
 
     @property
     def sampler(self) -> Self:
-        """Itself: what a loop calls `set_epoch` of."""
+        """The loader itself: training loops call `set_epoch` on it."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
@@ -75,7 +75,7 @@ class FullLength(BaseLoader):
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Continue after `state`, at any world size."""
+        """Continue after `state`; the world size may have changed."""
         self.loader.load_state_dict(state)
 
     def close(self) -> None:
@@ -88,14 +88,14 @@ class Cursor:
 
     Args:
         order: which samples form which step.
-        rank: whose shares.
-        world_size: among how many ranks.
+        rank: the rank whose shares it yields.
+        world_size: number of ranks.
         micro_batch: most samples of one rank in one pass; None = the whole share at once.
 
     Attributes:
-        speeds: of each rank, as `shares` takes them; None cuts equal shares. A pass that has begun keeps its own.
-        equal_because: why the shares of this loader are equal; "" where speeds may cut them.
-        follows_world: whether rank and size are those of `World.current()`, which an iteration then looks at again.
+        speeds: of each rank, as `shares` takes them; None cuts equal shares. A pass under way keeps its speeds.
+        equal_because: why this loader must cut equal shares; "" if speeds may cut them.
+        follows_world: whether rank and size come from `World.current()`; each iteration then checks them.
 
     Raises:
         ConfigError: the rank is not in the world, or `micro_batch` is below 1.
@@ -109,7 +109,7 @@ class Cursor:
             )
         if not 0 <= rank < world_size:
             raise ConfigError(f"a loader wants 0 <= rank < world_size, got rank {rank} of {world_size}")
-        num_micro_batches(1, world_size=world_size, micro_batch=micro_batch)  # refuses a bad micro_batch now
+        num_micro_batches(1, world_size=world_size, micro_batch=micro_batch)  # raises for a bad micro_batch now
         self.order = order
         self.rank = rank
         self.world_size = world_size
@@ -124,7 +124,7 @@ class Cursor:
 
     @property
     def done(self) -> OrderState:
-        """The last state marked done, or chosen; where a DataLoader began another epoch since, the start of that."""
+        """The last state marked done or set; if a DataLoader has begun another epoch since, the start of that epoch."""
         starts = self._starts
         if starts is not None and not starts.is_quiet and (begun := starts.begun()) is not None:
             self._done = self._state(*begun)
@@ -137,34 +137,34 @@ class Cursor:
             return
         if starts.is_quiet:
             starts.unsaid = state, self._code
-            if starts.is_quiet:  # looked at again: another thread may have forked in between
+            if starts.is_quiet:  # check again: another thread may have forked in between
                 return
             starts.unsaid = None
         starts.say(state.epoch, state.position, self._code)
 
     @property
     def _code(self) -> int:
-        """Tells orders and cuts apart; see `PassStarts`."""
+        """A number that identifies order and speeds; see `PassStarts`."""
         of = self._done.recipe, self.speeds
         if self._coded[0] != of:
             self._coded = of, order_code(of[0] + ("" if of[1] is None else str(of[1])))
         return self._coded[1]
 
     def share(self) -> None:
-        """Let workers of a DataLoader, which get a copy of this, know where it stands."""
+        """Share the position with workers of a DataLoader, which get a copy of this object."""
         self._starts = PassStarts(self._done.epoch, self._done.position, self._code)
 
     @property
     def starts(self) -> PassStarts:
-        """What workers of a DataLoader know of this, once it is shared."""
+        """The memory that workers of a DataLoader share with this cursor; `share` creates it."""
         assert self._starts is not None
         return self._starts
 
     def check_ranks(self) -> None:
-        """Look whether the ranks are still those that the loader was made for; called where an iteration begins.
+        """Check that the ranks are still those that the loader was made for; called when an iteration begins.
 
         Raises:
-            ConfigError: they are others.
+            ConfigError: rank or world size has changed.
         """
         if self.follows_world:
             check_ranks(self.rank, self.world_size)
@@ -173,10 +173,10 @@ class Cursor:
         """Go to where the next pass of a DataLoader begins.
 
         Args:
-            worker: which this process is; None = none.
+            worker: the worker that this process is; None = it is not a worker.
 
         Raises:
-            ConfigError: the loader took on another order after this worker was started.
+            ConfigError: the loader got another order or other speeds after this worker was started.
         """
         start = self.starts.begin(worker, repeats=is_sequential(self.order))
         if start.order != self._code:
@@ -201,7 +201,7 @@ class Cursor:
         return self.order.num_steps(self.order.start(self.done.epoch))
 
     def steps(self) -> Iterator[Step]:
-        """Yield the steps from the last one marked done to the end of its epoch; ahead of consumption, as pulled."""
+        """Yield the steps from the last one marked done to the end of its epoch; this does not mark them done."""
         state = self.done
         for _ in range(self.order.num_steps(state)):
             step = self.order.step(state)
@@ -209,7 +209,7 @@ class Cursor:
             state = step.resume
 
     def shares(self, step: Step, speeds: tuple[int, ...] | None) -> tuple[Share, ...]:
-        """Return this rank's micro-batches of a step; as many on every rank, some of them perhaps empty."""
+        """Return this rank's micro-batches of a step. All ranks get the same number; some of them may be empty."""
         size = self.world_size
         num_micro = num_micro_batches(step.size, world_size=size, micro_batch=self.micro_batch, speeds=speeds)
         return shares(step, rank=self.rank, world_size=size, num_micro=num_micro, speeds=speeds)
@@ -223,7 +223,7 @@ class Cursor:
         if speeds is not None and self.equal_because:
             raise ConfigError(f"this loader cuts equal shares only: {self.equal_because}; leave the speeds out")
         self.speeds = None if speeds is None else whole_speeds(speeds, world_size=self.world_size)
-        self.done = self.done  # says it to workers
+        self.done = self.done  # publishes the new code to workers
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, unless the state lies inside it already."""
@@ -231,7 +231,7 @@ class Cursor:
         self.done = self.done if epoch == self.done.epoch else self.order.start(epoch)
 
     def take_choice(self) -> bool:
-        """Return whether `set_epoch` was called since this was asked last."""
+        """Return whether `set_epoch` was called since the last call of this method."""
         chosen, self._was_chosen = self._was_chosen, False
         return chosen
 
@@ -250,14 +250,14 @@ class Cursor:
         self.done = state
 
     def state_dict(self) -> dict[str, JSON]:
-        """Return the last state marked done, and by which speeds the shares are cut if they are not equal."""
+        """Return the last state marked done, and the speeds if the shares are not equal."""
         state = self.done.to_json()
         return state if self.speeds is None else {**state, "speeds": list(self.speeds)}
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Continue after `state`. An order that derived its lanes from the batch size adopts those of the state.
+        """Continue after `state`. An order that derived its lanes from the batch size adopts the lanes of the state.
 
-        Speeds of another number of ranks say nothing about these: the shares are equal then.
+        Saved speeds are dropped if the number of ranks has changed; the shares are then equal.
 
         Raises:
             ConfigError: the state belongs to other data, another kind of order or another seed.
@@ -277,7 +277,7 @@ class Cursor:
 
 
 class CursorLoader(BaseLoader):
-    """The half of the contract's `BatchLoader` that is the cursor's; loaders add the iteration.
+    """The part of the contract's `BatchLoader` that a cursor implements; subclasses add the iteration.
 
     Args:
         cursor: where the loader stands.
@@ -288,7 +288,7 @@ class CursorLoader(BaseLoader):
 
     @property
     def order(self) -> Order:
-        """The order, as resumed."""
+        """The order, with the lanes of the state that was loaded."""
         return self._cursor.order
 
     @property
@@ -298,28 +298,28 @@ class CursorLoader(BaseLoader):
 
     @property
     def speeds(self) -> tuple[int, ...] | None:
-        """By which the ranks' shares are cut; None where they are equal."""
+        """The speeds by which shares are cut; None if the shares are equal."""
         return self._cursor.speeds
 
     @property
     def takes_speeds(self) -> bool:
-        """Shares may be cut by speed, but for what `equal_because` says."""
+        """Whether shares may be cut by speed; `equal_because` names the exceptions."""
         return True
 
     @property
     def equal_because(self) -> str:
-        """Why this loader cuts equal shares only; "" where it need not."""
+        """Why this loader cuts equal shares only; "" if it need not."""
         return self._cursor.equal_because
 
     def set_speeds(self, speeds: Sequence[float] | None) -> None:
         """Cut each step's shares in proportion to the speeds of the ranks, from the next iteration on.
 
-        Samples, their order and the global batch stay; only who takes how many of them changes. The speeds lie in
-        `state_dict`, so that a run that goes on with as many ranks cuts as before. Every rank gives the same.
+        Samples, their order and the global batch do not change; only the number of samples per rank does. `state_dict`
+        contains the speeds, so a run resumed on as many ranks uses them again. Pass the same on every rank.
 
         Args:
-            speeds: of each rank, by rank, in any unit; a 64th of the fastest is the finest that counts. None makes the
-                shares equal.
+            speeds: one per rank, in rank order, in any unit; rounded to 1/64 of the fastest. None makes the shares
+                equal.
 
         Raises:
             ConfigError: there is not one for each rank, one is not a positive number, or this loader cuts equal shares
@@ -332,14 +332,14 @@ class CursorLoader(BaseLoader):
 
     @property
     def num_epoch_steps(self) -> int:
-        """Steps of the whole epoch, done or not; ``len`` counts those that are left."""
+        """Steps of the whole epoch, done or not; ``len`` counts the remaining ones."""
         return self._cursor.num_epoch_steps
 
     def with_full_length(self) -> FullLength:
         """Return this loader for a loop that counts steps from the beginning of an epoch, as Lightning does.
 
-        Its length is that of the whole epoch, also after resuming, and it follows the epochs of the loop; everything
-        else is this loader's.
+        Its length is that of the whole epoch, also after resuming, and it accepts the epochs that the loop sets. This
+        loader does everything else.
         """
         return FullLength(self)
 
@@ -360,16 +360,16 @@ class CursorLoader(BaseLoader):
         self._cursor.mark_done(state)
 
     def state_dict(self) -> dict[str, JSON]:
-        """Return the last state marked done. What was only pulled does not count."""
+        """Return the last state marked done. Steps that were pulled but not marked done do not count."""
         return self._cursor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Continue after `state`, at any world size; ConfigError: of other data, another kind of order or seed."""
+        """Continue after `state`, at any world size. ConfigError: it belongs to other data, order kind or seed."""
         self._cursor.load_state_dict(state)
 
 
 def check_fits(order: Order, *, num_samples: int, fingerprint: str | None) -> None:
-    """Refuse an order that was made for other data, as far as it tells.
+    """Refuse an order that was made for other data, as far as the order can tell.
 
     Raises:
         ConfigError: the order has another number of samples, or the fingerprint of other data.
@@ -393,5 +393,5 @@ def check_fits(order: Order, *, num_samples: int, fingerprint: str | None) -> No
 
 
 def is_sequential(order: Order) -> bool:
-    """Whether each epoch of an order is the same, and meant so."""
+    """Whether each epoch of an order is the same by design."""
     return order.kind == "sequential" and order.draw is None

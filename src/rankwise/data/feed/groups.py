@@ -1,4 +1,4 @@
-"""Groups: steps that are read as one, so that a chunk that many of them touch is decoded once."""
+"""Groups: steps that are read together, so that a chunk which many of them need is decoded once."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Reading(Protocol):
         ...
 
     def read(self, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
-        """Read it; return how it went and where it is, or None when there is no more memory to be had: it is over.
+        """Read it; return the report and the memory, or None when the leases are closed and reading ends.
 
         Args:
-            acquire: gets a buffer of its own, if it needs one; waits for it, and returns None once it is over.
+            acquire: waits for a buffer and returns it, for shares that need one of their own; None when reading ends.
         """
         ...
 
 
 def read_alone(source: Source, steps: Iterable[Shares]) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
-    """Yield steps whose shares are planned each by itself; the following steps are hinted before one is yielded.
+    """Yield steps, each share with a plan of its own; the next two steps are planned and hinted before one is yielded.
 
-    But for the very first one, which somebody waits for: nothing is between its plan and its reading.
+    The first step is an exception: the consumer waits for it, so it is read before the second step is planned.
     """
     ahead: deque[tuple[Step, tuple[Reading, ...]]] = deque()
     for number, (step, shares) in enumerate(steps):
@@ -64,21 +64,21 @@ def read_together(
     *,
     limit_bytes: int | None = None,
 ) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
-    """Yield steps of which so many are planned and read as one; the next ones are hinted before they are read.
+    """Yield steps that are planned and read in groups; the next group is hinted before a group is read.
 
-    Each share lies where it was read, beside the others; the memory is filled again when nobody sees any of them.
-    Those of the last step are copied out, so that the next steps but one are read while it is in use; so are those of
-    few steps, at the end of an epoch, which last less long than reading what follows takes.
+    The shares of a group lie side by side in one buffer, which is refilled when no view of any is left. The shares of
+    the last step are copied out, so that the next group but one can be read while that step is in use. So are all
+    shares of a short group at the end of an epoch, which lasts less long than reading the next group takes.
 
-    But for the very first ones, which somebody waits for: what comes after them is planned when they are read.
-    They end where a multiple of so many steps of the epoch ends, wherever the first begins: an order whose windows last
-    so long then finds each of its windows in one of them.
+    The first group is an exception: the consumer waits for it, so it is read before the second group is planned.
+    Groups end at multiples of `num_steps` within the epoch, wherever the first one begins. If a window of the order
+    lasts `num_steps` steps, each window therefore lies in one group.
 
     Args:
         source: samples by index.
         steps: in order, each with the shares of this rank. They are read in this order.
-        num_steps: how many are read as one.
-        stage: gets the memory for so many; waits for it, and returns None once it is over.
+        num_steps: how many steps form a group.
+        stage: waits for the memory of a group and returns it; None when reading ends.
         limit_bytes: most bytes of a share; None = any.
     """
     stages = _Stages(stage, limit_bytes)
@@ -98,7 +98,7 @@ def _groups(steps: Iterable[Shares], num_steps: int) -> Iterator[list[Shares]]:
     def group_of(item: Shares) -> tuple[int, int]:
         nonlocal number, last, length
         start = item[0].start
-        if start <= last or not number:  # another pass
+        if start <= last or not number:  # the next pass begins
             number, length = number + 1, max(1, item[0].count) * num_steps
         last = start
         return number, start // length
@@ -108,7 +108,7 @@ def _groups(steps: Iterable[Shares], num_steps: int) -> Iterator[list[Shares]]:
 
 
 class _Alone:
-    """A share with a plan of its own, made and hinted with this; what cannot be planned fails when it is read."""
+    """A share with a plan of its own, made and hinted on creation. If planning fails, reading raises the error."""
 
     def __init__(self, source: Source, share: Share) -> None:
         self._source, self.share = source, share
@@ -135,13 +135,13 @@ def _read(source: Source, share: Share, plan: Plan | None, acquire: Acquire) -> 
 
 
 class _Stages:
-    """Memory for steps that are read as one: some are in use while the next ones are read."""
+    """Memory for groups: one group is in use while the next one is read."""
 
     def __init__(self, acquire: Callable[[], Stage | None], limit_bytes: int | None) -> None:
         self._acquire, self._limit_bytes = acquire, limit_bytes
 
     def read(self, source: Source, plan: Plan) -> tuple[ReadReport, SharedBuffer] | None:
-        """Carry out a plan; None once it is over."""
+        """Carry out a plan; None when reading ends."""
         stage = self._acquire()
         if stage is None:
             return None
@@ -155,7 +155,7 @@ class _Stages:
 
 
 class _Together:
-    """Steps that are planned as one when this is made, and read as one when the first of their shares is."""
+    """A group of steps: planned as one when this is made, read as one when the first share is read."""
 
     def __init__(self, source: Source, steps: Sequence[Shares], stages: _Stages, *, copied: bool) -> None:
         self.source, self._copied = source, copied
@@ -184,7 +184,7 @@ class _Together:
                 self._read = None
 
     def part(self, share: Share, first: int, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
-        """Return a share, the first samples of which are not its own; all of them are read at the first call."""
+        """Return a share, which begins at sample `first` of the group; the first call reads the whole group."""
         if self._read is None and self._plan is not None:
             try:
                 self._read = self._stages.read(self.source, self._plan)
@@ -199,7 +199,7 @@ class _Together:
         return self._report_of(report, first, last, share), stage.part(self.source.fields, first, last)
 
     def _report_of(self, whole: ReadReport, first: int, last: int, share: Share) -> ReadReport:
-        """Return what concerns a share; chunks count with the one that is asked for first."""
+        """Return the part of the report that concerns a share; the first share that is read gets the chunk counts."""
         valid, errors = whole.valid[first:last], whole.errors
         if errors:
             failed = set(share.ids[~valid].tolist())
@@ -211,7 +211,7 @@ class _Together:
 
 
 class _Part:
-    """A share of steps that are read as one: its samples are neighbours among those of all."""
+    """A share of a group: its samples are adjacent in the group's buffer."""
 
     def __init__(self, whole: _Together, share: Share, first: int, *, copied: bool) -> None:
         self._whole, self._first, self._copied = whole, first, copied
@@ -235,7 +235,7 @@ class _Part:
 
 
 def _joined(shares: Sequence[Share]) -> Share:
-    """One share of all samples, in order; of the first step, as they have an epoch and a seed in common."""
+    """One share of all samples, in order. It names the first step; all steps of a group have its epoch and seed."""
     weights = None if any(share.weights is None for share in shares) else np.concatenate([s.weights for s in shares])
     return replace(
         shares[0],

@@ -46,12 +46,12 @@ _OF_A_PROCESS = ("_placer", "_kept", "_under_way", "_memory")
 class FeedLoader(CursorLoader):
     """Implements `BatchLoader`: iterating yields one tuple of micro-batches per step, to the end of the epoch.
 
-    A background thread hints two steps ahead and reads up to `depth` steps ahead. Batches belong to whoever has them,
-    as do tensors, arrays and views of them: ``list(loader)`` is right. Their memory is filled again when nobody has
-    any. On a CPU the tensors lie in it (no copy), on a CUDA device they are copies made on a stream of their own.
+    A background thread plans two steps ahead and reads up to `depth` steps ahead. The consumer may keep batches,
+    fields and views of them: ``list(loader)`` is correct. Memory is refilled only when no view of it is left. On a CPU
+    the tensors lie in this memory (no copy); on a CUDA device they are copies made on a separate stream.
 
     The position moves when a step is marked done, not when it is pulled: iterating again starts after the last step
-    marked done, and an epoch that nobody marks starts from its beginning.
+    marked done. If no step is marked done, the epoch starts from its beginning.
 
     Args:
         source: samples by index.
@@ -61,19 +61,19 @@ class FeedLoader(CursorLoader):
         micro_batch: most samples of this rank in one batch; None = its whole share at once.
         device: where tensors go, e.g. ``"cuda:0"``; None gives NumPy arrays, ``"jax"`` JAX arrays of this process, a
             ``jax.sharding.Sharding`` global ones: padded to one shape, ``batch.weights`` telling which rows are real.
-        depth: steps that may lie ready; 0 reads in the calling thread. Read as one with `Locality.group_steps`.
+        depth: steps that may lie ready; 0 reads in the calling thread. `Locality.group_steps` reads them as one group.
         transform: ``transform(fields, key) -> fields`` for one sample on the reader thread: a dict of NumPy arrays that
             it may change (ragged fields: SciPy CSR matrices of one row), and a key that is the same at any world size.
         batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the consumer's thread and
             device, when the batch is handed over; batches may be empty.
         fields: the fields to read; None = all.
         on_bad_sample: "raise", or how many damaged samples this rank may skip, over all epochs: `ids`, `key` and
-            `count` tell of those that arrived. Trouble with the storage is never skipped. The same on all ranks.
+            `count` cover the samples that arrived. Storage errors are never skipped. Pass the same on all ranks.
         buffer_limit_bytes: most bytes of one micro-batch in host memory; None = any.
-        on_thread: called once on each background thread before it reads, to bind it to cores, say.
-        across_epochs: whether to read the first `depth` steps of the next epoch while the last ones of this one are in
-            use, within the same memory; they are dropped if another iteration comes. None = if the source is
-            ``stateless``: its samples change with nothing but their share. A `transform` is never called early.
+        on_thread: called once on each background thread before it reads, for example to bind it to cores.
+        across_epochs: whether to read the first `depth` steps of the next epoch while the last steps of this one are in
+            use, within the same memory; they are dropped if the next iteration begins elsewhere. None = only if the
+            source is ``stateless``: its samples depend on nothing but their share. A `transform` is never called early.
 
     Raises:
         ConfigError: an argument is out of range, or there is no such field.
@@ -111,7 +111,7 @@ class FeedLoader(CursorLoader):
             self.source, batch_transform = fused_source(self.source, batch_transform)
         self._batch_transform = batch_transform
         self._buffer_limit_bytes = buffer_limit_bytes
-        self._caps: dict[str, Any] = {}  # of all batches together, those that are kept included; see `MemoryPool`
+        self._caps: dict[str, Any] = {}  # limits for all batches, those that are kept included; see `MemoryPool`
         self._on_thread = on_thread
         self._memory: tuple[MemoryPool, MemoryPool] | None = None
         wanted = self.source.stateless if across_epochs is None else across_epochs
@@ -146,7 +146,7 @@ class FeedLoader(CursorLoader):
         return state | {"_kept": None, "_under_way": [], "_memory": None}
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refuse to be indexed, with what to do instead."""
+        """Raise an error for indexing that says what to do instead."""
         raise ConfigError(
             "a loader is iterated, not indexed: `for batches in loader`. torch's DataLoader takes "
             "DataLoader(loader.as_dataset(), batch_size=None)"
@@ -154,25 +154,25 @@ class FeedLoader(CursorLoader):
 
     @property
     def stats(self) -> LoaderStats:
-        """What was handed out so far."""
+        """Totals of the steps that were handed out so far."""
         return self._stats
 
     def __iter__(self) -> Iterator[tuple[FeedBatch, ...]]:
-        """Yield the micro-batches of each step to the epoch's end; in a worker of a DataLoader its part of them."""
+        """Yield the micro-batches of each step to the epoch's end; a DataLoader worker yields its part of the steps."""
         return self._batches() if current_worker() is None else self._in_dataloader()
 
     def as_dataset(self) -> LoaderDataset:
         """Return this loader as torch's `IterableDataset`: ``DataLoader(loader.as_dataset(), batch_size=None)``.
 
-        Workers read their part of the steps each, and a plain loop's batches come out, in its order. The loader stays
-        what is asked: `set_epoch`, `mark_done` and positions reach the workers.
+        Each worker reads its part of the steps; the DataLoader yields the batches of a plain loop, in the same order.
+        Call `set_epoch`, `mark_done` and `state_dict` on this loader: workers follow its position.
         """
         from rankwise.data.feed.workers.torch_dataset import LoaderDataset
 
         return LoaderDataset(self, self._in_dataloader)
 
     def _in_dataloader(self) -> Iterator[tuple[FeedBatch, ...]]:
-        """Yield what this process reads in a pass of a DataLoader; see `Cursor.begin_pass` for where it begins."""
+        """Yield the steps of this process in a pass of a DataLoader; `Cursor.begin_pass` says where the pass begins."""
         worker = current_worker()
         try:
             if worker is not None:
@@ -183,10 +183,10 @@ class FeedLoader(CursorLoader):
         return self._batches()
 
     def _enter(self, worker: LoaderWorker) -> None:
-        """Be the loader of a worker: read with what is its own, into memory of the CPU."""
+        """Become the loader of a worker: read with the worker's own objects, into CPU memory."""
         if self._worker is None:
             check_sendable(self._device)
-            # what a fork brought along has threads and locks elsewhere, and perhaps a device: it is only kept
+            # objects copied by the fork have threads and locks that do not exist here: keep them alive, never use them
             self._brought = {name: value for name, value in self.__dict__.items() if name in _OF_A_PROCESS}
             self.__dict__ |= {"_kept": None, "_under_way": [], "_memory": None}
             self._placer = make_placer(host_device(self._device))
@@ -203,12 +203,12 @@ class FeedLoader(CursorLoader):
         held: tuple[FeedBatch, ...] = ()
         self._under_way.append(reading.close)
         try:
-            self._check_open()  # it may have been stopped in between
+            self._check_open()  # `stop` may have been called in between
             while num_left and (held := self._next(reading)):
                 num_left -= 1
                 yield held
                 _leave(held)
-                held = ()  # from here on only who keeps them has them
+                held = ()  # drop our reference: the batch lives only while the consumer keeps it
             self._check_open()
         finally:
             self._under_way.remove(reading.close)
@@ -217,7 +217,7 @@ class FeedLoader(CursorLoader):
             self._end(reading, keep=not num_left)
 
     def _begin(self) -> Running:
-        """Go on with what was read ahead if it is what is asked for now, else begin anew."""
+        """Continue with what was prefetched if it begins where the loader stands, else start over."""
         goes_on, self._is_last = self._across_epochs and not self._is_last, False
         reading, self._kept = self._kept, None
         if reading is None or not reading.ask(goes_on=goes_on):
@@ -240,24 +240,24 @@ class FeedLoader(CursorLoader):
 
     @property
     def _own_depth(self) -> int:
-        """Steps that may lie ready in this process: its part of those of all workers."""
+        """Steps that may lie ready in this process: an equal part of `depth` for each worker."""
         return self._depth if self._worker is None else -(-self._depth // self._worker.count)
 
     def _end(self, reading: Running, *, keep: bool) -> None:
-        """Keep what is read for the next epoch, or stop reading."""
+        """Keep what was prefetched for the next epoch, or stop reading."""
         if keep and reading.passes.goes_on and self._across_epochs and self._kept is None:
             self._kept = reading
         else:
             reading.close()
 
     def peek(self) -> FeedBatch:
-        """Return the first micro-batch of what the next iteration will give, read now; it stays like any other batch.
+        """Read and return the first micro-batch of the next iteration; it stays valid like any other batch.
 
-        Neither position nor `stats` move. A `transform` is called once more for these samples.
+        Position and `stats` do not change. A `transform` is called a second time for these samples.
 
         Raises:
             ConfigError: no step is left.
-            SampleError: a sample cannot be read, and may not be left out.
+            SampleError: a sample cannot be read, and may not be skipped.
         """
         self._check_open()
         reader = self._reader(MemoryPool(), None, budget=copy.copy(self._budget))
@@ -275,16 +275,16 @@ class FeedLoader(CursorLoader):
         return self.source
 
     def start_prefetch(self) -> bool:
-        """Begin to read what the next iteration will ask for, in the background; returns at once.
+        """Begin to read what the next iteration needs, in the background; returns at once.
 
-        A loader that is made before the model is then ready when the model is. It reads the first `depth` steps from
-        where the loader stands, within the memory of an iteration, which finds them there. One that begins elsewhere,
-        as another epoch was set or another position loaded, drops them; the position, a `transform` and errors wait
-        for the iteration. Calling it twice is fine.
+        Make the loader before the model, and both are ready at the same time. It reads the first `depth` steps from its
+        position, within the memory of an iteration, and the next iteration takes them. An iteration that begins
+        elsewhere (after `set_epoch` or `load_state_dict`) drops them. The position does not move, `transform` is not
+        called and errors are not raised before the iteration begins. Calling it twice is fine.
 
         Returns:
-            Whether anything is read: not with ``depth=0``, while an iteration is under way, after `close`, or where the
-            source is not ``stateless`` and `across_epochs` was not asked for.
+            Whether anything is read: not with ``depth=0``, during an iteration, after `close`, or if the source is not
+            ``stateless`` and `across_epochs` was not requested.
         """
         self._check_open()
         if not self._may_start or self._under_way:
@@ -297,16 +297,16 @@ class FeedLoader(CursorLoader):
         return True
 
     def expect_last_epoch(self) -> None:
-        """Say that after the next iteration none follows soon: nothing is read ahead at its end."""
+        """Say that no iteration will follow the next one soon: do not prefetch at its end."""
         self._is_last = True
 
     def stop(self, error: Callable[[], Exception]) -> None:
-        """Read no more: an iteration under way, and one that begins later, raises instead of going on.
+        """Stop reading: an iteration under way, and any that begins later, raises an error.
 
-        Batches that were handed out stay as they are. May be called by any thread; calling it twice is fine.
+        Batches that were handed out stay valid. Any thread may call it; calling it twice is fine.
 
         Args:
-            error: makes what is raised.
+            error: makes the exception to raise.
         """
         self._stopped = error
         self._across_epochs = self._may_start = False
@@ -324,11 +324,11 @@ class FeedLoader(CursorLoader):
             raise self._stopped()
 
     def say_skipped(self) -> None:
-        """Say how many damaged samples this rank left out, if any; they are also in `stats`."""
+        """Log how many damaged samples this rank skipped, if any; `stats` has the number, too."""
         self._budget.say_total(self._cursor.rank)
 
     def _reader(self, memory: MemoryPool, stages: MemoryPool | None, *, budget: SkipBudget) -> StepReader:
-        """A reader; without `stages` it reads every step by itself."""
+        """Return a reader; without `stages` it reads every step by itself."""
         together = self._depth if stages is not None and self.source.locality.group_steps else 1
         return StepReader(
             self.source,
@@ -346,7 +346,7 @@ class FeedLoader(CursorLoader):
         )
 
     def _next(self, reading: Running) -> tuple[FeedBatch, ...]:
-        """Hand over the next step; none when it is over."""
+        """Hand over the next step; an empty tuple when reading has ended."""
         started = time.perf_counter()
         item = reading.take()
         if item is None:
@@ -373,7 +373,7 @@ class FeedLoader(CursorLoader):
         return batch.with_fields(self._transformed(batch, fields))
 
     def _sent(self, read: ReadBatch, lent: dict[str, Any]) -> SentBatch:
-        """A batch that leaves this process, with memory of its own."""
+        """Return a batch for another process, with memory of its own."""
         about: Any = {"num_lost": read.num_lost, "may_skip": self._budget.may_skip}
         try:
             batch = SentBatch(read.share, lent, **about)

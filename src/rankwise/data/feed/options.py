@@ -1,4 +1,4 @@
-"""What any loader of a rank takes and tells: its options, statistics, advice."""
+"""Options, statistics and warnings that the loaders of a rank have in common."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FeedOptions", "LoaderStats", "warn_small_cache"]
 
 
 class FeedOptions(TypedDict, total=False):
-    """Arguments that go as they are to `FeedLoader`, which says what each means."""
+    """Arguments that are passed on to `FeedLoader`, which documents them."""
 
     transform: Transform | None
     batch_transform: BatchTransform | None
@@ -28,15 +28,15 @@ class FeedOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """What a loader has handed out since it was made.
+    """Totals of what a loader has handed out since it was made.
 
     Attributes:
         steps: steps.
         samples: samples of this rank, padding included.
         skipped: damaged samples of this rank that were left out.
-        chunks_decoded: chunks that were decoded for them (what a cache held is not counted).
-        slow_chunks: of these, chunks that only zarr-python decodes.
-        fill_chunks: chunks that are missing from the store and stand for the fill value.
+        chunks_decoded: chunks decoded for them; chunks found in a cache do not count.
+        slow_chunks: those of them that only zarr-python can decode.
+        fill_chunks: chunks that are missing from the store, read as the fill value.
         read_s: seconds the reader spent on them.
         wait_s: seconds the consumer waited for them.
     """
@@ -51,14 +51,14 @@ class LoaderStats:
     wait_s: float = 0.0
 
     def after(self, step: ReadStep, *, waited_s: float) -> LoaderStats:
-        """Return these and a step that is handed out.
+        """Return the totals with one more step.
 
         Args:
             step: what was read.
-            waited_s: seconds that the consumer waited for it.
+            waited_s: seconds the consumer waited for it.
         """
         samples, skipped, fast, slow, fill = self.samples, self.skipped, 0, self.slow_chunks, self.fill_chunks
-        for batch in step.batches:  # at each step of every loader: one loop, and no `replace`
+        for batch in step.batches:  # runs at each step of every loader: one loop, and no `replace`
             samples += batch.share.num_samples
             skipped += batch.num_lost
             fast += batch.report.fast_chunks
@@ -77,14 +77,14 @@ class LoaderStats:
 
 
 def warn_small_cache(source: Source, order: Order, *, rank: int, world_size: int) -> None:
-    """Warn on the main rank if chunks will be decoded more than about once per epoch, and name the size that is needed.
+    """Warn on the main rank if chunks will be decoded more than about once per epoch, and name the size needed.
 
-    A rank reads its part of the lanes, and of each lane it needs a window of chunks at a time. Says nothing where
-    source or order do not tell, and for a cache that was switched off.
+    A rank reads its part of the lanes; each lane needs a window of chunks at a time. There is no warning if source or
+    order do not give these numbers, or if the cache is off.
 
     Args:
         source: the samples.
-        order: says from how many chunks it draws at a time.
+        order: says how many chunks it draws from at a time.
         rank: this rank.
         world_size: number of ranks.
     """

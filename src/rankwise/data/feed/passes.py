@@ -1,6 +1,6 @@
-"""`Passes`: the steps of the pass that was asked for, and after them those that are likely to be asked for next.
+"""`Passes`: the steps of the current pass, followed by the passes that are likely to come next.
 
-`Repeats` says when an epoch is shown a second time in the same order, which a loop without `mark_done` does not mean.
+`Repeats` warns when an epoch is shown again in the same order, usually because the loop does not call `mark_done`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _LOG = logging.getLogger("rankwise.data")
 
 
 class Passes:
-    """The shares of one pass after the other. A pass goes from the last step marked done to the end of its epoch.
+    """The shares of one pass after another. A pass goes from the last step marked done to the end of its epoch.
 
-    Who reads them may begin before they are asked for, and gets to the end of a pass long before who uses them does:
-    what follows is foreseen, and `ask` tells whether it came so. First comes the pass that would begin now. After a
-    pass the next epoch follows, unless no step is marked done and this pass was the same as the one before it: then it
-    comes once more, as held-out data do. Without one before it that is taken for granted where the order is not
-    shuffled.
+    The reader may start before the consumer asks, and reaches the end of a pass long before the consumer does. So this
+    class predicts the next pass, and `ask` says whether the prediction was right. The first pass is the one that would
+    begin now. After a pass it predicts the next epoch. Exception: if no step is marked done and this pass equals the
+    one before it, it predicts the same pass again, as for validation data. For the first pass of an order that is not
+    shuffled, it assumes such a repetition.
 
     Args:
         cursor: where the loader stands.
-        before: where the pass before this one began, None for the first.
-        goes_on: whether anything is foreseen after the first pass.
-        worker: of a DataLoader, whose steps alone are wanted: every so-many-th; None = all.
+        before: where the previous pass began; None for the first.
+        goes_on: whether to predict anything after the first pass.
+        worker: the DataLoader worker whose steps are wanted: every n-th of n workers; None = all steps.
     """
 
     def __init__(
@@ -42,28 +42,28 @@ class Passes:
         self._before, self.start = before, cursor.done
         self.goes_on = goes_on
         self._worker = worker
-        self._foreseen = [cursor.done]  # passes that nobody asked for yet
+        self._foreseen = [cursor.done]  # predicted passes that the consumer has not asked for yet
         self._num_asked, self._failed = 0, False
-        # The consumer asks and the reader's thread foresees: what was asked for, what is foreseen and whether it has
-        # failed change together.
+        # The consumer asks and the reader thread predicts. The lock keeps the number of passes asked for, the list of
+        # predictions and the failure flag consistent.
         self._lock = threading.Lock()
 
     @property
     def num_steps(self) -> int:
-        """Steps of the pass that was asked for last, or will be asked for first; it begins at `start`."""
+        """Steps of the pass that the consumer asked for last, or will ask for first; it begins at `start`."""
         total = self._order.num_steps(self.start)
         return total if self._worker is None else len(range(self._worker.number, total, self._worker.count))
 
     @property
     def is_next(self) -> bool:
-        """Whether what the loader would begin now is what was foreseen."""
+        """Whether the pass that the loader would begin now is the predicted one."""
         cursor = self._cursor
         same = self._order is cursor.order and self._speeds == cursor.speeds
-        # without the lock: only who asks here takes passes off the list, and the reader adds to its other end
+        # no lock needed: only the consumer, which calls this, removes passes; the reader appends at the other end
         return same and self._foreseen[:1] == [cursor.done]
 
     def ask(self, *, goes_on: bool) -> bool:
-        """Ask for what the loader begins now. False if that is not what was foreseen: these passes are over then."""
+        """Ask for the pass that the loader begins now. False if it is not the predicted one: discard these passes."""
         with self._lock:
             if self._failed or not self.is_next:
                 return False
@@ -74,7 +74,7 @@ class Passes:
             return True
 
     def __iter__(self) -> Iterator[Shares]:
-        # In the reader's thread. `start` moves with the second pass that is asked for, which is foreseen further down.
+        # In the reader thread. `start` moves with the second pass that is asked for; that pass is predicted below.
         number, start = 0, self.start
         while True:
             state = start
@@ -87,15 +87,15 @@ class Passes:
             except Exception:
                 if self._is_asked(number):
                     raise
-                return  # who asks for it sees it
+                return  # a consumer that asks for this pass meets the error itself
             following = self._foresee(start, state)
             if following is None:
                 return
             number, start = number + 1, following
 
     def _is_asked(self, number: int) -> bool:
-        # Either the consumer asks first, and the error is raised to him; or he finds that this has failed, and begins a
-        # reading of his own, which meets the error itself. It cannot fall between the two.
+        # If the consumer has asked before, raise the error to it. Else it finds the failure flag set, starts a new
+        # reading and meets the error there. The lock leaves no third case.
         with self._lock:
             self._failed = number >= self._num_asked
             return not self._failed
@@ -104,7 +104,7 @@ class Passes:
         with self._lock:
             if not self.goes_on or start == end:
                 return None
-            # `done` is the consumer's and may move while this looks: what is foreseen wrongly is never taken, see `ask`
+            # the consumer may move `done` while this looks: a wrong prediction is never used, see `ask`
             sequential = self._order.kind == "sequential"
             again = sequential if self._before is None else self._before == self.start
             again = again and self._cursor.done == self.start
@@ -113,11 +113,11 @@ class Passes:
 
 
 class Repeats:
-    """Remembers the last pass of a loader, and says once that the next one is the same.
+    """Remembers the last pass of a loader, and warns once if the next one is the same.
 
     Args:
-        order: orders that are not shuffled are the same in every epoch.
-        rank: rank 0 speaks.
+        order: orders that are not shuffled repeat by design.
+        rank: only rank 0 warns.
     """
 
     def __init__(self, order: Order, *, rank: int) -> None:
@@ -125,11 +125,11 @@ class Repeats:
         self._shown: OrderState | None = None
 
     def begins(self, start: OrderState, *, chosen: bool) -> None:
-        """Look at a pass that begins.
+        """Check a pass that begins.
 
         Args:
-            start: where.
-            chosen: whether the caller named this epoch, as an evaluation does each time: then it is meant so.
+            start: where it begins.
+            chosen: whether the caller set this epoch, as an evaluation does each time: then repeating is intended.
         """
         if self._quiet or chosen or self._shown != start:
             return

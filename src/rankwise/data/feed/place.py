@@ -1,4 +1,4 @@
-"""From a host buffer to what the user sees: NumPy arrays, tensors over the same memory, or copies on a device."""
+"""From a host buffer to the fields of a batch: NumPy arrays, tensors over the same memory, or copies on a device."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _DENSE: Mapping[str, int] = MappingProxyType({})
 
 
 class PlaceableBuffer(Protocol):
-    """As much of a buffer as placing it needs; `HostBuffer` is one.
+    """The part of a buffer that a placer needs; `HostBuffer` implements it.
 
     Attributes:
-        busy: what must have happened before the buffer is filled again.
+        busy: what must happen before the buffer is refilled.
     """
 
     busy: Done | None
@@ -38,14 +38,14 @@ class PlaceableBuffer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Fields of a batch by name, and what must have happened before they are used (None = nothing)."""
+    """Fields of a batch by name, and what must happen before they are used (None = nothing)."""
 
     fields: dict[str, Any]
     ready: Any = None
 
 
 class Placer(Protocol):
-    """Puts batches where the step wants them."""
+    """Puts batches on the device of the training step."""
 
     @property
     def pinned(self) -> bool:
@@ -54,34 +54,34 @@ class Placer(Protocol):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether what `place` returns lies in the buffer itself, so that the buffer must wait for the consumer."""
+        """Whether the result of `place` lies in the buffer itself, so that the buffer must wait for the consumer."""
         ...
 
     def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
-        """Return the fields of a buffer; called by the reader thread, may start a copy and set `buffer.busy`.
+        """Return the fields of a buffer; the reader thread calls it. It may start a copy and set `buffer.busy`.
 
         Args:
-            buffer: holds them.
-            names: which.
-            num_cols: columns of the ragged ones, which become CSR matrices.
+            buffer: holds the fields.
+            names: the fields to return.
+            num_cols: columns of the ragged fields, which become CSR matrices.
         """
         ...
 
     def receive(self, placed: Placed) -> dict[str, Any]:
-        """Return the fields, usable on the consumer's thread and stream; called by the consumer."""
+        """Return the fields, usable on the consumer's thread and stream; the consumer calls it."""
         ...
 
     def keys(self, keys: IntArray) -> Any:
-        """Return sample keys, int64[B], where the fields are."""
+        """Return sample keys, int64[B], on the device of the fields."""
         ...
 
     def weights(self, share: Share) -> Any:
-        """Return the weights of the samples where fields are padded; None where they are as long as the share."""
+        """Return the weights of the rows if fields are padded; None if they are as long as the share."""
         ...
 
 
 def make_placer(device: str | torch.device | None) -> Placer:
-    """Return the placer of a device; None = NumPy arrays.
+    """Return the placer for a device; None = NumPy arrays.
 
     Raises:
         MissingExtraError: a device was asked for and torch is not installed.
@@ -112,7 +112,7 @@ def _fields(
     dense: Callable[[str, NDArray], Any],
     sparse: Callable[[tuple[Any, ...], int], Any],
 ) -> dict[str, Any]:
-    """A dense field is what `dense` makes of its array, a ragged one what `sparse` makes of its three."""
+    """`dense` makes a dense field from its array; `sparse` makes a ragged one from its three arrays."""
     fields = {}
     for name in names:
         arrays = tuple(dense(name, array) for array in buffer.arrays(name))
@@ -140,10 +140,10 @@ class _NumpyPlacer(_Unpadded):
 
 
 def _tensor(name: str, array: NDArray) -> torch.Tensor:
-    """A tensor over the memory of `array`."""
+    """Return a tensor over the memory of `array`."""
     import torch
 
-    if array.dtype.name == "bfloat16":  # NumPy knows it through ml_dtypes only
+    if array.dtype.name == "bfloat16":  # NumPy has this dtype only through ml_dtypes
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     try:
         return torch.from_numpy(array)
@@ -169,7 +169,7 @@ class _TensorPlacer(_Unpadded):
 
 
 class _CopyPlacer(_Unpadded):
-    """For devices without streams of their own here (MPS, XPU, ...): a blocking copy on the reader thread."""
+    """For devices whose streams we do not use (MPS, XPU, ...): a blocking copy on the reader thread."""
 
     pinned = False
     shares_memory = False
@@ -188,7 +188,7 @@ class _CopyPlacer(_Unpadded):
 
 
 class _CudaPlacer(_Unpadded):
-    """Copies from page-locked memory on a stream of its own; the consumer's stream waits for the copy, not the host."""
+    """Copies from page-locked memory on a separate stream; the consumer's stream waits for the copy, not the host."""
 
     pinned = True
     shares_memory = False
@@ -204,7 +204,7 @@ class _CudaPlacer(_Unpadded):
 
         with torch.cuda.stream(self._stream):
             fields = _fields(buffer, names, num_cols, self._sent, torch_csr)
-            # the buffer may be filled again once the copy is through, whatever the consumer does
+            # the buffer may be refilled once the copy is done, whatever the consumer does
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
         buffer.busy = copied
@@ -217,7 +217,7 @@ class _CudaPlacer(_Unpadded):
         current.wait_event(placed.ready)
         for field in placed.fields.values():
             for tensor in csr_parts(field) or (field,):
-                tensor.record_stream(current)  # its memory was allocated for the copying stream
+                tensor.record_stream(current)  # its memory was allocated for the copy stream
         return placed.fields
 
     def keys(self, keys: IntArray) -> Any:

@@ -1,4 +1,4 @@
-"""Batches as JAX arrays: this process's own, or parts of global arrays that are sharded over all devices."""
+"""Batches as JAX arrays: local to this process, or parts of global arrays sharded over all devices."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ShardRows:
     """The rows of this process in global arrays.
 
     Attributes:
-        sharding: of the first axis at least; of further ones as far as a field has them.
-        num_rows: of this process, padding included; the same on every rank.
+        sharding: of the first axis, and of as many further axes as a field has.
+        num_rows: rows of this process, padding included; the same on every rank.
         world_size: number of processes.
     """
 
@@ -35,7 +35,7 @@ class ShardRows:
     world_size: int
 
     def global_array(self, local: NDArray) -> Any:
-        """Return the global array of which `local`, [num_rows, ...], is this process's part; no rank waits."""
+        """Return the global array of which `local`, [num_rows, ...], is this process's part; no communication."""
         import jax
 
         shape = (self.num_rows * self.world_size, *local.shape[1:])
@@ -44,10 +44,10 @@ class ShardRows:
 
 
 def shard_rows(sharding: Any, order: Order, *, world_size: int, micro_batch: int | None) -> ShardRows:
-    """Return how batches of an order lie in arrays of a sharding.
+    """Return how the batches of an order are laid out in arrays with a sharding.
 
     Raises:
-        ConfigError: the sharding does not cut the first axis so that each process holds an equal part of its own.
+        ConfigError: the sharding does not give each process an equal part of the first axis.
     """
     local = _local_parts(sharding, world_size)
     most = math.ceil(order.batch_size / world_size)
@@ -56,17 +56,17 @@ def shard_rows(sharding: Any, order: Order, *, world_size: int, micro_batch: int
 
 
 def shard_full_batches(sharding: Any, *, batch_size: int, rank: int, world_size: int) -> ShardRows:
-    """Return how batches that are full on every rank lie in arrays of a sharding.
+    """Return the layout in arrays with a sharding, for batches that are full on every rank.
 
     Args:
         sharding: ``jax.sharding.Sharding``.
         batch_size: rows of each rank.
-        rank: this rank, as who draws the batches has it.
-        world_size: number of ranks, likewise.
+        rank: this rank, as known to the caller that draws the batches.
+        world_size: number of ranks, as known to that caller.
 
     Raises:
-        ConfigError: the sharding does not cut the first axis so that each process holds an equal part of its own, or
-            the parts are not equal.
+        ConfigError: the sharding does not give each process an equal part of the first axis, or `batch_size` does not
+            divide into equal parts.
     """
     import jax
 
@@ -84,7 +84,7 @@ def shard_full_batches(sharding: Any, *, batch_size: int, rank: int, world_size:
 
 
 def _local_parts(sharding: Any, world_size: int) -> int:
-    """Into how many equal parts the rows of this process are cut."""
+    """Return into how many equal parts the sharding cuts the rows of this process."""
     import jax
 
     if jax.process_count() != world_size:
@@ -104,7 +104,7 @@ def _local_parts(sharding: Any, world_size: int) -> int:
 
 
 def _parts(sharding: Any) -> tuple[int, int]:
-    """Return into how many parts the first axis is cut, and how many lie on this process."""
+    """Return into how many parts the first axis is cut, and how many of them lie on this process."""
     import jax
 
     length = len(sharding.device_set)  # a multiple of the number of parts
@@ -115,7 +115,7 @@ def _parts(sharding: Any) -> tuple[int, int]:
 
 
 def _for_axes(sharding: Any, num_axes: int) -> Any:
-    """Return the sharding for arrays of so many axes: labels have fewer than images have."""
+    """Return the sharding for arrays with `num_axes` axes: labels have fewer axes than images."""
     import jax
 
     if not isinstance(sharding, jax.sharding.NamedSharding) or len(sharding.spec) <= num_axes:
@@ -127,11 +127,11 @@ def _for_axes(sharding: Any, num_axes: int) -> Any:
 _LOG = logging.getLogger("rankwise.feed")
 _NONE: Mapping[str, int] = {}
 _said: set[str] = set()
-_MOST_STEPS = 4  # sizes of sparse batches between two powers of two
+_MOST_STEPS = 4  # number of sparse batch sizes between two powers of two
 
 
 def is_jax_target(device: Any) -> bool:
-    """Whether batches shall be JAX arrays: ``"jax"``, or a ``jax.sharding.Sharding``. Loads nothing."""
+    """Whether batches should be JAX arrays: ``"jax"``, or a ``jax.sharding.Sharding``. Imports nothing."""
     if isinstance(device, str):
         return device == "jax"
     jax = sys.modules.get("jax")
@@ -150,14 +150,14 @@ def make_jax_placer(
 
     Args:
         target: see `is_jax_target`.
-        order: of the loader; its batch size says how large batches get.
+        order: of the loader; its batch size limits the size of batches.
         world_size: ranks of the loader.
         micro_batch: most samples of a rank in one batch, or None.
-        fields: what the source has.
+        fields: the fields of the source.
 
     Raises:
         MissingExtraError: JAX is not installed.
-        ConfigError: the sharding does not give each rank its part of a batch, or a field is sparse and cannot be
+        ConfigError: the sharding does not give each rank an equal part of a batch, or a field is sparse and cannot be
             sharded.
     """
     if find_spec("jax") is None:
@@ -175,10 +175,10 @@ def make_jax_placer(
 
 
 class JaxPlacer:
-    """Copies fields into memory of their own, which JAX takes over; nothing else writes there, so nobody waits.
+    """Copies fields into fresh memory, which JAX takes over; nothing else writes there, so no wait is needed.
 
     Args:
-        rows: how batches lie over the processes; None = arrays of this process, as long as its share.
+        rows: the layout of global arrays; None = arrays local to this process, as long as its share.
     """
 
     pinned = False
@@ -200,12 +200,12 @@ class JaxPlacer:
         return placed.fields
 
     def keys(self, keys: IntArray) -> Any:
-        """Return sample keys as uint32[B, 2]: the data of JAX's keys, for ``jax.random.wrap_key_data``."""
+        """Return sample keys as uint32[B, 2]: key data for ``jax.random.wrap_key_data``."""
         words = keys.astype(np.int64).view(np.uint64)
         return self._array(np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32))
 
     def weights(self, share: Share) -> Any:
-        """Return float32 [rows], 1 for a sample and 0 for padding, sharded as the fields are; None without sharding."""
+        """Return float32 [rows], 1 for a sample and 0 for padding, sharded like the fields; None without sharding."""
         if self._rows is None:
             return None
         weights = np.ones(share.num_samples) if share.weights is None else share.weights
@@ -220,14 +220,14 @@ class JaxPlacer:
 
 
 def narrowed(name: str, array: NDArray) -> NDArray:
-    """Return an array with the dtype that JAX will give it, but not in silence: JAX cuts 64 bits unless told otherwise.
+    """Return an array with the dtype that JAX will use. By default JAX cuts 64 bits silently; this warns or raises.
 
     Args:
         name: of the field, for messages.
         array: its values.
 
     Raises:
-        ConfigError: JAX cannot hold the dtype, or whole numbers would be changed.
+        ConfigError: JAX cannot hold the dtype, or integers would change their value.
     """
     import jax
 
@@ -260,7 +260,7 @@ def _check_range(name: str, array: NDArray, half: np.dtype[Any]) -> None:
 
 
 def _owned(array: NDArray, num_rows: int) -> NDArray:
-    """Return a copy that is aligned so that XLA takes it as it is, filled up with zeros to `num_rows`."""
+    """Return an aligned copy, which XLA uses without copying again, padded with zeros to `num_rows`."""
     row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
     copy = allocate_bytes(num_rows * row_bytes, pinned=False).view(array.dtype).reshape(num_rows, *array.shape[1:])
     copy[: len(array)] = array
@@ -269,7 +269,7 @@ def _owned(array: NDArray, num_rows: int) -> NDArray:
 
 
 def _bcsr(parts: tuple[NDArray, ...], num_cols: int) -> Any:
-    """Return a BCSR matrix whose number of stored elements is rounded up, so that few sizes have to be compiled."""
+    """Return a BCSR matrix. The number of stored elements is rounded up, so that JAX compiles for few sizes."""
     import jax
     from jax.experimental.sparse import BCSR
 
@@ -281,6 +281,6 @@ def _bcsr(parts: tuple[NDArray, ...], num_cols: int) -> Any:
 
 
 def _rounded(count: int) -> int:
-    """Return the next of 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ...: at most a quarter more."""
+    """Round up to one of 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ...: at most a quarter more."""
     step = max(1, (1 << max(0, count - 1).bit_length()) // (2 * _MOST_STEPS))
     return -(-max(1, count) // step) * step

@@ -1,4 +1,4 @@
-"""Prefetch: the steps that were asked for are read in the background, and a few more."""
+"""Prefetch: a background thread reads the steps that were asked for, and a few more."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Conveyor(Generic[T]):
-    """Carries items and at most one error, in order.
+    """A queue of items in order, with at most one error at its end.
 
     Args:
-        depth: most items waiting.
-        on_wait: called when the consumer begins to wait; must not wait itself.
+        depth: most items in the queue.
+        on_wait: called when the consumer begins to wait; must not block.
     """
 
     def __init__(self, depth: int, on_wait: Callable[[], object] = lambda: None) -> None:
@@ -49,11 +49,11 @@ class Conveyor(Generic[T]):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a consumer waits for an item now, and there is none."""
-        return self._num_waiting > 0 and not self._items  # one that was woken may not have got the processor yet
+        """Whether a consumer waits for an item now and the queue is empty."""
+        return self._num_waiting > 0 and not self._items  # a consumer that was woken may not have run yet
 
     def put(self, item: T) -> bool:
-        """Add an item, waiting for room. False once the consumer has left: the item is not taken."""
+        """Add an item; wait for room. Return False once the consumer has left: the item is not added."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
             if self._closed:
@@ -63,26 +63,26 @@ class Conveyor(Generic[T]):
             return True
 
     def end(self, error: BaseException | None = None) -> None:
-        """Say that nothing follows; an error is raised to the consumer after the items before it."""
+        """Say that no item follows. After the remaining items the consumer gets the error, if there is one."""
         with self._changed:
             self._ended, self._error = True, error
             self._changed.notify_all()
 
     def take(self, *, timeout_s: float | None = None, until: Callable[[], bool] | None = None) -> T | None:
-        """Return the next item, waiting for it; None after the last one, or where there is none and `until` holds.
+        """Wait for the next item and return it; None after the last one, or if the queue is empty and `until` holds.
 
         Args:
             timeout_s: longest wait; None = for ever.
-            until: looked at again after each `wake`; must not wait itself.
+            until: checked again after each `wake`; must not block.
 
         Raises:
-            TimeoutError: the time is up.
-            BaseException: the error that ended the reader, once the items before it are taken.
+            TimeoutError: no item came in time.
+            BaseException: the error that ended the reader, once all items before it are taken.
         """
         with self._changed:
             in_time = True
             if not self._items:
-                self._num_waiting += 1  # before it is told: who looks when he is told sees it
+                self._num_waiting += 1  # set before on_wait(), so that a reader woken by it sees the count
                 try:
                     self._on_wait()
                     in_time = self._changed.wait_for(
@@ -95,7 +95,7 @@ class Conveyor(Generic[T]):
                 item = self._items.popleft()
                 self._changed.notify_all()
                 if self.is_awaited:
-                    self._on_wait()  # another one waits, and what he saw was this item
+                    self._on_wait()  # another consumer waits; when it called on_wait(), this item was there
                 return item
             if self._error is not None:
                 raise self._error
@@ -104,12 +104,12 @@ class Conveyor(Generic[T]):
             return None
 
     def wake(self) -> None:
-        """Let a consumer that waits look again whether it still has to."""
+        """Let a waiting consumer check again whether it still has to wait."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> list[T]:
-        """Leave: wakes the reader, and returns what was not taken."""
+        """Leave: wakes the reader, and returns the items that were not taken."""
         with self._changed:
             self._closed = True
             left = list(self._items)
@@ -119,21 +119,21 @@ class Conveyor(Generic[T]):
 
 
 class Reader(Protocol[S_contra, T_co]):
-    """What `ReadAhead` runs in its thread: from steps (S) to what is read of them (T)."""
+    """Runs in the thread of a `ReadAhead`: turns steps (S) into what was read for them (T)."""
 
     is_awaited: Callable[[], bool]
-    """Whether a consumer waits for what is read; set by who runs it."""
+    """Whether a consumer waits for what is read; set by the object that runs this reader."""
 
     def read(self, steps: Iterable[S_contra], is_asked: Callable[[], bool]) -> Generator[T_co | None, None, None]:
-        """Yield what is read of each step, and None where it waits until that step was asked for (`is_asked`)."""
+        """Yield what was read for each step; yield None while the step was not asked for (`is_asked`) but has to be."""
         ...
 
     def wake(self) -> None:
-        """Look again whether a consumer waits. Called by one that begins to; must not wait itself."""
+        """Check again whether a consumer waits. The consumer calls it when it begins to wait; must not block."""
         ...
 
     def close(self) -> None:
-        """Let nobody wait for memory any more: reading ends. Called by any thread."""
+        """Stop waiting for memory: reading ends. Any thread may call it."""
         ...
 
 
@@ -142,19 +142,19 @@ _LOG = logging.getLogger(__name__)
 
 
 class ReadAhead(Generic[S, T]):
-    """A `Reader` in the background, with at most `depth` of what it reads ready: the one prefetcher of all loaders.
+    """Runs a `Reader` in the background, with at most `depth` results ready: the one prefetcher of all loaders.
 
-    It reads the steps that were asked for and, where there are more, a few beyond them: those of an epoch that may
-    come next. Then its thread ends; asking for more starts another that goes on where it was. It also ends when
-    reading fails (the error reaches the consumer after the steps before it) and when `close` is called, as the garbage
-    collection does, and the exit of the interpreter.
+    It reads the steps that were asked for, plus a few beyond them, which belong to an epoch that may come next. Then
+    its thread ends; asking for more starts another thread, which continues there. The thread also ends when reading
+    fails (the consumer gets the error after the steps before it) and when `close` is called. Garbage collection and
+    interpreter exit call `close`, too.
 
     Args:
-        reader: reads them.
-        steps: in order; the thread takes them.
+        reader: reads the steps.
+        steps: in order; the thread iterates over them.
         depth: most steps that lie ready.
-        on_thread: called at the beginning of each thread.
-        is_away: whether the thread is in code of others that nothing can wake; then it is not waited for.
+        on_thread: called when each thread starts.
+        is_away: whether the thread runs foreign code that nothing can wake; then `close` does not wait for it.
     """
 
     def __init__(
@@ -174,36 +174,36 @@ class ReadAhead(Generic[S, T]):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether this is a process that was forked from the one that reads."""
+        """Whether this process was forked from the one that reads."""
         return self._pid != os.getpid()
 
     def ask(self, num_steps: int, *, beyond: int) -> None:
-        """Let it read so many more steps, and some beyond them that may be asked for later."""
+        """Read so many more steps, and some beyond them that may be asked for later."""
         if self._work.ask(num_steps, beyond=beyond):
             self._thread = _Thread(target=self._work.run, name="rankwise-reader", daemon=True)
             self._thread.start()
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be taken any more."""
+        """Whether nothing more can be taken."""
         return self._work.conveyor.closed
 
     def take(self, *, timeout_s: float | None = None, until: Callable[[], bool] | None = None) -> T | None:
-        """Return the next step, waiting for it; None after the last one, and once closed. See `Conveyor.take`."""
+        """Wait for the next step and return it; None after the last one, and once closed. See `Conveyor.take`."""
         return self._work.conveyor.take(timeout_s=timeout_s, until=until)
 
     def wake(self) -> None:
-        """Let who takes look again whether he still has to wait."""
+        """Let a waiting `take` check again whether it still has to wait."""
         self._work.conveyor.wake()
 
     def close(self) -> None:
-        """Stop the thread and wait for it; it ends after the chunk that it is reading. May be called twice."""
+        """Stop the thread and wait for it; it ends after the chunk that it is reading. Calling it twice is fine."""
         if self.is_elsewhere:
-            return  # in a forked process there is no such thread, and its locks may be held for ever
+            return  # a forked process has no such thread, and its locks may be held for ever
         self._reader.close()
         self._work.conveyor.close()
-        # a garbage collection may close a reader from within its own thread, which then cannot wait for itself, or
-        # from within that of another reader, in the midst of something that this one waits for
+        # garbage collection may close a reader from within its own thread, which cannot join itself, or from within the
+        # thread of another reader, which may hold something that this thread waits for
         if isinstance(threading.current_thread(), _Thread):
             return
         if self._thread is not None and self._thread.is_alive():
@@ -225,7 +225,7 @@ class _Thread(threading.Thread):
 
 
 class _Work(Generic[S, T]):
-    """What the threads do, one at a time; they must not know the `ReadAhead`, whose end is what stops them."""
+    """What the threads run, one at a time. It must not reference the `ReadAhead`: its destruction stops them."""
 
     def __init__(
         self, reader: Reader[S, T], steps: Iterable[S], *, depth: int, on_thread: Callable[[], None] | None
@@ -247,7 +247,7 @@ class _Work(Generic[S, T]):
             return idle
 
     def run(self) -> None:
-        """Read what may be read."""
+        """Read as far as allowed."""
         try:
             if self._on_thread is not None:
                 self._on_thread()
@@ -263,7 +263,7 @@ class _Work(Generic[S, T]):
                 self._num_read += 1
                 if not self.conveyor.put(step):
                     return
-                del step  # what is read next may need its memory
+                del step  # the next read may need its memory
             else:
                 return
         except BaseException as error:  # noqa: BLE001  (raised again in the consumer)
@@ -292,7 +292,7 @@ _LIVE: weakref.WeakSet[ReadAhead[Any, Any]] = weakref.WeakSet()
 
 def _close_at_exit(reader: ReadAhead[Any, Any]) -> None:
     if not _LIVE:
-        # registered as late as possible: exit handlers run in reverse order, so what the reader uses is still there
+        # registered as late as possible: exit handlers run in reverse order, so what the reader uses still exists
         atexit.unregister(_close_all)
         atexit.register(_close_all)
     _LIVE.add(reader)
@@ -304,10 +304,10 @@ def _close_all() -> None:
 
 
 class Running:
-    """Reading under way, or about to be: nothing is read before `start` or `ask`.
+    """A reading under way or about to start: nothing is read before `start` or `ask`.
 
     Args:
-        passes: the steps.
+        passes: the steps to read.
         reader: reads them.
         depth: steps that may lie ready; 0 reads in the calling thread.
         on_thread: called at the beginning of each background thread.
@@ -332,24 +332,24 @@ class Running:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether this is a process that was forked from the one that reads."""
+        """Whether this process was forked from the one that reads."""
         return self._ahead is not None and self._ahead.is_elsewhere
 
     @property
     def is_next(self) -> bool:
-        """Whether what the loader would begin now can go on with this."""
+        """Whether this reading can serve the pass that the loader would begin now."""
         return self.passes.is_next and not self.is_elsewhere
 
     def start(self) -> None:
-        """Read as many steps of the first pass as may lie ready, though nobody asked for it yet; returns at once."""
+        """Read as many steps of the first pass as may lie ready, before the consumer asks for it; returns at once."""
         if self._ahead is not None:
             self._ahead.ask(0, beyond=self._num_beyond)
 
     def ask(self, *, goes_on: bool) -> bool:
-        """Go on with what the loader begins now; False if that is not what was foreseen.
+        """Continue with the pass that the loader begins now; False if it is not the predicted one.
 
         Args:
-            goes_on: whether to read beyond it, too.
+            goes_on: whether to read beyond this pass, too.
         """
         if self.is_elsewhere or not self.passes.ask(goes_on=goes_on):
             return False
@@ -359,14 +359,14 @@ class Running:
 
     @property
     def _num_beyond(self) -> int:
-        """Steps of one pass at most: each has windows of its own, and there is memory for no more of them."""
+        """Limit prefetch to one pass: each pass has windows of its own, and there is memory for one more pass only."""
         return min(self._depth, self.passes.num_steps)
 
     def take(self) -> ReadStep | None:
         """Return the next step; None when closed.
 
         Raises:
-            Exception: what ended the reading.
+            Exception: the error that ended reading.
         """
         return next(self._items, None) if self._ahead is None else self._ahead.take()
 

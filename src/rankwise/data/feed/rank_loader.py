@@ -1,4 +1,4 @@
-"""`RankLoader`: a source and an order to batches, on this rank and its device."""
+"""`RankLoader`: batches from a source and an order, on this rank and its device."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class RankLoader(FeedLoader):
         device: "auto" = the world's device, any torch device, or None for NumPy arrays and SciPy matrices;
             ``"jax"`` or a ``jax.sharding.Sharding`` as `FeedLoader` says.
         world: the world; None = `World.current()`.
-        depth: steps that may lie ready; 0 reads in the calling thread; None = as many as a window of the order lasts,
-            as far as 128 MiB hold them, and at least 2. Sources that gain from it read so many steps as one, a
-            whole window of up to 384 MiB.
+        depth: steps that may lie ready; 0 reads in the calling thread; None = as many steps as a window of the order
+            lasts, limited to 128 MiB, and at least 2. Sources that gain from it read that many steps together: a whole
+            window of up to 384 MiB.
         **options: `transform`, `batch_transform`, `fields`, `on_bad_sample` and `across_epochs`, as `FeedLoader` says.
 
     Raises:
@@ -71,9 +71,9 @@ class RankLoader(FeedLoader):
         warn_small_cache(self.source, order, rank=place.rank, world_size=place.world_size)
 
     def close(self) -> None:
-        """Stop reading, close the source's files and threads, and say how many samples were left out; twice is fine.
+        """Stop reading, close the source's files and threads, and log how many samples were skipped. Twice is fine.
 
-        Batches stay valid, so does the position. Iterating again raises ConfigError; other loaders reopen the source.
+        Batches and the position stay valid. Iterating again raises ConfigError; other loaders reopen the source.
         """
         self.stop(partial(ConfigError, CLOSED))
         self.say_skipped()
@@ -84,16 +84,16 @@ _READY_BYTES, _WHOLE_BYTES = 128 << 20, 384 << 20
 
 
 def window_depth(source: Source, order: Order, *, world_size: int) -> int:
-    """Return as many steps as a window of the order lasts, if 128 MiB hold them on this rank, else a part; at least 2.
+    """Return how many steps a window of the order lasts, at least 2; fewer if they exceed 128 MiB on this rank.
 
-    The chunks of a window are decoded with its first step, nearly all of them: the steps after it are read along with
-    it where the source gains from that, or find them in the cache. With so many steps ready the next window is decoded
-    while this one is in use; with fewer the consumer would wait at the beginning of each. A window that is read as one
-    may take 384 MiB: read in parts, its chunks have to be kept for the next part, or decoded again, which for chosen
-    columns of CSR rows costs half as much again. Parts are as long as each other.
+    The first step of a window decodes nearly all chunks of the window. The later steps are read together with it if the
+    source gains from that; otherwise they find the chunks in the cache. With a window of steps ready, the next window
+    is decoded while this one is in use; with fewer, the consumer would wait at the start of each window. A window that
+    is read as one may take 384 MiB. Read in parts, its chunks must be kept for the next part or decoded again, which
+    costs half as much again for selected columns of CSR rows. All parts have the same length.
 
     Args:
-        source: the samples; its locality says whether steps are read as one, and which windows are its own.
+        source: the samples; its locality says whether steps are read together, and which windows it has.
         order: says how many chunks a window has.
         world_size: number of ranks.
     """
@@ -111,7 +111,7 @@ def window_depth(source: Source, order: Order, *, world_size: int) -> int:
 
 
 def _sample_bytes(source: Source, num_samples: int) -> int:
-    """Bytes of a sample in a batch; of a ragged field those that it is decoded from."""
+    """Bytes of a sample in a batch; for a ragged field, the bytes it is decoded from."""
     specs = source.fields.values()
     found = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs if not spec.ragged)
     if any(spec.ragged for spec in specs):

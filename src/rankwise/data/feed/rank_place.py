@@ -1,4 +1,4 @@
-"""Which rank a loader feeds, and where its batches go."""
+"""The rank that a loader feeds, and the device of its batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["RankPlace", "check_ranks", "find_place"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """A rank among how many, and where its batches go (None = NumPy arrays)."""
+    """A rank, the number of ranks, and the device of its batches (None = NumPy arrays)."""
 
     rank: int
     world_size: int
@@ -32,18 +32,18 @@ class RankPlace:
 
 
 def check_ranks(rank: int, world_size: int) -> None:
-    """Refuse to share out steps in another process group than the one that a loader was made for.
+    """Refuse to share out steps in a process group other than the one that the loader was made for.
 
     Args:
-        rank: of the loader, which asked `World.current()` when it was made.
-        world_size: ranks that there were then.
+        rank: of the loader, from `World.current()` when it was made.
+        world_size: number of ranks at that time.
 
     Raises:
-        ConfigError: the ranks are others now.
+        ConfigError: rank or number of ranks has changed.
     """
     from rankwise.world.adopt import known_world
 
-    world = None if current_worker() is not None else known_world()  # workers serve the rank that has started them
+    world = None if current_worker() is not None else known_world()  # workers serve the rank that started them
     if world is not None and (world.rank, world.world_size) != (rank, world_size):
         raise ConfigError(
             f"this loader was made for rank {rank} of {world_size}, and this process is rank {world.rank} of "
@@ -57,8 +57,8 @@ def find_place(world: World | None, device: str | torch.device | jax.sharding.Sh
     """Return the place of a loader.
 
     Args:
-        world: None = the current one; without torch loaded or needed, and no `World.init_jax`, as a launcher says.
-        device: "auto" = the world's device (in a JAX program NumPy arrays); all else is taken as it is.
+        world: None = the current one; the launcher's variables if torch is neither loaded nor needed, nor JAX set up.
+        device: "auto" = the world's device (NumPy arrays in a JAX program); any other value is used as given.
 
     Raises:
         MissingExtraError: a device was asked for and torch is not installed.
@@ -67,7 +67,7 @@ def find_place(world: World | None, device: str | torch.device | jax.sharding.Sh
         from rankwise.world.adopt import current_world, known_world
 
         no_tensors = device is None or is_jax_target(device)
-        # a process that has not loaded torch is in no process group: arrays need no import of it
+        # a process that has not loaded torch is in no process group: NumPy arrays need no import of torch
         if known_world() is None and (find_spec("torch") is None or (no_tensors and "torch" not in sys.modules)):
             if not no_tensors:
                 raise MissingExtraError(

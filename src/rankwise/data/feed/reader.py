@@ -29,16 +29,16 @@ _LOG = logging.getLogger("rankwise.data")
 
 
 class SkipBudget:
-    """Decides about samples that could not be read; counts those that are left out.
+    """Decides about samples that could not be read; counts those that are skipped.
 
-    Only damaged content is ever skipped: trouble with the storage would lose good samples. A sample that is met again
-    in the same epoch, as after going back to the last step marked done, counts once.
+    Only damaged content may be skipped: skipping on storage errors would lose good samples. A sample that is read again
+    in the same epoch, for example after a return to the last step marked done, counts once.
 
     Args:
-        on_bad_sample: "raise", or the most samples that may be left out, over all epochs.
+        on_bad_sample: "raise", or the largest number of samples to skip, over all epochs.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it is neither.
     """
 
     def __init__(self, on_bad_sample: OnBadSample) -> None:
@@ -49,7 +49,7 @@ class SkipBudget:
             )
         self._limit = int(on_bad_sample) if number else 0
         self._skipped: set[tuple[int, int]] = set()
-        # The thread of a pass that was left may still be inside its last read when that of the next one begins.
+        # The thread of an abandoned pass may still be in its last read when the thread of the next pass starts.
         self._lock = threading.Lock()
         self._grant: Callable[[int], int | None] = self._next
 
@@ -57,10 +57,10 @@ class SkipBudget:
         return SkipBudget, (self._limit,)
 
     def shared(self, grant: Callable[[int], int | None]) -> SkipBudget:
-        """Return a budget that several processes draw on.
+        """Return a budget that several processes share.
 
         Args:
-            grant: from the limit to the number of the next sample that is left out by any of them; None = no more.
+            grant: gets the limit; returns the number of the next skipped sample over all processes, None = no more.
         """
         made = SkipBudget(self._limit)
         made._grant = grant
@@ -68,19 +68,19 @@ class SkipBudget:
 
     @property
     def may_skip(self) -> bool:
-        """Whether any sample may be left out."""
+        """Whether any sample may be skipped."""
         return self._limit > 0
 
     @property
     def num_skipped(self) -> int:
-        """Samples that were left out so far."""
-        return len(self._skipped)  # asked by the loop while the reader counts: one look needs no lock
+        """Samples that were skipped so far."""
+        return len(self._skipped)  # the loop asks while the reader counts: a single read needs no lock
 
     def kept(self, report: ReadReport, share: Share) -> BoolArray | None:
         """Return which samples of a share are kept, bool[B]; None = all.
 
         Raises:
-            SampleError: a sample may not be skipped: its content is not what is wrong, or the budget is used up.
+            SampleError: a sample may not be skipped: its content is not damaged, or the budget is used up.
         """
         if not report.errors:
             return None
@@ -92,9 +92,9 @@ class SkipBudget:
     def _admit(self, error: SampleError, share: Share) -> None:
         if not error.damage or not self.may_skip:
             raise error
-        # Deciding and noting in one go, the question to other workers included: the last place goes to one sample only.
+        # Decide and record under one lock, including the question to other workers: one sample gets the last place.
         with self._lock:
-            # one that does not say which sample it is about counts by itself
+            # an error that names no sample counts by itself
             key = (share.step.epoch, error.sample if error.sample >= 0 else -1 - len(self._skipped))
             if key in self._skipped:
                 return
@@ -117,13 +117,13 @@ class SkipBudget:
         return len(self._skipped) + 1 if len(self._skipped) < limit else None
 
     def say_total(self, rank: int) -> None:
-        """Say how many samples this rank left out, if any."""
+        """Log how many samples this rank skipped, if any."""
         if self._skipped:
             _LOG.warning("rank %d left out %d damaged samples in all", rank, len(self._skipped))
 
 
-_NUM_STAGES = 2  # one in use, one to be read into
-_LOOKED_AT = 1  # a batch that the loop has left and still has a name for
+_NUM_STAGES = 2  # one in use, one being read
+_LOOKED_AT = 1  # a batch that the loop has left but still names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +132,10 @@ class ReadBatch:
 
     Attributes:
         share: the samples that arrived.
-        lent: where they are, until it is given back.
+        lent: their memory, until it is given back.
         placed: their fields.
-        report: how it went.
-        num_lost: real samples that were left out.
+        report: errors and chunk counts of the read.
+        num_lost: real samples that were skipped.
     """
 
     share: Share
@@ -147,7 +147,7 @@ class ReadBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadStep:
-    """The micro-batches of one step, and how long reading them took."""
+    """The micro-batches of one step, and how long it took to read them."""
 
     batches: tuple[ReadBatch, ...]
     read_s: float
@@ -157,21 +157,21 @@ class StepReader:
     """Reads steps one after the other in the calling thread.
 
     Args:
-        source: where samples come from.
+        source: the samples.
         names: fields to take.
-        memory: where batches lie.
-        placer: where batches go.
-        transform: per sample, or None.
+        memory: pool for batches.
+        placer: puts batches on the device.
+        transform: for each sample, or None.
         depth: steps that may lie ready; one more is in use or being read.
         budget: decides about samples that cannot be read.
-        together: steps that are read as one.
-        stages: where these lie.
+        together: number of steps that are read as one group.
+        stages: pool for these groups.
         limit_bytes: most bytes of a batch; None = any.
         has_room: see `Leases`.
         no_room: see `Leases`.
 
     Attributes:
-        is_awaited: whether a consumer waits for what is read; it does so if it reads in its own thread.
+        is_awaited: whether a consumer waits for what is read; always True if the consumer reads in its own thread.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class StepReader:
         self._names = names
         self._memory, self._stages, self._limit_bytes = memory, stages, limit_bytes
         self.is_awaited: Callable[[], bool] = lambda: True
-        # not the attribute itself: who runs this sets another one later, before his thread begins
+        # a method, not the attribute's value: `ReadAhead` replaces the attribute later, before its thread starts
         room: dict[str, Any] = {"is_awaited": self._is_awaited, "has_room": has_room, "no_room": no_room}
         self._leases, self._stage_leases = Leases(**room), Leases(**room)
         self._placer = placer
@@ -208,26 +208,26 @@ class StepReader:
         self._paused_s = 0.0
 
     def close(self) -> None:
-        """Let nobody wait for memory any more: reading ends."""
-        # By any thread, while the reader's may wait in either of them: both are told by a message, which takes no lock.
+        """Stop waiting for memory: reading ends."""
+        # Any thread may call it while the reader waits in either of them. Both get a message, which takes no lock.
         self._leases.close()
         self._stage_leases.close()
-        self.is_awaited = lambda: True  # lets go of who ran this: a cycle would keep memory until it is collected
+        self.is_awaited = lambda: True  # drops the caller's object: a cycle would keep memory until garbage collection
 
     def wake(self) -> None:
-        """Look whether somebody waits; called by who begins to."""
+        """Check whether a consumer waits; the consumer calls it when it begins to wait."""
         # Called with the lock of the consumer's queue held. A message needs no lock that the reader could hold, so the
-        # two cannot wait for each other.
+        # two cannot deadlock.
         self._leases.wake()
         self._stage_leases.wake()
 
     def read(
         self, steps: Iterable[Shares], is_asked: Callable[[], bool] = lambda: True
     ) -> Generator[ReadStep | None, None, None]:
-        """Yield every step, read and placed; ends early when the pool is closed.
+        """Yield every step, read and placed; end early when the leases are closed.
 
-        Yields None where it would call the user's transform for a step that nobody asked for yet, or decide about
-        samples of it that cannot be read: go on when it was asked for.
+        Yield None at a step that was not asked for yet, if it needs the user's transform or has samples that cannot be
+        read: resume when the step was asked for.
 
         Args:
             steps: in order.
@@ -242,7 +242,7 @@ class StepReader:
             read = [(yield from self._step(step, readings, is_asked))]
             if read[0] is None:
                 return
-            yield read.pop()  # no name for it: it would keep the memory of the step while the next ones are read
+            yield read.pop()  # no local name: it would keep the memory of the step while the next one is read
 
     def _step(
         self, step: Step, readings: tuple[Reading, ...], is_asked: Callable[[], bool]
@@ -291,7 +291,7 @@ class StepReader:
                 raw.give_back()
                 names, num_cols = tuple(self._transform.specs or ()), self._transform.num_cols
             placed = self._placer.place(lent, names, num_cols)
-        except BaseException:  # also where a reader is closed in the middle of a pause: its memory goes back at once
+        except BaseException:  # also when the generator is closed during a pause: its memory goes back at once
             lent.give_back()
             raise
         num_lost = _num_real(reading.share) - _num_real(share)
@@ -314,7 +314,7 @@ class StepReader:
         return self.is_awaited()
 
     def _use_scratch(self) -> HostBuffer:
-        """The memory of samples on their way through a transform, one batch after the other."""
+        """Return the buffer for samples on their way through a transform; one batch after another uses it."""
         return self._scratch
 
     def _pause(self) -> Generator[None, None, None]:
@@ -323,7 +323,7 @@ class StepReader:
         self._paused_s -= time.perf_counter() - paused
 
     def _kept(self, report: ReadReport, share: Share, into: Lent) -> Share:
-        """What the budget lets pass is left out of the memory and of the share."""
+        """Drop the samples that the budget skips, from the memory and from the share."""
         kept = self._budget.kept(report, share)
         if kept is None:
             return share
@@ -331,7 +331,7 @@ class StepReader:
         return _kept_share(share, kept)
 
     def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: Lent) -> HostBuffer | None:
-        """Return samples as they come out of the transform; None when it is over."""
+        """Return the transformed samples; None when reading ends."""
         if transform.specs is None and share.num_samples == 0:
             self._learn(transform, step, share)
         made = self._acquire()
@@ -345,7 +345,7 @@ class StepReader:
         return made
 
     def _learn(self, transform: SampleTransform, step: Step, share: Share) -> None:
-        """A rank whose first share is empty looks at the step's first good sample to know what samples come out as."""
+        """If this rank's first share is empty, learn the output specs from the first good sample of the step."""
         for place, sample in enumerate(step.ids):
             probe = Share(
                 step=step, micro=0, num_micro=1, rank=share.rank, world_size=share.world_size,
@@ -354,7 +354,7 @@ class StepReader:
             held = HostBuffer()
             report = self._source.read(self._source.plan(probe), held)
             if report.errors and self._budget.may_skip and report.errors[0].damage:
-                continue  # whoever has it in his share counts it
+                continue  # the rank whose share has it counts it
             if report.errors:
                 raise report.errors[0]
             transform.learn(held, self._names, int(probe.ids[0]), int(_keys(step, probe.ids)[0]))

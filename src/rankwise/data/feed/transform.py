@@ -60,7 +60,7 @@ _FILES = {
 
 
 def other_way(data: object) -> str:
-    """What to do with data that were refused, for the end of a message; names the `DatasetLoader` always.
+    """Return what to do with refused data, for the end of a message; always mentions `DatasetLoader`.
 
     Args:
         data: array, table, dataset, or path.
@@ -90,10 +90,10 @@ def _is_stream(data: object) -> bool:
 
 
 def counted_samples(source: Source, order: Order) -> Source:
-    """Return the samples that the order counts: a source that can draw does so as the order says.
+    """Return the samples that the order counts: a source that can draw samples draws them for this order.
 
     Raises:
-        ConfigError: this is no source, or the order was made of other samples.
+        ConfigError: this is not a source, or the order was made for other samples.
     """
     if not isinstance(source, BaseSource):
         own = (
@@ -110,7 +110,7 @@ def counted_samples(source: Source, order: Order) -> Source:
 
 
 def fused_source(source: Source, batch_transform: BatchTransform | None) -> tuple[Source, BatchTransform | None]:
-    """Return a source that does itself what was to be done to its batches, where it can; and what is left to do."""
+    """Let the source do the batch transform itself, if it can. Return the source and the transform that remains."""
     fused = None if batch_transform is None else source.fused_with(batch_transform)
     return (source, batch_transform) if fused is None else (fused, None)
 
@@ -123,12 +123,12 @@ _DENSE: Mapping[str, int] = MappingProxyType({})
 class SampleTransform:
     """Applies ``transform(fields, key)`` to one sample after the other and stacks what comes out.
 
-    The first sample decides the fields, shapes and dtypes; every later one must come out alike.
+    The first sample decides the fields, shapes and dtypes; every later one must have the same.
 
     Args:
         transform: gets a dict of arrays (which it may change), ragged fields as SciPy CSR matrices of one row, and the
             sample's key; returns a dict of arrays, numbers, and sparse rows.
-        num_cols: columns of the ragged fields that go in.
+        num_cols: columns of the ragged input fields.
     """
 
     def __init__(self, transform: Transform, num_cols: Mapping[str, int] = _DENSE) -> None:
@@ -139,11 +139,11 @@ class SampleTransform:
 
     @property
     def num_cols(self) -> dict[str, int]:
-        """Columns of the ragged fields that come out."""
+        """Columns of the ragged output fields."""
         return {name: spec.shape[0] for name, spec in (self.specs or {}).items() if spec.ragged}
 
     def learn(self, raw: PlaceableBuffer, names: tuple[str, ...], sample: int, key: int) -> None:
-        """Find out what samples come out as from the first of `raw`, where this rank has none of its own yet."""
+        """Set `specs` from the first sample of `raw`, for a rank that has no samples of its own yet."""
         self._one(self._row(raw, names, 0), sample, key)
 
     def apply(
@@ -159,13 +159,13 @@ class SampleTransform:
             into: receives the fields of `specs`.
 
         Raises:
-            ConfigError: a sample comes out with other fields, shapes or dtypes than the first, or as objects.
+            ConfigError: a sample has other fields, shapes or dtypes than the first, or contains objects.
         """
         made = (
             self._one(self._row(raw, names, place), sample, key)
             for place, (sample, key) in enumerate(zip(ids.tolist(), keys.tolist(), strict=True))
         )
-        first = next(made, None)  # decides `specs`
+        first = next(made, None)  # sets `specs`
         rows = made if first is None else itertools.chain([first], made)
         specs = self.specs or {}
         if any(spec.ragged for spec in specs.values()):

@@ -1,7 +1,7 @@
-"""Which sample, at which step, on which rank: pure arithmetic, no I/O, no torch.
+"""Decides which sample each rank reads at each step: pure arithmetic, no I/O, no torch.
 
-`Order` maps (seed, epoch, position) to samples; `BatchSampler` hands a rank's part of it to torch's ``DataLoader``;
-`shard` cuts an explicit list among ranks; a `SplitRule` says which data go into which part.
+`Order` maps (seed, epoch, position) to samples; `BatchSampler` gives a rank's part of it to torch's ``DataLoader``;
+`shard` splits an explicit list among ranks; a `SplitRule` divides data into parts such as train and validation.
 """
 
 from rankwise.data.order.ordering import Order

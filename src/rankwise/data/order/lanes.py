@@ -1,4 +1,4 @@
-"""An epoch's ring of samples cut into lanes, the windows of a lane, and from positions to samples."""
+"""Cuts an epoch's ring of samples into lanes, a lane into windows, and maps positions to samples."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = [
     "slot_start",
 ]
 
-# Streams keep the uses of one (seed, epoch) apart.
+# Stream numbers: they give each use of one (seed, epoch) a separate key.
 TURN, DEAL, PIECES, WINDOWS = range(1, 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The numbers that decide a shuffled order, beside seed and epoch.
+    """The parameters of a shuffled order, besides seed and epoch.
 
     Attributes:
         num_samples: samples of an epoch.
-        chunk_samples: neighbouring samples that one chunk holds, 1 to `num_samples`.
+        chunk_samples: number of neighbouring samples in one chunk, 1 to `num_samples`.
         lanes: number of lanes, 1 to `num_samples`.
-        window: chunks of a lane that are mixed with each other.
+        window: number of chunks of a lane that are mixed together.
     """
 
     num_samples: int
@@ -48,18 +48,18 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneColumns:
-    """One entry per lane; `take` picks the lanes of single positions.
+    """Arrays with one entry per lane; `take` selects the lanes of given positions.
 
     Attributes:
         start: int64[L], first sample of the lane's run.
-        length: int64[L], its samples.
-        pieces: int64[L], its pieces.
-        piece_key: uint64[L], key of the order of pieces.
-        swap: int64[L], 1 where the last piece comes before the first, at the end of the lane.
-        window_key: uint64[L], base key of the orders inside windows.
+        length: int64[L], number of samples.
+        pieces: int64[L], number of pieces (the parts of chunks that lie in the run).
+        piece_key: uint64[L], key for shuffling the pieces.
+        swap: int64[L], 1 if the last piece comes before the first one, at the end of the lane.
+        window_key: uint64[L], base key for shuffling inside windows.
         short_piece: int64[3, L], numbers of the pieces that may be short.
-        short_slot: int64[3, L], where the order of pieces puts them.
-        deficit: int64[3, L], how many samples they lack.
+        short_slot: int64[3, L], slots of these pieces after shuffling.
+        deficit: int64[3, L], number of samples that these pieces lack.
     """
 
     start: IntArray
@@ -89,7 +89,7 @@ class LaneColumns:
 
 @lru_cache(maxsize=16)
 def lane_columns(grid: Grid, seed: int, epoch: int) -> LaneColumns:
-    """Return the lanes of an epoch. Pure; the last few are kept."""
+    """Return the lanes of an epoch. Pure; the most recent results are cached."""
     start, length = _runs(grid, seed, epoch)
     pieces, short_piece, deficit = _pieces(grid, start, length)
     piece_key = _lane_keys(grid.lanes, derive(seed, epoch, PIECES))
@@ -112,20 +112,20 @@ def _lane_keys(lanes: int, base: int) -> WordArray:
 
 
 def _runs(grid: Grid, seed: int, epoch: int) -> tuple[IntArray, IntArray]:
-    """Return where each lane's run starts on the ring, and how long it is; lane p % L holds position p."""
+    """Return the start of each lane's run on the ring, and its length; lane p % L holds position p."""
     lane = np.arange(grid.lanes, dtype=np.int64)
     length = (grid.num_samples - 1 - lane) // grid.lanes + 1
     dealt = permute(lane, grid.lanes, np.uint64(derive(seed, epoch, DEAL)))
     ends = np.cumsum(length[dealt])
     start = np.empty_like(ends)
-    # A multiplication instead of a remainder: all turns are equally likely to within 2**-64.
+    # Multiply and shift instead of taking a remainder: all turns are equally likely to within 2**-64.
     turn = (derive(seed, epoch, TURN) * grid.num_samples) >> 64
     start[dealt] = (ends - length[dealt] + turn) % grid.num_samples
     return start, length
 
 
 def _pieces(grid: Grid, start: IntArray, length: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the number of pieces of each run, and number and deficit of the three that may be short."""
+    """Return the number of pieces of each run, and number and deficit of the three pieces that may be short."""
     chunk = grid.chunk_samples
     before_wrap = np.minimum(length, grid.num_samples - start)
     after_wrap = length - before_wrap
@@ -134,7 +134,7 @@ def _pieces(grid: Grid, start: IntArray, length: IntArray) -> tuple[IntArray, In
     more, wrapped = -(-rest // chunk), -(-after_wrap // chunk)
     pieces = 1 + more + wrapped
     short_piece = np.stack([np.zeros_like(more), more, pieces - 1])
-    # more * chunk - rest is what the last of `more` full chunks lacks, and zero when there is none.
+    # more * chunk - rest: what the last of `more` chunks lacks; zero if there is none.
     deficit = np.stack([chunk - first, more * chunk - rest, wrapped * chunk - after_wrap])
     return pieces, short_piece, deficit
 
@@ -142,7 +142,7 @@ def _pieces(grid: Grid, start: IntArray, length: IntArray) -> tuple[IntArray, In
 def _short_slots(tail: IntArray, pieces: IntArray, piece_key: WordArray, swap: IntArray) -> IntArray:
     """Return the slots of a run's first piece, of the ring's last chunk (piece `tail`), and of its last piece."""
     inner = pieces - 2
-    # A run of one piece has one slot, where first and last coincide.
+    # A run of one piece has one slot for first and last piece.
     first, last = np.maximum(inner + swap, 0), np.maximum(inner + 1 - swap, 0)
     inside = (tail > 0) & (tail < pieces - 1)
     shuffled = unpermute(np.where(inside, tail - 1, 0), np.maximum(inner, 1), piece_key)
@@ -151,7 +151,7 @@ def _short_slots(tail: IntArray, pieces: IntArray, piece_key: WordArray, swap: I
 
 
 def piece_in_slot(columns: LaneColumns, slot: IntArray) -> IntArray:
-    """Return which piece each slot holds: the inner pieces shuffled, then the two at the edges."""
+    """Return the piece in each slot: first the inner pieces, shuffled, then the two pieces at the edges."""
     edge = slot - (columns.pieces - 2)
     shuffled = permute(np.where(edge < 0, slot, 0), np.maximum(columns.pieces - 2, 1), columns.piece_key)
     at_edge = np.where(edge == columns.swap, 0, columns.pieces - 1)
@@ -159,7 +159,7 @@ def piece_in_slot(columns: LaneColumns, slot: IntArray) -> IntArray:
 
 
 def lane_samples(grid: Grid, columns: LaneColumns, index: IntArray) -> IntArray:
-    """Return the samples at places of lanes, int64 of the broadcast shape.
+    """Return the samples at given places of lanes, int64 of the broadcast shape.
 
     Args:
         grid: the numbers of the order.
@@ -176,12 +176,12 @@ def lane_samples(grid: Grid, columns: LaneColumns, index: IntArray) -> IntArray:
 
 
 def on_ring(grid: Grid, sample: IntArray) -> IntArray:
-    """Return samples counted on beyond the ring's end as those at its beginning."""
+    """Wrap sample numbers beyond the ring's end around to its beginning."""
     return sample - grid.num_samples * (sample >= grid.num_samples)
 
 
 def _mix_window(grid: Grid, columns: LaneColumns, index: IntArray) -> IntArray:
-    """Permute each place among those of its window."""
+    """Permute each place within its window."""
     window, start = _locate(grid, columns, index, slots=grid.window)
     size = slot_start(grid, columns, np.minimum((window + 1) * grid.window, columns.pieces)) - start
     key = mix_words(window.astype(np.uint64) ^ columns.window_key)
@@ -189,10 +189,10 @@ def _mix_window(grid: Grid, columns: LaneColumns, index: IntArray) -> IntArray:
 
 
 def _locate(grid: Grid, columns: LaneColumns, place: IntArray, *, slots: int) -> tuple[IntArray, IntArray]:
-    """Return which group of `slots` slots holds each place, and the place at which the group starts."""
+    """Return the group of `slots` slots that holds each place, and the place where this group starts."""
     group = place // (slots * grid.chunk_samples)
     group, _ = np.broadcast_arrays(group, columns.start)
-    # Short pieces only move later groups forward, by less than three chunks together: at most three corrections.
+    # Short pieces move later groups forward, by less than three chunks in total: at most three corrections.
     while True:
         following = slot_start(grid, columns, np.minimum((group + 1) * slots, columns.pieces))
         behind = following <= place
@@ -202,24 +202,24 @@ def _locate(grid: Grid, columns: LaneColumns, place: IntArray, *, slots: int) ->
 
 
 def slot_start(grid: Grid, columns: LaneColumns, slot: IntArray) -> IntArray:
-    """Return the place at which a slot starts; the slot after the last one starts at the lane's length."""
+    """Return the place where a slot starts; the slot after the last one starts at the lane's length."""
     return slot * grid.chunk_samples - missing_before(columns, columns.short_slot, slot)
 
 
 def missing_before(columns: LaneColumns, short: IntArray, number: IntArray) -> IntArray:
-    """Return how many samples the short pieces before `number` lack."""
+    """Return how many samples are missing in the short pieces before `number`."""
     lacking: IntArray = columns.deficit[0] * (short[0] < number)
     lacking += columns.deficit[1] * (short[1] < number)
     lacking += columns.deficit[2] * (short[2] < number)
     return lacking
 
 
-# A window with fewer samples over all lanes is not worth the calls that its table takes.
+# With fewer samples in a window over all lanes, building its table costs more than it saves.
 LEAST = 1024
 
 
 def rows_of_samples(grid: Grid, columns: LaneColumns, low: int, high: int) -> IntArray:
-    """Return the samples at the places [low, high) of all lanes, int64[high - low, L]. All lanes must reach `high`."""
+    """Return the samples at places [low, high) of all lanes, int64[high - low, L]. All lanes must reach `high`."""
     window_samples = grid.window * grid.chunk_samples
     tabled = grid.chunk_samples > 1 and grid.window <= high - low and window_samples * grid.lanes >= LEAST
     if not tabled:
@@ -234,7 +234,7 @@ def _column(low: int, high: int) -> IntArray:
 
 
 def _inside_window(grid: Grid, columns: LaneColumns, low: int, high: int) -> IntArray:
-    """Return rows that a window of full chunks would hold; lanes whose window is another one are computed singly."""
+    """Return rows within one window, from a table for lanes whose window is full; other lanes compute each sample."""
     full = _has_full_window(grid, columns, low)
     if full.all():
         return _in_full_window(grid, columns, low, high)
@@ -248,7 +248,7 @@ def _inside_window(grid: Grid, columns: LaneColumns, low: int, high: int) -> Int
 
 
 def _has_full_window(grid: Grid, columns: LaneColumns, place: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Return which lanes have, around this place, a window of full chunks with nothing but full chunks before it."""
+    """Return the lanes whose window at this place has only full chunks, with only full chunks before it."""
     window_samples = grid.window * grid.chunk_samples
     first_slot = np.full_like(columns.pieces, place // window_samples * grid.window)
     start = slot_start(grid, columns, first_slot)
@@ -263,7 +263,7 @@ def _in_full_window(grid: Grid, columns: LaneColumns, low: int, high: int) -> In
     key = mix_words(np.uint64(window) ^ columns.window_key)
     place = permute(_column(low, high) - window * window_samples, window_samples, key)
     slot = place // grid.chunk_samples
-    # What a slot adds to a place of the window to give the place on the ring.
+    # For each slot, the offset from a place in the window to its place on the ring.
     table_slot = np.arange(grid.window, dtype=np.int64)[:, None]
     piece = piece_in_slot(columns, table_slot + window * grid.window)
     shift = (piece - table_slot) * grid.chunk_samples - missing_before(columns, columns.short_piece, piece)
@@ -272,7 +272,7 @@ def _in_full_window(grid: Grid, columns: LaneColumns, low: int, high: int) -> In
     return on_ring(grid, shift.ravel()[slot * num_lanes + np.arange(num_lanes)] + place)
 
 
-# Large enough to hide the cost of a NumPy call, small enough for the processor's cache and a start in a millisecond.
+# Large enough to amortise a NumPy call, small enough for the CPU cache and for a start within a millisecond.
 BLOCK = 1 << 13
 
 
@@ -302,7 +302,7 @@ def _block_size(grid: Grid) -> int:
 
 @lru_cache(maxsize=8)
 def _block(grid: Grid, seed: int, epoch: int, number: int) -> IntArray:
-    """Return a block of consecutive positions: one row per place, one column per lane, so nothing is looked up."""
+    """Return a block of consecutive positions: one row per place, one column per lane, so no lookup is needed."""
     columns = lane_columns(grid, seed, epoch)
     rows = _block_size(grid) // grid.lanes
     low = number * rows

@@ -1,4 +1,4 @@
-"""Reading a source for what an order needs: lanes and window from metadata alone, and the recipe of the order."""
+"""Derives the parameters of an order from a source: lanes and window from metadata alone, and the recipe."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ __all__ = [
     "whole",
 ]
 
-# Decoded bytes that the windows of all lanes may hold together.
+# Limit for the decoded bytes of the windows of all lanes together.
 WINDOW_BYTES = 128 << 20
-# Chunks per window where the size of a chunk is unknown.
+# Chunks per window if the chunk size is unknown.
 DEFAULT_WINDOW = 16
-# More lanes than this buy no locality, and each costs a table entry per epoch.
+# More lanes do not improve locality, and each costs a table entry per epoch.
 MAX_LANES = 4096
 DEFAULT_LANES = 64
-# Leaves room for sums of a few sizes in 64 bits.
+# Sums of a few sizes still fit into 64 bits.
 MAX_SAMPLES = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What metadata tell about the samples of an order; None where they do not.
+    """Facts from metadata about the samples of an order; None for unknown facts.
 
     Attributes:
         num_samples: number of samples.
-        locality: what neighbours share.
+        locality: what neighbouring samples share.
         chunk_bytes: decoded bytes per chunk, over all fields.
         fingerprint: hash of the content's metadata.
-        draw: how the samples were drawn, for whoever has to draw them again; without meaning here.
+        draw: how the samples were drawn, for the loader that draws them again; not used here.
     """
 
     num_samples: int
@@ -62,10 +62,10 @@ class Facts:
         """Return the facts of a number of samples, a `Source`, or anything with ``len()``.
 
         Raises:
-            ConfigError: `samples` is none of them, or has no samples.
+            ConfigError: `samples` is none of these, or is empty.
         """
         if isinstance(samples, BaseSamples):
-            known: Any = samples  # what a subclass has besides
+            known: Any = samples  # a subclass may have more members
             locality = known.locality
             chunk = whole("chunk_samples", locality.chunk_samples)
             return cls(
@@ -81,10 +81,10 @@ class Facts:
 
 
 def whole(name: str, value: Any, *, least: int = 1, most: int = MAX_SAMPLES) -> int:
-    """Return `value` as an int of [least, most].
+    """Return `value` as an int in [least, most].
 
     Raises:
-        ConfigError: it is not a whole number, or out of range.
+        ConfigError: it is not an integer, or out of range.
     """
     try:
         number = operator.index(value)
@@ -104,8 +104,8 @@ def choose_lanes(*, batch_size: int, num_chunks: int) -> int:
 def choose_window(*, lanes: int, chunk_samples: int, chunk_bytes: int | None, num_chunks: int) -> int:
     """Return the default window in chunks: all lanes' windows together decode to at most `WINDOW_BYTES`.
 
-    At least 1 and at most the number of chunks; 1 where a chunk is one sample (there is nothing to mix);
-    `DEFAULT_WINDOW` where the size of a chunk is unknown.
+    At least 1 and at most the number of chunks. 1 if a chunk has one sample, because there is nothing to mix.
+    `DEFAULT_WINDOW` if the chunk size is unknown.
     """
     if chunk_samples == 1:
         return 1
@@ -114,21 +114,21 @@ def choose_window(*, lanes: int, chunk_samples: int, chunk_bytes: int | None, nu
 
 
 def _decoded_bytes(fields: Mapping[str, FieldSpec], chunk_samples: int) -> int | None:
-    """Return the bytes of a decoded chunk, None if unknown: no fields, or ragged ones."""
+    """Return the decoded bytes of a chunk; None if unknown: no fields, or ragged ones."""
     if not fields or any(spec.ragged for spec in fields.values()):
         return None
     per_sample = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in fields.values())
     return max(1, per_sample * chunk_samples)
 
 
-# Raised when the same inputs come to give another order; a state of another version is refused.
+# Increased when the same inputs give another order; states of other versions are refused.
 ALGORITHM = 1
 PATTERN = re.compile(r"v(\d+)\.([a-z]+)\.L(\d+)\.W(\d+)\.([0-9a-f]{16})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The readable parts of a recipe, and the hash of all parts.
+    """The readable parts of a recipe, and a hash of all parts.
 
     Attributes:
         algorithm: version of the arithmetic.
@@ -149,7 +149,7 @@ class Recipe:
 
     @classmethod
     def of(cls, grid: Grid, *, kind: str, fingerprint: str | None) -> Recipe:
-        """Return the recipe of an order over `grid`; `fingerprint` is that of the data, None if unknown."""
+        """Return the recipe of an order over `grid`. `fingerprint` identifies the data; None if unknown."""
         parts: dict[str, JSON] = {
             "algorithm": ALGORITHM,
             "chunk_samples": grid.chunk_samples,
@@ -179,7 +179,7 @@ class Recipe:
         return cls(algorithm=int(algorithm), kind=kind, lanes=int(lanes), window=int(window), digest=digest)
 
     def differences(self, saved: Recipe) -> list[str]:
-        """Return what differs between this recipe and a saved one, in words; empty if they are equal."""
+        """Return the differences between this recipe and a saved one, in words; empty if they are equal."""
         names = {"algorithm": "algorithm version", "kind": "kind", "lanes": "lanes", "window": "window"}
         found = [
             f"{name} (saved {getattr(saved, field)}, here {getattr(self, field)})"

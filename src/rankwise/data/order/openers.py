@@ -1,6 +1,6 @@
-"""From what a user names to samples: places and collections become a source, and a source becomes draws of it.
+"""Opens user input as samples: a path or a collection becomes a source, and a source becomes draws of it.
 
-An order is arithmetic and knows no stores. The room that knows some says so here when it is imported: `add_opener`.
+An order is arithmetic and knows no stores. A package that can open stores registers on import with `add_opener`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _OPENERS: list[Opener] = []
 
 
 def add_opener(opener: Opener) -> None:
-    """Let orders be made of more than numbers and sources.
+    """Allow orders over more than numbers and sources.
 
     Args:
-        opener: returns a `Source` of what it knows, None of what it does not.
+        opener: returns a `Source` for input that it supports, else None.
     """
     if opener not in _OPENERS:
         _OPENERS.append(opener)
 
 
 def opened_samples(samples: Any, draw: Mapping[str, Any]) -> Any:
-    """Return samples that can be counted: a source of what an opener knows, drawn if that is asked for.
+    """Return samples that can be counted: opens them if an opener supports them, and draws from them if asked to.
 
     Args:
         samples: what the user passed to an order.
-        draw: arguments of the source's ``drawn``; empty = as they are.
+        draw: arguments for the source's ``drawn``; empty = do not draw.
 
     Raises:
-        ConfigError: nobody opens this, or its samples cannot be drawn.
+        ConfigError: no opener supports this path, or the samples cannot be drawn.
     """
     found = next((source for opener in _OPENERS if (source := opener(samples)) is not None), samples)
     if isinstance(found, (str, os.PathLike)):

@@ -1,4 +1,4 @@
-"""`Order`: which samples form which step, as a pure function of (seed, epoch, position, recipe)."""
+"""`Order`: the samples of each step, as a pure function of (seed, epoch, position, recipe)."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ Remainder = Literal["split", "drop", "pad"]
 
 @dataclass(frozen=True, slots=True, init=False)
 class Order:
-    """Which samples form which global batch; the same on every rank, at every world size and after every restart.
+    """Decides the samples of each global batch; the same on every rank, at any world size and after every restart.
 
-    An epoch shows each sample once. It costs no memory and starts in milliseconds, however many samples there are.
+    An epoch yields each sample once. An order costs no memory and starts in milliseconds for any number of samples.
     Implements the contract's `Order`; hashable, comparable and cheap to pickle (`samples` is kept as a number).
 
-    Samples of a collection of rows may also be drawn, anew in each epoch: which row a sample is then follows from
+    Samples can also be drawn from a collection of rows, newly in each epoch: the row of a sample then depends on
     (seed, epoch, sample) alone. Loaders draw as their order says.
 
     Args:
         samples: number of samples, a `Source` (its grid, fields and fingerprint are used), or anything with ``len()``;
-            with `rankwise.data.rows` also a collection, the place of one or of a store or h5ad file, an AnnData, or a
+            with `rankwise.data.rows` also a collection, the path of one or of a store or h5ad file, an AnnData, or a
             list of them.
-        batch_size: samples of a *global* batch, over all ranks. May change at any time, in mid-epoch too.
-        seed: any int. Another seed, another order. None = that of `bind`, inside its block; else 1889.
+        batch_size: samples of a *global* batch, over all ranks. May change at any time, also in mid-epoch.
+        seed: any int; another seed gives another order. None = the seed of `bind` inside its block, else 1889.
         kind: "shuffle", or "sequential" (sample p at position p; one lane, so ranks take contiguous runs of a batch);
-            default what the source wishes for, else "shuffle".
-        remainder: what becomes of the last samples of an epoch when they do not fill a batch: "split" shares them out
-            as a smaller step, "drop" does not show them, "pad" fills the batch up with repeats of weight 0.
-        lanes: parallel runs of the data, 1 to min(4096, samples); default min(64, batch_size, chunks), or what the
-            source wishes for. A step takes equally much from each.
-        window: chunks of one lane that are mixed with each other; default: what 128 MiB of decoded chunks hold over all
-            lanes, 16 where the size of a chunk is unknown, 1 where a chunk is one sample.
-        chunk_samples: neighbouring samples that are stored together; default the source's, else 1.
-        chunk_bytes: decoded bytes of a chunk; default from the source's fields.
-        fingerprint: identity of the data; default the source's. Without one the number of samples stands for it.
-        balance: draw rows so that each value of this column is as likely.
-        weights: draw rows as often as these numbers say, one for each.
-        mix: share of each of several collections, in their order or by their places.
-        num_samples: draws of an epoch; default as many as there are rows.
-        together: draws that come from one chunk.
+            default: the source's preference, else "shuffle".
+        remainder: what happens to the last samples of an epoch if they do not fill a batch: "split" makes them a
+            smaller step over all ranks, "drop" leaves them out, "pad" fills the batch with repeats of weight 0.
+        lanes: parallel runs of the data, 1 to min(4096, samples); default: min(64, batch_size, chunks), or the source's
+            preference. A step takes equally many samples from each.
+        window: chunks of one lane that are mixed together; default: as many as fit into 128 MiB decoded over all
+            lanes, 16 if the chunk size is unknown, 1 if a chunk has one sample.
+        chunk_samples: neighbouring samples that are stored together; default: the source's, else 1.
+        chunk_bytes: decoded bytes of a chunk; default: from the source's fields.
+        fingerprint: identity of the data; default: the source's. Without one, the number of samples stands for it.
+        balance: draw rows so that all values of this column are equally likely.
+        weights: draw rows in proportion to these numbers, one for each row.
+        mix: fractions of several collections, in their order or by path.
+        num_samples: number of draws in an epoch; default: the number of rows.
+        together: number of draws that come from one chunk.
 
     Attributes:
-        grid: the numbers that decide the order: samples, samples per chunk, lanes, window.
-        draw: how samples are drawn, for loaders; None = they are the rows themselves.
+        grid: the parameters of the order: samples, samples per chunk, lanes, window.
+        draw: how samples are drawn, for loaders; None = samples are the rows themselves.
 
     Raises:
-        ConfigError: an argument is out of range, nothing would be left to show, or the samples cannot be drawn so.
+        ConfigError: an argument is out of range, no sample would be left, or the samples cannot be drawn like this.
     """
 
     samples: Any
@@ -74,10 +74,10 @@ class Order:
     chunk_samples: int | None
     chunk_bytes: int | None
     fingerprint: str | None
-    draw: Any = field(repr=False, compare=False)  # the fingerprint speaks for it
+    draw: Any = field(repr=False, compare=False)  # the fingerprint covers it
     grid: Grid = field(repr=False)
     recipe: str = field(repr=False)
-    """What decides the order, readable, ending in a hash; see `OrderState.recipe`."""
+    """The parameters of the order in readable form, ending in a hash; see `OrderState.recipe`."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Order:
             )
         else:
             window = whole("window", self.window)
-        # A window beyond the last chunk is the same order as one that ends there.
+        # A window that reaches beyond the last chunk gives the same order as one that ends there.
         return Grid(num_samples=self.samples, chunk_samples=chunk, lanes=lanes, window=min(window, num_chunks))
 
     def start(self, epoch: int = 0) -> OrderState:
@@ -173,20 +173,20 @@ class Order:
         return OrderState(seed=self.seed, epoch=epoch, position=0, recipe=self.recipe)
 
     def state_at(self, *, epoch: int, position: int) -> OrderState:
-        """Return the state at a position: after so many samples of an epoch; the next epoch where no step is left."""
+        """Return the state after `position` samples of an epoch; the start of the next epoch if no step is left."""
         if self._steps_left(position) == 0:
             return self.start(epoch + 1)
         return OrderState(seed=self.seed, epoch=epoch, position=position, recipe=self.recipe)
 
     def num_samples(self, epoch: int) -> int:  # noqa: ARG002  (the same for every epoch of this kind of order)
-        """Return how many samples an epoch shows from its start: all, or with "drop" those that fill batches."""
+        """Return how many samples an epoch yields from its start: all, or with "drop" those that fill batches."""
         total: int = self.samples
         return total - total % self.batch_size if self.remainder == "drop" else total
 
     def num_steps(self, state: OrderState) -> int:
         """Return how many steps are left in the epoch of `state`.
 
-        Zero if its end is reached: at position == samples, or with "drop" when no whole batch is left.
+        Zero at the end of the epoch: at position == samples, or with "drop" if no whole batch is left.
 
         Raises:
             ConfigError: the state belongs to another order.
@@ -197,9 +197,9 @@ class Order:
     def step(self, state: OrderState) -> Step:
         """Return the step that begins at `state`; at the end of an epoch the first step of the next one.
 
-        Pure: every rank may call it at any time, alone. It costs the same for any batch size: ids are computed where
-        they are asked for. Its `index` is ``start // batch_size``: the number of steps
-        before it if they all had this batch size. After the last step of an epoch, `resume` is the start of the next.
+        Pure: any rank may call it at any time, without the others. The cost does not depend on the batch size: ids are
+        computed on demand. Its `index` is ``start // batch_size``: the number of steps before it if all had the current
+        batch size. After the last step of an epoch, `resume` is the start of the next epoch.
 
         Raises:
             ConfigError: the state belongs to another order (see `resumed`).
@@ -230,14 +230,14 @@ class Order:
         )
 
     def ids(self, positions: npt.ArrayLike, epoch: int) -> IntArray:
-        """Return the samples at any positions of an epoch, int64 of the same shape.
+        """Return the samples at given positions of an epoch, int64 of the same shape.
 
         Args:
-            positions: whole numbers in [0, samples), in any order and shape.
+            positions: integers in [0, samples), in any order and shape.
             epoch: epoch, from 0.
 
         Raises:
-            ConfigError: a position is not in the epoch, or not a whole number; or the epoch is negative.
+            ConfigError: a position is outside the epoch or not an integer, or the epoch is negative.
         """
         wanted = np.asarray(positions)
         if wanted.size == 0:
@@ -254,7 +254,7 @@ class Order:
         return found.reshape(wanted.shape)
 
     def resumed(self, state: OrderState | str) -> Order:
-        """Return the order that continues a saved one: lanes and window that were derived here are taken from there.
+        """Return the order that continues a saved one: it takes derived lanes and windows from the state.
 
         They are derived from the batch size, which may have changed since the state was saved.
 
@@ -262,7 +262,7 @@ class Order:
             state: a saved state, or a recipe alone.
 
         Raises:
-            ConfigError: the saved order differs in anything else; the message says in what.
+            ConfigError: the saved order differs in anything else; the message says what.
         """
         saved = Recipe.parse(state if isinstance(state, str) else state.recipe)
         adopted = copy.copy(self)
@@ -313,7 +313,7 @@ def _any_whole(name: str, value: Any) -> int:
 
 
 def _world_seed() -> int:
-    """Return the seed that this process was bound with, else the one that `bind` would take."""
+    """Return the seed that this process was bound with, else the default of `bind`."""
     from rankwise.world.adopt import bound_world
 
     world = bound_world()

@@ -1,4 +1,4 @@
-"""A keyed permutation of [0, size) that is computed, never stored, and how words become its key."""
+"""A keyed permutation of [0, size), computed on demand and never stored, and the derivation of its key."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def derive(*words: int) -> int:
-    """Return a 64-bit key of integers of any size and sign; the order of the words counts.
+    """Return a 64-bit key from integers of any size and sign; their order matters.
 
     Args:
-        words: what the key depends on, for example seed, epoch and stream.
+        words: the inputs of the key, for example seed, epoch and stream.
     """
     key = 0
     for word in words:
         limbs = max(1, -(-(word.bit_length() + 1) // 64))
         for limb in range(limbs):
             key = _mix(key ^ ((word >> (64 * limb)) & WORD))
-        # The number of limbs ends a word, so that (2**64,) and (0, 1) differ.
+        # Mix in the number of limbs of each word, so that (2**64,) and (0, 1) differ.
         key = _mix(key ^ limbs)
     return key
 
 
 def mix_words(words: WordArray) -> WordArray:
-    """Return well-spread words, uint64 of the same shape: a bijection of each word."""
+    """Return mixed words, uint64 of the same shape: a bijection of each word."""
     mixed = words + np.uint64(GOLDEN)
     mixed ^= mixed >> np.uint64(30)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -44,7 +44,7 @@ def mix_words(words: WordArray) -> WordArray:
 
 
 def _mix(word: int) -> int:
-    """Do as `mix_words`, for one Python integer."""
+    """Like `mix_words`, for one Python integer."""
     word = (word + GOLDEN) & WORD
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & WORD
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & WORD
@@ -54,34 +54,34 @@ def _mix(word: int) -> int:
 Sizes: TypeAlias = IntArray | int
 Keys: TypeAlias = WordArray | np.uint64
 
-# Above it a row and a 32-bit hash no longer fit into one word together.
+# Above it, a row and a 32-bit hash no longer fit into one word.
 MAX_SIZE = 1 << 62
-# Up to this size elements are ranked by their hashes: every permutation is equally likely.
+# Up to this size, elements are ranked by their hashes: every permutation is equally likely.
 RANKED = 16
-# (largest size, rounds): few elements mix slowly, and there more rounds cost little.
+# (largest size, rounds): small sets need more rounds to mix, and rounds cost little there.
 TIERS = ((RANKED, 0), (1 << 8, 10), (1 << 16, 6), (MAX_SIZE, 4))
-# One odd factor per round makes its key; rounds that differ only by an added constant would be shifts of each other.
+# Each round has an odd factor for its key; rounds that differ only by an added constant would be shifts of each other.
 ROUND_FACTORS = tuple(np.uint64(derive(number) | 1) for number in range(10))
 
 
 def permute(elements: IntArray, size: Sizes, key: Keys) -> IntArray:
-    """Return where each element goes, int64 of the broadcast shape.
+    """Return the image of each element, int64 of the broadcast shape.
 
     Args:
         elements: int64, each in [0, size).
-        size: number of elements that are permuted, 1 to `MAX_SIZE`; one for all, or broadcastable.
-        key: uint64 key of the permutation; one for all, or broadcastable.
+        size: number of elements to permute, 1 to `MAX_SIZE`; a scalar, or broadcastable.
+        key: uint64 key of the permutation; a scalar, or broadcastable.
     """
     return _walk(elements, size, key, backward=False)
 
 
 def unpermute(elements: IntArray, size: Sizes, key: Keys) -> IntArray:
-    """Return what `permute` maps to each element: its inverse, with the same arguments."""
+    """Return the inverse of `permute` for each element, with the same arguments."""
     return _walk(elements, size, key, backward=True)
 
 
 def _walk(elements: IntArray, size: Sizes, key: Keys, *, backward: bool) -> IntArray:
-    # NumPy warns of words that wrap in a scalar, not in an array.
+    # NumPy warns when scalars wrap around, but not for arrays.
     sizes, keys = np.atleast_1d(np.asarray(size, dtype=np.int64)), np.atleast_1d(np.asarray(key, dtype=np.uint64))
     if not (elements.size and sizes.size):
         return np.zeros(np.broadcast_shapes(elements.shape, sizes.shape, keys.shape), dtype=np.int64)
@@ -98,7 +98,7 @@ def _walk(elements: IntArray, size: Sizes, key: Keys, *, backward: bool) -> IntA
 
 
 def _tiered(elements: IntArray, sizes: IntArray, keys: WordArray, *, backward: bool) -> IntArray:
-    """One pass through the network, each element with the rounds of its own size."""
+    """Run all elements through the network once, each with the number of rounds for its size."""
     smallest, largest = int(sizes.min()), int(sizes.max())
     above = 0
     for limit, rounds in TIERS:
@@ -139,7 +139,7 @@ def _feistel(elements: IntArray, sizes: IntArray, keys: WordArray, rounds: int, 
 
 
 def _rank_of_element(elements: IntArray, sizes: IntArray, keys: WordArray) -> IntArray:
-    """Return how many of the elements below `size` have a smaller hash."""
+    """Return how many elements below `size` have a smaller hash."""
     own = _hashes(elements.astype(np.uint64), keys)
     rank = np.zeros(own.shape, dtype=np.int64)
     for other in np.arange(RANKED)[:, None]:
@@ -148,7 +148,7 @@ def _rank_of_element(elements: IntArray, sizes: IntArray, keys: WordArray) -> In
 
 
 def _element_of_rank(ranks: IntArray, sizes: IntArray, keys: WordArray) -> IntArray:
-    """Return the element below `size` that has the given rank."""
+    """Return the element below `size` with the given rank."""
     ranks, sizes, keys = np.broadcast_arrays(ranks, sizes, keys)
     every = np.arange(RANKED)
     hashes = _hashes(every.astype(np.uint64), keys[..., None])

@@ -1,4 +1,4 @@
-"""A batch sampler for torch's ``DataLoader``, and an explicit list cut among ranks. Plain Python, no torch."""
+"""A batch sampler for torch's ``DataLoader``, and `shard` for explicit lists. Plain Python, no torch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["BatchSampler", "shard"]
 class BatchSampler:
     """One rank's batches of an order, for ``DataLoader(dataset, batch_sampler=...)``.
 
-    Iterating goes from the current state to the end of its epoch and yields one list of ids per micro-batch. The state
-    moves by `mark_done`, never by iterating: a DataLoader pulls batches long before they are used. Who needs no resume
-    may leave marking out: an iteration that ran to its end without a mark is followed by the next epoch.
+    Iterating goes from the current state to the end of its epoch and yields one list of ids per micro-batch. Only
+    `mark_done` moves the state, not iterating: a DataLoader pulls batches long before they are used. Without resuming,
+    `mark_done` is optional: after a complete iteration without a mark, the next one yields the next epoch.
 
-    Create it on every rank with the same order; nothing is communicated.
+    Create it on every rank with the same order; there is no communication.
 
     Args:
         order: which samples form which step.
         rank: this rank.
         world_size: number of ranks.
-        micro_batch: most samples of one rank in one pass; a step then gives several lists. None = one list per step.
+        micro_batch: most samples of one rank in one pass; a step then yields several lists. None = one list per step.
 
     Attributes:
-        order: the order; after `load_state_dict` the resumed one.
+        order: the order; after `load_state_dict`, the resumed one.
         scope: "replicated": the state is equal on all ranks.
 
     Raises:
@@ -53,7 +53,7 @@ class BatchSampler:
         self._go_to(order.start())
 
     def __len__(self) -> int:
-        """Return how many lists an iteration started now yields."""
+        """Return how many lists an iteration started now would yield."""
         full, tail = self._step_sizes(self._next_origin())
         return full * self._num_micro(self.order.batch_size) + (self._num_micro(tail) if tail else 0)
 
@@ -61,8 +61,8 @@ class BatchSampler:
         """Return the lists of ids from the current state to the end of its epoch.
 
         Raises:
-            ConfigError: in some step of it this or another rank would get an empty list, which a DataLoader cannot
-                collate. Raised at once, not when the step comes.
+            ConfigError: this or another rank would get an empty list in some step, which a DataLoader cannot collate.
+                Raised at once, not when that step comes.
         """
         origin = self._next_origin()
         self._refuse_empty(origin)
@@ -72,19 +72,19 @@ class BatchSampler:
     def steps(self) -> Iterator[tuple[Step, tuple[Share, ...]]]:
         """Return each step from the current state to the end of its epoch, with this rank's micro-batches of it.
 
-        For loops that need more than ids: ``step.resume`` goes to `mark_done`. Shares may be empty here.
+        For loops that need more than ids: pass ``step.resume`` to `mark_done`. Shares may be empty here.
         """
         origin = self._next_origin()
         self._go_to(origin)
         return self._steps(origin)
 
     def mark_done(self, done: OrderState | int) -> None:
-        """Record what has been used; call it after ``optimizer.step``, on every rank or on those that save.
+        """Record what was used; call it after ``optimizer.step``, on every rank or on those that save.
 
         Args:
             done: the state after the last used step (``step.resume``), or how many lists were used since this iteration
-                began (``i + 1`` in ``for i, batch in enumerate(loader)``). A step of which only some micro-batches were
-                used does not count: a resumed run shows it again.
+                began (``i + 1`` in ``for i, batch in enumerate(loader)``). A step does not count until all its
+                micro-batches were used: a resumed run repeats it.
 
         Raises:
             ConfigError: the state belongs to another order, or this iteration has fewer lists.
@@ -99,11 +99,11 @@ class BatchSampler:
             self._go_to(self.order.start(epoch))
 
     def state_dict(self) -> dict[str, JSON]:
-        """Return the last state marked done, as JSON. What was only pulled does not count."""
+        """Return the last state marked done, as JSON. Lists that were only pulled do not count."""
         return self._state.to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after `state`, at any world size and batch size.
+        """Continue after `state`; world size and batch size may have changed.
 
         Raises:
             ConfigError: the state belongs to another order.
@@ -114,14 +114,14 @@ class BatchSampler:
 
     def _go_to(self, state: OrderState) -> None:
         self._state = state
-        # Where the iteration that runs now began: what `mark_done` counts from.
+        # Start of the current iteration; `mark_done` counts from it.
         self._origin = state
         self._marked = False
-        # It was pulled to its end, and nothing was marked.
+        # Whether the current iteration ran to its end without a mark.
         self._ended = False
 
     def _next_origin(self) -> OrderState:
-        """Return where an iteration started now begins."""
+        """Return where an iteration started now would begin."""
         if self._ended or self.order.num_steps(self._state) == 0:
             return self.order.start(self._state.epoch + 1)
         return self._state
@@ -133,7 +133,7 @@ class BatchSampler:
             state = step.resume
             num_micro = self._num_micro(step.count)
             yield step, shares(step, rank=self.rank, world_size=self.world_size, num_micro=num_micro)
-        # An older iteration that ends late says nothing about the one that runs now.
+        # Ignore the late end of an older iteration.
         if self._origin is origin and not self._marked:
             self._ended = True
 
@@ -143,14 +143,14 @@ class BatchSampler:
                 yield part.ids.tolist()
 
     def _step_sizes(self, state: OrderState) -> tuple[int, int]:
-        """Return how many full steps are left in the state's epoch, and the samples of a smaller last one (or 0)."""
+        """Return how many full steps are left in the state's epoch, and the size of a smaller last step (or 0)."""
         size = self.order.batch_size
         full = (self.order.samples - state.position) // size
         has_tail = self.order.num_steps(state) > full
         return full, (self.order.samples - state.position) % size if has_tail else 0
 
     def _num_entries(self, count: int) -> int:
-        """Return the samples of a step of `count` real ones, padding included."""
+        """Return the samples of a step with `count` real ones, padding included."""
         return self.order.batch_size if self.order.remainder == "pad" else count
 
     def _num_micro(self, count: int) -> int:
@@ -200,9 +200,9 @@ def shard(items: Sequence[Any], *, rank: int, world_size: int, how: How = ...) -
 
 
 def shard(items: int | Sequence[Any], *, rank: int, world_size: int, how: How = "contiguous") -> Sequence[Any]:
-    """Return this rank's part of a list. Over all ranks every item appears once; sizes differ by at most one.
+    """Return this rank's part of a list. Each item belongs to exactly one rank; sizes differ by at most one.
 
-    Needs no communication. A part is empty when there are fewer items than ranks.
+    No communication. A part is empty if there are fewer items than ranks.
 
     Args:
         items: a number n for range(n), or anything that can be sliced (list, tuple, str, NumPy array, ...).

@@ -1,4 +1,4 @@
-"""Parts of data: by a hash of what belongs together, so that later data move nothing, exactly, or as they are named."""
+"""Splits data into parts: by a hash of group names (stable when data are added), in exact sizes, or by name."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Made = TypeVar("Made")
 Groups: TypeAlias = Mapping[str, Sequence[object] | EllipsisType]
 
 _SUM_TOLERANCE = 1e-9
-_OTHERS = "train"  # the part of what no list names
+_OTHERS = "train"  # the part for groups that no list names
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRule:
-    """What a user asks of a split: which parts, and what goes where.
+    """A split as the user requests it: the parts, and what belongs to each.
 
     Attributes:
         names: of the parts.
-        fractions: of the parts that share out what no list names: the last ones of `names`.
+        fractions: sizes of the parts that share what no list names; these parts are the last ones of `names`.
         members: for each of the other parts, the names of its groups.
-        exact: whether parts are as large as asked for, rather than stable when data are added.
-        seed: another seed, another split.
-        by_name: whether the parts are handed out by name, or in order.
+        exact: whether parts have exactly the requested sizes, rather than staying stable when data are added.
+        seed: another seed gives another split.
+        by_name: whether to return the parts by name, or in order.
     """
 
     names: tuple[str, ...]
@@ -52,16 +52,16 @@ class SplitRule:
         exact: bool,
         seed: int,
     ) -> SplitRule:
-        """Return the rule of arguments as users pass them.
+        """Return the rule for the arguments that a user passes.
 
         Args:
-            fractions: sizes of parts, by name or in order; None = all that `groups` does not name is "train".
+            fractions: sizes of parts, by name or in order; None = "train" gets all that `groups` does not name.
             groups: ``{part: names of groups}``; ``...`` instead of a list = all that no list names.
             exact: see the attribute.
-            seed: likewise.
+            seed: see the attribute.
 
         Raises:
-            ConfigError: there is neither, they contradict each other, or a group is in two parts.
+            ConfigError: both are missing, they contradict each other, or a group is in two parts.
         """
         if fractions is not None:
             _checked(fractions.values() if isinstance(fractions, Mapping) else fractions)
@@ -92,18 +92,18 @@ class SplitRule:
 
     @property
     def asked(self) -> tuple[float | None, ...]:
-        """The fraction of each part; None where its groups were named, or where all others are."""
+        """The fraction of each part, or None for all parts if any groups were named."""
         return (*[None] * len(self.members), *(None if self.members else size for size in self.fractions))
 
     def parts(self, labels: Sequence[str], strata: IntArray | None = None) -> IntArray:
-        """Return the part of each group, int64[G]; len(names) = in none.
+        """Return the part of each group, int64[G]; len(names) = in no part.
 
         Args:
-            labels: names of the groups, each once.
-            strata: int64[G], the stratum of each group: every part gets its fraction of each; None = there are none.
+            labels: names of the groups, without duplicates.
+            strata: int64[G], the stratum of each group: every part gets its fraction of each stratum; None = no strata.
 
         Raises:
-            ConfigError: fractions are out of range, or a group that was named is not there.
+            ConfigError: fractions are out of range, or a named group does not exist.
         """
         found = np.full(len(labels), len(self.names), dtype=np.int64)
         place = {label: number for number, label in enumerate(labels)}
@@ -122,7 +122,7 @@ class SplitRule:
         return found
 
     def shared_out(self, places: FloatArray, strata: IntArray | None = None) -> IntArray:
-        """Return the part of each place among those with fractions, int64; len(fractions) = in none.
+        """Return the part of each place, counting only parts with fractions, int64; len(fractions) = in no part.
 
         Raises:
             ConfigError: fractions are out of range.
@@ -132,7 +132,7 @@ class SplitRule:
         return part_at(places, self.fractions)
 
     def handed_out(self, made: Sequence[Made]) -> dict[str, Made] | tuple[Made, ...]:
-        """Return what was made of the parts, as it was asked for: by name, or in order."""
+        """Return one result per part in the requested form: by name, or in order."""
         return dict(zip(self.names, made, strict=True)) if self.by_name else tuple(made)
 
 
@@ -155,13 +155,13 @@ def _refuse_twice(listed: Mapping[str, Sequence[str]], others: Mapping[str, floa
 
 
 def part_at(places: FloatArray, fractions: Sequence[float]) -> IntArray:
-    """Return the part in which each place lies, int64; len(fractions) = in none.
+    """Return the part of each place, int64; len(fractions) = in no part.
 
-    Parts are stretches of [0, 1), one after the other, as long as their fractions.
+    Parts are consecutive intervals of [0, 1), as long as their fractions.
 
     Args:
         places: float64, in [0, 1).
-        fractions: how large the parts are, at most 1 together; what they leave is in no part.
+        fractions: sizes of the parts, with a sum of at most 1; the rest is in no part.
 
     Raises:
         ConfigError: fractions are out of range.
@@ -173,16 +173,16 @@ def part_at(places: FloatArray, fractions: Sequence[float]) -> IntArray:
 
 
 def exact_parts(places: FloatArray, fractions: Sequence[float], strata: IntArray | None = None) -> IntArray:
-    """Return the part of each place, int64, so that parts have as many as asked for; len(fractions) = in none.
+    """Return the part of each place, int64, with exact part sizes; len(fractions) = in no part.
 
-    Counts are rounded by the largest remainder: each is its fraction of all, rounded down or up. In the order of their
-    places, the first ones are in the first part, and so on. With strata this is so inside each stratum; which part gets
-    what is left over there follows from what it lacks over all, so that the whole is rounded well, too.
+    Counts are rounded by the largest remainder: each is its fraction of the total, rounded down or up. Places are
+    sorted; the first ones go to the first part, and so on. With strata this holds inside each stratum. A stratum gives
+    its rounding remainder to the parts that lack most over all strata, so that totals are rounded well, too.
 
     Args:
-        places: float64, anything that says an order.
-        fractions: how large the parts are, at most 1 together; what they leave is in no part.
-        strata: int64, the stratum of each; None = all are one.
+        places: float64, used only for sorting.
+        fractions: sizes of the parts, with a sum of at most 1; the rest is in no part.
+        strata: int64, the stratum of each place; None = one stratum.
 
     Raises:
         ConfigError: fractions are out of range.
@@ -198,7 +198,7 @@ def exact_parts(places: FloatArray, fractions: Sequence[float], strata: IntArray
     for stratum, left in enumerate((sizes - counts.sum(axis=1)).tolist()):
         for _ in range(left):
             over = quotas[stratum] - counts[stratum]
-            part = int(np.lexsort((over, lacking, over > _SUM_TOLERANCE))[-1])  # by the last one first
+            part = int(np.lexsort((over, lacking, over > _SUM_TOLERANCE))[-1])  # the last key sorts first
             counts[stratum, part] += 1
             lacking[part] -= 1
     order = np.lexsort((places, of))
@@ -207,7 +207,7 @@ def exact_parts(places: FloatArray, fractions: Sequence[float], strata: IntArray
 
 
 def _rounded(quotas: FloatArray, total: int) -> IntArray:
-    """Return whole numbers that add up to a total: the largest remainders are rounded up."""
+    """Return integers that add up to `total`: the largest remainders are rounded up."""
     counts: IntArray = np.floor(quotas + _SUM_TOLERANCE).astype(np.int64)
     up = np.argsort(counts - quotas, kind="stable")[: total - int(counts.sum())]
     counts[up] += 1
@@ -222,13 +222,13 @@ def _checked(fractions: Iterable[float]) -> FloatArray:
 
 
 def place_of_group(group: str, seed: int) -> float:
-    """Return where a group falls in [0, 1): a keyed hash of its name."""
+    """Return the place of a group in [0, 1): a keyed hash of its name."""
     digest = hashlib.blake2b(f"{int(seed)}\n{group}".encode(), digest_size=8, person=b"rankwise-split").digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 def place_of_samples(samples: IntArray, seed: int) -> FloatArray:
-    """Return where samples fall in [0, 1), float64, by a keyed hash of their numbers."""
+    """Return the places of samples in [0, 1), float64: a keyed hash of their numbers."""
     words = sample_keys(seed, 0, samples).view(np.uint64) >> np.uint64(11)
     places: FloatArray = words.astype(np.float64) * 2.0**-53
     return places

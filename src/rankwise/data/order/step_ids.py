@@ -1,4 +1,4 @@
-"""The ids of one step of an order: all of them, or a rank's share at the cost of that share."""
+"""The ids of one step of an order: all ids, or a rank's share at the cost of that share only."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from rankwise.data.order.lanes import Grid, run_of_samples, samples_at
 
 __all__ = ["OrderIds"]
 
-# Samples of a share that are computed at a time, those of the steps that follow included: enough to hide the cost of
-# a NumPy call, few enough for a start in a millisecond.
+# Number of samples of a share that are computed together, over several steps: enough to amortise a NumPy call, few
+# enough for a start within a millisecond.
 BLOCK = 1 << 11
-# An id of a share costs as much as so many of a run of neighbouring positions: up to so many ranks the whole step is
-# not dearer than a share of it.
+# One id of a share costs as much as this many ids of consecutive positions: up to this many ranks, computing the
+# whole step costs no more than a share.
 ALONE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderIds:
-    """Implements the contract's `StepIds`. Pure and small: it may be pickled with every batch.
+    """Implements the contract's `StepIds`. Pure and small, so each batch can carry a pickled copy.
 
     Attributes:
-        grid: the numbers of the order.
+        grid: the parameters of the order.
         seed: of the order.
         epoch: of the step.
         start: first position of the step.
         count: real samples of the step.
-        size: the same with padding.
-        batch_size: of the order: which steps follow.
-        shuffled: False where sample p is at position p.
+        size: number of samples with padding.
+        batch_size: of the order; decides which steps follow.
+        shuffled: False if sample p is at position p.
     """
 
     grid: Grid
@@ -51,13 +51,13 @@ class OrderIds:
         if self.shuffled:
             ids = run_of_samples(self.grid, self.seed, self.epoch, self.start, self.count)
         if self.size > self.count:
-            # Repeats of the step's own samples, each in the lane of its original: nothing more has to be read.
+            # Pad with repeats of the step's own samples, each in the lane of its original: no extra reads.
             ids, lanes = np.resize(ids, self.size), np.resize(lanes, self.size)
         return ids, lanes
 
     def run(self, low: int, high: int) -> tuple[IntArray, IntArray]:
-        """Return offsets and ids of the run [low, high) of the step sorted by lane."""
-        if self.size > self.count:  # the last step of an epoch at most
+        """Return offsets and ids of the run [low, high) of the step, sorted by lane."""
+        if self.size > self.count:  # only the last step of an epoch can be padded
             ids, their_lanes = self.listed()
             return ListedIds(ids=ids, lanes=their_lanes).run(low, high)
         if self.shuffled and (high - low) * ALONE < self.count == self.batch_size:
@@ -71,10 +71,10 @@ class OrderIds:
         return offsets, run_of_samples(self.grid, self.seed, self.epoch, self.start, self.count)[offsets]
 
     def _block_of(self, num_samples: int) -> tuple[int, int]:
-        """Return where the block of steps begins that this one lies in, and its number there.
+        """Return the start of the block of steps that contains this step, and the step's number in it.
 
-        Steps begin anywhere after a resume with another batch size, so blocks are counted from the first position that
-        a step of this size can have.
+        After a resume with another batch size steps may begin anywhere, so blocks are counted from the first position
+        that a step of this size can have.
         """
         number, origin = divmod(self.start, self.batch_size)
         steps = _num_steps(num_samples)
@@ -87,19 +87,19 @@ def _num_steps(num_samples: int) -> int:
 
 @lru_cache(maxsize=16)  # steps of one size begin in few different lanes, most often in one
 def _offsets(lanes: int, first_lane: int, count: int, low: int, high: int) -> IntArray:
-    """Return the offsets of the run [low, high) of a step that is sorted by lane, without sorting it; read-only.
+    """Return the offsets of the run [low, high) of a step sorted by lane, without sorting it; read-only.
 
     Args:
         lanes: of the order.
-        first_lane: where the step begins.
+        first_lane: lane of the step's first position.
         count: samples of the step.
-        low: first place of the run.
-        high: the place after its last.
+        low: first index of the run.
+        high: index after its last.
     """
     found: IntArray = np.arange(low, high, dtype=np.int64)
     if lanes > 1:
         first = (np.arange(lanes, dtype=np.int64) - first_lane) % lanes  # offset of each lane's first position
-        sizes = (count - 1 - first) // lanes + 1  # none where the step ends before it
+        sizes = (count - 1 - first) // lanes + 1  # zero for lanes that begin after the end of the step
         ends = np.cumsum(sizes)
         lane = np.searchsorted(ends, found, side="right")
         found = first[lane] + (found - (ends - sizes)[lane]) * lanes
@@ -109,14 +109,14 @@ def _offsets(lanes: int, first_lane: int, count: int, low: int, high: int) -> In
 
 @lru_cache(maxsize=8)
 def _share_block(step: OrderIds, low: int, high: int) -> tuple[IntArray, IntArray]:
-    """Return offsets and ids of one rank's share of a full step and of those that follow, int64[steps, high - low].
+    """Return offsets and ids of one rank's share, for this full step and those after it, int64[steps, high - low].
 
-    Loops ask for one step after the other: so many are computed together that an id costs little.
+    Loops ask for steps in sequence; computing several together makes each id cheap.
     """
     grid, size = step.grid, step.batch_size
     steps = min(_num_steps(high - low), (grid.num_samples - step.start) // size)
     starts = step.start + size * np.arange(steps, dtype=np.int64)
-    first_lanes = (starts % grid.lanes).tolist()  # one where the lanes divide the size
+    first_lanes = (starts % grid.lanes).tolist()  # all equal if the batch size is a multiple of the lanes
     offsets = np.stack([_offsets(grid.lanes, first_lane, size, low, high) for first_lane in first_lanes])
     ids = samples_at(grid, step.seed, step.epoch, (starts[:, None] + offsets).ravel()).reshape(offsets.shape)
     return offsets, ids

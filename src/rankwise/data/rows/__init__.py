@@ -1,6 +1,6 @@
-"""Observations out of on-disk AnnData collections as batches, and writing the collections.
+"""Batches of observations from on-disk AnnData collections, and writing such collections.
 
-Each name is loaded when it is first used: who reads needs nothing of what writes.
+Each name is imported on first use: reading does not import the code for writing.
 """
 
 from __future__ import annotations
@@ -54,4 +54,4 @@ def _opened(samples: Any) -> Any:
     return opened_rows(samples)
 
 
-add_opener(_opened)  # whoever imports this room may make an order of its stores
+add_opener(_opened)  # importing this package lets orders open its stores

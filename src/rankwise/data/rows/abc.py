@@ -1,4 +1,4 @@
-"""`Sampler`: what decides which rows form which batch."""
+"""`Sampler`: decides which rows form which batch."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ __all__ = ["Sampler"]
 
 
 class Sampler(ABC):
-    """Decides which rows are read together and which of them form a batch; inherit from it to write an own one.
+    """Decides which rows are read together and which of them form a batch; inherit from it to write your own.
 
-    Only `_sample` must be written. `batch_size` and `shuffle` are None until a class or an instance sets them;
-    `validate` accepts everything, and `n_batches` counts, unless they are written too.
+    Only `_sample` is required. `batch_size` and `shuffle` are None until a class or an instance sets them. The default
+    `validate` accepts everything, and the default `n_batches` counts by planning a pass.
 
-    Every pass has a number, its epoch: 0, 1, 2, ... as passes are begun, or what `set_epoch` says. At the beginning of
-    a pass `rng` becomes the generator of that epoch, a function of the seed (drawn once from the generator that was
-    assigned) and of the number: an own sampler that draws from ``self.rng`` in `_sample` can be set to any epoch
-    without replaying those before, and one that was left early does not change those after.
+    Every pass has a number, its epoch: 0, 1, 2, ... in the order of passes, or the number that `set_epoch` chose. When
+    a pass begins, `rng` becomes the generator of that epoch, derived from the seed (drawn once from the assigned
+    generator) and the epoch. So a sampler that draws from ``self.rng`` in `_sample` can go to any epoch without
+    replaying earlier ones, and a pass that was left early does not change later ones.
 
-    Several workers of a torch `DataLoader` each run `_sample`, and read every so-many-th of its requests: all must draw
-    the same, from ``self.rng``. Where `rng` is None that is not known, and one worker reads everything.
+    In a torch `DataLoader` each of n workers runs `_sample` and reads every n-th request, so all workers must draw the
+    same from ``self.rng``. If `rng` is None this is not guaranteed, and one worker reads everything.
 
     Attributes:
-        handles_workers: True in a class whose `_sample` yields the requests of the worker that it runs in alone.
+        handles_workers: True for a class whose `_sample` yields only the requests of the worker it runs in.
     """
 
     handles_workers: bool = False
@@ -44,19 +44,19 @@ class Sampler(ABC):
     _epoch: int = 0
     _epoch_is_set: bool = False
     _seed: int = 0
-    _seeded: np.random.Generator | None = None  # what `_seed` was drawn from, or what was made of it
+    _seeded: np.random.Generator | None = None  # the generator that `_seed` was drawn from, or the one derived from it
     _has_seed: bool = False
     _is_seeded: bool = False
     _draws: PassDraws = PassDraws(seed=0, epoch=0)
     _last_pass: PassDraws | None = None
     _salt_to_repeat: int | None = None
     _mark: EpochMark | None = None
-    _num_marked: int = 0  # choices of the mark that this sampler knows of
-    _num_elsewhere: int = 0  # passes of workers that it knows of
+    _num_marked: int = 0  # epoch choices in the mark that this sampler has seen
+    _num_elsewhere: int = 0  # passes of workers that it has seen
 
     @property
     def mask(self) -> slice:
-        """The range of rows that may be taken: one contiguous slice."""
+        """The range of rows to use: one contiguous slice."""
         return self._mask
 
     @mask.setter
@@ -65,7 +65,7 @@ class Sampler(ABC):
 
     @property
     def rng(self) -> np.random.Generator | None:
-        """Where random numbers come from; assigning another generator (or seed) begins at epoch 0 again."""
+        """The source of random numbers; assigning another generator (or seed) starts again at epoch 0."""
         return self._rng
 
     @rng.setter
@@ -80,14 +80,14 @@ class Sampler(ABC):
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the number of the next pass; the ones after it count on.
+        """Choose the number of the next pass; later passes count up from it.
 
-        Workers of a torch `DataLoader` that are started anew for each epoch never see the passes of one another: call
-        it before each epoch to make their order a function of the seed. Otherwise torch's own seed is mixed in. Workers
-        that stay see it too.
+        Workers of a torch `DataLoader` that are restarted for each epoch do not know each other's passes. Call this
+        before each epoch to derive their order from the seed alone; otherwise torch's own seed is mixed in. Persistent
+        workers also see the call.
 
         Raises:
-            ConfigError: it is below 0, or no whole number.
+            ConfigError: it is negative, or not an integer.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
             raise ConfigError(f"an epoch is a whole number of at least 0, got {epoch!r}")
@@ -99,46 +99,46 @@ class Sampler(ABC):
 
     @property
     def last_pass(self) -> PassDraws | None:
-        """The pass that was begun last; None where another epoch, or generator, was chosen since."""
+        """The last pass that was begun; None if another epoch or generator was chosen since."""
         return self._last_pass
 
     @property
     def is_seeded(self) -> bool:
-        """Whether the caller chose where random numbers come from: then the seed is the same in the next process."""
+        """Whether the caller gave a generator or seed: then the seed is the same in the next process."""
         return self._is_seeded
 
     @property
     def knows_seed(self) -> bool:
-        """Whether the seed of the next pass was drawn already: nobody's generator is asked for it any more."""
+        """Whether the seed of the next pass has been drawn: then the caller's generator is not used again."""
         return self._has_seed and self.rng is self._seeded
 
     @property
     def passed_elsewhere(self) -> bool:
-        """Whether workers of a `DataLoader` began passes that this process, which started them, knows nothing of."""
+        """Whether workers of a `DataLoader` began passes that this process, which started them, has not seen."""
         return self._mark is not None and self._mark.num_passes != self._num_elsewhere
 
     def pass_settings(self) -> Mapping[str, JSON] | None:
-        """Return what decides the batches of a pass besides the rows of the loader, the seed and the epoch, as JSON.
+        """Return the settings, besides rows, seed and epoch, that decide the batches of a pass, as JSON.
 
-        A loader goes on inside a pass only where this is known: it makes the pass again, up to the batch where it was.
-        An own sampler that draws from ``self.rng`` alone may return its settings here. None = it cannot be continued.
+        A loader can resume inside a pass only if they are known: it repeats the pass up to the saved batch. Your own
+        sampler may return its settings here if it draws from ``self.rng`` alone. None = resuming is not possible.
         """
         return None
 
     def pass_seed(self) -> int | None:
-        """Return the seed of the passes to come, drawn now if it was not yet; None without a generator."""
+        """Return the seed of later passes, drawing it if necessary; None without a generator."""
         assigned = self.rng
         if not self._has_seed or assigned is not self._seeded:
             self._seed, self._has_seed, self._seeded = fresh_seed(assigned), True, assigned
         return None if assigned is None else self._seed
 
     def go_to(self, epoch: int, *, seed: int | None, salt: int | None = None) -> None:
-        """Make the next pass one that another process made, or began.
+        """Make the next pass repeat one that another process made or began.
 
         Args:
             epoch: its number.
             seed: its seed; None = that of this sampler.
-            salt: see `PassDraws`; None = chosen as for any other pass.
+            salt: see `PassDraws`; None = chosen as for other passes.
         """
         self.set_epoch(epoch)
         self._salt_to_repeat = salt
@@ -149,13 +149,13 @@ class Sampler(ABC):
 
         @property
         def batch_size(self) -> int | None:
-            """Rows of a batch; needed where load requests come without splits."""
+            """Rows of a batch; required for load requests without splits."""
 
         @property
         def shuffle(self) -> bool | None:
-            """Whether rows of load requests without splits are shuffled; needed where there are such."""
+            """Whether to shuffle the rows of load requests without splits; required for those."""
 
-    else:  # a class may make them properties, an instance may just set them
+    else:  # a class may define them as properties, an instance may set them
         batch_size = None
         shuffle = None
 
@@ -165,7 +165,7 @@ class Sampler(ABC):
         return f"{type(self).__name__}({mask}, batch_size={self.batch_size}, shuffle={self.shuffle})"
 
     def n_batches(self, n_obs: int) -> int:
-        """Return the number of batches of a pass: here by planning one, so write it where it is known.
+        """Return the number of batches of a pass. The default plans a pass; override it if the number is known.
 
         Args:
             n_obs: rows of the loader.
@@ -173,13 +173,13 @@ class Sampler(ABC):
         return sum(len(request["splits"]) for request in copy.deepcopy(self).sample(n_obs))
 
     def validate(self, n_obs: int) -> None:  # noqa: B027  (it may be left out)
-        """Refuse a configuration that does not suit the data; called at the beginning of each pass.
+        """Refuse settings that do not suit the data; called at the beginning of each pass.
 
         Args:
             n_obs: rows of the loader.
 
         Raises:
-            ValueError: it does not.
+            ValueError: they do not suit the data.
         """
 
     @abstractmethod
@@ -196,8 +196,8 @@ class Sampler(ABC):
         Args:
             n_obs: rows of the loader.
 
-        Raises:
-            ValueError: the configuration does not suit the data, or a request without splits cannot be cut.
+        ValueError: the settings do not suit the data.
+        ConfigError: a request has no splits, and batch_size or shuffle is not set.
         """
         self.validate(n_obs)
         self._look_at_mark()
@@ -220,20 +220,20 @@ class Sampler(ABC):
                     yield request
         finally:
             if isinstance(requests, Generator):
-                requests.close()  # at once, not when it is collected
+                requests.close()  # now, not at garbage collection
 
     def restrict(self, mask: slice) -> None:
-        """Take a part of the mask for the passes that begin now; for samplers that wrap others."""
+        """Use a part of the mask for the next passes; for samplers that wrap others."""
         self.mask = mask
 
     def follow(self, draws: PassDraws) -> None:
-        """Make the next pass that of another sampler, which wraps this one."""
+        """Make the next pass that of the sampler which wraps this one."""
         self._epoch, self._salt_to_repeat = draws.epoch, draws.salt
 
     def share_epoch(self) -> None:
-        """Let processes that are started from here later see the epochs that are chosen; a loader calls it."""
+        """Let processes started later see the chosen epochs; a loader calls it."""
         if self._mark is None:
-            with contextlib.suppress(OSError):  # no memory to share: only workers that stay would look at it
+            with contextlib.suppress(OSError):  # no shared memory: only persistent workers would use it
                 self._mark = EpochMark()
 
     def _look_at_mark(self) -> None:
@@ -269,7 +269,7 @@ class Sampler(ABC):
         return PassDraws(seed=seed, epoch=self._epoch, salt=salt)
 
     def _salt(self) -> int:
-        """0 where the number of the pass tells it apart from all others of this sampler."""
+        """Return 0 if the epoch alone distinguishes the pass from all others of this sampler."""
         worker = current_worker()
         if worker is None or (self._epoch_is_set and (self._mark is None or self._mark.is_first_use(worker.salt))):
             return 0

@@ -1,4 +1,4 @@
-"""Columns as long as all rows, taken block by block: NumPy makes 8 bytes of each number that it is to index with."""
+"""Process columns with one value per row block by block: NumPy converts index arrays to 8 bytes per number."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _BLOCK = 1 << 18
 
 
 def blocks(num: int) -> Iterator[slice]:
-    """Yield slices of at most 2^18 places that cover [0, num)."""
+    """Yield slices of at most 2^18 indices that cover [0, num)."""
     for start in range(0, num, _BLOCK):
         yield slice(start, min(start + _BLOCK, num))
 
 
 def row_dtype(num_rows: int) -> np.dtype[np.unsignedinteger]:
-    """Return the smallest of uint32 and uint64 that holds so many rows and their numbers."""
+    """Return the smallest of uint32 and uint64 that holds row numbers and the row count."""
     return np.dtype(np.uint32 if num_rows < 2**32 else np.uint64)
 
 
 def taken(values: NDArray, places: NDArray) -> NDArray:
-    """Return ``values[places]``, in memory for little more than that.
+    """Return ``values[places]``, using little more memory than the result.
 
     Args:
         values: [m, ...].
-        places: whole numbers [n], which may be negative as in Python.
+        places: integers [n]; negative ones count from the end.
     """
     found: NDArray = np.empty((len(places), *values.shape[1:]), dtype=values.dtype)
     for part in blocks(len(places)):
@@ -38,11 +38,11 @@ def taken(values: NDArray, places: NDArray) -> NDArray:
 
 
 def places_where(num: int, holds: Callable[[slice], BoolArray]) -> NDArray:
-    """Return the places in [0, num) where something holds, ascending, in `row_dtype`.
+    """Return the indices in [0, num) where a condition holds, ascending, in `row_dtype`.
 
     Args:
-        num: how many places there are.
-        holds: tells it for a slice; asked twice for each.
+        num: number of indices.
+        holds: returns the condition for a slice; called twice for each slice.
     """
     counts = [int(np.count_nonzero(holds(part))) for part in blocks(num)]
     found: NDArray = np.empty(sum(counts), dtype=row_dtype(num))
@@ -56,7 +56,7 @@ def places_where(num: int, holds: Callable[[slice], BoolArray]) -> NDArray:
 
 
 def num_stretches(values: NDArray, width: int) -> int:
-    """Return how many stretches [k * width, (k + 1) * width) ascending values, of which there is one, lie in."""
+    """Return how many intervals [k * width, (k + 1) * width) contain values; they are ascending and not empty."""
     found = 1
     for part in blocks(len(values)):
         stretch = values[max(0, part.start - 1) : part.stop] // width

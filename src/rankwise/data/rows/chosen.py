@@ -1,4 +1,4 @@
-"""`ChosenRows`: which rows of stores are samples, which of them each sample of an epoch is, how they lie in chunks."""
+"""`ChosenRows`: the rows that are samples, the row of each sample in an epoch, and their locality in chunks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["ChosenRows", "RowLocality", "bound_rows", "first_matrix", "rows_fing
 
 
 def rows_fingerprint(datasets: Sequence[AnyDataset]) -> str:
-    """Return a hash of the rows of datasets: their numbers, and of each the metadata of `first_matrix`.
+    """Return a hash of the rows of datasets: their number, and the metadata of `first_matrix` of each dataset.
 
-    Equal for copies elsewhere. What else lies in a store may change without another order of its rows.
+    Equal for copies elsewhere. Other parts of a store may change without changing the order of its rows.
     """
     facts = []
     for dataset in datasets:
@@ -37,7 +37,7 @@ def rows_fingerprint(datasets: Sequence[AnyDataset]) -> str:
 
 
 def first_matrix(dataset: AnyDataset) -> tuple[str | None, StoredMatrix | HeldMatrix | None]:
-    """Return the matrix that stands for a dataset, with its name: X, or the first by name that rows can be read of."""
+    """Return the matrix that represents a dataset, with its name: X, or the first by name that has readable rows."""
     found = _opened(dataset, "X")
     if found is not None:
         return "X", found
@@ -48,21 +48,21 @@ def first_matrix(dataset: AnyDataset) -> tuple[str | None, StoredMatrix | HeldMa
 def _opened(dataset: AnyDataset, name: str) -> StoredMatrix | HeldMatrix | None:
     try:
         return dataset.matrix(name)
-    except (ConfigError, DataError):  # there is none, or it is stored column by column
+    except (ConfigError, DataError):  # there is none, or it is stored by columns
         return None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChosenRows:
-    """Some or all rows of datasets, one over the other, as they are or drawn.
+    """Some or all rows of concatenated datasets, as stored or drawn.
 
     Attributes:
         datasets: the datasets.
-        named: what was named to get them.
-        edges: int64[P + 1], where the rows of each of these begin, over all datasets, and the last ends.
-        rows: the rows that are meant, sorted; None = all.
-        draws: how they are drawn; None = each once.
-        options: what the draws were made of.
+        named: what the user named to get them.
+        edges: int64[P + 1], first row of each of `named`, over all datasets, and the end.
+        rows: the selected rows, sorted; None = all.
+        draws: how they are drawn; None = each row once.
+        options: the options from which `draws` was made.
     """
 
     datasets: tuple[AnyDataset, ...]
@@ -74,15 +74,15 @@ class ChosenRows:
 
     @classmethod
     def of(cls, named: Sequence[NamedRows], datasets: Sequence[AnyDataset], rows: Any) -> ChosenRows:
-        """Return rows of what was named.
+        """Return the rows that were named.
 
         Args:
             named: what was named.
             datasets: its datasets, opened.
-            rows: a mask or numbers of the rows that were named; None = all of them.
+            rows: a mask or numbers to select from the named rows; None = all of them.
 
         Raises:
-            ConfigError: there are no such rows, or none at all.
+            ConfigError: there are no such rows, or none are selected.
         """
         sizes = [dataset.num_rows for dataset in datasets]
         ends = np.cumsum([0, *(len(one.places) for one in named)])
@@ -102,7 +102,7 @@ class ChosenRows:
 
     @property
     def num_rows(self) -> int:
-        """Rows that are meant."""
+        """Number of selected rows."""
         return self.num_stored if self.rows is None else len(self.rows)
 
     @property
@@ -112,7 +112,7 @@ class ChosenRows:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the datasets' rows and of those that are meant; of drawn ones, a plus sign and that of the draws."""
+        """Hash of the datasets' rows and of the selection; for drawn rows followed by "+" and the hash of the draws."""
         chosen = None if self.rows is None else hashlib.sha256(self.rows.data).hexdigest()
         facts = repr((rows_fingerprint(self.datasets), chosen))
         own = hashlib.sha256(facts.encode()).hexdigest()[:16]
@@ -120,7 +120,7 @@ class ChosenRows:
 
     @property
     def stored(self) -> NamedRows:
-        """These rows, to be named again.
+        """Return these rows in a form that can be named again.
 
         Raises:
             ConfigError: they are drawn.
@@ -133,13 +133,13 @@ class ChosenRows:
         )
 
     def numbers(self, ids: IntArray, *, seed: int = 0, epoch: int = 0) -> IntArray:
-        """Return the rows over all datasets, int64[B], that samples of an epoch are."""
+        """Return the rows, over all datasets, of samples of an epoch, int64[B]."""
         chosen = ids if self.draws is None else self.draws.rows(ids, seed=seed, epoch=epoch)
         found: IntArray = chosen if self.rows is None else self.rows[chosen].astype(np.int64)
         return found
 
     def subset(self, rows: Any) -> ChosenRows:
-        """Return some of these rows, by mask or number.
+        """Return some of these rows, by mask or numbers.
 
         Raises:
             ConfigError: there are no such rows, or they are drawn.
@@ -154,7 +154,7 @@ class ChosenRows:
         """Return parts of these rows, in the order of the rule's names; see `RowSource.split`.
 
         Raises:
-            ConfigError: there is no such column, rows have no value in it, a part is empty, or rows are drawn.
+            ConfigError: there is no such column, a row has no value in it, a part is empty, or rows are drawn.
         """
         self.refuse_draws("splits: split first, then draw from a part")
         strata = None if stratify is None else self.groups(stratify)
@@ -167,7 +167,7 @@ class ChosenRows:
         return [self._of(member) for member in members]
 
     def table(self, columns: Sequence[str] | None) -> Any:
-        """Return columns of the table of observations of these rows; see `RowSource.obs`.
+        """Return columns of the table of observations for these rows; see `RowSource.obs`.
 
         Raises:
             ConfigError: there is no such column, or rows are drawn.
@@ -197,7 +197,7 @@ class ChosenRows:
         return replace(self, draws=draws, options=options)
 
     def refuse_draws(self, said: str) -> None:
-        """Refuse drawn rows: they have no `said`.
+        """Raise an error if rows are drawn: drawn rows have no `said`.
 
         Raises:
             ConfigError: these are drawn.
@@ -207,7 +207,7 @@ class ChosenRows:
 
 
 def _places_in(rows: NDArray, edges: IntArray) -> IntArray:
-    # of one dtype: NumPy would make wider copies of all rows
+    # same dtype: otherwise NumPy would copy all rows to a wider one
     return np.searchsorted(rows, edges.astype(rows.dtype)).astype(np.int64)
 
 
@@ -218,10 +218,10 @@ _MEND = (
 
 
 def bound_rows(rows: ChosenRows, order: Order) -> ChosenRows:
-    """Return the samples that an order counts: these rows, drawn where the order draws.
+    """Return the samples that an order counts: these rows, drawn if the order draws.
 
     Raises:
-        ConfigError: the order was made of other rows, or draws otherwise.
+        ConfigError: the order was made for other rows, or for other draws.
     """
     wanted = order.fingerprint
     if wanted is None or wanted == rows.fingerprint:
@@ -251,18 +251,18 @@ def bound_rows(rows: ChosenRows, order: Order) -> ChosenRows:
     return drawn
 
 
-# What the chunks that an order mixes may take, decoded; the same number as the order's own.
+# Limit for the decoded chunks that an order mixes; the same number as in the order itself.
 _WINDOW_BYTES = 128 << 20
 _LEAST_LANES, _MOST_LANES = 4, 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowLocality(Locality):
-    """Rows in the chunks of their matrices.
+    """Locality of rows in the chunks of their matrices.
 
     Attributes:
-        chunk_bytes: decoded bytes of the chunks that hold `chunk_samples` neighbours, on average.
-        mix_lanes: of a mix of collections, its lanes; None = the order chooses.
+        chunk_bytes: average decoded bytes of the chunks that hold `chunk_samples` neighbouring rows.
+        mix_lanes: lanes of a mix of collections; None = the order chooses.
     """
 
     chunk_bytes: int
@@ -270,7 +270,7 @@ class RowLocality(Locality):
 
     @classmethod
     def of(cls, chosen: ChosenRows, stacks: Sequence[MatrixStack], *, cache_bytes: int) -> RowLocality:
-        """Return the locality of rows, as they are or drawn, in so many matrices; rows of a chunk are read together."""
+        """Return the locality of rows, as stored or drawn, over all matrices; rows of a chunk are read together."""
         longest = min(chosen.num_stored, max((stack.chunk_rows for stack in stacks), default=1))
         options = chosen.options
         return cls(
@@ -284,9 +284,9 @@ class RowLocality(Locality):
         )
 
     def layout(self, batch_size: int) -> tuple[int | None, int | None]:
-        """Return the lanes that suit an order, so that its windows decode to at most 128 MiB; the window is its own.
+        """Return lanes for an order, so that its windows decode to at most 128 MiB; the order chooses the window.
 
-        Of a mix both are those of the mix.
+        For a mix, both come from the mix.
         """
         if self.mix_lanes is not None:
             return self.mix_lanes, 1
@@ -295,7 +295,7 @@ class RowLocality(Locality):
 
 
 def _rows_of_chunk(rows: NDArray | None, chunk_rows: int) -> int:
-    """Rows of a subset that one chunk holds, on average."""
+    """Average number of a subset's rows in one chunk."""
     if rows is None or chunk_rows == 1:
         return chunk_rows
     return max(1, round(len(rows) / num_stretches(rows, chunk_rows)))

@@ -1,4 +1,4 @@
-"""What is said once."""
+"""Warnings that are given once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _said: set[str] = set()
 
 
 def say_once(text: str, *, key: str | None = None) -> None:
-    """Say something the first time in this process, on the main rank.
+    """Warn once in this process, on the main rank.
 
     Args:
-        text: what.
-        key: what it is about, where texts about the same thing differ; None = the text.
+        text: the warning.
+        key: its topic, if texts on the same topic differ; None = the text.
     """
     if (key or text) not in _said:
         _said.add(key or text)
@@ -28,8 +28,8 @@ def say_once(text: str, *, key: str | None = None) -> None:
 
 
 def process_rank() -> int:
-    """Return the rank that a launcher gave to this process, 0 without one."""
+    """Return the rank that a launcher gave to this process, 0 without a launcher."""
     try:
         return find_place(os.environ).rank
-    except WorldError:  # half a launcher's variables: whoever needs the place says so
+    except WorldError:  # incomplete launcher variables: code that needs the place reports them
         return 0

@@ -1,4 +1,4 @@
-"""Columns about the rows: as tensors with their categories, and as groups that a split keeps together."""
+"""Columns of obs: as arrays with their categories, and as groups that a split keeps together."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ __all__ = [
 ]
 
 _CODE = np.dtype(np.int32)
-_MOST_TEXTS = 10_000  # more are names of rows
+_MOST_TEXTS = 10_000  # more distinct texts are probably names of rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObsColumn:
-    """A column in memory, as compact as its values allow.
+    """A column in memory, in a compact dtype.
 
     Attributes:
         name: its name.
-        spec: what batches hold of it: numbers as they are, int32 codes of categories.
-        categories: what the codes stand for, one table over all datasets; None for numbers. Code -1 = missing.
+        spec: its form in batches: numbers as stored, int32 codes of categories.
+        categories: meaning of the codes, one table over all datasets; None for numbers. Code -1 = missing.
         values: one for each row; codes in the smallest dtype that holds them.
     """
 
@@ -46,19 +46,19 @@ class ObsColumn:
     values: NDArray
 
     def take(self, rows: IntArray, out: NDArray) -> None:
-        """Put the values of rows, int64[B], into an array [B] of the dtype of `spec`."""
+        """Write the values of rows, int64[B], to an array [B] with the dtype of `spec`."""
         out[...] = self.values[rows]
 
 
 def read_column(datasets: Sequence[AnyDataset], name: str) -> ObsColumn:
     """Read a column of all datasets.
 
-    Text counts as categories, sorted, if its different values are few. Categories come in the order of the first
-    dataset; those that only later ones have follow. Whole numbers and truth values of which some are missing come as
-    floats, those as NaN: float32 where it holds all of them (up to 16 bits), else float64.
+    Text with few distinct values becomes categories, sorted. Categories have the order of the first dataset,
+    followed by those that only later datasets have. Integers and booleans with missing values become floats with NaN:
+    float32 if it holds all of them (up to 16 bits), else float64.
 
     Raises:
-        ConfigError: there is no such column, its texts are too many, or its kind differs from dataset to dataset.
+        ConfigError: there is no such column, it has too many distinct texts, or its kind differs between datasets.
         DataError: it cannot be read.
     """
     parts = [_coded_text(name, dataset.column(name), dataset) for dataset in datasets]
@@ -77,17 +77,17 @@ def read_column(datasets: Sequence[AnyDataset], name: str) -> ObsColumn:
 
 
 def code_dtype(num_categories: int) -> DType:
-    """Return the smallest dtype for codes of so many categories, and -1."""
+    """Return the smallest dtype for codes of `num_categories` categories, and -1."""
     return np.dtype(next(d for d in (np.int8, np.int16, np.int32) if num_categories <= np.iinfo(d).max + 1))
 
 
 def is_categorical(part: Any) -> bool:
-    """Whether a column that was read is a category."""
+    """Whether a column is categorical."""
     return hasattr(part, "codes") and hasattr(part, "categories")
 
 
 def joined_categories(parts: Sequence[Any]) -> tuple[tuple[Any, ...], list[IntArray]]:
-    """Return one table of categories, and for each part what its own numbers become in it, -1 last for missing."""
+    """Return one table of categories, and for each part the new code of each of its codes, with -1 last for missing."""
     table: dict[Any, int] = {}
     maps = [
         np.array([*(table.setdefault(held, len(table)) for held in part.categories.tolist()), -1]) for part in parts
@@ -96,12 +96,12 @@ def joined_categories(parts: Sequence[Any]) -> tuple[tuple[Any, ...], list[IntAr
 
 
 def joined_codes(parts: Sequence[Any], maps: Sequence[IntArray], num_labels: int) -> NDArray:
-    """Return the codes of categorical parts one after the other, in the smallest signed dtype.
+    """Return the codes of concatenated categorical parts, in the smallest signed dtype.
 
     Args:
         parts: categorical columns.
-        maps: for each of them, what its own codes become, -1 last.
-        num_labels: how many labels the new codes stand for.
+        maps: for each part, the new code of each of its codes, with -1 last.
+        num_labels: number of labels of the new codes.
     """
     dtype = code_dtype(num_labels)
     codes = [np.asarray(part.codes) for part in parts]
@@ -124,7 +124,7 @@ def _coded(name: str, parts: Sequence[Any]) -> ObsColumn:
 
 
 def _coded_text(name: str, part: Any, dataset: AnyDataset) -> Any:
-    """A column as it is, text as categories."""
+    """Return a column unchanged, or text as categories."""
     import pandas as pd
 
     if is_categorical(part) or not (part.dtype.kind in "OTU" or pd.api.types.is_string_dtype(part.dtype)):
@@ -142,7 +142,7 @@ def _coded_text(name: str, part: Any, dataset: AnyDataset) -> Any:
 def _numbers(name: str, part: Any, dataset: AnyDataset) -> NDArray:
     if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
         return part
-    wanted = getattr(part.dtype, "numpy_dtype", None)  # of pandas' numbers that may be missing
+    wanted = getattr(part.dtype, "numpy_dtype", None)  # set for pandas' nullable numbers
     if wanted is None or np.dtype(wanted).kind not in "biuf":
         raise ConfigError(
             f"the obs column {name!r} of {dataset.place} holds {part.dtype}, not numbers: make it a category "
@@ -158,14 +158,14 @@ def _numbers(name: str, part: Any, dataset: AnyDataset) -> NDArray:
 
 
 def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -> Any:
-    """Return a pandas.DataFrame of columns of all datasets, one over the other, with their index.
+    """Return a pandas.DataFrame of columns of all datasets, concatenated, with their index.
 
     Args:
         datasets: at least one.
-        columns: which; None = all. Where a dataset lacks one its rows have no value.
+        columns: names; None = all. For a dataset without a column the values are missing.
 
     Raises:
-        ConfigError: no dataset has a column of that name, or `columns` is a text.
+        ConfigError: no dataset has a column with that name, or `columns` is a single text.
         DataError: a column cannot be read.
     """
     if isinstance(columns, str):
@@ -181,7 +181,7 @@ def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -
 
 
 def join_tables(tables: Sequence[Any]) -> Any:
-    """Put tables one under the other; categories of a column that differ are united, so that it stays categorical.
+    """Concatenate tables; if categories differ they are merged, so that the column stays categorical.
 
     Args:
         tables: pandas.DataFrame, at least one.
@@ -211,20 +211,20 @@ class RowGroups:
     """The group of each row.
 
     Attributes:
-        labels: names of the groups, as text: what stays the same when data are added.
-        codes: [num_rows], an index into `labels`, of the smallest signed dtype; -1 = the row belongs to none.
+        labels: names of the groups, as text: stable when data are added.
+        codes: [num_rows], an index into `labels`, in the smallest signed dtype; -1 = no group.
     """
 
     labels: tuple[str, ...]
     codes: NDArray
 
     def of(self, rows: NDArray) -> RowGroups:
-        """Return the groups of some rows; labels stay."""
+        """Return the groups of some rows, with the same labels."""
         return RowGroups(labels=self.labels, codes=taken(self.codes, rows))
 
 
 def read_groups(datasets: Sequence[AnyDataset], name: str) -> RowGroups:
-    """Read a column of all datasets as groups: equal values are one group. Categories, text and numbers will do.
+    """Read a column of all datasets as groups of equal values. Accepts categories, text and numbers.
 
     Raises:
         ConfigError: there is no such column.

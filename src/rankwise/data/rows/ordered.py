@@ -1,4 +1,4 @@
-"""`OrderedLoader`: rows and an order to batches, on this rank; and `open_rows`: rows out of what users have in hand."""
+"""`OrderedLoader`: batches of rows in a given order, on this rank; and `open_rows`: opens rows from user input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankwise.errors import ConfigError, DataError
 
 __all__ = ["OrderedLoader", "open_rows", "opened_rows"]
 
-_INSTEAD = {  # of arguments of samplers
+_INSTEAD = {  # replacements for arguments of samplers
     "batch_sampler": "the order decides which rows form a batch",
     "batch_size": "Order(..., batch_size=...) is that of all ranks together",
     "chunk_size": "the order mixes whole chunks of the store",
@@ -41,24 +41,24 @@ def _jax_target(device: Any, sharding: Any) -> Any:
 
 
 class OrderedLoader(RankLoader):
-    """Batches of rows as an order says: the same at every world size, with a position that can be saved.
+    """Batches of rows in the sequence of an order: the same at every world size, with a position that can be saved.
 
-    ``batch["X"]`` is a ``torch.sparse_csr`` tensor where rows are sparse, SciPy's ``csr_matrix`` with ``device=None``;
-    it lies in the loader's memory until the next step, like every field. With JAX it is a ``BCSR`` matrix, with as many
-    stored elements as a few sizes allow, and all fields have memory of their own. `Log1pCounts` of dense rows on the
-    CPU, such as `log1p_cpm`, is done on the reader thread, where rows are made.
+    ``batch["X"]`` is a ``torch.sparse_csr`` tensor for sparse rows, or SciPy's ``csr_matrix`` with ``device=None``.
+    Each field lies in memory of the loader, which is reused only when no view is left. With JAX it is a ``BCSR``
+    matrix; the number of stored elements is rounded up to few sizes, and all fields own their memory. `Log1pCounts` of
+    dense rows on the CPU, for example `log1p_cpm`, runs on the reader thread, which makes the rows.
 
     Args:
-        collection: what the order was made of: a collection, its place, a list of these, or a `RowSource`.
+        collection: what the order was made of: a collection, its path, a list of these, or a `RowSource`.
         order: which rows form which step.
-        to: None or "torch" as `device` says, which is None for NumPy and SciPy; "jax" for JAX arrays, of this process
+        to: None or "torch": `device` decides, and device=None gives NumPy and SciPy; "jax": JAX arrays of this process,
             or with `sharding` global ones.
         sharding: with to="jax": ``jax.sharding.Sharding`` of global arrays of all ranks' rows.
         **options: of `RankLoader`, and of `RowSource`: `matrices`, `obs`, `genes`, `dense`, `dtype`, `cache` and
             `threads`.
 
     Raises:
-        ConfigError: arguments of samplers were passed too, or the order was made of other rows.
+        ConfigError: arguments of samplers were passed, or the order was made for other rows.
         MissingExtraError: the library of `to` is not installed.
     """
 
@@ -104,11 +104,11 @@ def open_rows(collection: Any, **options: Any) -> RowSource:
     Args:
         collection: a `DatasetCollection`, folder or URL of a collection or AnnData store, h5ad file, AnnData in memory,
             `RowSource`, or a list of these.
-        **options: of `RowSource`; what is left out is X, or where there is none the first matrix by name; of a source
-            what it reads already.
+        **options: of `RowSource`; default: X, or the first matrix by name if there is no X; for a source, the
+            fields that it reads already.
 
     Raises:
-        ConfigError: an option makes no sense, or cannot be changed any more.
+        ConfigError: an option is invalid, or cannot be changed any more.
         DataError: there is no store.
     """
     if not isinstance(collection, RowSource):
@@ -128,20 +128,20 @@ def _default_matrices(collection: Any) -> tuple[str, ...]:
         if name != "X" and isinstance(dataset, Dataset) and dataset.has_x:
             try:
                 dataset.matrix("X")
-            except DataError as error:  # another matrix in its place would be other numbers
+            except DataError as error:  # another matrix instead would give other numbers
                 others = f"; {name} can be read: matrices=[{name!r}]" if name is not None else ""
                 raise DataError(f"{error}{others}") from error
     return ("X",) if name is None else (name,)
 
 
 def opened_rows(samples: Any) -> RowSource | None:
-    """Return the rows that an order may be made of; None of what names no rows."""
+    """Return the rows over which an order may be made; None if the input does not name rows."""
     if isinstance(samples, RowSource):
         return samples
     named = samples if isinstance(samples, (list, tuple)) else [samples]
     if not named or not all(_names_rows(one) for one in named):
         return None
-    # an order counts rows: which of the stores' matrices and variables are read is the loader's business
+    # an order only counts rows: the loader decides which matrices and variables are read
     with BoxReader(cache=0) as reader:
         name, _ = first_matrix(open_dataset(find_rows(samples)[0].places[0], reader))
     return open_rows(samples, matrices=("X",) if name is None else (name,), genes=...)

@@ -1,4 +1,4 @@
-"""One pass of a sampler: its random numbers, its range, its share among the workers of a DataLoader."""
+"""One pass of a sampler: its random numbers, its range of rows, its epoch, also across DataLoader workers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Rng: TypeAlias = np.random.Generator | int | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassDraws:
-    """Where the random numbers of one pass come from.
+    """The source of random numbers for one pass.
 
     Attributes:
         seed: of the sampler.
         epoch: number of the pass.
-        salt: tells passes with the same number apart; 0 where the number says it all.
+        salt: distinguishes passes with the same number; 0 if the number is enough.
     """
 
     seed: int
@@ -45,15 +45,15 @@ class PassDraws:
 
     @property
     def is_odd(self) -> bool:
-        """Whether this is an odd pass; neighbouring epochs take turns."""
+        """Whether the epoch is odd; neighbouring epochs alternate."""
         return (self.epoch + self.salt) % 2 == 1
 
     def whole(self) -> np.random.Generator:
-        """Return a new generator for what concerns the whole pass."""
+        """Return a new generator for the whole pass."""
         return self._generator(0)
 
     def request(self, number: int) -> np.random.Generator:
-        """Return a new generator for one load request: requests can be drawn in any order, by any worker."""
+        """Return a new generator for one load request, so that any worker can draw requests in any order."""
         return self._generator(1 + number)
 
     def _generator(self, key: int) -> np.random.Generator:
@@ -62,10 +62,10 @@ class PassDraws:
 
 
 def make_generator(rng: Rng) -> np.random.Generator:
-    """Return the generator that `rng` names: itself, one for a seed (0 is a seed), or a new unseeded one for None.
+    """Return the generator for `rng`: itself, a new one for a seed (0 is a seed), or a new unseeded one for None.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: it is anything else.
     """
     if isinstance(rng, np.random.Generator):
         return rng
@@ -75,17 +75,17 @@ def make_generator(rng: Rng) -> np.random.Generator:
 
 
 def fresh_seed(rng: np.random.Generator | None) -> int:
-    """Draw a seed from a generator, or from the system where there is none."""
+    """Draw a seed from a generator, or from the system without one."""
     return int((np.random.default_rng() if rng is None else rng).integers(2**63))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSizes:
-    """How many rows go together.
+    """How many rows are read and batched together.
 
     Attributes:
         chunk_size: neighbouring rows that are read as one run.
-        preload_nchunks: runs that are read together and mixed: one load request.
+        preload_nchunks: runs that are read and mixed together: one load request.
         batch_size: rows of a batch; a divisor of the rows of a request.
 
     Raises:
@@ -125,7 +125,7 @@ class RequestSizes:
         return total // self.batch_size if drop_last else -(-total // self.batch_size)
 
     def num_rows(self, total: int, *, drop_last: bool) -> int:
-        """Rows that a pass of `total` rows hands out."""
+        """Rows that a pass of `total` rows yields."""
         return total // self.batch_size * self.batch_size if drop_last else total
 
     def cut(self, places: IntArray) -> list[IntArray]:
@@ -142,9 +142,9 @@ class _HasSettings(Protocol):
 
 
 def known_settings(sampler: _HasSettings) -> Mapping[str, JSON] | None:
-    """Return the settings of a sampler, None where they are not known.
+    """Return the settings of a sampler, None if they are unknown.
 
-    A class that inherits them and draws in its own way has settings of its own, which it would have to tell as well.
+    A subclass that inherits them but draws in its own way may have further settings, which would be missing.
     """
     classes = type(sampler).__mro__
     telling, drawing = (
@@ -154,11 +154,11 @@ def known_settings(sampler: _HasSettings) -> Mapping[str, JSON] | None:
 
 
 def check_mask(mask: slice) -> slice:
-    """Return a mask with a whole number as its start.
+    """Return a mask with an integer start.
 
     Raises:
-        TypeError: it is no slice.
-        ConfigError: it is no contiguous range, begins below 0, or is empty.
+        TypeError: it is not a slice.
+        ConfigError: it is not a contiguous range, starts below 0, or is empty.
     """
     if not isinstance(mask, slice):
         raise TypeError(f"mask wants a slice of rows, such as slice(0, 1000); got {type(mask).__name__}")
@@ -173,10 +173,10 @@ def check_mask(mask: slice) -> slice:
 
 
 def mask_bounds(mask: slice, n_obs: int) -> tuple[int, int]:
-    """Return the first row of a mask, and the one after its last.
+    """Return the first row of a mask, and the row after its last.
 
     Raises:
-        ConfigError: there are not that many rows.
+        ConfigError: there are fewer rows.
     """
     checked = check_mask(mask)
     if n_obs == 0:
@@ -193,12 +193,12 @@ def mask_bounds(mask: slice, n_obs: int) -> tuple[int, int]:
 
 
 def mask_settings(mask: slice) -> list[JSON]:
-    """Return the first row of a mask, and the one after its last or None, as JSON."""
+    """Return the first row of a mask, and the row after its last or None, as JSON."""
     return [mask.start or 0, mask.stop]
 
 
 def circle(first: int, length: int, start: int, stop: int) -> list[slice]:
-    """Return a run of rows that goes on at `start` when it reaches `stop`, around as often as needed.
+    """Return a run of rows that wraps from `stop` to `start`, as often as needed.
 
     Args:
         first: first row of the run, in [start, stop).
@@ -219,19 +219,19 @@ _UNUSED = -1
 
 
 class EpochMark:
-    """Four words of memory that this process shares with those that are forked or spawned from it.
+    """Four words of memory that this process shares with processes that it forks or spawns.
 
-    Workers of a `DataLoader` that stay from epoch to epoch hold copies of the loader: this is how `set_epoch` reaches
-    them. Only the process that made the memory chooses epochs in it; another that chooses one makes memory of its own,
-    so that ranks which got one loader from a common parent do not tell each other. A copy, or what is pickled for
-    another purpose than starting a process, has memory of its own too.
+    Persistent workers of a `DataLoader` have copies of the loader; through this memory `set_epoch` reaches them. Only
+    the process that made the memory chooses epochs in it. Another process that chooses one makes memory of its own, so
+    that ranks which inherited one loader from a common parent do not affect each other. A copy, or a pickle that does
+    not start a process, also gets memory of its own.
 
     Args:
         choices: how often an epoch was chosen.
-        epoch: the one that was chosen last.
+        epoch: the epoch chosen last.
 
     Raises:
-        OSError: there is no memory to share.
+        OSError: there is no shared memory.
     """
 
     def __init__(self, choices: int = 0, epoch: int = 0) -> None:
@@ -245,11 +245,11 @@ class EpochMark:
         return _attach, (self._owner, self._words)
 
     def read(self) -> tuple[int, int]:
-        """Return how often an epoch was chosen, and the last."""
+        """Return how often an epoch was chosen, and the last one."""
         return self._words[_CHOICES], self._words[_EPOCH]
 
     def choose(self, epoch: int) -> int:
-        """Tell an epoch; return how often one was chosen by now."""
+        """Publish an epoch; return how often one was chosen so far."""
         if self._owner != os.getpid():
             self._allocate(*self.read())
         self._words[_FIRST_SALT] = _UNUSED
@@ -259,18 +259,18 @@ class EpochMark:
 
     @property
     def num_passes(self) -> int:
-        """Changes whenever a worker begins a pass; a number without meaning otherwise, for they do not wait in line."""
+        """Changes when a worker begins a pass; it is not an exact count, because workers do not lock."""
         return int(self._words[_PASSES])
 
     def note_pass(self) -> None:
-        """Tell that a worker begins a pass."""
+        """Record that a worker begins a pass."""
         self._words[_PASSES] += 1
 
     def is_first_use(self, salt: int) -> bool:
-        """Whether the workers with this salt are the first since the epoch was chosen; all of them get one answer.
+        """Whether workers with this salt are the first since the epoch was chosen; all of them get the same answer.
 
         Args:
-            salt: equal in the workers of one epoch of a DataLoader.
+            salt: equal in all workers of one epoch of a DataLoader.
         """
         if self._words[_FIRST_SALT] == _UNUSED:
             self._words[_FIRST_SALT] = salt

@@ -1,4 +1,4 @@
-"""From what a user names to stores, and to the rows of them that are meant."""
+"""Resolves user input to stores and their selected rows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["NamedRows", "find_rows", "stacked_rows"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedRows:
-    """One thing that was named: a store, a collection, or a source of some rows.
+    """One named input: a store, a collection, or a source with some rows.
 
     Attributes:
-        name: what it was called.
-        places: its AnnData stores; AnnData in memory and h5ad files opened.
+        name: its name.
+        places: its AnnData stores; AnnData in memory and h5ad files as opened datasets.
         rows: its rows, sorted; None = all.
     """
 
@@ -33,15 +33,15 @@ class NamedRows:
 
 
 def find_rows(uris: Any) -> tuple[NamedRows, ...]:
-    """Return what lies where URIs, collections and sources point, in their order.
+    """Return the content of URIs, collections and sources, in their order.
 
     Args:
         uris: a folder or URL of an AnnData store or of a collection, an h5ad file, an AnnData, a `DatasetCollection`,
             a `RowSource`, or a list.
 
     Raises:
-        ConfigError: nothing was named, or something else; or rows of a source are drawn.
-        DataError: there is nothing.
+        ConfigError: the list is empty or has other objects, or rows of a source are drawn.
+        DataError: there is nothing at a URI.
     """
     named = list(uris) if isinstance(uris, (list, tuple)) else [uris]
     if not named:
@@ -50,11 +50,11 @@ def find_rows(uris: Any) -> tuple[NamedRows, ...]:
 
 
 def stacked_rows(found: Sequence[NamedRows], sizes: Sequence[int]) -> NDArray | None:
-    """Return the rows that are meant of all stores one over the other, sorted; None = all.
+    """Return the selected rows over all concatenated stores, sorted; None = all.
 
     Args:
-        found: what was named.
-        sizes: rows of the stores of each.
+        found: the named inputs.
+        sizes: for each, the number of rows of its stores.
     """
     if all(one.rows is None for one in found):
         return None
@@ -74,7 +74,7 @@ def _found(uri: Any) -> NamedRows:
         return NamedRows(name=held.place, places=(held,))
     if isinstance(uri, (str, os.PathLike)):
         return NamedRows(name=os.fspath(uri), places=find_datasets(uri))
-    stored = getattr(uri, "stored_rows", None)  # of a RowSource, or a DatasetCollection
+    stored = getattr(uri, "stored_rows", None)  # a RowSource, or a DatasetCollection
     if isinstance(stored, NamedRows):
         return stored
     raise ConfigError(

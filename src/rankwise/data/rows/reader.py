@@ -1,4 +1,4 @@
-"""Rows of stores into batches (`RowFields`), and which fields of the stores are open and read (`ChosenFields`)."""
+"""Reads rows of stores into batches (`RowFields`), and selects which fields are open and read (`ChosenFields`)."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class RowPlan:
     Attributes:
         share: the share.
         rows: int64[B], its rows over all datasets.
-        matrices: for each matrix, how its rows are read.
+        matrices: for each matrix, the plan for its rows.
         capacity: for each ragged field, the elements of the batch.
-        num_chunks: chunks to decode, those left out that are decoded already.
-        read_bytes: encoded bytes to read, as far as known beforehand.
+        num_chunks: chunks to decode, without those already in the cache.
+        read_bytes: encoded bytes to read, as far as known in advance.
         decode_bytes: bytes to decode.
     """
 
@@ -59,7 +59,7 @@ class RowPlan:
 
     @classmethod
     def of(cls, share: Share, rows: IntArray, matrices: Mapping[str, MatrixPlan], reader: BoxReader) -> RowPlan:
-        """Return the plan of a share, with what it will cost `reader`."""
+        """Return the plan of a share, with its costs for `reader`."""
         num_chunks = read_bytes = decode_bytes = 0
         for plan in (box for matrix in matrices.values() for box in matrix.boxes):
             needed = reader.needed(plan)
@@ -78,7 +78,7 @@ _PIECES_PER_FIELD = 4
 
 
 class Shelf:
-    """Memory for rows on their way to another shape: a pool for each thread that reads at a time, used again."""
+    """Scratch memory for converting rows: one pool for each thread that reads at the same time, reused."""
 
     def __init__(self) -> None:
         self._held: list[MemoryPool] = []
@@ -88,7 +88,7 @@ class Shelf:
 
     @contextmanager
     def memory(self, num_pieces: int) -> Iterator[MemoryPool]:
-        """Lend a pool, a new one of so many pieces where none is left."""
+        """Lend a pool; make one with `num_pieces` pieces if none is free."""
         try:
             lent = self._held.pop()
         except IndexError:
@@ -99,14 +99,14 @@ class Shelf:
             self._held.append(lent)
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._held.clear()
 
 
 def read_one(
     sample: int, specs: Mapping[str, FieldSpec], read: Callable[[Share, BatchBuffer], ReadReport]
 ) -> dict[str, Any]:
-    """Return the fields of one sample, in memory of its own.
+    """Return the fields of one sample, in newly allocated memory.
 
     Raises:
         SampleError: it cannot be read.
@@ -124,12 +124,12 @@ def read_one(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFields:
-    """The fields that are read of a row, by name.
+    """The fields to read of a row, by name.
 
     Attributes:
-        matrices: those out of matrices.
-        columns: those out of obs.
-        change: what becomes of the rows of one of them, dense, before they are handed over; None = nothing.
+        matrices: fields from matrices.
+        columns: fields from obs.
+        change: a transform of the dense rows of one field before they are handed over; None = none.
     """
 
     matrices: Mapping[str, RowField]
@@ -138,7 +138,7 @@ class RowFields:
 
     @property
     def specs(self) -> dict[str, FieldSpec]:
-        """What a row is, matrices first."""
+        """Specs of the fields of a row, matrices first."""
         found = {name: field.spec for name, field in self.matrices.items()}
         return found | {name: column.spec for name, column in self.columns.items()}
 
@@ -147,9 +147,9 @@ class RowFields:
 
         Args:
             plan: what to read.
-            into: where to.
+            into: the target.
             reader: reads it.
-            errors: is told which rows fail.
+            errors: collects the rows that fail.
             shelf: lends memory.
         """
         into.reserve(self.specs, plan.share.num_samples, plan.capacity)
@@ -175,9 +175,9 @@ class ChosenFields:
 
     Attributes:
         datasets: the datasets.
-        choice: what of them was asked for.
-        opened: all fields that are open.
-        names: those of them that are read.
+        choice: what the user requested.
+        opened: all open fields.
+        names: the fields to read.
     """
 
     datasets: tuple[AnyDataset, ...]
@@ -189,16 +189,16 @@ class ChosenFields:
     def of(
         cls, datasets: tuple[AnyDataset, ...], choice: FieldChoice, *, known: Mapping[str, ObsColumn] | None = None
     ) -> ChosenFields:
-        """Open the fields that are asked for, and read all of them.
+        """Open the requested fields, and select all of them.
 
         Args:
             datasets: all have the matrices and columns.
-            choice: which, and how they come out.
-            known: columns that were read before.
+            choice: which fields, and their form.
+            known: columns that were already read.
 
         Raises:
             ConfigError: there are no such fields, or those of the datasets do not fit together.
-            DataError: something is damaged.
+            DataError: a part is damaged.
         """
         known = {} if known is None else known
         matrices = open_fields(datasets, choice)
@@ -208,10 +208,10 @@ class ChosenFields:
 
     @property
     def read(self) -> RowFields:
-        """Those that are read.
+        """The fields to read.
 
         Raises:
-            ConfigError: it was never said which variables.
+            ConfigError: the variables were never chosen.
         """
         if self.choice.is_open:
             raise ConfigError(
@@ -227,7 +227,7 @@ class ChosenFields:
 
     @property
     def categories(self) -> dict[str, tuple[Any, ...]]:
-        """For each categorical column what its codes stand for."""
+        """For each categorical column, the meaning of its codes."""
         found = {name: column.categories for name, column in self.opened.columns.items()}
         return {name: table for name, table in found.items() if table is not None}
 
@@ -235,7 +235,7 @@ class ChosenFields:
         """Return other fields of the same datasets.
 
         Args:
-            **changes: some of the attributes of `FieldChoice`; the others stay.
+            **changes: some attributes of `FieldChoice`; the others are unchanged.
 
         Raises:
             ConfigError: there are no such fields, or no such attributes.
@@ -247,7 +247,7 @@ class ChosenFields:
         return self.of(self.datasets, choice, known=self.opened.columns)
 
     def select(self, names: Sequence[str]) -> ChosenFields:
-        """Return some of the fields that are read.
+        """Return some of the fields to read.
 
         Raises:
             ConfigError: there is no such field.
@@ -255,9 +255,9 @@ class ChosenFields:
         return replace(self, names=choose_fields(self.names, names))
 
     def fused_with(self, batch_transform: Any) -> ChosenFields | None:
-        """Return fields with a transform of whole batches done while they are read; None = that cannot be done.
+        """Return fields that apply a batch transform while they are read; None = not supported.
 
-        It can be done for `Log1pCounts` of dense rows; those of whole numbers then come as float32, as they do from it.
+        Supported for `Log1pCounts` of dense rows; integers then become float32, as they do in the transform.
         """
         name = batch_transform.field if isinstance(batch_transform, Log1pCounts) else None
         matrices = self.opened.matrices

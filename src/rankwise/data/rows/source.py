@@ -28,34 +28,34 @@ __all__ = ["RowSource"]
 
 
 class RowSource(BaseSource):
-    """Implements `Source` over AnnData stores, one over the other: a sample is a row of matrices and of obs columns.
+    """Implements `Source` over concatenated AnnData stores: a sample is a row of matrices and of obs columns.
 
-    Opening reads metadata, the chosen obs columns, and of several stores the names of their variables.
+    Opening reads metadata, the chosen obs columns, and for several stores the names of their variables.
 
     Args:
         uris: AnnData stores (Zarr groups) or collections of them: folders or URLs, a `DatasetCollection`, another
-            `RowSource` (a part of a split, say), or a list of these. For small data also AnnData in memory and h5ad
-            files, which are read into it: up to 4 GiB of matrices, on every rank.
+            `RowSource` (for example a part of a split), or a list of these. For small data also AnnData in memory and
+            h5ad files, which are read into memory: up to 4 GiB of matrices, on every rank.
         matrices: what to read of a row: "X", "layers/counts", "obsm/X_pca", "mod/protein/X", ..., also the names of the
             fields.
-        obs: columns of the tables of observations, which are fields too: numbers as they are, categories as int32 codes
-            of one table over all stores (see `categories`), -1 where the value is missing.
-        dense: whether CSR rows come out as dense ones.
-        genes: variables by name or number; of X and the layers only these come out, dense, in this order. Of several
-            matrices, modalities say, ``{matrix: variables}``. Stores whose variables differ want names. ``...`` = to
-            be said by the loader: until then rows can be counted, split and ordered, not read.
-        rows: only these rows: bool[rows of all stores], or row numbers, whose order is without meaning.
+        obs: columns of the tables of observations, which are also fields: numbers as stored, categories as int32 codes
+            of one table over all stores (see `categories`), -1 for missing values.
+        dense: whether to return CSR rows as dense ones.
+        genes: variables by name or number; only these columns of X and the layers are returned, dense, in this order.
+            For several matrices, for example modalities, ``{matrix: variables}``. Stores with different variables need
+            names. ``...`` = chosen later by the loader: until then rows can be counted, split and ordered, not read.
+        rows: only these rows: bool[rows of all stores], or row numbers in any order; the order is ignored.
         dtype: dtype of the elements, one for all matrices or ``{matrix: dtype}``; None = as stored.
-        cache: bytes of decoded chunks kept in memory (0 = none), or a `ChunkCache` that several sources share.
+        cache: bytes of decoded chunks to keep in memory (0 = none), or a `ChunkCache` that several sources share.
         threads: threads that read and decode; None = the cores that this rank may use.
 
     Raises:
         ConfigError: there are no such matrices, columns, genes or rows, or the stores do not fit together.
-        DataError: there is no AnnData store, or a damaged one.
-        MissingExtraError: what reads it is not installed.
+        DataError: there is no AnnData store, or it is damaged.
+        MissingExtraError: the package that reads it is not installed.
     """
 
-    stateless = True  # what is read follows from the share alone: loaders may read before an epoch is asked for
+    stateless = True  # the content depends on the share alone: loaders may read before an epoch is asked for
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class RowSource(BaseSource):
     ) -> None:
         choice = FieldChoice(matrices=matrices, obs=obs, dense=dense, genes=genes, dtype=dtype)
         named = find_rows(uris)
-        # a window order comes back to its chunks soon: each is kept at its first time
+        # an order with windows soon returns to its chunks: keep each one at its first use
         self.reader = BoxReader(cache=cache, threads=threads, keep="all")
         self.datasets = tuple(open_dataset(place, self.reader) for one in named for place in one.places)
         self._chosen = ChosenRows.of(named, self.datasets, rows)
@@ -88,14 +88,14 @@ class RowSource(BaseSource):
         return self.num_samples
 
     def __getitem__(self, sample: int) -> dict[str, Any]:
-        """Return the fields of one sample, for a look: what a loader's `transform=` is given.
+        """Return the fields of one sample, for inspection: the input of a loader's `transform=`.
 
-        Arrays and numbers of NumPy, CSR rows as SciPy matrices [1, columns], codes of `categories`. For many rows make
-        a loader: each call reads anew.
+        NumPy arrays and numbers, CSR rows as SciPy matrices [1, columns], codes of `categories`. Use a loader for many
+        rows: each call reads again.
 
         Raises:
-            IndexError: there is no sample of this number (below 0: from the end).
-            ConfigError: rows are drawn, so that a number means another row in each epoch.
+            IndexError: there is no sample of this number (negative ones count from the end).
+            ConfigError: rows are drawn, so a number means another row in each epoch.
             SampleError: it cannot be read.
         """
         self._chosen.refuse_draws("samples to look at: look at the rows that they are drawn from")
@@ -103,10 +103,10 @@ class RowSource(BaseSource):
         return read_one(number, self.fields, lambda share, into: self.read(self.plan(share), into))
 
     def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Return the table of observations of these rows, in their order; read each time.
+        """Return the table of observations for these rows, in their order; each call reads it.
 
         Args:
-            columns: which; None = all. Where a store lacks one its rows have no value; categories are united.
+            columns: names; None = all. For a store without a column the values are missing; categories are merged.
 
         Raises:
             ConfigError: there is no such column, or rows are drawn.
@@ -117,7 +117,7 @@ class RowSource(BaseSource):
 
     @property
     def num_samples(self) -> int:
-        """Rows, of a subset those in it; of drawn rows the draws of an epoch."""
+        """Number of rows, those of the subset if there is one; for drawn rows the draws of an epoch."""
         return self._chosen.num_samples
 
     @property
@@ -127,57 +127,57 @@ class RowSource(BaseSource):
 
     @property
     def categories(self) -> Mapping[str, tuple[Any, ...]]:
-        """For each categorical obs column what its codes stand for, over all stores."""
+        """For each categorical obs column the meaning of its codes, over all stores."""
         return MappingProxyType(self._fields.categories)
 
     @property
     def var_names(self) -> tuple[str, ...]:
-        """Names of all variables; read each time."""
+        """Names of all variables; each access reads them."""
         return self.datasets[0].var_names()
 
     @property
     def fingerprint(self) -> str:
-        """Hash of which rows are taken, and how they are drawn: equal for a copy elsewhere.
+        """Hash of the selected rows, and how they are drawn: equal for a copy at another path.
 
-        The fields are not in it, nor dense output, genes and dtypes: any of them can be read in one order.
+        Fields, dense output, genes and dtypes are not part of it: one order serves any of them.
         """
         return self._chosen.fingerprint
 
     @property
     def draw_options(self) -> DrawOptions | None:
-        """How rows are drawn; None = they are not."""
+        """How rows are drawn; None = they are not drawn."""
         return self._chosen.options
 
     @property
     def stored_rows(self) -> NamedRows:
-        """What is read from, to be opened with others, ``RowSource([part_of_a, part_of_b])``; drawn rows refuse."""
+        """Its rows, for opening with others: ``RowSource([part_of_a, part_of_b])``; raises an error for drawn rows."""
         return self._chosen.stored
 
     @cached_property
     def locality(self) -> RowLocality:
-        """What neighbouring rows share: the longest chunk of all matrices, on average.
+        """The longest average chunk of all matrices.
 
-        Rows of a chunk are decoded together, so loaders read the steps of a window as one.
+        Rows of a chunk are decoded together, so loaders read the steps of a window together.
         """
         stacks = tuple(field.stack for field in self._fields.opened.matrices.values())
         return RowLocality.of(self._chosen, stacks, cache_bytes=self.cache.capacity_bytes)
 
     @property
     def cache(self) -> ChunkCache:
-        """Where decoded chunks are kept."""
+        """The cache of decoded chunks."""
         return self.reader.cache
 
     @property
     def stats(self) -> ReaderStats:
-        """What was read so far, row pointers included."""
+        """Counts of what was read so far, row pointers included."""
         return self.reader.stats
 
     def row_numbers(self, ids: IntArray, *, seed: int = 0, epoch: int = 0) -> IntArray:
-        """Return the rows over all stores, int64, that samples are; without a subset they are the same.
+        """Return the rows, over all stores, int64, of samples; without a subset or draws they are the same.
 
         Args:
             ids: int64, sample ids.
-            seed: seed of the order, which with `epoch` decides drawn rows; without meaning for others.
+            seed: seed of the order, which with `epoch` decides drawn rows; otherwise ignored.
             epoch: the epoch.
         """
         return self._chosen.numbers(ids, seed=seed, epoch=epoch)
@@ -191,22 +191,22 @@ class RowSource(BaseSource):
         num_samples: int | None = None,
         together: int = 1,
     ) -> RowSource:
-        """Return a source whose samples are draws of these rows, anew in each epoch.
+        """Return a source whose samples are draws of these rows, new ones in each epoch.
 
-        Which row a draw is follows from (seed, epoch, sample) alone. Draws by weight are made with replacement; a mix
-        alone shows all rows of a collection before one comes again.
+        The row of a draw depends on (seed, epoch, sample) alone. Draws by weight are made with replacement; a mix
+        without weights uses all rows of a collection before it repeats one.
 
         Args:
-            balance: an obs column (it need not be a field); each of its values is as likely, rows without one never.
-            weights: float[num_samples], how likely each row is, in any unit; instead of `balance`. Kept as float32.
-            mix: of several collections, the share of each in every batch: numbers in their order, or ``{place:
-                share}``; alone, or with `balance` or `weights`, which then hold inside each of them.
-            num_samples: draws of an epoch; None = as many as there are rows.
-            together: draws that come from one chunk of neighbouring rows: more of them need less decoding, and are
-                less independent of each other inside a window of the order.
+            balance: an obs column (it need not be a field) with equally likely values; rows without one never appear.
+            weights: float[num_samples], probability of each row, in any unit; instead of `balance`. Kept as float32.
+            mix: for several collections, the share of each in every batch: numbers in their order, or ``{place:
+                share}``; alone, or with `balance` or `weights`, which then apply inside each of them.
+            num_samples: draws of an epoch; None = the number of rows.
+            together: number of draws from one chunk of neighbouring rows: larger values need less decoding, but the
+                draws are less independent inside a window of the order.
 
         Raises:
-            ConfigError: not one of them is given, or it makes no sense; or rows are drawn already.
+            ConfigError: none of them is given, or they are invalid; or rows are drawn already.
         """
         options = settled_options(
             balance=balance,
@@ -222,7 +222,7 @@ class RowSource(BaseSource):
         return self.drawn_as(options)
 
     def drawn_as(self, options: DrawOptions) -> RowSource:
-        """Return a source whose samples are draws of these rows as another source's were; see `draw_options`.
+        """Return a source that draws these rows with the options of another source; see `draw_options`.
 
         Raises:
             ConfigError: rows are drawn already, or the options do not fit them.
@@ -230,19 +230,19 @@ class RowSource(BaseSource):
         return self._with(_chosen=self._chosen.drawn(options))
 
     def bound_to(self, order: Any) -> RowSource:
-        """Return the samples that an order counts: these rows, drawn where the order draws.
+        """Return the samples that an order counts: these rows, drawn if the order draws.
 
         Raises:
-            ConfigError: the order was made of other rows, or draws otherwise.
+            ConfigError: the order was made for other rows, or for other draws.
         """
         chosen = bound_rows(self._chosen, order)
         return self if chosen is self._chosen else self._with(_chosen=chosen)
 
     def subset(self, rows: Any) -> RowSource:
-        """Return a source of some of these samples, with the same reader and columns.
+        """Return a source with some of these samples, with the same reader and columns.
 
         Args:
-            rows: bool[num_samples], or sample numbers, each once; their order is without meaning.
+            rows: bool[num_samples], or sample numbers without duplicates; their order is ignored.
 
         Raises:
             ConfigError: there are no such samples, or they are drawn.
@@ -250,11 +250,11 @@ class RowSource(BaseSource):
         return self._with(_chosen=self._chosen.subset(rows))
 
     def reading(self, **changes: Any) -> RowSource:
-        """Return a source of the same rows with other fields, over the same stores, reader and cache.
+        """Return a source with the same rows and other fields, over the same stores, reader and cache.
 
         Args:
-            **changes: some of `matrices`, `obs`, `dense`, `genes` and `dtype`, as of the class; the others stay; and
-                `rows` for some of these samples.
+            **changes: some of `matrices`, `obs`, `dense`, `genes` and `dtype`, as for the class; others are unchanged;
+                and `rows` to select some of these samples.
 
         Raises:
             ConfigError: there are no such fields or rows.
@@ -264,7 +264,7 @@ class RowSource(BaseSource):
         return self._with(_chosen=self._chosen if rows is None else self._chosen.subset(rows), _fields=fields)
 
     def select(self, fields: Sequence[str]) -> RowSource:
-        """Return a source of some of the fields, with the same reader; the order stays the same.
+        """Return a source with some of the fields, with the same reader; its orders are the same.
 
         Raises:
             ConfigError: there is no such field.
@@ -293,44 +293,44 @@ class RowSource(BaseSource):
     ) -> dict[str, RowSource] | tuple[RowSource, ...]:
         """Return sources over parts of the rows, the same on every rank.
 
-        Where a row goes follows from a hash of its group's name (or of its number): rows that are added later move no
-        old one, and parts are as large as asked for only within chance. What came out is logged, with a warning where
-        it is far off; of few groups it mostly is, which `exact` and `groups` are for.
+        A hash of its group's name (or of its number) decides the part of a row. So rows that are added later do not
+        move old ones, but part sizes match the request only on average. The sizes are logged, with a warning if they
+        are far off; with few groups they mostly are: use `exact` or `groups` then.
 
         Args:
-            by: the obs column whose equal values stay together, such as "donor" (it need not be a field); "row" = none,
-                each row goes by its number.
-            fractions: sizes of the parts, ``{"train": 0.8, "val": 0.2}`` or ``(0.8, 0.2)``, at most 1 together. Beside
-                `groups` of what is left.
-            groups: values of the column for a part, ``{"val": ["donor 3", "donor 7"]}``. What no list names is shared
-                out by `fractions`; without them it is ``"train"``, or the part that is given ``...`` instead of a list.
+            by: the obs column whose equal values stay together, for example "donor" (it need not be a field); "row" =
+                each row by its own number.
+            fractions: sizes of the parts, ``{"train": 0.8, "val": 0.2}`` or ``(0.8, 0.2)``, with a sum of at most 1.
+                With `groups`, of the remaining groups.
+            groups: values of the column for a part, ``{"val": ["donor 3", "donor 7"]}``. `fractions` divides all groups
+                that no list names; without it they are ``"train"``, or the part with ``...`` instead of a list.
             exact: count the groups, in the order of their hashes: each part has its fraction of their number, rounded,
-                and groups that are added later may move others. Rows are sorted (24 bytes each, for a while).
-            stratify: an obs column; each part gets its fraction of the groups (of the rows with ``by="row"``) of each
-                of its values, exactly. The rows of one group have one value.
-            seed: another seed, another split.
+                and groups that are added later may move others. Rows are sorted (temporarily 24 bytes each).
+            stratify: an obs column; each part gets its exact fraction of the groups (of the rows with ``by="row"``) for
+                each of its values. All rows of a group must have the same value.
+            seed: another seed gives another split.
 
         Raises:
-            ConfigError: there is no such column or group, rows have no value in it, a group lies in several strata, or
+            ConfigError: there is no such column or group, a row has no value in it, a group lies in several strata, or
                 a part is empty.
         """
         rule = SplitRule.of(fractions, groups, exact=exact or stratify is not None, seed=seed)
         return rule.handed_out([self._with(_chosen=part) for part in self._chosen.split(by, rule, stratify)])
 
     def fused_with(self, batch_transform: Any) -> RowSource | None:
-        """Return a source that does what a transform of whole batches does, while rows are read; None = it cannot.
+        """Return a source that applies a batch transform while rows are read; None = not supported.
 
-        It can do `Log1pCounts` of dense rows; rows of whole numbers then come as float32, as they do from it.
+        Supported for `Log1pCounts` of dense rows; integers then become float32, as they do in the transform.
         """
         fields = self._fields.fused_with(batch_transform)
         return None if fields is None else self._with(_fields=fields)
 
     def plan(self, share: Share) -> RowPlan:
-        """Return how `share` is read; looks at row pointers and shard indexes.
+        """Return the plan for reading `share`; reads row pointers and shard indexes.
 
         Raises:
-            IndexError: the share has a sample that the source has not.
-            DataError: there is trouble with the storage of row pointers; damage is reported when they are read.
+            IndexError: the share contains a sample that the source does not have.
+            DataError: the storage of row pointers fails; damage is reported when they are read.
         """
         ids = np.asarray(share.ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
@@ -344,12 +344,12 @@ class RowSource(BaseSource):
         self.reader.hint([box for matrix in plan.matrices.values() for box in matrix.boxes])
 
     def read(self, plan: RowPlan, into: BatchBuffer) -> ReadReport:
-        """Read a plan into a buffer, which it reserves. Thread-safe; rows that fail are reported, not raised."""
+        """Read a plan into a buffer, which this reserves. Thread-safe; failed rows are reported, not raised."""
         errors = RowErrors(plan.share.ids, plan.rows, self.datasets)
         return self._fields.read.read(plan, into, self.reader, errors, self._shelf)
 
     def close(self) -> None:
-        """Give threads, files and scratch memory back. Reading again opens them anew."""
+        """Close threads and files, and free scratch memory. Reading again reopens them."""
         self._shelf.clear()
         self.reader.close()
 

@@ -1,4 +1,4 @@
-"""Some of the rows: by mask, by number, or as the parts of a split."""
+"""Selects rows: by mask, by number, or as parts of a split."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def chosen_rows(rows: Any, num_rows: int) -> NDArray:
     """Return row numbers, sorted, in the smallest unsigned dtype for `num_rows`.
 
     Args:
-        rows: bool[num_rows], or whole numbers in any order, each once.
+        rows: bool[num_rows], or integers in any order, without duplicates.
         num_rows: how many rows there are.
 
     Raises:
-        ConfigError: a mask has another length, a number is out of range or there several times, or nothing is left.
+        ConfigError: a mask has another length, a number is out of range or duplicate, or the selection is empty.
     """
     given = np.asarray(rows)
     if given.dtype == np.bool_:
@@ -61,16 +61,16 @@ def _listed(given: NDArray, num_rows: int) -> NDArray:
 
 
 def part_of_groups(groups: RowGroups, rule: SplitRule, *, by: str, strata: RowGroups | None = None) -> NDArray:
-    """Return the part of each row, [N] of the smallest unsigned dtype, where rows of a group stay together.
+    """Return the part of each row, [N] in the smallest unsigned dtype; rows of a group stay together.
 
     Args:
         groups: the group of each row.
-        rule: which group goes where; len(rule.names) = in no part.
+        rule: the split; len(rule.names) = in no part.
         by: the column of the groups, for messages.
-        strata: a group of the rows in which those of one group are all alike; every part gets its share of each.
+        strata: the stratum of each row, equal for all rows of a group; every part gets its fraction of each stratum.
 
     Raises:
-        ConfigError: fractions are out of range, there is no such group, rows belong to none, or a group lies in several
+        ConfigError: fractions are out of range, there is no such group, a row has no group, or a group lies in several
             strata.
     """
     codes = groups.codes
@@ -82,7 +82,7 @@ def part_of_groups(groups: RowGroups, rule: SplitRule, *, by: str, strata: RowGr
     held = np.zeros(len(groups.labels), dtype=np.bool_)
     for block in blocks(len(codes)):
         held[codes[block]] = True
-    present = np.flatnonzero(held)  # those of a subset may be few
+    present = np.flatnonzero(held)  # a subset may have few of them
     told = None if strata is None else _strata_of(groups, strata, by)[present]
     part = np.zeros(len(groups.labels), dtype=_part_dtype(rule))
     part[present] = rule.parts([groups.labels[number] for number in present.tolist()], told)
@@ -90,7 +90,7 @@ def part_of_groups(groups: RowGroups, rule: SplitRule, *, by: str, strata: RowGr
 
 
 def part_of_rows(rows: NDArray | range, rule: SplitRule, *, strata: RowGroups | None = None) -> NDArray:
-    """Return the part of each row by a hash of its number; see `part_of_groups`. An exact one sorts all of them."""
+    """Return the part of each row by a hash of its number; see `part_of_groups`. An exact split sorts all rows."""
     if rule.members:
         raise ConfigError('groups= names values of a column: say which with by="donor"; rows by number are .subset()s')
     if rule.exact or strata is not None:
@@ -103,7 +103,7 @@ def part_of_rows(rows: NDArray | range, rule: SplitRule, *, strata: RowGroups | 
 
 
 def _strata_of(groups: RowGroups, strata: RowGroups, by: str) -> IntArray:
-    """Return the stratum of each group, int64; a missing value is one, too."""
+    """Return the stratum of each group, int64; missing values form a stratum, too."""
     found = np.full(len(groups.labels), -2, dtype=np.int64)
     for block in blocks(len(groups.codes)):
         found[groups.codes[block]] = strata.codes[block]
@@ -119,7 +119,7 @@ def _strata_of(groups: RowGroups, strata: RowGroups, by: str) -> IntArray:
 
 
 def rows_of_part(part: NDArray, number: int) -> NDArray:
-    """Return the places, ascending, of a part among rows whose parts are told."""
+    """Return the ascending indices of the rows in a part."""
     return places_where(len(part), lambda block: part[block] == number)
 
 
@@ -128,7 +128,7 @@ def _part_dtype(rule: SplitRule) -> DType:
 
 
 def say_split(sizes: Sequence[int], rule: SplitRule, total: int, by: str) -> None:
-    """Say what came out; few groups seldom come out as asked by their hashes.
+    """Log the sizes of the parts; with few groups, hashes seldom give the requested sizes.
 
     Raises:
         ConfigError: a part is empty.

@@ -1,4 +1,4 @@
-"""What is usually done to counts, on whole batches: sparse or dense, of torch, of NumPy and SciPy, or of JAX."""
+"""Common transforms of counts, on whole batches: sparse or dense, in torch, NumPy and SciPy, or JAX."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Log1pCounts", "jax_normalized", "log1p_cpm", "log1p_normalized"]
 
-_PIECE = 1 << 16  # elements at a time: what a core keeps near
+_PIECE = 1 << 16  # elements at a time, to fit the cache of a core
 _SINGLE_BYTES = 4
 
 
@@ -26,20 +26,20 @@ _SINGLE_BYTES = 4
 class Log1pCounts:
     """A ``batch_transform=``: a field of counts becomes ``log1p(counts * total / size of the row)``; others stay.
 
-    The size of a row, its library size, is the sum of what the batch holds of it: with `genes=` that of the chosen
-    genes alone. `size` takes it from a field instead, such as the obs column that was counted over all genes.
+    The size of a row, its library size, is the sum of its values in the batch: with `genes=` those of the selected
+    genes alone. `size` takes it from a field instead, for example an obs column with the counts over all genes.
 
-    With dense rows on the CPU a loader of rows does it itself, on the reader thread, where the rows are made: the step
-    does not wait for it, and only counts that are not zero are looked at.
+    For dense rows on the CPU, a loader of rows applies it on the reader thread, where the rows are made: the step does
+    not wait for it, and only nonzero counts are processed.
 
     Attributes:
-        total: what rows add up to before the logarithm.
+        total: the sum of a row before the logarithm.
         field: name of the field, [B, genes], counts of any dtype.
-        size: name of the field of sizes, [B] numbers, such as ``"n_counts"`` with the loader's ``obs=["n_counts"]``.
-            Rows of size 0 become zeros, counts of those whose size is missing NaN. None = the sum of the row.
+        size: name of the field of sizes, [B] numbers, e.g. ``"n_counts"`` with the loader's ``obs=["n_counts"]``.
+            Rows of size 0 become zeros; if a size is missing, counts become NaN. None = the sum of the row.
 
     Raises:
-        ConfigError: `total` is not above 0.
+        ConfigError: `total` is not positive.
     """
 
     total: float = 1e6
@@ -55,7 +55,7 @@ class Log1pCounts:
             )
 
     def __call__(self, fields: dict[str, Any], _keys: Any) -> dict[str, Any]:
-        """Return the fields, the one of counts transformed.
+        """Return the fields, with the counts transformed.
 
         Raises:
             ConfigError: the batch has no such field.
@@ -74,32 +74,32 @@ class Log1pCounts:
         return {**fields, self.field: log1p_normalized(fields[self.field], total=self.total, sizes=sizes)}
 
     def change(self, rows: NDArray, sizes: NDArray | None = None) -> None:
-        """Transform dense rows, floats [B, genes], where they lie; a few at a time, so that they stay in the cache."""
+        """Transform dense rows, floats [B, genes], in place; a few at a time, so that they stay in the cache."""
         step = max(1, _PIECE // max(1, rows.shape[1]))
-        with np.errstate(all="ignore"):  # rows that could not be read hold anything
+        with np.errstate(all="ignore"):  # rows that could not be read have undefined values
             for low in range(0, len(rows), step):
                 part = slice(low, low + step)
                 _change(rows[part], self.total, None if sizes is None else sizes[part])
 
 
-# Counts per million and their logarithm.
+# Counts per million, then their logarithm.
 log1p_cpm = Log1pCounts()
 
 
 def log1p_normalized(counts: Any, *, total: float, sizes: Any = None) -> Any:
     """Return ``log1p(counts * total / size of the row)``; rows without counts stay zero.
 
-    Each row depends on itself alone, so the result does not depend on how batches are cut. Half precision, which cannot
+    Each row depends on itself alone, so the result does not depend on the batch. Half precision, which cannot
     hold such sums, is computed in single precision.
 
     Args:
-        counts: [B, genes], a matrix of torch, NumPy, SciPy (CSR) or JAX (BCSR); floats come back as what they were,
-            others become float32.
-        total: what rows add up to before the logarithm.
-        sizes: [B] numbers of the same library, the size of each row; None = the sum of what `counts` holds of it.
+        counts: [B, genes], a matrix of torch, NumPy, SciPy (CSR) or JAX (BCSR); floats keep their dtype,
+            other dtypes become float32.
+        total: the sum of a row before the logarithm.
+        sizes: [B] numbers of the same library, the size of each row; None = the sum of its values in `counts`.
 
     Returns:
-        A matrix of the same kind; of a sparse one columns and row pointers are shared.
+        A matrix of the same kind; a sparse one shares columns and row pointers.
     """
     if type(counts).__module__.partition(".")[0] in ("jax", "jaxlib"):
         return jax_normalized(counts, total, sizes)
@@ -195,7 +195,7 @@ def _scale(sums: NDArray, total: float) -> NDArray:
 
 
 def jax_normalized(counts: Any, total: float, sizes: Any) -> Any:
-    """Return ``log1p(counts * total / size of the row)`` of an array or a BCSR matrix; see `log1p_normalized`."""
+    """Return ``log1p(counts * total / size of the row)`` for an array or a BCSR matrix; see `log1p_normalized`."""
     if not hasattr(counts, "indptr"):
         return _compiled()[0](counts, total, sizes)
     data = _compiled()[1](counts.data, counts.indptr, total, sizes)
@@ -223,7 +223,7 @@ def _compiled() -> tuple[Any, Any]:
 
     def sparse(data: Any, indptr: Any, total: Any, sizes: Any) -> Any:
         values, num_rows = floats(data), len(indptr) - 1
-        # what is stored beyond the last row is padding: zeros, which stay zeros whichever row they are counted to
+        # elements stored beyond the last row are padding: zeros, which stay zero in any row
         row = jnp.repeat(jnp.arange(num_rows), jnp.diff(indptr), total_repeat_length=len(data))
         sums = jax.ops.segment_sum(values, row, num_segments=num_rows) if sizes is None else sizes.astype(values.dtype)
         return as_before(jnp.log1p(values * scale(sums, total)[row]), data)

@@ -1,4 +1,4 @@
-"""What samplers ask for, and what a loader hands out."""
+"""Requests of samplers, and output of loaders."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class LoadRequest(TypedDict):
     """Rows to be read together, and how they are cut into batches.
 
     Attributes:
-        requests: rows, as slices or as whole numbers [n]; may name a row several times.
-        splits: one array for each batch, of places in the rows in the order of `requests`. Rows that no split names
-            are not read. Left out: batches of the sampler's `batch_size`, shuffled if its `shuffle` is true.
+        requests: rows, as slices or as integers [n]; duplicates are allowed.
+        splits: one array for each batch, with places in the rows in the order of `requests`. Rows in no split
+            are not read. If missing: batches of the sampler's `batch_size`, shuffled if its `shuffle` is true.
     """
 
     requests: list[slice] | NDArray[np.integer[Any]]
@@ -28,10 +28,10 @@ class LoaderOutput(TypedDict):
     """One batch.
 
     Attributes:
-        X: rows of the matrix: scipy CSR, NumPy, or tensors and arrays of the library that was chosen.
-        obs: pandas.DataFrame of what is known about the rows; None without.
-        var: pandas.DataFrame of what is known about the columns, the same in every batch; None without.
-        index: int64[B], row numbers over all datasets; None unless asked for.
+        X: rows of the matrix: SciPy CSR, NumPy, or tensors and arrays of the chosen library.
+        obs: pandas.DataFrame about the rows, or None.
+        var: pandas.DataFrame about the columns, the same in every batch, or None.
+        index: int64[B], row numbers over all datasets; None unless requested.
     """
 
     X: Any

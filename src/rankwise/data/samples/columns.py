@@ -26,7 +26,7 @@ class Column(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it lies, for messages."""
+        """Location of the data, for messages."""
         ...
 
     @property
@@ -36,12 +36,12 @@ class Column(Protocol):
 
     @property
     def chunk_rows(self) -> int:
-        """Neighbouring samples that are read together, at least 1."""
+        """Number of neighbouring samples that are read together, at least 1."""
         ...
 
     @property
     def spec(self) -> FieldSpec:
-        """What a sample looks like."""
+        """Shape and dtype of a sample."""
         ...
 
     @property
@@ -54,11 +54,11 @@ class MemoryColumn:
     """Rows of a NumPy array, memory-mapped ones included.
 
     Args:
-        array: the array; its first axis are the samples.
-        place: what to call it in messages.
+        array: the array; samples lie along axis 0.
+        place: its name in messages.
 
     Raises:
-        ConfigError: it has no axis, or holds objects.
+        ConfigError: it has no axis, or contains objects.
     """
 
     def __init__(self, array: NDArray, *, place: str) -> None:
@@ -70,7 +70,7 @@ class MemoryColumn:
         self.place = place
         self.spec = FieldSpec(shape=array.shape[1:], dtype=array.dtype.newbyteorder("="))
         self.num_rows = len(array)
-        # Rows in memory have no neighbourhood worth keeping: an order then shuffles them one by one.
+        # Rows in memory need no locality: the order then shuffles single rows.
         self.chunk_rows = max(1, _LOCAL_BYTES // max(1, self._row_bytes)) if isinstance(array, np.memmap) else 1
         self.fingerprint = self._hash()
 
@@ -88,7 +88,7 @@ class MemoryColumn:
         into[...] = self._array[ids]
 
     def __getstate__(self) -> dict[str, Any]:
-        """A mapped file travels to workers by its name, not by its content."""
+        """Pickle a memory-mapped file by its path, not by its content."""
         return {**vars(self), "_array": _mapped_file(self._array) or self._array}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ class MemoryColumn:
             self._array = self._array.open()
 
     def _hash(self) -> str:
-        """Shape, dtype, and the bytes of a few rows spread over the array (1 MiB of them)."""
+        """Hash shape, dtype, and the bytes of a few rows spread over the array (1 MiB)."""
         digest = hashlib.sha256(repr((self._array.shape, self.spec.dtype.str)).encode())
         if self._array.size:
             num_probes = int(np.clip(_PROBE_BYTES // self._row_bytes, 1, self.num_rows))
@@ -108,7 +108,7 @@ class MemoryColumn:
 
 @dataclass(frozen=True, slots=True)
 class _MappedFile:
-    """Where a memory-mapped array lies."""
+    """How to open a memory-mapped array again."""
 
     path: str
     dtype: np.dtype[Any]
@@ -122,13 +122,13 @@ class _MappedFile:
 
 
 def _mapped_file(array: NDArray) -> _MappedFile | None:
-    """Return how to map it again; None where that is not the same: changed in memory only, no file, or with gaps."""
+    """Return how to map the array again; None if that would differ: changes in memory only, no file, or gaps."""
     mapped: Any = getattr(array, "_mmap", None)
     if not isinstance(array, np.memmap) or mapped is None or array.mode == "c" or not array.filename or not array.size:
         return None
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         return None
-    # a slice keeps the offset of the whole: count from where the mapping begins
+    # a slice has the offset of the whole array: count from the start of the mapping
     begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
     address = np.frombuffer(mapped, dtype=np.uint8).ctypes.data
     return _MappedFile(
@@ -141,15 +141,15 @@ def _mapped_file(array: NDArray) -> _MappedFile | None:
 
 
 class StoredColumn:
-    """One field of the samples in a Zarr array; sample i is row i.
+    """One field of the samples, in a Zarr array; sample i is row i.
 
     Args:
         array: the array.
-        reader: tells the sizes of its files.
-        missing: "fill" takes the fill value for chunks that are not in the store, "error" refuses them.
+        reader: provides the sizes of its files.
+        missing: "fill" reads chunks that are not in the store as the fill value, "error" refuses them.
 
     Raises:
-        DataError: its first or last file cannot be looked at.
+        DataError: the size of its first or last file cannot be read.
     """
 
     def __init__(self, array: ArrayMeta, reader: BoxReader, *, missing: str) -> None:
@@ -162,12 +162,12 @@ class StoredColumn:
         self.fingerprint = _fingerprint(array, reader)
 
     def cached_bytes(self, num_rows: int) -> int:
-        """Return the bytes that neighbouring rows take in the cache, where chunks are kept whole."""
+        """Return the bytes of neighbouring rows in the cache, which keeps whole chunks."""
         across = (-(-size // chunk) for size, chunk in zip(self.array.shape[1:], self.array.chunks[1:], strict=True))
         return -(-num_rows // self.chunk_rows) * math.prod(across) * self.array.chunk_bytes
 
     def request(self, ids: IntArray) -> BoxRequest | None:
-        """Return what is asked of the engine for some rows; None where rows hold no elements.
+        """Return the request to the engine for some rows; None if rows have no elements.
 
         Args:
             ids: int64[B].
@@ -185,12 +185,12 @@ class StoredColumn:
         )
 
     def errors(self, ids: IntArray, plan: BoxPlan, report: BoxReport) -> dict[int, SampleError]:
-        """Return what is wrong with rows, by their place in the batch.
+        """Return the errors of rows, by their place in the batch.
 
         Args:
             ids: int64[B].
-            plan: how they were read.
-            report: how that went.
+            plan: the plan by which they were read.
+            report: the report of that read.
         """
         found = {error.box: _sample_error(int(ids[error.box]), error) for error in report.errors}
         if self._missing == "error":
@@ -199,7 +199,7 @@ class StoredColumn:
         return found
 
     def _incomplete(self, box: int, plan: BoxPlan) -> BoxError:
-        """Say which chunk a row lacks, as far as planning knew."""
+        """Return an error that names a chunk which a row lacks, as far as planning knew."""
         return BoxError(
             box=box,
             place=self.place,
@@ -219,7 +219,7 @@ def _sample_error(sample: int, error: BoxError) -> SampleError:
 
 
 def _fingerprint(array: ArrayMeta, reader: BoxReader) -> str:
-    """Shape, dtype, grid, and how many bytes the first and the last file have: equal for a copy elsewhere."""
+    """Hash shape, dtype, grid, and the sizes of the first and last file: equal for a copy at another path."""
     sizes = []
     if 0 not in array.shape:
         last = tuple((size - 1) // file for size, file in zip(array.shape, array.files, strict=True))

@@ -28,10 +28,10 @@ __all__ = ["DatasetLoader", "Fetching", "Requests"]
 
 
 class Requests:
-    """Yields lists of (sample, key), micro-batch by micro-batch, and remembers for which shares.
+    """Yields lists of (sample, key), one per micro-batch, and records their shares.
 
-    A share without samples asks for the step's first sample, so that the collate function shows what a batch looks
-    like; the loader cuts it to zero rows. The DataLoader pulls ahead of the training; nothing here moves the state.
+    For an empty share it requests the step's first sample, so that the collate function shows the form of a batch;
+    the loader cuts it to zero rows. The DataLoader pulls lists ahead of training; this does not move the state.
 
     Args:
         cursor: where the loader stands.
@@ -42,7 +42,7 @@ class Requests:
         self.pulled: deque[Share] = deque()
 
     def begin(self) -> deque[Share]:
-        """Start anew at the cursor; return where the shares of this iteration will queue up."""
+        """Restart at the cursor; return the queue for the shares of this iteration."""
         self.pulled = deque()
         return self.pulled
 
@@ -57,16 +57,16 @@ class Requests:
 
 
 class Fetching:
-    """One iteration of a DataLoader, from where the loader stands; with workers they begin at once.
+    """One iteration of a DataLoader, from where the loader stands; workers start to fetch at once.
 
     Args:
-        loader: torch's.
+        loader: torch's DataLoader.
         requests: its batch sampler.
         cursor: where the loader stands.
 
     Attributes:
-        batches: what comes.
-        pulled: the share of each batch, added when the batch is asked for.
+        batches: iterator over the batches.
+        pulled: the share of each batch, added when the batch is requested.
     """
 
     def __init__(self, loader: DataLoader[Any], requests: Requests, cursor: Cursor) -> None:
@@ -78,12 +78,12 @@ class Fetching:
 
     @property
     def is_next(self) -> bool:
-        """Whether the loader stands where this began."""
+        """Whether the loader still stands where this iteration began."""
         order, done, speeds = self._begun_at
         return order is self._cursor.order and (done, speeds) == (self._cursor.done, self._cursor.speeds)
 
     def drop(self) -> None:
-        """Make it as if this had not been: the workers' seeds, and those of an order of torch's, are drawn again."""
+        """Undo this iteration: restore the generator, so that the next one draws the same seeds again."""
         self.batches = iter(())
         self._loader.generator.set_state(self._random)
 
@@ -91,17 +91,17 @@ class Fetching:
 class DatasetLoader(CursorLoader):
     """Implements `BatchLoader` over a map-style dataset: ``dataset[i]`` and ``len(dataset)``.
 
-    The samples of a step are those of the order, at any number of workers; workers may pull ahead, the position moves
-    when a step is marked done. A rank without samples in a step gets what ``collate_fn`` makes of one sample, cut to
-    zero rows. ``batch.data`` is what ``collate_fn`` returned, on the device; ``batch["x"]`` and ``batch[0]`` reach
-    into it when it is a dict or a tuple.
+    The samples of a step are those of the order, for any number of workers. Workers may fetch ahead; the position moves
+    when a step is marked done. A rank without samples in a step gets the batch that ``collate_fn`` makes of one sample,
+    cut to zero rows. ``batch.data`` is the result of ``collate_fn``, on the device; ``batch["x"]`` and ``batch[0]``
+    index into it if it is a dict or a tuple.
 
-    Randomness inside the dataset belongs to the sample: see `reseed` and `sample_key`.
+    Random numbers in the dataset can depend on the sample alone: see `reseed` and `sample_key`.
 
-    Workers are started by "forkserver" (also where Python would fork: a fork of a process that has threads, as one
-    with zarr, CUDA or a process group has, can hang), which imports the main script once for all loaders of a process.
-    So the dataset must be picklable and not of a notebook, and a script that uses workers needs
-    ``if __name__ == "__main__":``. They stay up from epoch to epoch, and end when the process does, however it ends.
+    Workers are started by "forkserver", which imports the main script once for all loaders of a process. (A plain fork
+    can hang in a process that has threads, as zarr, CUDA and process groups start them.) So the dataset must be
+    picklable and must not be defined in a notebook, and a script that uses workers needs ``if __name__ ==
+    "__main__":``. Workers stay alive from epoch to epoch, and end when the process ends, however it ends.
 
     Args:
         dataset: map-style dataset.
@@ -111,18 +111,18 @@ class DatasetLoader(CursorLoader):
         prefetch_factor: batches that each worker fetches ahead, default 2.
         collate_fn: list of samples to a batch; default torch's.
         world: the world; None = `World.current()`.
-        device: "auto" = the world's device, any torch device, or None to leave batches as they were collated.
-        pin_memory: page-lock batches for the copy; None = when the device is CUDA.
+        device: "auto" = the world's device, any torch device, or None to leave batches as collated.
+        pin_memory: page-lock batches for the copy; None = if the device is CUDA.
         reseed: seed the global generators of `random`, NumPy and torch (CPU) with the sample's key before each
-            ``dataset[i]`` and restore them after it; then transforms that draw from them give the same at any world
-            size. None = yes, except for a dataset with ``__getitems__``, which fetches batches at once.
-        worker_init_fn: called with its number in each worker.
+            ``dataset[i]`` and restore them afterwards; then transforms that use them give the same at any world
+            size. None = yes, except for a dataset with ``__getitems__``, which fetches whole batches.
+        worker_init_fn: called with the worker's number in each worker.
         persistent_workers: keep workers from epoch to epoch; None = yes if there are any.
-        multiprocessing_context: how workers start: "forkserver" (default), "spawn" or "fork".
-        timeout: seconds to wait for a batch of the workers; 0 = for ever.
+        multiprocessing_context: start method of workers: "forkserver" (default), "spawn" or "fork".
+        timeout: seconds to wait for a batch from the workers; 0 = for ever.
 
     Raises:
-        ConfigError: the dataset is not map-style, its length is not the order's, or an argument is out of range.
+        ConfigError: the dataset is not map-style, its length differs from the order's, or an argument is out of range.
         MissingExtraError: torch is not installed.
     """
 
@@ -203,9 +203,9 @@ class DatasetLoader(CursorLoader):
             self._repeats.ends(start, whole=not num_left)
 
     def peek(self) -> DatasetBatch:
-        """Return the first micro-batch of what the next iteration will give, fetched now, in this process.
+        """Fetch and return the first micro-batch of the next iteration, in this process.
 
-        Nothing moves, but random generators that the dataset draws from where `reseed` is off.
+        No state changes, except random generators that the dataset uses if `reseed` is off.
 
         Raises:
             ConfigError: no step is left.
@@ -222,13 +222,13 @@ class DatasetLoader(CursorLoader):
         return self.dataset
 
     def start_prefetch(self) -> bool:
-        """Start the workers, which then fetch the first batches of the next iteration; returns when they are started.
+        """Start the workers, which fetch the first batches of the next iteration; returns when they have started.
 
-        An iteration that begins elsewhere drops them. The workers' copy of the dataset is made here, unless they stay
-        from an earlier epoch. Errors wait for the iteration. Calling it twice is fine.
+        An iteration that begins elsewhere drops these batches. The workers get their copy of the dataset here, unless
+        they are alive from an earlier epoch. The next iteration raises the errors. Calling it twice is fine.
 
         Returns:
-            Whether anything is fetched: not without workers, and not while an iteration is under way.
+            Whether anything is fetched: not without workers, and not during an iteration.
         """
         self._check_open()
         if not self._loader.num_workers or self._num_open:
@@ -244,14 +244,14 @@ class DatasetLoader(CursorLoader):
             raise ConfigError(CLOSED)
 
     def close(self) -> None:
-        """End the workers, those that stay too; iterating again raises ConfigError. Calling it twice is fine."""
+        """End the workers, persistent ones too; iterating again raises ConfigError. Calling it twice is fine."""
         self._is_closed = True
         if self._early is not None:
             self._early.drop()
         self._early = self._loader._iterator = None  # noqa: SLF001  (torch keeps workers that stay there)
 
     def _begin(self) -> Fetching:
-        """What was begun early if it is what is asked for now, else a new one."""
+        """Return the iteration that was started early if it begins where the loader stands, else a new one."""
         early, self._early = self._early, None
         if early is not None:
             if early.is_next:
@@ -295,6 +295,6 @@ def _torch_loader(dataset: KeyedDataset, requests: Requests, **options: Any) -> 
         from torch.utils.data import DataLoader
     except ImportError as error:
         raise MissingExtraError("a DatasetLoader runs torch's DataLoader: pip install 'rankwise[train]'") from error
-    # A generator of its own: drawing the workers' base seed must not move the training's random state.
+    # A separate generator: drawing the workers' base seed must not change the random state of the training.
     generator = torch.Generator().manual_seed(0)
     return DataLoader(dataset, batch_sampler=requests, generator=generator, **options)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ __all__ = ["DatasetBatch", "first_twice", "map_tree", "move_tree", "no_rows"]
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return `tree` with its leaves replaced; dicts, lists, tuples and named tuples keep their kind."""
+    """Return `tree` with its leaves replaced; dicts, lists, tuples and named tuples keep their type."""
     if isinstance(tree, (Mapping, list, tuple)):
         return _children(tree, lambda value: map_tree(function, value))
     return function(tree)
@@ -28,10 +28,10 @@ def move_tree(tree: Any, device: Any, *, non_blocking: bool) -> Any:
 
 
 def first_twice(tree: Any) -> Any:
-    """Return a copy of a collated batch: its first sample twice, or all of it where samples cannot be told apart.
+    """Return a collated batch of its first sample twice; the batch itself if samples cannot be told apart.
 
-    The batch axis is the first one of every tensor and array, and the items of a list of texts. Where these differ in
-    length (documents laid end to end, beside their lengths) the first row of each is no sample.
+    The batch axis is the first one of every tensor and array, and the items of a list of texts. If these differ in
+    length (for example concatenated documents beside their lengths), a row is not a sample.
     """
     try:
         no_rows(tree)
@@ -65,7 +65,7 @@ def no_rows(tree: Any) -> Any:
     """Return a collated batch cut to zero samples: each tensor or array ``[:0]``, each list of texts empty.
 
     Raises:
-        ConfigError: it holds something whose batch axis is not known.
+        ConfigError: it contains something with an unknown batch axis.
     """
     if isinstance(tree, list) and _are_texts(tree):
         return []
@@ -89,29 +89,29 @@ def _children(tree: Any, function: Callable[[Any], Any]) -> Any:
 
 
 class DatasetBatch(ShareView):
-    """Implements `Batch`. Its memory is its own: it stays valid after its step.
+    """Implements `Batch`. It owns its memory and stays valid after its step.
 
     Attributes:
         data: what ``collate_fn`` returned, on the device.
-        loader: a weak reference to the loader that made it; None where nobody did. A dataset says nothing of its
-            content by itself, so whoever compares the ranks' data asks there.
+        loader: a weak reference to its loader; None if it has none. A dataset has no fingerprint of its content, so
+            the check that ranks have equal data asks the loader.
     """
 
     def __init__(self, share: Share, data: Any, *, uncut: Any = None, loader: Any = None) -> None:
         super().__init__(share)
         self.data = data
         self.loader = loader
-        # what an empty batch was cut from: a real sample, for `stand_in`
+        # the real sample that an empty batch was cut from, for `stand_in`
         self._uncut = data if uncut is None else uncut
 
     def __repr__(self) -> str:
         return self._described(type(self.data).__name__)
 
     def __getitem__(self, field: str | int) -> Any:
-        """Return ``data[field]``: a name of a dict, a number of a tuple or list.
+        """Return ``data[field]``: a key of a dict, or an index of a tuple or list.
 
         Raises:
-            KeyError: there is no such field; the message says what there is.
+            KeyError: there is no such field; the message lists those that exist.
         """
         data = self.data
         if isinstance(data, Mapping) and field in data:
@@ -127,9 +127,9 @@ class DatasetBatch(ShareView):
         raise KeyError(f"the batch has no field {field!r}; what collate_fn returned is {has}")
 
     def stand_in(self) -> DatasetBatch:
-        """Return a batch of two samples that owns its memory: the first one twice, real data also in an empty batch.
+        """Return a batch of two samples that owns its memory: the first one twice; an empty batch also has real data.
 
-        Where ``collate_fn`` returns something whose samples cannot be told apart, it is that whole: all of its samples.
+        If the samples of a batch cannot be told apart, it is the whole batch with all its samples.
         """
         data, ids = first_twice(self._uncut), self.ids if len(self.ids) else self._share.step.ids[:1]
         ids = ids if data is self._uncut else np.resize(ids, 2)
@@ -137,7 +137,7 @@ class DatasetBatch(ShareView):
         return DatasetBatch(share, data)
 
     def release(self, event: Any = None) -> None:
-        """Do nothing: the memory is not used again."""
+        """Do nothing: the memory is not reused."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Datasets of users: what they have is asked here only; their randomness belongs to the sample, not to the worker."""
+"""Datasets of users; only this module probes their members. Random numbers depend on the sample, not the worker."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _KEY: ContextVar[int] = ContextVar("rankwise_sample_key")
 def sample_key() -> int:
     """Return the key of the sample that is being fetched: f(seed, epoch, sample), any int64.
 
-    For use inside a dataset's ``__getitem__`` under a `DatasetLoader`, for example
-    ``numpy.random.default_rng(sample_key() & (2**63 - 1))``. The same at any world size, number of workers and after
-    any restart; another one in the next epoch.
+    Call it in a dataset's ``__getitem__`` under a `DatasetLoader`, for example
+    ``numpy.random.default_rng(sample_key() & (2**63 - 1))``. The key is the same at any world size, for any number of
+    workers and after any restart; it differs in the next epoch.
 
     Raises:
-        ConfigError: no sample is being fetched by a `DatasetLoader`, one by one.
+        ConfigError: no `DatasetLoader` is fetching a single sample now.
     """
     try:
         return _KEY.get()
@@ -38,13 +38,13 @@ def sample_key() -> int:
 
 
 class KeyedDataset:
-    """A map-style dataset asked for ``(sample, key)`` pairs; runs in the loader's worker or in its own process.
+    """A map-style dataset indexed by ``(sample, key)`` pairs; runs in the loader's workers or in its own process.
 
     Args:
         dataset: the user's dataset.
         reseed: before each sample, seed the global generators of `random`, NumPy and torch (CPU) with its key, and
-            give them back as they were afterwards; fetches one by one. False leaves them alone; None = True, except
-            for a dataset with ``__getitems__``, which fetches batches at once.
+            restore them afterwards; fetches samples one by one. False leaves them alone; None = True, except
+            for a dataset with ``__getitems__``, which fetches whole batches.
 
     Attributes:
         fingerprint: of the dataset, if it has one.
@@ -63,7 +63,7 @@ class KeyedDataset:
         return self.__getitems__([pair])[0]
 
     def __getitems__(self, pairs: Sequence[tuple[int, int]]) -> Sequence[Any]:
-        """Fetch samples; torch's DataLoader calls this with all that form a batch."""
+        """Fetch samples; torch's DataLoader calls this with all samples of a batch."""
         if not self.reseed and self._at_once:
             fetched: Sequence[Any] = self.dataset.__getitems__([sample for sample, _ in pairs])
             return fetched
@@ -78,7 +78,7 @@ class KeyedDataset:
         unsigned = key & (2**64 - 1)
         random.seed(unsigned)
         np.random.seed([unsigned >> 32, unsigned & (2**32 - 1)])  # noqa: NPY002  (the generator that datasets use)
-        # not torch.manual_seed, which would seed the accelerators too, and the model draws from those
+        # not torch.manual_seed, which also seeds accelerators, and the model draws from those
         torch.default_generator.manual_seed(unsigned & (2**63 - 1))
         return self._one(sample, key)
 
@@ -95,7 +95,7 @@ class KeyedDataset:
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """Give the global CPU generators back as they were: without workers they are the training process's own."""
+    """Restore the global CPU generators: without workers they belong to the training process."""
     import torch
 
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
@@ -107,7 +107,7 @@ def _generators_kept() -> Iterator[None]:
         torch.default_generator.set_state(states[2])
 
 
-# They have lengths and brackets, but not for one sample by its number.
+# They have __len__ and __getitem__, but do not index samples by number.
 _BY_NAME = {
     "h5py.Group", "pandas.DataFrame", "polars.DataFrame", "pyarrow.Table", "scipy.sparray", "scipy.spmatrix",
     "torch.IterableDataset", "xarray.DataArray", "xarray.Dataset",
@@ -115,7 +115,7 @@ _BY_NAME = {
 
 
 def layers(dataset: Any) -> Iterator[Any]:
-    """A dataset, and what torch's own wrappers (Subset, ConcatDataset) hold: workers import all of their classes."""
+    """Yield a dataset, and those inside torch's wrappers (Subset, ConcatDataset): workers import all their classes."""
     yield dataset
     if type(dataset).__module__.startswith("torch."):
         for inner in (*getattr(dataset, "datasets", ()), *filter(None, [getattr(dataset, "dataset", None)])):
@@ -123,7 +123,7 @@ def layers(dataset: Any) -> Iterator[Any]:
 
 
 def check_dataset(dataset: Any, *, num_workers: int, prefetch_factor: int | None) -> None:
-    """Refuse what is no map-style dataset, or cannot travel to workers; ConfigError."""
+    """Refuse an object that is not a map-style dataset or cannot be sent to workers; raises ConfigError."""
     kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(dataset).__mro__}
     no_numbers = isinstance(dataset, (str, bytes)) or bool(kinds & _BY_NAME)
     if no_numbers or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):

@@ -1,4 +1,4 @@
-"""From paths, URLs and arrays to the columns of a source."""
+"""Opens paths, URLs and arrays as columns of a source."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def make_column(name: str, array: Any, reader: BoxReader, *, missing: str) -> Co
         missing: see `StoredColumn`.
 
     Raises:
-        ConfigError: it is something else, or batches cannot hold it.
+        ConfigError: it is something else, or cannot form batches.
         DataError: there is no array, or it is damaged.
-        MissingExtraError: what reads Zarr arrays is not installed.
+        MissingExtraError: the package that reads Zarr arrays is not installed.
     """
     if isinstance(array, (str, os.PathLike)):
         if str(array).endswith(".npy"):
@@ -58,7 +58,7 @@ def make_column(name: str, array: Any, reader: BoxReader, *, missing: str) -> Co
 class GroupArrays(Mapping[str, Any]):
     """The arrays of a Zarr group and of the groups inside it, by their path in the group.
 
-    Arrays that cannot form batches raise only when they are taken out.
+    Arrays that cannot form batches raise an error only when they are accessed.
 
     Args:
         uri: folder or URL of the group, or ZIP file.
@@ -92,7 +92,7 @@ class GroupArrays(Mapping[str, Any]):
 
 
 def _is_ours(uri: str | os.PathLike[str]) -> bool:
-    """Whether the engine reads it; the rest is left to zarr-python: ZIP files, other URLs."""
+    """Whether our engine reads it; zarr-python reads the rest: ZIP files and other URLs."""
     text = os.fspath(uri)
     if "://" in text or "::" in text:
         return understands_url(text)
@@ -104,7 +104,7 @@ def _open_array(uri: str | os.PathLike[str]) -> Any:
 
 
 def _found(look: Callable[[str | os.PathLike[str]], Found], uri: str | os.PathLike[str]) -> Found:
-    """Look at a place, and say what to do with a file or folder that is not Zarr."""
+    """Open a path or URL. If a file or folder is not Zarr, the error says what to do with it."""
     try:
         return look(uri)
     except DataError as error:
@@ -115,12 +115,12 @@ def _found(look: Callable[[str | os.PathLike[str]], Found], uri: str | os.PathLi
 
 
 def _is_tensor(array: Any) -> bool:
-    torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+    torch = sys.modules.get("torch")  # a caller with a tensor has imported torch
     return torch is not None and isinstance(array, torch.Tensor)
 
 
 def _numpy_of(name: str, tensor: Any) -> NDArray:
-    """The tensor's own memory as an array."""
+    """Return the tensor's memory as an array."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""`ArraySource`: one sample is `array[i]` of each of its fields, Zarr and NumPy alike; and its loader."""
+"""`ArraySource`: a sample is `array[i]` of each field, for Zarr and NumPy arrays; and its loader."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from rankwise.errors import ConfigError, DataError, SampleError
 
 __all__ = ["ArrayPlan", "ArraySource", "SampleLoader"]
 
-_MOST_TOGETHER_BYTES = 2**18  # of one sample: measured, 192 KiB gain a tenth or more, 768 KiB lose up to a third
+_MOST_TOGETHER_BYTES = 2**18  # of one sample: measured, 192 KiB gain at least a tenth, 768 KiB lose up to a third
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ArrayPlan:
-    """Implements `Plan`: how one share is read from every field.
+    """Implements `Plan`: how to read one share from every field.
 
     Attributes:
         share: the share.
-        boxes: for each Zarr field, how its rows are read.
-        num_chunks: chunks to decode, those left out that are decoded already.
-        read_bytes: encoded bytes to read, as far as known beforehand.
+        boxes: for each Zarr field, how to read its rows.
+        num_chunks: chunks to decode, without those already in the cache.
+        read_bytes: encoded bytes to read, as far as known in advance.
         decode_bytes: bytes to decode.
     """
 
@@ -61,33 +61,33 @@ class ArrayPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class _ColumnsLocality(Locality):
-    """Of several arrays, each with chunks of its own length."""
+    """Locality of several arrays, each with its own chunk length."""
 
     stored: tuple[StoredColumn, ...]
 
     def decoded_bytes(self, num_samples: int) -> int:
-        """Return the bytes that so many neighbouring samples take in the cache: those of the Zarr fields, decoded."""
+        """Return the bytes of `num_samples` neighbouring samples in the cache: the decoded Zarr fields."""
         return sum(column.cached_bytes(num_samples) for column in self.stored)
 
 
 class ArraySource(BaseSource):
     """Implements `Source` over arrays that share axis 0: sample i has the fields ``{name: array[i]}``.
 
-    Also a map-style dataset: ``len(source)``, ``source[i]``; it may travel to other processes.
+    Also a map-style dataset: ``len(source)``, ``source[i]``; can be sent to other processes.
 
     Args:
-        arrays: by field name: a NumPy array (a memory-mapped one, too), a tensor in host memory, a Zarr array, a path
+        arrays: by field name: a NumPy array (also memory-mapped), a tensor in host memory, a Zarr array, a path
             or URL of one, or a path to a ``.npy`` file, which is memory-mapped.
-        cache: bytes of decoded chunks kept in memory (default 256 MiB; 0 = none), or a `ChunkCache` that several
+        cache: bytes of decoded chunks to keep in memory (default 256 MiB; 0 = none), or a `ChunkCache` that several
             sources share.
         threads: threads that read and decode; None = the cores that this rank may use.
-        missing: what a chunk that is not in the store stands for: "fill" = the array's fill value, as Zarr says
-            (counted in the statistics), "error" = a damaged store.
+        missing: how to treat a chunk that is not in the store: "fill" = read it as the array's fill value, as Zarr
+            does (counted in the statistics), "error" = report a damaged store.
 
     Raises:
-        ConfigError: there are no arrays, their lengths differ, they are empty or hold objects.
-        DataError: a path holds no array, or a damaged one.
-        MissingExtraError: an array is a Zarr array and what reads it is not installed.
+        ConfigError: there are no arrays, their lengths differ, or they are empty or contain objects.
+        DataError: there is no array at a path, or it is damaged.
+        MissingExtraError: an array is a Zarr array and the package that reads it is not installed.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ArraySource(BaseSource):
             raise ConfigError("an ArraySource wants at least one array, such as {'image': array}; got none")
         if missing not in ("fill", "error"):
             raise ConfigError(f"missing= is 'fill' or 'error', got {missing!r}")
-        # a window order comes back to its chunks soon: each is kept at its first time
+        # an order with windows soon returns to its chunks: keep each one at its first use
         self.reader = BoxReader(cache=cache, threads=threads, keep="all")
         self._columns: dict[str, Column] = {
             name: make_column(name, array, self.reader, missing=missing) for name, array in arrays.items()
@@ -130,16 +130,16 @@ class ArraySource(BaseSource):
 
         Args:
             uri: folder or URL of the group, or a ZIP file with one.
-            fields: which of its arrays; a mapping ``{field: array}`` renames them; None = all that it holds, by name.
+            fields: which of its arrays; a mapping ``{field: array}`` renames them; None = all arrays, by name.
             cache: see the class.
             threads: see the class.
             missing: see the class.
 
         Raises:
             ConfigError: lengths differ (the message lists them), or an array is empty.
-            DataError: there is no group, or it lacks an array (the message lists what there is), or an array is
-                damaged or holds what batches cannot.
-            MissingExtraError: what reads it is not installed.
+            DataError: there is no group, or it lacks an array (the message lists those it has), or an array is
+                damaged or cannot form batches.
+            MissingExtraError: the package that reads it is not installed.
         """
         if isinstance(fields, str):
             raise ConfigError(f"fields= is a list of names, got the text {fields!r}: write fields=[{fields!r}]")
@@ -187,10 +187,10 @@ class ArraySource(BaseSource):
 
     @cached_property
     def locality(self) -> Locality:
-        """What neighbours share: the longest chunk along axis 0 of all fields (1 in memory), and what it decodes to.
+        """The longest chunk along axis 0 of all fields (1 in memory), and its decoded size.
 
-        The steps of a window are read as one, so that each chunk is decoded, and asked for, once. What that costs is
-        one more copy of each sample, which is too much where samples are large.
+        The steps of a window are read together, so that each chunk is read and decoded once. This costs one more copy
+        of each sample, which is too much for large samples.
         """
         sizes = [self._fields[name].dtype.itemsize * math.prod(self._fields[name].shape) for name in self._stored]
         return _ColumnsLocality(
@@ -207,25 +207,25 @@ class ArraySource(BaseSource):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the arrays' metadata: equal for a copy at another path, different for other data.
+        """Hash of the arrays' metadata, and of some rows of NumPy arrays: equal for a copy at another path.
 
-        What `select` returns keeps it: leaving out a field changes no order.
+        A source from `select` has the same fingerprint: leaving out a field does not change the order.
         """
         return self._fingerprint
 
     @property
     def stateless(self) -> bool:
-        """Whether what is read follows from the share alone; arrays in memory may be written to between epochs."""
+        """Whether the content depends on the share alone; arrays in memory may be modified between epochs."""
         return not any(isinstance(column, MemoryColumn) for column in self._columns.values())
 
     @property
     def cache(self) -> ChunkCache:
-        """Where decoded chunks are kept."""
+        """The cache of decoded chunks."""
         return self.reader.cache
 
     @property
     def stats(self) -> ReaderStats:
-        """What was read from Zarr arrays through this source, all fields together."""
+        """Counts of what this source read from Zarr arrays, over all fields."""
         return self.reader.stats
 
     @property
@@ -233,7 +233,7 @@ class ArraySource(BaseSource):
         return {name: column for name, column in self._columns.items() if isinstance(column, StoredColumn)}
 
     def select(self, fields: Sequence[str]) -> ArraySource:
-        """Return a source of some of the fields, over the same arrays, with the same cache and statistics.
+        """Return a source with some of the fields, over the same arrays, with the same cache and statistics.
 
         Raises:
             ConfigError: there is no such field.
@@ -254,10 +254,10 @@ class ArraySource(BaseSource):
         self._fields = MappingProxyType({name: column.spec for name, column in self._columns.items()})
 
     def plan(self, share: Share) -> ArrayPlan:
-        """Return how `share` is read: for each field its different chunks, each with the places that it fills.
+        """Return the plan for reading `share`: for each field its distinct chunks, each with the places that it fills.
 
         Raises:
-            IndexError: the share has a sample that the source has not.
+            IndexError: the share contains a sample that the source does not have.
         """
         ids = np.asarray(share.ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
@@ -278,12 +278,12 @@ class ArraySource(BaseSource):
         self.reader.hint(list(plan.boxes.values()))
 
     def read(self, plan: ArrayPlan, into: BatchBuffer) -> ReadReport:
-        """Read a plan into a buffer, which it reserves. Thread-safe; samples that fail are reported, not raised."""
+        """Read a plan into a buffer, which this reserves. Thread-safe; failed samples are reported, not raised."""
         into.reserve(self.fields, plan.share.num_samples, {})
         return self._read(plan.share.ids, plan.boxes, {name: into.arrays(name)[0] for name in self._columns})
 
     def close(self) -> None:
-        """Give threads and files back. Reading again opens them anew."""
+        """Close threads and files. Reading again reopens them."""
         self.reader.close()
 
     def _boxes(self, ids: IntArray) -> dict[str, BoxPlan]:
@@ -291,7 +291,7 @@ class ArraySource(BaseSource):
         return {name: self.reader.plan(request) for name, request in requests.items() if request is not None}
 
     def _read(self, ids: IntArray, boxes: Mapping[str, BoxPlan], into: Mapping[str, NDArray]) -> ReadReport:
-        """Fill ``into[field][B, *shape]``: all Zarr fields at once, so that threads share the work."""
+        """Fill ``into[field][B, *shape]``: all Zarr fields together, so that threads share the work."""
         for name, column in self._columns.items():
             if isinstance(column, MemoryColumn):
                 column.read(ids, into[name])
@@ -320,4 +320,4 @@ def _common_length(columns: Mapping[str, Column]) -> int:
 
 
 class SampleLoader(RankLoader):
-    """The loader of an `ArraySource`, or any other source of samples; its arguments are those of `RankLoader`."""
+    """The loader for an `ArraySource`, or any other source of samples; its arguments are those of `RankLoader`."""

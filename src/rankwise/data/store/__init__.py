@@ -1,4 +1,4 @@
-"""Bytes to arrays: boxes of Zarr arrays, checked, decoded, cached and counted. Needs no torch."""
+"""Reads boxes of Zarr arrays: checked, decoded, cached and counted. Does not need torch."""
 
 from __future__ import annotations
 

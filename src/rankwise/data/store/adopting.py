@@ -1,4 +1,4 @@
-"""Arrays that zarr-python has opened, in whatever store: their metadata, and the store kept for reading."""
+"""Arrays opened with zarr-python, in any store: their metadata, and the store to read from."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["AdoptedArrays"]
 
 
 class AdoptedArrays:
-    """Arrays of stores that only zarr-python can read: memory, ZIP files, any file system of fsspec.
+    """Arrays in stores that only zarr-python can read: memory, ZIP files, any file system of fsspec.
 
-    They travel to other processes as zarr-python's own arrays do. Thread-safe.
+    They are sent to other processes in the same way as zarr-python's arrays. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._arrays: dict[str, zarr.Array[Any]] = {}
 
     def adopt(self, array: zarr.Array[Any]) -> ArrayMeta:
-        """Return the metadata of an array; it is kept, unless it lies in a folder, which needs nobody's store.
+        """Return the metadata of an array; keep the array, unless it lies in a folder, which needs no store object.
 
         Raises:
-            DataError: batches cannot hold the array, or its metadata make no sense.
+            DataError: the array cannot form batches, or its metadata are invalid.
         """
         folder = _folder(array)
         if folder is not None:
@@ -45,7 +45,7 @@ class AdoptedArrays:
         return self._arrays.get(place)
 
     def stored_bytes(self, place: str, key: str) -> int:
-        """Return the size of a file of an adopted array, -1 if there is none.
+        """Return the size of a file of an adopted array, -1 if it does not exist.
 
         Args:
             place: of the array.
@@ -60,7 +60,7 @@ class AdoptedArrays:
             return -1
 
     def _keep(self, array: zarr.Array[Any]) -> str:
-        """A place that no other array has. With "://" in it, nothing looks for files there."""
+        """Return a place that no other array has. It contains "://", so no code looks for files there."""
         place = name = f"zarr-{array.store_path}".rstrip("/") if "://" in str(array.store_path) else "zarr://array"
         number = 1
         while self._arrays.setdefault(place, array) is not array:
@@ -72,7 +72,7 @@ class AdoptedArrays:
 def _folder(array: zarr.Array[Any]) -> Path | None:
     from zarr.storage import LocalStore
 
-    # a store that is made out of it, by inheriting, may do more than to read files
+    # a subclass of the store may do more than read files
     return Path(array.store.root) / array.path if type(array.store) is LocalStore else None
 
 

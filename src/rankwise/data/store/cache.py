@@ -1,4 +1,4 @@
-"""Decoded chunks kept in memory: least recently used, capped in bytes."""
+"""An LRU cache of decoded chunks, limited in bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DEFAULT_CACHE_BYTES = 256 * 2**20
 
 
 class ChunkCache:
-    """An LRU cache of arrays, capped by their bytes; thread-safe.
+    """An LRU cache of arrays, limited by their bytes; thread-safe.
 
-    What is larger than the whole cache is not kept. Arrays come back read-only, because several readers share them.
-    One cache may serve several sources: its cap then holds for all of them together.
+    An array larger than the whole cache is not kept. Arrays become read-only, because several readers share them.
+    One cache may serve several sources: its limit then applies to all of them together.
 
     Args:
         capacity_bytes: most bytes kept; 0 keeps nothing.
@@ -39,20 +39,20 @@ class ChunkCache:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Keep nothing; for processes that are forked while threads are at work."""
-        # For what is kept and its bytes together: threads of all readers that share the cache meet here.
+        """Drop everything; for processes that are forked while threads run."""
+        # Guards entries and byte count; threads of all readers that share the cache take it.
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, NDArray] = OrderedDict()
         self._kept_bytes = 0
 
     def __reduce__(self) -> tuple[type[ChunkCache], tuple[int]]:
-        """Travel to another process as an empty cache of the same size."""
+        """Pickle as an empty cache of the same size."""
         return ChunkCache, (self.capacity_bytes,)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes held now, never more than `capacity_bytes`."""
-        return self._kept_bytes  # one look, no lock: it is out of date as soon as it is told
+        """Bytes in use, never more than `capacity_bytes`."""
+        return self._kept_bytes  # a single read needs no lock: the number is outdated once returned
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -62,15 +62,15 @@ class ChunkCache:
             return key in self._kept
 
     def holds(self, keys: Sequence[Hashable]) -> list[bool]:
-        """Return which of `keys` are kept now; touches none of them."""
+        """Return which of `keys` are in the cache now, without marking them as used."""
         with self._lock:
             return [key in self._kept for key in keys]
 
     def peek(self, keys: Sequence[Hashable]) -> list[NDArray | None]:
-        """Return the arrays of `keys` that are kept now, None for the others."""
+        """Return the arrays of `keys` in the cache, None for the others."""
         with self._lock:
-            # Others may push these out at once. Decoders then still read from their addresses: whoever got an array
-            # here holds it until his chunks are placed.
+            # Other threads may evict these at once, while decoders still read from their addresses: the caller must
+            # hold a returned array until its chunks are placed.
             held = [self._kept.get(key) for key in keys]
             for key, array in zip(keys, held, strict=True):
                 if array is not None:
@@ -78,10 +78,10 @@ class ChunkCache:
             return held
 
     def put(self, key: Hashable, array: NDArray) -> None:
-        """Keep an array, which becomes read-only; replaces what was kept under `key`."""
-        array.flags.writeable = False  # before others can find it
+        """Keep an array, which becomes read-only; replaces the entry of `key`."""
+        array.flags.writeable = False  # before other threads can find it
         with self._lock:
-            # Two threads may have decoded the same chunk. The second replaces the first, whose readers keep it.
+            # Two threads may decode the same chunk. The second replaces the first; readers of the first keep it alive.
             old = self._kept.pop(key, None)
             self._kept_bytes -= 0 if old is None else old.nbytes
             self._keep(key, array)

@@ -1,4 +1,4 @@
-"""Forks: what is made anew in processes that are forked from this one, and what a fork waits for."""
+"""Forks: objects that forked processes must recreate, and a lock that a fork waits for."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Protocol
 
 __all__ = ["forks_wait", "renew_in_children"]
 
-# Held where a thread of ours imports modules or loads code: a fork in the middle of it would leave a child with modules
-# that are half there, and with locks of theirs that nobody opens. The thread that holds it may fork.
+# Held while one of our threads imports modules or loads code: a fork in between would leave a child with partially
+# imported modules, and with their locks held for ever. The thread that holds it may fork.
 forks_wait = threading.RLock()
 
 
 class _Renewable(Protocol):
     def renew(self) -> None:
-        """Forget threads, locks and all that they guard: another thread may have been in the middle of changing it."""
+        """Drop threads, locks and all that they guard: another thread may have been changing it."""
 
 
 _things: weakref.WeakSet[_Renewable] = weakref.WeakSet()
 
 
 def renew_in_children(thing: _Renewable) -> None:
-    """Have ``thing.renew()`` called in every process that is forked from this one; holds no reference to it.
+    """Call ``thing.renew()`` in every process that is forked from this one; holds no reference to it.
 
-    Its threads do not live there, and its locks may be held for ever by one of them.
+    Its threads do not exist there, and one of them may have held its locks.
     """
     _things.add(thing)
 
@@ -36,14 +36,14 @@ def _renew() -> None:
     try:
         forks_wait.release()
     except RuntimeError:
-        # A Ctrl-C has ended the wait for it: Python prints what is raised before a fork, and forks all the same. Here
-        # nobody gives it back then, and nothing that children need may be left out because of it.
+        # A Ctrl-C has interrupted the wait for the lock: Python prints errors raised before a fork, and forks anyway.
+        # The lock is not released here then, but children must still be set up completely.
         forks_wait._at_fork_reinit()  # type: ignore[attr-defined]  # noqa: SLF001  (as Python does with its own)
     for thing in list(_things):
         thing.renew()
 
 
-# A fork takes locks in reverse order of registration. Those that loading takes must come after ours, else a fork holds
-# them and waits for the thread that wants them: hence the imports of `logging` and `concurrent.futures.thread`.
+# A fork takes locks in reverse order of registration. Locks of imports must be registered after ours; otherwise a fork
+# holds them and waits for the thread that needs them: hence the imports of `logging` and `concurrent.futures.thread`.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=forks_wait.acquire, after_in_parent=forks_wait.release, after_in_child=_renew)

@@ -1,4 +1,4 @@
-"""`BoxReader`: many boxes out of many arrays at once."""
+"""`BoxReader`: reads many boxes of many arrays at once."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ Keep: TypeAlias = Literal["repeats", "all"]
 
 
 class BoxReader:
-    """Plans and reads requests; thread-safe. May travel to other processes, also by fork, and opens everything anew.
+    """Plans and reads requests; thread-safe. In another process, also after a fork, it reopens everything.
 
-    Each chunk that a plan touches is read and decoded once, straight into the places that it fills, by several
-    threads without the interpreter's lock. Decoded chunks that come again are kept.
+    Each chunk of a plan is read and decoded once, directly into the places that it fills, by several threads without
+    the interpreter's lock. Decoded chunks that are needed again are cached.
 
     Args:
-        cache: bytes of decoded chunks kept in memory (0 = none), or a `ChunkCache` that several readers share.
+        cache: bytes of decoded chunks to keep in memory (0 = none), or a `ChunkCache` that several readers share.
         threads: threads that read and decode; None = the cores that this rank may use, shared with the other ranks of
             the machine, and among the workers of a DataLoader.
-        max_open_files: files kept open; None = half of what the process may open.
-        max_indexes: files whose shard index (or size) is remembered; None = 64 MiB of them.
-        remote: how to talk to object stores.
-        keep: which decoded chunks go into the cache: "repeats" = those that come again, which suits a global shuffle;
-            "all" = every one at its first time, for an order that is known to come back soon.
+        max_open_files: files to keep open; None = half of what the process may open.
+        max_indexes: number of files whose shard index (or size) is remembered; None = 64 MiB of them.
+        remote: options for object stores.
+        keep: which decoded chunks to cache: "repeats" = those that are needed again, which suits a global shuffle;
+            "all" = every chunk at its first use, for an order that is known to return soon.
 
     Raises:
-        ConfigError: `threads`, `max_open_files` or `max_indexes` is below 1, or `keep` is something else.
+        ConfigError: `threads`, `max_open_files` or `max_indexes` is below 1, or `keep` is invalid.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class BoxReader:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Begin with nothing open and nothing counted; for processes that are forked while threads are at work."""
-        # All that has locks, threads or open files is made anew. The table of adopted arrays is whole after every step,
-        # and a child keeps it: nobody could open those for it again.
+        """Start with nothing open and all counts zero; for processes that are forked while threads run."""
+        # All that has locks, threads or open files is recreated. The table of adopted arrays is valid after every step
+        # of a change, and a child keeps it: its arrays could not be opened again.
         remote = RemoteFiles(self._arguments["remote"])
         self._remote = remote
-        # not through self: a reader that nobody holds goes at once
+        # not through self: an unreferenced reader is freed at once
         self._book = FileBook(lambda: remote, most_files=self._arguments["max_indexes"])
         self._handles = HandleCache(self._arguments["max_open_files"])
         self._counters = Tally(ReaderStats())
@@ -105,7 +105,7 @@ class BoxReader:
         self._crew = WorkCrew(self.num_threads, shared=self._arguments["threads"] is None)
         self._scratches = ScratchPool()
         self._executor: Executor | None = None
-        self._lock = threading.Lock()  # for `_executor` alone: the others have their own
+        self._lock = threading.Lock()  # for `_executor` alone: the other parts have their own
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._arguments,), self._adopted
@@ -115,41 +115,41 @@ class BoxReader:
 
     @property
     def stats(self) -> ReaderStats:
-        """What was done so far."""
+        """Counts of what was done so far."""
         return self._counters.stats
 
     @property
     def decoder(self) -> str:
-        """Which decoder is at work: "kernel", or "threads" where the kernel cannot be used."""
+        """The decoder in use: "kernel", or "threads" if the kernel cannot be used."""
         return self._execution().decoder_name
 
     @property
     def max_open_files(self) -> int:
-        """Files that are kept open."""
+        """Number of files to keep open."""
         return self._handles.capacity
 
     @property
     def remote_stats(self) -> RemoteStats:
-        """What was asked of object stores so far."""
+        """Counts of requests to object stores so far."""
         return self._remote.stats
 
     @property
     def file_lookups(self) -> tuple[int, int]:
-        """How often a file's shard index (or size) was remembered, and how often it had to be looked at."""
+        """How many look-ups of a file's shard index (or size) were answered from memory, and how many were read."""
         return self._book.num_recalled, self._book.num_looked_at
 
     def reset_stats(self) -> None:
-        """Count from zero."""
+        """Reset the counts."""
         self._counters.reset()
 
     def adopt(self, array: zarr.Array[Any]) -> ArrayMeta:
-        """Return the metadata of an array that zarr-python has opened, for requests to this reader.
+        """Return the metadata of an array opened with zarr-python, for requests to this reader.
 
-        An array in a folder is read from there like any other. One in another store (memory, a ZIP file, a file system
-        of fsspec) is decoded by zarr-python, and what is missing in it is the fill value without being counted.
+        An array in a folder is read like any other. An array in another store (memory, a ZIP file, a file system of
+        fsspec) is decoded by zarr-python; its missing chunks are read as the fill value without being counted.
 
         Raises:
-            DataError: batches cannot hold the array, or its metadata make no sense.
+            DataError: the array cannot form batches, or its metadata are invalid.
         """
         return self._adopted.adopt(array)
 
@@ -161,7 +161,7 @@ class BoxReader:
             coords: coordinates of the file in its grid of files.
 
         Raises:
-            DataError: the file cannot be looked at.
+            DataError: its size cannot be read.
         """
         key = array.keys.key(coords)
         if self._adopted.get(array.place) is not None:
@@ -172,14 +172,14 @@ class BoxReader:
         return local_size(f"{array.place}/{key}")
 
     def plan(self, request: BoxRequest, *, like: BoxPlan | None = None) -> BoxPlan:
-        """Return how a request is read; looks at files and shard indexes, not at data.
+        """Return the plan for a request; reads facts of files and shard indexes, not data.
 
         Args:
-            request: what is asked.
-            like: a plan for the same `which`, `starts` and `runs` out of other arrays, which may spare some work.
+            request: the request.
+            like: a plan for the same `which`, `starts` and `runs` of other arrays, which may save some work.
 
         Raises:
-            ConfigError: elements cannot be converted as asked.
+            ConfigError: elements cannot be converted as requested.
         """
         started, retries = time.perf_counter(), self._book.num_retries
         for array in request.arrays:
@@ -191,21 +191,21 @@ class BoxReader:
         return plan
 
     def hint(self, plans: Sequence[BoxPlan]) -> None:
-        """Ask the system to read the bytes of plans soon. Best effort; chunks that are kept are left out."""
+        """Ask the system to read the bytes of plans soon. Best effort; skips cached chunks."""
         advise_plans(plans, self._handles, kept=self._kept if len(self.cache) else None)
 
     def needed(self, plan: BoxPlan) -> BoolArray:
-        """Return which chunks of a plan would have to be read and decoded now, bool[K]."""
+        """Return which chunks of a plan would now have to be read and decoded, bool[K]."""
         needed: BoolArray = plan.chunks.offset >= 0
         return needed & ~self._kept(plan) if len(self.cache) else needed
 
     def read(self, jobs: Sequence[tuple[BoxPlan, NDArray]]) -> tuple[BoxReport, ...]:
-        """Read plans, each into its own array; one report for each.
+        """Read plans, each into its own array; return one report for each.
 
-        What goes wrong with a box stands in its report and does not touch the others.
+        Errors of a box are in its report and do not affect the other boxes.
 
         Args:
-            jobs: plans of this reader, each with a C-contiguous array of the dtype asked for, of the shape
+            jobs: plans of this reader, each with a C-contiguous array of the requested dtype, of the shape
                 [B, *shape], or [num_rows, *shape[1:]] for runs.
 
         Raises:
@@ -215,7 +215,7 @@ class BoxReader:
         for plan, out in jobs:
             _check_output(plan, out)
         reports, stats = self._execution().run(jobs)
-        # once for each call, by the thread that called: the crew counts for itself, and never waits for this lock
+        # once per call, by the calling thread: the crew counts for itself, and never waits for this lock
         self._counters.add(
             stats
             + ReaderStats(
@@ -228,23 +228,23 @@ class BoxReader:
         return reports
 
     def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
-        """Return whether `spread` can read runs of arrays of one axis, as elements of a dtype."""
+        """Return whether `spread` supports runs of these arrays with one axis, as elements of a dtype."""
         return self._execution().spreads(arrays, dtype)
 
     def spread(
         self, plans: tuple[BoxPlan, BoxPlan], out: NDArray, spread: Spread
     ) -> tuple[tuple[BoxReport, BoxReport], NDArray]:
-        """Read sparse rows into dense ones: each element goes to its column while it is decoded, all else is zero.
+        """Read sparse rows into dense ones: each element is written to its column while decoding; all others are zero.
 
         Args:
-            plans: of the elements, one run for each row, of arrays to which `spreads` agrees; and of their columns,
+            plans: of the elements, one run for each row, of arrays that `spreads` supports; and of their columns,
                 with the same runs.
-            out: [B, spread.width], C-contiguous, of the dtype asked for; whatever it held is overwritten.
-            spread: where columns go, and memory for them.
+            out: [B, spread.width], C-contiguous, of the requested dtype; it is overwritten completely.
+            spread: targets of columns, and memory for them.
 
         Returns:
-            The reports; and uint8[B], `OUTSIDE` where a row names a column that there is not, which is left out then,
-            `TWICE` where it names a column twice, of which one element has come out then.
+            The reports; and uint8[B], `OUTSIDE` if a row has an invalid column number, which is skipped,
+                `TWICE` if it has a column twice, of which only one element was written.
 
         Raises:
             ConfigError: `out` or the memory for columns has another shape or dtype, or is not contiguous.
@@ -261,15 +261,15 @@ class BoxReader:
         return reports, states
 
     def close(self) -> None:
-        """Give threads, files and scratch memory back. Planning and reading again open and look at everything anew."""
-        # Stores first, so that threads of the crew that wait for them come back; then the crew, which is waited for;
-        # then what its threads have used. A read that another thread begins meanwhile opens what it needs anew.
+        """Close threads and files, and free scratch memory. Planning and reading again reopen everything."""
+        # Stores first, so that crew threads waiting for them return; then the crew, which is joined; then what its
+        # threads have used. A read that another thread begins meanwhile reopens what it needs.
         self._remote.close()
         self._crew.close()
         self._handles.close()
         self._scratches.clear()
         self._book.forget()
-        self._serials.forget()  # what is cached of files that were replaced meanwhile is not found again
+        self._serials.forget()  # cache entries of files that were replaced meanwhile must not be found again
 
     def __enter__(self) -> Self:
         return self
@@ -278,7 +278,7 @@ class BoxReader:
         self.close()
 
     def _kept(self, plan: BoxPlan) -> BoolArray:
-        """bool[K]: which chunks of a plan are in the cache."""
+        """Return which chunks of a plan are in the cache, bool[K]."""
         chunks, kept = plan.chunks, np.zeros(len(plan.chunks), dtype=np.bool_)
         for which in np.unique(chunks.array).tolist():
             places = np.flatnonzero(chunks.array == which)
@@ -287,9 +287,9 @@ class BoxReader:
         return kept
 
     def _execution(self) -> Executor:
-        """Made at the first use: choosing a decoder compiles or loads the kernel."""
-        # Held while the kernel is loaded or compiled: who comes meanwhile needs it, too, and would do it again. Inside,
-        # `forks_wait` is taken; a thread that holds that one never asks for a reader's lock.
+        """Return the executor, made on first use: choosing a decoder compiles or loads the kernel."""
+        # Held while the kernel is loaded or compiled: other threads need it, too, and would repeat the work.
+        # `forks_wait` is taken inside; a thread that holds that one never takes a reader's lock.
         with self._lock:
             if self._executor is None:
                 remote = self._remote

@@ -1,4 +1,4 @@
-"""The index of a shard: where each inner chunk lies in the file, verified against its checksum."""
+"""The index of a shard: the location of each inner chunk in the file, verified against its checksum."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rankwise.errors import DataError
 
 __all__ = ["MISSING", "OUTSIDE", "IndexLayout", "crc32c", "decode_index", "read_index"]
 
-MISSING = -1  # the chunk was never written: it is the fill value
-OUTSIDE = -2  # the index points past the end of the file, which was cut, or at no bytes: no codec makes a chunk of none
+MISSING = -1  # the chunk was never written: it reads as the fill value
+OUTSIDE = -2  # beyond the end of the file, which was truncated, or zero bytes, which no codec produces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexLayout:
-    """How the shards of an array keep their index.
+    """The layout of the index in an array's shards.
 
     Attributes:
         chunks_per_shard: shape of the index without its last axis.
-        at_end: whether the index lies at the end of the file, else at its start.
+        at_end: whether the index is at the end of the file, else at its start.
         checked: whether a CRC-32C follows it.
     """
 
@@ -42,8 +42,8 @@ class IndexLayout:
 def read_index(path: Path, layout: IndexLayout) -> IntArray:
     """Return the index of a shard: int64[*chunks_per_shard, 2], offset and length in bytes of each inner chunk.
 
-    The offset is `MISSING` for a chunk that was not written (all of them when there is no file) and `OUTSIDE` for one
-    that reaches past the end of the file or has no bytes.
+    The offset is `MISSING` for a chunk that was not written (for all if there is no file) and `OUTSIDE` for one
+    that extends beyond the end of the file or has no bytes.
 
     Raises:
         DataError: the file is shorter than its index, or the index does not match its checksum.
@@ -51,7 +51,7 @@ def read_index(path: Path, layout: IndexLayout) -> IntArray:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            _check_size(size, layout, str(path))  # before memory is taken for as many bytes as the metadata say
+            _check_size(size, layout, str(path))  # before allocating as many bytes as the metadata say
             file.seek(max(0, size - layout.num_bytes) if layout.at_end else 0)
             encoded = file.read(layout.num_bytes)
     except FileNotFoundError:
@@ -64,12 +64,12 @@ def decode_index(encoded: bytes, layout: IndexLayout, *, size: int, place: str) 
 
     Args:
         encoded: the bytes of the index.
-        layout: how it is kept.
+        layout: its layout.
         size: bytes of the whole file.
         place: names the file in messages.
 
     Raises:
-        DataError: there are fewer bytes than the index has, or they do not match their checksum.
+        DataError: there are fewer bytes than the index needs, or they do not match their checksum.
     """
     _check_size(min(size, len(encoded)), layout, place)
     if layout.checked:
@@ -79,9 +79,9 @@ def decode_index(encoded: bytes, layout: IndexLayout, *, size: int, place: str) 
     index = raw.astype(np.int64)
     offset, length = raw[..., 0], raw[..., 1]
     missing = (offset == np.uint64(2**64 - 1)) & (length == np.uint64(2**64 - 1))
-    # compared without adding, so that absurd values cannot wrap around
+    # compared without addition, so that absurd values cannot wrap around
     outside = (offset > np.uint64(size)) | (length > np.uint64(size)) | (np.uint64(size) - offset < length)
-    index[outside | (length == 0)] = (OUTSIDE, 0)  # zarr-python takes no bytes for a chunk that was never written
+    index[outside | (length == 0)] = (OUTSIDE, 0)  # zarr-python reads zero bytes as a chunk that was never written
     index[missing] = (MISSING, 0)
     return index
 
@@ -109,7 +109,7 @@ _POLYNOMIAL = 0x82F63B78
 
 
 def crc32c(data: bytes) -> int:
-    """Return the CRC-32C of `data`; uses google-crc32c (which zarr-python brings) where it is installed."""
+    """Return the CRC-32C of `data`; uses google-crc32c (a dependency of zarr-python) if installed."""
     try:
         import google_crc32c
     except ImportError:
@@ -119,7 +119,7 @@ def crc32c(data: bytes) -> int:
 
 @functools.cache
 def _table() -> tuple[int, ...]:
-    """Remainders of all bytes for the reflected polynomial (RFC 3720, appendix B.4)."""
+    """Return the remainders of all bytes for the reflected polynomial (RFC 3720, appendix B.4)."""
     table = []
     for byte in range(256):
         word = byte

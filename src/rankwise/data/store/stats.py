@@ -1,4 +1,4 @@
-"""Statistics that add up, field by field, and one that several threads add to."""
+"""Statistics that can be added field by field, and a counter for several threads."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ StatsT = TypeVar("StatsT", bound=_Stats)
 
 
 def added(left: StatsT, right: StatsT) -> StatsT:
-    """Return the sums of all fields of two statistics of one kind."""
+    """Return the sums of all fields of two statistics of the same kind."""
     # not by dataclasses.fields(): this is called several times for each batch
     sums = {name: getattr(left, name) + getattr(right, name) for name in left.__dataclass_fields__}
     return type(left)(**sums)
 
 
 class Tally(Generic[StatsT]):
-    """Statistics that grow; thread-safe.
+    """Statistics that accumulate; thread-safe.
 
     Args:
-        zero: where to begin.
+        zero: the initial value.
     """
 
     def __init__(self, zero: StatsT) -> None:
         self._lock = threading.Lock()
-        # Replaced at each addition, never changed: who reads it needs no lock, and keeps what it was.
+        # Replaced at each addition, never changed: readers need no lock, and keep the old value.
         self._zero = self._stats = zero
 
     def add(self, stats: StatsT) -> None:
         """Add to the counts."""
-        with self._lock:  # between reading the old and writing the new, another thread's would be lost
+        with self._lock:  # between reading the old and writing the new, another thread's counts would be lost
             self._stats = added(self._stats, stats)
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset to the initial value."""
         with self._lock:
             self._stats = self._zero
 

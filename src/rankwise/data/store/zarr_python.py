@@ -1,4 +1,4 @@
-"""zarr-python: what has to be installed for it, and with its own codecs, whatever the program has configured."""
+"""Loads zarr-python, or says what to install; and opens arrays with its own codecs, whatever is configured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
 
 class _Turns:
-    """One at a time: each puts back what it found, so overlapping ones would put back each other's."""
+    """A lock: each holder restores the configuration it found, so overlapping ones would restore each other's."""
 
     def __init__(self) -> None:
         self.lock = RLock()
@@ -34,12 +34,12 @@ _turns = _Turns()
 
 @contextmanager
 def plain_codecs(zarr: Any) -> Iterator[None]:
-    """Arrays that are opened meanwhile use zarr-python's own codecs: another pipeline may refuse what they know."""
-    # Asked under the lock: what another thread has set for a moment would pass for the program's own choice, and be
-    # put back in the middle of what is opened here.
+    """Let arrays opened inside use zarr-python's own codecs: another pipeline may not support them."""
+    # Checked under the lock: otherwise another thread's temporary setting would look like the program's own choice, and
+    # be restored while arrays are opened here.
     with _turns.lock:
         is_plain = zarr.config.get(_KEY) == _PLAIN
-    if is_plain:  # nobody changes anything then, so nobody has to wait
+    if is_plain:  # nothing is changed then, so no thread has to wait
         yield
         return
     with _turns.lock, zarr.config.set({_KEY: _PLAIN}):
@@ -60,7 +60,7 @@ def load_zarr() -> ModuleType:
 
 
 def require_codecs() -> None:
-    """Refuse to go on without the decoders of numcodecs; loads nothing.
+    """Raise an error if numcodecs is not installed; imports nothing.
 
     Raises:
         MissingExtraError: it is not installed.

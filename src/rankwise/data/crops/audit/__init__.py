@@ -1,4 +1,4 @@
-"""What reading crops of a collection costs: predicted from metadata, and measured."""
+"""The cost of reading crops from a collection: predicted from metadata, and measured."""
 
 from __future__ import annotations
 

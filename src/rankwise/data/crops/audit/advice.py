@@ -1,4 +1,4 @@
-"""Which chunks and shards would serve a crop better, and what else to say about an array."""
+"""Suggests chunks and shards that suit a crop better, and warns about an array."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Layout", "advise", "better_layout", "warn"]
 
 _KIB, _MIB, _GB = 2**10, 2**20, 10**9
 _LEAST_CHUNK, _MOST_CHUNK = 64 * _KIB, 1 * _MIB
-_WORTH = 1.1  # a rewrite for less than a tenth is no advice
+_WORTH = 1.1  # a smaller gain does not justify a rewrite
 _AS_GOOD = 1.03
-_FEWER = 8  # times; fewer files than that are no reason to write data again
+_FEWER = 8  # times; saving fewer files does not justify a rewrite
 _MANY_FILES = 10_000
 _MANY_FILES_OF_A_CROP = 64
 _NOT_SPACE = {"t", "time", "c", "channel", "channels"}
@@ -24,13 +24,13 @@ _NOT_SPACE = {"t", "time", "c", "channel", "channels"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A layout to write instead.
+    """A better layout for an array.
 
     Attributes:
         chunks: shape of a chunk.
         shards: shape of a shard.
-        decode_waste: decoded bytes over asked bytes with it.
-        speedup: CPU time of a crop now over that with it, as estimated.
+        decode_waste: decoded bytes divided by requested bytes.
+        speedup: estimated CPU time per crop now, divided by that with this layout.
     """
 
     chunks: tuple[int, ...]
@@ -51,8 +51,8 @@ def better_layout(
 ) -> Layout:
     """Return the cheapest layout for crops: chunks of 64 KiB to 1 MiB, smaller than the crop, flat along other axes.
 
-    Shards hold at least 1 GB, or the whole array. Origins are taken as uniform. It is compared for batches of as many
-    crops, out of as many arrays.
+    Shards have at least 1 GB, or contain the whole array. Origins are assumed to be uniform. The comparison is for
+    batches of `batch` crops from `num_arrays` arrays.
     """
     chunks = _best_chunk(meta, crop, rates)
     like = replace(meta, chunks=chunks, files=chunks)
@@ -94,7 +94,7 @@ def advise(meta: ArrayMeta, now: CropCost, layout: Layout, sizes: StoredSizes | 
 
 
 def warn(meta: ArrayMeta, crop: tuple[int, ...], now: CropCost, *, num_arrays: int) -> list[str]:
-    """Return what is wrong, in sentences."""
+    """Return warnings, in sentences."""
     said = []
     if meta.codec.kind == "zarr":
         said.append(f"no fast path: zarr-python decodes this array ({meta.codec.why})")
@@ -137,7 +137,7 @@ def _best_chunk(meta: ArrayMeta, crop: tuple[int, ...], rates: Rates) -> tuple[i
 
 
 def _shard(meta: ArrayMeta, chunks: tuple[int, ...], ratio: float) -> tuple[int, ...]:
-    """Double chunks along space, then along the other axes, until a file has 1 GB or holds the whole array."""
+    """Double chunks along space, then along the other axes, until a file has 1 GB or contains the whole array."""
     shard = list(chunks)
     order = sorted(range(meta.ndim), key=lambda axis: not _is_space(meta, axis))
     while _chunk_bytes(meta, tuple(shard)) * ratio < _GB:

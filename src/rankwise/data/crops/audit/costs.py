@@ -1,4 +1,4 @@
-"""What reading crops from a store costs: chunks, bytes, requests, codecs."""
+"""The cost of reading crops from a store: chunks, bytes, requests, codecs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = [
 
 
 def expected_blocks(size: int, block: int, window: int) -> Fraction:
-    """Return the mean number of blocks that a window touches whose origin is uniform over all that fit.
+    """Return the mean number of blocks that a window overlaps, for origins uniform over all that fit.
 
     Args:
         size: elements of the axis.
         block: elements of a block.
-        window: elements of the window; one that is longer than the axis touches every block.
+        window: elements of the window; one longer than the axis overlaps every block.
     """
     if window >= size:
         return Fraction(-(-size // block))
@@ -44,25 +44,25 @@ def expected_blocks(size: int, block: int, window: int) -> Fraction:
 
 
 def fewest_blocks(size: int, block: int, window: int) -> int:
-    """Return the fewest blocks that hold a window: those that it touches when its origin lies on the grid."""
+    """Return the smallest number of blocks that a window overlaps: that for an origin on the grid."""
     return -(-min(window, size) // block)
 
 
 def expected_whole_blocks(size: int, block: int, window: int) -> Fraction:
-    """Return `expected_blocks`, where a block at the end that reaches past the axis counts by its part inside."""
+    """Return `expected_blocks`, where a block that extends beyond the axis counts by its fraction inside."""
     rest = size % block
     window = min(window, size)
     num_origins = size - window + 1
-    # the last block is touched by the origins that reach it; all of them end at size - window
+    # the last block is overlapped from the origins that reach it; they all end at size - window
     reaching = num_origins - max(size - rest - window + 1, 0)
     cut = Fraction(reaching, num_origins) * (1 - Fraction(rest, block)) if rest else Fraction(0)
     return expected_blocks(size, block, window) - cut
 
 
 def touch_chances(size: int, block: int, window: int) -> tuple[FloatArray, FloatArray]:
-    """Return the different chances of blocks to be touched, and how many blocks of the axis have each of them.
+    """Return the distinct probabilities of blocks being overlapped, and how many blocks of the axis have each.
 
-    Block i is touched by the origins from ``i block - window + 1`` to ``(i + 1) block - 1``, as far as they fit.
+    Block i is overlapped from origins ``i block - window + 1`` to ``(i + 1) block - 1``, as far as they fit.
     """
     window = min(window, size)
     first = np.arange(-(-size // block), dtype=np.int64) * block
@@ -75,14 +75,14 @@ def touch_chances(size: int, block: int, window: int) -> tuple[FloatArray, Float
 def expected_distinct(
     sizes: tuple[int, ...], blocks: tuple[int, ...], window: tuple[int, ...], *, draws: int, share: float = 1.0
 ) -> float:
-    """Return how many different blocks of one array independent boxes touch together, on average.
+    """Return the mean number of distinct blocks of one array that independent boxes overlap together.
 
     Args:
         sizes: shape of the array.
         blocks: shape of a block.
         window: extent of the boxes.
-        draws: boxes that are drawn.
-        share: chance that a box falls on this array, among others.
+        draws: number of boxes.
+        share: probability that a box falls on this array, among others.
     """
     chances: FloatArray = np.ones(1)
     counts: FloatArray = np.ones(1)
@@ -94,13 +94,13 @@ def expected_distinct(
 
 
 def _floors(stop: int, block: int) -> int:
-    """Sum of ``j // block`` over all j below `stop`."""
+    """Return the sum of ``j // block`` over all j below `stop`."""
     quotient, rest = divmod(stop, block)
     return block * quotient * (quotient - 1) // 2 + quotient * rest
 
 
 def codec_name(meta: ArrayMeta) -> str:
-    """Return the name: that of the compressor, for blosc the one inside, for zstd with its level where it is known."""
+    """Return the name of the compressor; for blosc the inner one, for zstd with its level if known."""
     if meta.codec.kind == "raw":
         return "none"
     found = [_name(codec) for codec in _compressors(meta.document)]
@@ -109,7 +109,7 @@ def codec_name(meta: ArrayMeta) -> str:
 
 
 def _compressors(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What follows the array-to-bytes codec, innermost chunks first; version 2 keeps one compressor."""
+    """Return the codecs after the array-to-bytes codec, innermost chunks first; version 2 has one compressor."""
     if "compressor" in document:
         one = document["compressor"]
         return [] if one is None else [{"name": one.get("id", ""), "configuration": one}]
@@ -130,22 +130,22 @@ def _name(codec: Mapping[str, Any]) -> str:
     return "" if name in {"bytes", "crc32c", "vlen-utf8"} else name
 
 
-PAGE_BYTES = 4096  # what file systems and their caches read at least
+PAGE_BYTES = 4096  # smallest read of file systems and their caches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropCost:
-    """Means over crops whose origin is uniform (or on the grid of chunks, when aligned).
+    """Means over crops with a uniform origin (or one on the chunk grid, if aligned).
 
     Attributes:
-        asked_bytes: elements of the crop in the dtype of the array.
-        chunks: chunks that it touches.
-        chunks_in_batch: the same when a chunk that several crops of a batch share counts once.
-        aligned_chunks: chunks if its origin lay on their grid.
-        files: files (shards, or chunks) that it touches.
-        fewest_files: the fewest that any origin touches.
-        decode_bytes: bytes decoded for it, shared chunks counted once.
-        read_bytes: encoded bytes read for it, in whole pages, shared chunks counted once; None if sizes are unknown.
+        asked_bytes: bytes of the crop in the array's dtype.
+        chunks: chunks that it overlaps.
+        chunks_in_batch: the same, but a chunk shared by several crops of a batch counts once.
+        aligned_chunks: chunks if its origin were on the chunk grid.
+        files: files (shards, or chunks) that it overlaps.
+        fewest_files: the smallest number for any origin.
+        decode_bytes: bytes decoded for it; shared chunks count once.
+        read_bytes: encoded bytes read for it, in whole pages; shared chunks count once; None if sizes are unknown.
         cpu_s: expected CPU seconds on one core.
     """
 
@@ -180,14 +180,14 @@ def cost_of(
     batch: int = 1,
     num_arrays: int = 1,
 ) -> CropCost:
-    """Return what a crop costs.
+    """Return the cost of a crop.
 
     Args:
         meta: the array.
-        crop: extent along each axis; what is longer than the array is cut to it.
+        crop: extent along each axis; limited to the array.
         rates: costs of a core.
-        sizes: what is known of stored chunks.
-        aligned: whether origins lie on the grid of chunks.
+        sizes: facts about stored chunks.
+        aligned: whether origins are on the chunk grid.
         batch: crops in a batch.
         num_arrays: arrays from which the crops of a batch are drawn.
     """
@@ -215,7 +215,7 @@ def cost_of(
 
 
 def mean_cost(costs: Sequence[CropCost]) -> CropCost:
-    """Return the mean over arrays that are drawn equally often."""
+    """Return the mean over arrays that are drawn with equal probability."""
 
     def mean(name: str) -> float | None:
         values = [getattr(cost, name) for cost in costs]
@@ -231,11 +231,11 @@ def _expected(shape: tuple[int, ...], blocks: tuple[int, ...], inside: tuple[int
 def _shared(
     meta: ArrayMeta, inside: tuple[int, ...], chunks: float, *, aligned: bool, batch: int, num_arrays: int
 ) -> float:
-    """Share of the touches of a batch that are different chunks."""
+    """Return the fraction of a batch's chunk reads that are distinct chunks."""
     if batch == 1:
         return 1.0
     shape, blocks, window = meta.shape, meta.chunks, inside
-    if aligned:  # the same question about axes whose elements are the chunks that aligned crops reach
+    if aligned:  # the same question for axes whose elements are the chunks that aligned crops can reach
         window = tuple(map(fewest_blocks, meta.shape, meta.chunks, inside))
         shape = tuple(
             (size - extent) // chunk + touched
@@ -246,12 +246,12 @@ def _shared(
 
 
 def _in_pages(num_bytes: float, num_runs: float) -> float:
-    """Bytes of the pages that runs of bytes with random offsets touch: a run of n bytes n + 4095 on average."""
+    """Return the bytes of pages that runs with random offsets overlap: for a run of n bytes n + 4095 on average."""
     return num_bytes + num_runs * (PAGE_BYTES - 1) if num_bytes else 0.0
 
 
 def _cpu_s(meta: ArrayMeta, rates: Rates, *, elements: int, chunks: float, decoded: float, read: float | None) -> float:
     speed = rates.decode_bytes_per_s(codec_name(meta), fast=meta.codec.kind != "zarr")
-    # of unknown sizes half a chunk is a fair guess; it hardly matters beside decoding
+    # if sizes are unknown, assume half a chunk; it hardly matters compared with decoding
     reading = (decoded / 2 if read is None else read) / rates.read_bytes_per_s
     return chunks * rates.chunk_s + decoded / speed + reading + elements * rates.cast_s

@@ -1,4 +1,4 @@
-"""Print what was judged and measured."""
+"""Prints audits and measurements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ARRAYS_SHOWN = 3
 
 
 def show_audit(report: AuditReport, console: Console) -> None:
-    """Print a table for each group of arrays with advice and warnings, and what the numbers rest on."""
+    """Print a table for each group of arrays with advice and warnings, and the basis of the numbers."""
     options = report.options
     where = "on the grid of chunks" if options.aligned else "anywhere"
     dtype = options.dtype.name if options.dtype else "the stored dtype"
@@ -41,7 +41,7 @@ def show_audit(report: AuditReport, console: Console) -> None:
 
 
 def group_title(group: GroupAudit) -> str:
-    """Return what a group is, in a line."""
+    """Return a one-line description of a group."""
     meta, number = group.fittings[0].meta, len(group.fittings)
     chunk = f"chunk {_shape(meta.chunks)} ({meta.chunk_bytes / 1024:.0f} KiB)"
     shard = f"shard {_shape(meta.files)}" if meta.sharded else "no shards"
@@ -99,7 +99,7 @@ def _shape(extents: tuple[int, ...]) -> str:
 
 
 def bench_facts(report: BenchReport) -> dict[str, JSON]:
-    """Return everything that was measured, with the prediction."""
+    """Return all measurements, with the prediction."""
     batch = report.options.audit.batch
     return {
         "audit": audit_facts(report.audit),
@@ -124,7 +124,7 @@ def bench_facts(report: BenchReport) -> dict[str, JSON]:
 
 
 def show_bench(report: BenchReport, console: Console) -> None:
-    """Print measured beside predicted for each group, and end with what it waits for."""
+    """Print measured and predicted values for each group, then the bottleneck."""
     options = report.options.audit
     for group in report.groups:
         table = Table(title=group_title(group.predicted), title_justify="left")

@@ -1,4 +1,4 @@
-"""Judge stores: what is slow in them, and why, with the facts that speak for it."""
+"""Audits stores: finds what is slow, and why, with the underlying facts."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from rankwise.launch.cores import num_usable_cores
 
 __all__ = ["AuditOptions", "AuditReport", "GroupAudit", "audit", "audit_facts", "group_arrays"]
 
-_SAMPLED_ARRAYS = 4  # of a group; their files tell the size of its chunks
+_SAMPLED_ARRAYS = 4  # of a group; their files show the size of its chunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
-    """What is to be read.
+    """What to read.
 
     Attributes:
         crop: extent of a crop along the last axes that are not channels, or along all axes; further axes (time) are
             taken one element at a time.
-        channels: how many channels a crop takes where it does not name their axis; None = all.
+        channels: number of channels of a crop that does not name their axis; None = all.
         dtype: dtype of the batch; None = that of each array.
-        batch: crops per batch; chunks that they share are decoded once.
-        aligned: whether origins are rounded to the grid of chunks.
+        batch: crops per batch; shared chunks are decoded once.
+        aligned: whether origins are rounded to the chunk grid.
         threads: cores that decode; None = those that this process may use.
-        sample_files: files per array whose sizes or shard indexes are looked at; 0 = metadata only.
-        rates: costs of a core; None = the table, with this machine's own speeds where they were measured.
+        sample_files: files per array whose sizes or shard indexes are read; 0 = metadata only.
+        rates: costs of a core; None = the table, with this machine's own speeds if measured.
     """
 
     crop: tuple[int, ...]
@@ -47,19 +47,19 @@ class AuditOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAudit:
-    """Arrays that are stored alike.
+    """Arrays with the same storage layout.
 
     Attributes:
-        fittings: the arrays, with the crop along their axes.
+        fittings: the arrays, each with the crop along its axes.
         codec: name of their codec.
         cost: of one crop, the mean over the arrays.
         batch_bytes: memory of one batch.
-        crops_per_s: expected rate with all threads: an estimate.
-        sizes: what a few files say; None = metadata only.
-        sizes_from: where `sizes` comes from, in words.
-        layout: a layout that would serve better.
-        advice: what to do, in sentences.
-        warnings: what is wrong, in sentences.
+        crops_per_s: estimated rate with all threads.
+        sizes: facts from a few files; None = metadata only.
+        sizes_from: the source of `sizes`, in words.
+        layout: a better layout.
+        advice: advice, in sentences.
+        warnings: warnings, in sentences.
     """
 
     fittings: tuple[Fitting, ...] = field(repr=False)
@@ -75,7 +75,7 @@ class GroupAudit:
 
     @property
     def num_files(self) -> int:
-        """Files of all arrays when everything is written."""
+        """Number of files of all arrays when completely written."""
         return sum(num_files(fitting.meta) for fitting in self.fittings)
 
 
@@ -84,11 +84,11 @@ class AuditReport:
     """The audit of a collection.
 
     Attributes:
-        groups: arrays that are stored alike, the largest group first.
+        groups: arrays grouped by layout, the largest group first.
         skipped: arrays that the crop does not fit, a line each.
-        options: what was asked.
-        rates: costs of a core that the estimate used.
-        threads: cores that the estimate used.
+        options: the options.
+        rates: costs of a core, as used in the estimate.
+        threads: number of cores, as used in the estimate.
     """
 
     groups: tuple[GroupAudit, ...]
@@ -99,11 +99,11 @@ class AuditReport:
 
 
 def audit(uris: Sequence[str], options: AuditOptions) -> AuditReport:
-    """Predict what crops cost.
+    """Predict the cost of crops.
 
     Args:
-        uris: arrays, groups of them (images, plates), folders of these, or files of catalogues.
-        options: what is to be read.
+        uris: arrays, groups of them (images, plates), folders of these, or catalogue files.
+        options: what to read.
 
     Raises:
         DataError: there is nothing at a URI, or its metadata or a sampled shard index is damaged.
@@ -129,7 +129,7 @@ def _audit_groups(
 
 
 def group_arrays(fittings: Sequence[Fitting]) -> list[list[Fitting]]:
-    """Put arrays together that are stored alike: level, crop, chunks, shards, dtype, codec; the largest group first."""
+    """Group arrays by layout: level, crop, chunks, shards, dtype, codec; the largest group first."""
     groups: dict[tuple[object, ...], list[Fitting]] = {}
     for fitting in fittings:
         meta = fitting.meta
@@ -192,7 +192,7 @@ def _sizes(group: Sequence[Fitting], most_files: int) -> tuple[StoredSizes | Non
 
 
 def audit_facts(report: AuditReport) -> dict[str, JSON]:
-    """Return everything that an audit says."""
+    """Return all facts of an audit."""
     return {
         "crop": list(report.options.crop),
         "channels": report.options.channels,

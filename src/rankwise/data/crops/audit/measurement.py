@@ -1,4 +1,4 @@
-"""Measure how fast crops are read from a store."""
+"""Measures how fast crops are read from a store."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _WARM_UP = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """How long and what to measure.
+    """What to measure, and for how long.
 
     Attributes:
-        audit: what is to be read.
-        rounds: batches that are timed, after 2 that are not.
+        audit: what to read.
+        rounds: number of timed batches, after 2 untimed ones.
         seed: seed of the random origins.
 
     Raises:
@@ -47,19 +47,19 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBench:
-    """What reading one group of arrays took.
+    """The time for reading one group of arrays.
 
     Attributes:
-        predicted: what the audit said of it.
-        first_s: wall seconds of the very first batch: files opened, shard indexes read, kernels loaded.
+        predicted: the audit of the group.
+        first_s: wall seconds of the first batch, which opens files, reads shard indexes and loads kernels.
         plan_s: seconds of planning one batch, median.
-        wall_s: wall seconds of one batch with planning, for each round.
-        cpu_s: CPU seconds of all threads of one batch, for each round.
-        chunks: different chunks per crop that were read, mean.
+        wall_s: wall seconds of one batch including planning, for each round.
+        cpu_s: CPU seconds of one batch over all threads, for each round.
+        chunks: distinct chunks read per crop, mean.
         read_bytes: encoded bytes per crop, mean.
         decode_bytes: decoded bytes per crop, mean.
-        fast_share: share of the chunks that our own decoders decoded.
-        bottleneck: what it waits for, in a sentence.
+        fast_share: fraction of the chunks that our own decoders decoded.
+        bottleneck: the bottleneck, in a sentence.
     """
 
     predicted: GroupAudit
@@ -78,18 +78,18 @@ class GroupBench:
         return batch / statistics.median(self.wall_s)
 
     def decode_rate(self, batch: int, rates: Rates) -> float:
-        """Return decoded bytes per CPU second of one core, after what the table says of everything else."""
+        """Return decoded bytes per CPU second of one core, after subtracting all other costs from the table."""
         cost = self.predicted.cost
         elements = cost.asked_bytes / self.predicted.fittings[0].meta.dtype.itemsize
         other_s = self.chunks * rates.chunk_s + self.read_bytes / rates.read_bytes_per_s + elements * rates.cast_s
         spent_s = statistics.median(self.cpu_s) / batch
-        # where decoding takes next to nothing, the difference of the two says nothing
+        # if decoding takes almost no time, the difference of the two is meaningless
         return self.decode_bytes / max(spent_s - other_s, 0.1 * spent_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """What was measured, beside what was predicted."""
+    """Measurements, with the prediction."""
 
     audit: AuditReport
     groups: tuple[GroupBench, ...]
@@ -106,13 +106,13 @@ class _Round:
 
 
 def measure(uris: Sequence[str], options: BenchOptions) -> BenchReport:
-    """Read random crops of every group of arrays below URIs.
+    """Read random crops from every group of arrays below URIs.
 
-    Nothing decoded is kept between batches. Crops are read where they fit; arrays that are shorter than the crop are
-    read to their end.
+    Decoded chunks are not kept between batches. Crops lie inside the arrays; an array shorter than the crop is
+    read to its end.
 
     Raises:
-        DataError: something cannot be read.
+        DataError: a crop cannot be read.
         ConfigError: the crop fits no array.
     """
     predicted = audit(uris, options.audit)
@@ -143,7 +143,7 @@ def _measure_group(group: GroupAudit, predicted: AuditReport, options: BenchOpti
 
 
 def _requests(group: GroupAudit, options: BenchOptions) -> list[BoxRequest]:
-    """One request for each batch; origins as the audit takes them: uniform, or on the grid of chunks."""
+    """Return one request for each batch, with origins as in the audit: uniform, or on the chunk grid."""
     rng = np.random.default_rng(options.seed)
     metas = tuple(fitting.meta for fitting in group.fittings)
     shapes = np.array([meta.shape for meta in metas])
@@ -178,7 +178,7 @@ def _read(reader: BoxReader, request: BoxRequest, out: NDArray) -> _Round:
 
 
 def _bottleneck(group: GroupAudit, timed: Sequence[_Round], predicted: AuditReport) -> str:
-    """What a batch waits for: storage when the cores idle, else the largest part of the CPU time."""
+    """Return the bottleneck of a batch: storage if the cores are idle, else the largest part of the CPU time."""
     cpu_s = statistics.median(one.cpu_s for one in timed)
     wall_s = statistics.median(one.wall_s for one in timed)
     plan_s = statistics.median(one.plan_s for one in timed)
@@ -206,7 +206,7 @@ _WORDS = {
 
 
 def _largest_part(group: GroupAudit, predicted: AuditReport) -> str:
-    """Which part of the CPU time is the largest, by the table of speeds."""
+    """Return the largest part of the CPU time, by the table of speeds."""
     cost, rates, meta = group.cost, predicted.rates, group.fittings[0].meta
     parts = {
         "decode": cost.decode_bytes / rates.decode_bytes_per_s(group.codec, fast=True),
@@ -218,7 +218,7 @@ def _largest_part(group: GroupAudit, predicted: AuditReport) -> str:
 
 
 def keep_rates(report: BenchReport, path: Path | None = None) -> Path:
-    """Keep the decoding speed of each group that our own decoders read; return the file."""
+    """Save the decoding speed of each group that our own decoders read; return the file."""
     path = path or rates_file()
     for group in report.groups:
         if group.fast_share == 1:

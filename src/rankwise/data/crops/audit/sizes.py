@@ -1,4 +1,4 @@
-"""Sizes of stored chunks, and rates of reading and decoding."""
+"""Sizes of stored chunks, and speeds of reading and decoding."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["Rates", "StoredSizes", "load_rates", "num_files", "rates_file", "sam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSizes:
-    """What a few files of an array say about its chunks.
+    """Facts about an array's chunks from a few of its files.
 
     Attributes:
-        files_sampled: files that were looked at.
+        files_sampled: files that were checked.
         files_found: those of them that exist; the others stand for the fill value.
         chunks_sampled: chunks in all of them.
         chunks_written: those of them that are stored.
-        whole_chunks: the same, where a chunk that reaches past the array counts by its part inside.
+        whole_chunks: the same, where a chunk that extends beyond the array counts by its fraction inside.
         chunk_bytes: mean encoded bytes of a whole chunk; 0 if none is stored.
-        file_bytes: mean bytes of a file that exists; 0 if none does.
+        file_bytes: mean bytes of an existing file; 0 if there is none.
     """
 
     files_sampled: int
@@ -44,12 +44,12 @@ class StoredSizes:
 
     @property
     def missing_share(self) -> float:
-        """Share of the chunks that was never written, 0 to 1."""
+        """Fraction of the chunks that were never written, 0 to 1."""
         return 1 - self.chunks_written / self.chunks_sampled
 
     @classmethod
     def together(cls, seen: Sequence[StoredSizes]) -> StoredSizes:
-        """Return one view of what several files or arrays say; at least one."""
+        """Return combined facts from several files or arrays; at least one."""
         found = sum(sizes.files_found for sizes in seen)
         whole = sum(sizes.whole_chunks for sizes in seen)
         return cls(
@@ -64,19 +64,19 @@ class StoredSizes:
 
 
 def num_files(meta: ArrayMeta) -> int:
-    """Return how many files an array has when all of it is written."""
+    """Return the number of files of an array when completely written."""
     return math.prod(_file_grid(meta))
 
 
 def sample_sizes(meta: ArrayMeta, *, most_files: int) -> StoredSizes | None:
-    """Look at files of a local array, spread evenly over it.
+    """Check files of a local array, spread evenly over it.
 
     Args:
         meta: the array.
-        most_files: files to look at; 0 looks at none.
+        most_files: number of files to check; may be 0.
 
     Returns:
-        None where nothing can be said: behind a URL, no file asked for, or shards with an unusual index.
+        None if nothing is known: behind a URL, with no files to check, or for shards with an unusual index.
 
     Raises:
         DataError: the index of a shard is damaged.
@@ -96,7 +96,7 @@ def _file_grid(meta: ArrayMeta) -> tuple[int, ...]:
 
 
 def _look(meta: ArrayMeta, file: list[int]) -> StoredSizes:
-    """Return what one file says."""
+    """Return the facts from one file."""
     path = Path(meta.place, meta.keys.key(tuple(file)))
     inside = _parts_inside(meta, file)
     lengths = _lengths(path, meta, inside.shape)
@@ -115,7 +115,7 @@ def _look(meta: ArrayMeta, file: list[int]) -> StoredSizes:
 
 
 def _parts_inside(meta: ArrayMeta, file: list[int]) -> FloatArray:
-    """Which part of each chunk of a file lies inside the array; a shard at the edge has room for more chunks."""
+    """Return the fraction of each chunk of a file inside the array; a shard at the edge has room for more chunks."""
     parts: FloatArray = np.ones(())
     for size, extent, chunk, place in zip(meta.shape, meta.files, meta.chunks, file, strict=True):
         begins = np.arange(place * extent, min((place + 1) * extent, size), chunk)
@@ -124,7 +124,7 @@ def _parts_inside(meta: ArrayMeta, file: list[int]) -> FloatArray:
 
 
 def _lengths(path: Path, meta: ArrayMeta, grid: tuple[int, ...]) -> IntArray:
-    """Encoded bytes of the chunks that a file holds, -1 for those that were never written."""
+    """Return the encoded bytes of the chunks in a file, -1 for those that were never written."""
     if meta.index is not None:
         index = read_index(path, meta.index)[tuple(slice(count) for count in grid)]
         lengths: IntArray = np.where(index[..., 0] >= 0, index[..., 1], -1)
@@ -135,8 +135,8 @@ def _lengths(path: Path, meta: ArrayMeta, grid: tuple[int, ...]) -> IntArray:
         return np.full(grid, -1, dtype=np.int64)
 
 
-# Decoded bytes per CPU second of one core: "none", "zstd-1", "zstd-3", "blosc-zstd" and "blosc-lz4" as `bench/crops.py`
-# measured them on 16-bit images in chunks of 256 KiB; the others are their neighbours' or rough.
+# Decoded bytes per CPU second of one core. `bench/crops.py` measured "none", "zstd-1", "zstd-3", "blosc-zstd" and
+# "blosc-lz4" on 16-bit images in chunks of 256 KiB; the others are taken from similar codecs, or rough.
 _DECODE = {
     "none": 100e9,
     "blosc-lz4": 9e9,
@@ -149,7 +149,7 @@ _DECODE = {
     "zstd-3": 0.85e9,
     "zstd": 0.85e9,
 }
-_SLOW = 0.35e9  # through zarr-python, whatever the codec
+_SLOW = 0.35e9  # through zarr-python, for any codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,10 +157,10 @@ class Rates:
     """Costs of one core.
 
     Attributes:
-        origin: where the numbers come from, in words.
+        origin: source of the numbers, in words.
         decode: decoded bytes per second for each codec.
-        chunk_s: seconds per chunk, whatever its size: planning, the read call, the start of a decoder.
-        read_bytes_per_s: encoded bytes copied out of the page cache per second.
+        chunk_s: seconds per chunk of any size: planning, the read call, the start of a decoder.
+        read_bytes_per_s: encoded bytes copied from the page cache per second.
         cast_s: seconds per element cast into the batch.
     """
 
@@ -171,7 +171,7 @@ class Rates:
     cast_s: float = 0.6e-9
 
     def decode_bytes_per_s(self, codec: str, *, fast: bool) -> float:
-        """Return the speed of a codec; of a zstd level that is not listed, that of the nearest one below."""
+        """Return the speed of a codec; for an unlisted zstd level, that of the nearest lower one."""
         if codec in self.decode:
             return self.decode[codec]
         if not fast:
@@ -182,7 +182,7 @@ class Rates:
 
 
 def rates_file() -> Path:
-    """Return where this machine's own speeds are kept."""
+    """Return the path of the file with this machine's own speeds."""
     home = os.environ.get("XDG_CACHE_HOME")
     if home:
         folder = Path(home)
@@ -194,10 +194,10 @@ def rates_file() -> Path:
 
 
 def load_rates(path: Path | None = None) -> Rates:
-    """Return the table, with this machine's own speeds in it where they were measured.
+    """Return the table, with this machine's own speeds if measured.
 
     Raises:
-        ConfigError: the file of own speeds cannot be understood.
+        ConfigError: the file of own speeds is invalid.
     """
     path = path or rates_file()
     try:
@@ -213,11 +213,11 @@ def load_rates(path: Path | None = None) -> Rates:
 
 
 def save_rate(codec: str, bytes_per_s: float, path: Path | None = None) -> Path:
-    """Keep the speed of a codec on this machine; return the file."""
+    """Save the speed of a codec on this machine; return the file."""
     path = path or rates_file()
     own: dict[str, float] = {}
     if path.exists():
-        load_rates(path)  # says what is wrong with it
+        load_rates(path)  # raises if the file is invalid
         own = json.loads(path.read_text())["decode"]
     own[codec] = bytes_per_s
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The arrays below URIs, which levels of images they are, and which of them a crop fits."""
+"""Finds the arrays below URIs, their levels in images, and the arrays that a crop fits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankwise.errors import ConfigError, DataError
 
 __all__ = ["Fitting", "Found", "fit", "gather"]
 
-_ABOVE = 3  # so many groups above an array an image may lie that names it, as in image/scale0/array
+_ABOVE = 3  # an image that names an array may be this many groups above it, as in image/scale0/array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,8 @@ class Found:
 
     Attributes:
         meta: the array.
-        level: which level of an OME-Zarr image it is, 0 is the finest; None = it is a plain array.
-        channel_axis: its axis of channels, None if there is none.
+        level: its level in an OME-Zarr image, 0 is the finest; None = it is a plain array.
+        channel_axis: its channel axis, None if there is none.
     """
 
     meta: ArrayMeta
@@ -38,7 +38,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """An array with the crop along all of its axes.
+    """An array with the crop extended to all of its axes.
 
     Attributes:
         meta: the array.
@@ -58,12 +58,12 @@ class Fitting:
 
 
 def gather(uris: Iterable[str | os.PathLike[str]]) -> tuple[list[Found], list[str]]:
-    """Return every array at or below URIs, each once, and a line about each that cannot be read.
+    """Return every array at or below URIs, without duplicates, and a line about each that cannot be read.
 
-    A URI is an array, a group (an image, a plate), a local folder of them, or the file of a catalogue.
+    A URI is an array, a group (an image, a plate), a local folder of them, or a catalogue file.
 
     Raises:
-        DataError: there is nothing at a URI, or what it names itself cannot be read.
+        DataError: there is nothing at a URI, or its own node cannot be read.
     """
     found: dict[str, Found] = {}
     bad: dict[str, DataError] = {}
@@ -77,7 +77,7 @@ def gather(uris: Iterable[str | os.PathLike[str]]) -> tuple[list[Found], list[st
 
 
 def _arrays(place: str, bad: dict[str, DataError]) -> Iterable[tuple[list[ArrayMeta], Nodes]]:
-    """The arrays at a place, and where to look for the groups that they lie in."""
+    """Return the arrays at a place, and where to look up the groups that contain them."""
     if "://" not in place and Path(place).is_file():
         catalogue = Catalogue.load(place)
         yield [read_meta(array, nodes=catalogue) for array in catalogue.arrays()], catalogue
@@ -91,17 +91,17 @@ def _arrays(place: str, bad: dict[str, DataError]) -> Iterable[tuple[list[ArrayM
 
 
 def _places(place: str) -> list[str]:
-    """A place, or the stores in a folder that is none."""
+    """Return the place itself, or the stores in it if it is a plain folder."""
     if read_node(place) is not None or "://" in place:
         return [place]
     folder = Path(place)
     inside = sorted(str(child) for child in folder.iterdir() if child.is_dir()) if folder.is_dir() else []
     stores = [child for child in inside if read_node(child) is not None]
-    return stores or [place]  # nothing there: reading it says so
+    return stores or [place]  # nothing there: reading it raises the error
 
 
 class _Roles:
-    """Which levels of which images arrays are; an image is opened once."""
+    """Looks up which levels of which images arrays are; each image is opened once."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -124,7 +124,7 @@ class _Roles:
             node = self._nodes.node(group)
             image = None if node is None or node.kind != "group" else image_of(node, self._nodes)
         except DataError:
-            return {}  # no image, or a damaged one: its arrays count as plain ones
+            return {}  # not an image, or a damaged one: its arrays count as plain ones
         levels = () if image is None else image_levels(image)
         return {
             level.array.place: Found(meta=level.array, level=number, channel_axis=level.channel_axis)
@@ -137,11 +137,11 @@ def fit(
 ) -> tuple[list[Fitting], list[str]]:
     """Return the arrays that have enough axes for a crop, and a line about each of the others.
 
-    As in a `CropIndex` a crop names the last axes that are not channels, or all axes. Channels that it does not name
-    are taken all, or so many.
+    As in a `CropIndex`, a crop names the last axes that are not channels, or all axes. If it does not name channels,
+    all are taken, or as many as given.
 
     Raises:
-        ConfigError: the crop is not made of extents >= 1, or no array has so many axes.
+        ConfigError: the crop has an extent below 1, or no array has enough axes.
     """
     if not crop or min(crop) < 1:
         raise ConfigError(f"a crop wants an extent >= 1 for each axis, such as 16,128,128; got {list(crop)}")

@@ -1,4 +1,4 @@
-"""All crops of a catalogue by number, and the ordered pipeline over them."""
+"""Numbers all crops of a catalogue, and reads them in the sequence of an order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells of masks and label images (bits and words), maps of values, and how the arrays of an image are linked."""
+"""Cells of masks and label images (bits and words), value maps, and links between the arrays of an image."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BitTable:
 
     @classmethod
     def of(cls, parts: Iterable[BoolArray]) -> Self:
-        """Return the table of booleans that come in parts, one after the other."""
+        """Return the table of booleans that arrive in parts."""
         packed: list[npt.NDArray[np.uint8]] = []
         left = np.zeros(0, dtype=np.bool_)
         for part in parts:
@@ -67,7 +67,7 @@ class BitTable:
 
     @property
     def num_set(self) -> int:
-        """How many bits are set."""
+        """Number of set bits."""
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def select(self, numbers: IntArray) -> IntArray:
@@ -85,9 +85,9 @@ class CellGrid:
     """The cells of one image.
 
     Attributes:
-        chosen: bool, one element per cell, of D axes (1 along axes that the map has not).
+        chosen: bool, one element per cell, with D axes (size 1 along axes that the map lacks).
         size: float64[D], elements of the reference per cell.
-        corner: float64[D], where the first cell begins, in elements of the reference.
+        corner: float64[D], start of the first cell, in elements of the reference.
     """
 
     chosen: BoolArray
@@ -95,14 +95,14 @@ class CellGrid:
     corner: FloatArray
 
     def at(self, points: FloatArray) -> BoolArray:
-        """Return whether points float64[B, D] of the reference lie in chosen cells; outside the map they do not."""
+        """Return whether points float64[B, D] of the reference lie in chosen cells; points outside the map do not."""
         cells = np.floor((points - self.corner) / self.size).astype(np.int64)
         inside = ((cells >= 0) & (cells < self.chosen.shape)).all(axis=1)
         cells = np.clip(cells, 0, np.array(self.chosen.shape) - 1)
         return np.asarray(inside & self.chosen[tuple(cells.T)], dtype=np.bool_)
 
     def fraction_in(self, starts: IntArray, extent: IntArray) -> FloatArray:
-        """Return which share of each box, int64[B, D] and its extent, is chosen, counted in cells: float64[B]."""
+        """Return the chosen fraction of each box, int64[B, D] and its extent, counted in cells: float64[B]."""
         summed = np.pad(self.chosen.astype(np.int64), [(1, 0)] * self.chosen.ndim)
         for axis in range(summed.ndim):
             summed = np.cumsum(summed, axis=axis)
@@ -162,8 +162,8 @@ class CellTable:
 
         Args:
             images: int64[B], images that have a chosen cell.
-            which: float64[B] in [0, 1): which of the image's chosen cells.
-            inside: float64[B, D] in [0, 1): where in the cell.
+            which: float64[B] in [0, 1): selects one of the image's chosen cells.
+            inside: float64[B, D] in [0, 1): position in the cell.
         """
         counts = self.counts[images]
         number = np.minimum((which * counts).astype(np.int64), counts - 1) + self.before[images]
@@ -180,29 +180,29 @@ _UNIT = 2.0**-53
 
 
 def uniform(keys: IntArray, draw: int) -> FloatArray:
-    """Return the `draw`-th number of each key, float64[B], uniform in [0, 1)."""
+    """Return the `draw`-th random number of each key, float64[B], uniform in [0, 1)."""
     return _unit(sample_keys(draw, 0, keys).view(np.uint64))
 
 
 def below(keys: IntArray, draw: int, limits: IntArray) -> IntArray:
-    """Return the `draw`-th number of each key as a whole number below its limit, int64[B]; all are equally likely."""
+    """Return the `draw`-th random number of each key as an integer below its limit, int64[B]; uniform."""
     drawn: IntArray = np.minimum((uniform(keys, draw) * limits).astype(np.int64), limits - 1)
     return drawn
 
 
 def evenly(numbers: IntArray, offset: int) -> FloatArray:
-    """Return numbers of [0, 1) that fill it evenly: any run of n whole numbers holds n * x below x, within a few.
+    """Return evenly spread numbers in [0, 1): of any n consecutive integers about n * x get a number below x.
 
-    Multiples of the golden ratio, turned by an offset (Weyl's sequence).
+    Multiples of the golden ratio plus an offset (a Weyl sequence).
     """
     turn = np.array([offset & (2**64 - 1)], dtype=np.uint64)
     return _unit(numbers.astype(np.uint64) * _GOLDEN + turn)
 
 
 def pick(bounds: FloatArray, numbers: FloatArray) -> IntArray:
-    """Return which interval of cumulative weights float64[N] each number of [0, 1) falls into, int64[B]."""
+    """Return the interval of cumulative weights float64[N] for each number in [0, 1), int64[B]."""
     found = np.searchsorted(bounds, numbers * bounds[-1], side="right")
-    # rounding may reach the very end; intervals of weight zero are never met before it
+    # rounding may reach the very end; intervals of weight zero are never selected before it
     last = int(np.searchsorted(bounds, bounds[-1], side="left"))
     picked: IntArray = np.minimum(found, last).astype(np.int64)
     return picked
@@ -214,9 +214,9 @@ def _unit(words: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> FloatArray
 
 
 def linked_axes(level: Level, frame: Frame) -> tuple[int, ...]:
-    """Return for each axis of an array the axis of the reference with its name, -1 where there is none.
+    """Return for each axis of an array the reference axis with its name, -1 if there is none.
 
-    Where one of them has no names both count from the end.
+    If one of them has no names, both count from the end.
     """
     reference = frame.levels[0]
     placed = {axis - reference.array.ndim: number for number, axis in enumerate(frame.where)}
@@ -234,7 +234,7 @@ def linked_axes(level: Level, frame: Frame) -> tuple[int, ...]:
 def affine_map(frame: Frame, levels: Sequence[Level], linked: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
     """Return ratio and shift, float64[N, E]: element x of the reference is element ``x * ratio + shift`` of the array.
 
-    Both count from the corner of the first element.
+    Both are measured from the corner of the first element.
     """
     spacing = np.array([level.spacing for level in levels], dtype=np.float64)
     corner = np.array([level.origin for level in levels], dtype=np.float64) - spacing / 2
@@ -247,7 +247,7 @@ def affine_map(frame: Frame, levels: Sequence[Level], linked: tuple[int, ...]) -
 def chosen_levels(
     part: str, take: Take, images: Sequence[CropImage], frame: Frame, level: int | None
 ) -> tuple[Level, ...]:
-    """Return the level that a field takes from each image: the one asked for, else that of the nearest spacing.
+    """Return the level of each image for a field: the requested one, else that with the nearest spacing.
 
     Raises:
         ConfigError: an image has no such part or level.
@@ -270,13 +270,13 @@ def _nearest(levels: tuple[Level, ...], reference: Level) -> Level:
     return min(levels, key=distance)
 
 
-# Cells are at most this part of a crop, so that a crop around one of its points holds most of it.
+# Cells are at most this fraction of a crop, so that a crop around a point of a cell contains most of the cell.
 _CELLS_PER_CROP = 8
 _BATCH_BYTES = 32 << 20
 
 
 def pooling(level: Level, frame: Frame, image: int) -> tuple[int, ...]:
-    """Return how many elements of the array form a cell along each of its axes."""
+    """Return how many array elements form a cell along each of its axes."""
     return tuple(
         max(1, int(_extent_in(level, frame, image, axis, reference)) // _CELLS_PER_CROP)
         if reference >= frame.num_stepped
@@ -286,16 +286,16 @@ def pooling(level: Level, frame: Frame, image: int) -> tuple[int, ...]:
 
 
 def _extent_in(level: Level, frame: Frame, image: int, axis: int, reference: int) -> float:
-    """The extent of a crop along an axis of the array, in its elements."""
+    """Return the extent of a crop along an axis of the array, in array elements."""
     if reference < 0:
         return 1.0
     return float(frame.extent[reference] * frame.spacing[image, reference] / level.spacing[axis])
 
 
 def label_cells(level: Level, pool: tuple[int, ...], classes: tuple[int, ...] | None, reader: BoxReader) -> BoolArray:
-    """Return which cells of an array hold one of the classes (None = anything but 0), bool, one axis per array axis.
+    """Return which cells of an array contain one of the classes (None = anything but 0), bool, one axis per array axis.
 
-    Reads the whole array, each chunk once, a few of them at a time.
+    Reads the whole array, each chunk once, a few at a time.
 
     Raises:
         DataError: the array cannot be read.
@@ -337,7 +337,7 @@ def _chosen(values: NDArray, classes: tuple[int, ...] | None) -> BoolArray:
 
 
 def _mark(cells: BoolArray, start: Sequence[int], value: BoolArray, pool: tuple[int, ...]) -> None:
-    """Choose the cells that meet a chosen element of a piece; neither has to begin where the other does."""
+    """Mark the cells that overlap a chosen element of a piece; cells and pieces need not be aligned."""
     low = [s // p for s, p in zip(start, pool, strict=True)]
     high = [-(-(s + e) // p) for s, e, p in zip(start, value.shape, pool, strict=True)]
     before = [s - a * p for s, a, p in zip(start, low, pool, strict=True)]
@@ -351,7 +351,7 @@ def _mark(cells: BoolArray, start: Sequence[int], value: BoolArray, pool: tuple[
 
 
 def placed_cells(cells: BoolArray, pool: tuple[int, ...], level: Level, frame: Frame, image: int) -> CellGrid:
-    """Return cells along the axes of an array as cells along the axes of the reference."""
+    """Convert cells along the axes of an array to cells along the axes of the reference."""
     linked = linked_axes(level, frame)
     size, corner = frame.sizes[image].astype(np.float64), np.zeros(frame.num_axes)
     for axis, reference in enumerate(linked):
@@ -368,7 +368,7 @@ def placed_cells(cells: BoolArray, pool: tuple[int, ...], level: Level, frame: F
 
 
 def given_cells(mask: NDArray, frame: Frame, image: int, *, name: str) -> CellGrid:
-    """Return a mask that covers a whole image, at any resolution, as cells.
+    """Return cells for a mask that covers a whole image, at any resolution.
 
     Raises:
         ConfigError: it has another number of axes than the crops.

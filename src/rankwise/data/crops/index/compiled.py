@@ -1,4 +1,4 @@
-"""From rules to what crops are computed from, for each stage of a curriculum."""
+"""Compiles rules into the tables from which crops are computed, for each stage of a curriculum."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Compiled:
     Attributes:
         frame: the reference.
         layouts: the fields by name.
-        placement: where crops lie.
-        digest: hash of all that decides it.
+        placement: the places of crops.
+        digest: hash of all inputs.
     """
 
     frame: Frame
@@ -57,7 +57,7 @@ def compile_rules(
         takes: the fields; the first one is the reference.
         rules: the choices.
         finder: makes maps of masks and labels.
-        used: bool[N], the images that crops come from.
+        used: bool[N], the images that may have crops.
 
     Raises:
         ConfigError: the rules do not fit the images, or no crop is left.
@@ -91,7 +91,7 @@ def _element_bytes(layout: FieldLayout) -> float:
 
 
 def _placed(layout: FieldLayout, num_axes: int) -> tuple[FloatArray, FloatArray]:
-    """Ratio and shift of a field along the axes of the reference, float64[N, D]; 0 along those that it has not."""
+    """Return ratio and shift of a field along the axes of the reference, float64[N, D]; 0 along axes that it lacks."""
     ratio, shift = np.zeros((2, len(layout.arrays), num_axes))
     for axis, reference in enumerate(layout.linked):
         if reference >= 0:
@@ -132,7 +132,7 @@ class _Maps:
 
 
 def _both(cells: CellGrid, mask: CellGrid) -> CellGrid:
-    """The chosen cells whose centre is chosen in a mask of another resolution."""
+    """Return the chosen cells whose centre is also chosen in a mask of another resolution."""
     chosen = cells.chosen.copy()
     places = np.argwhere(chosen)
     chosen[tuple(places.T)] = mask.at((places + 0.5) * cells.size + cells.corner)
@@ -246,12 +246,12 @@ def _digest(
     return digest.hexdigest()[:16]
 
 
-# A function of the epoch is known by its first answers.
+# A curriculum function is identified by its answers for the first epochs.
 _KNOWN_EPOCHS = 256
 
 
 class Stages:
-    """The tables of each epoch; those of a stage are made when it is first met, and kept.
+    """The tables of each epoch; those of a stage are made on first use and kept.
 
     Args:
         images: the images.
@@ -261,7 +261,7 @@ class Stages:
         curriculum: what epochs change; None = nothing.
 
     Raises:
-        ConfigError: the rules do not fit the images, or the curriculum is none or is for tiles.
+        ConfigError: the rules do not fit the images, or the curriculum is invalid or used with tiles.
     """
 
     def __init__(
@@ -288,11 +288,11 @@ class Stages:
         return self._made[stage]
 
     def known(self) -> tuple[Compiled, ...]:
-        """Return the tables of all stages that were met so far; a curriculum by epoch is known whole."""
+        """Return the tables of all stages used so far; for a curriculum given by epochs, of all stages."""
         return tuple(self._made.values())
 
     def digest(self) -> str:
-        """Return a hash of all that decides where crops lie, in any epoch."""
+        """Return a hash of all inputs that decide the places of crops, in any epoch."""
         if self.curriculum is None:
             return self.at(0).digest
         epochs = range(_KNOWN_EPOCHS) if callable(self.curriculum) else sorted(self.curriculum)

@@ -1,4 +1,4 @@
-"""`CropIndex`: every crop of a catalogue of images by number, without a list of them."""
+"""`CropIndex`: numbers every crop of a catalogue of images, without a list of them."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from rankwise.world import World
 
 __all__ = ["CropIndex", "CropPlace"]
 
-# Decoded bytes that the regions of all lanes may hold together: what a rank's cache holds by default.
+# Limit for the decoded regions of all lanes together: the default cache size of a rank.
 _LANES_BYTES = 256 << 20
 _LEAST_LANES, _MOST_LANES = 4, 64
-# A rank seldom takes more crops of a step than this; then each rank has a lane of its own.
+# A rank rarely takes more crops of a step; then each rank has a lane of its own.
 _CROPS_PER_RANK = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropPlace:
-    """Where a crop was taken from.
+    """The origin of a crop.
 
     Attributes:
         image: the image.
         start: first element along each axis of its reference array.
-        stop: element after the last one; beyond the array where it is padded.
+        stop: element after the last one; beyond the array if the crop is padded.
         axes: names of the axes.
         array: place of the reference array.
     """
@@ -55,15 +55,15 @@ class CropPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class _CropLocality(Locality):
-    """Of crops that are read from regions, or from neighbourhoods of so many crops."""
+    """Locality of crops that are read from regions, or from neighbourhoods of several crops."""
 
     chunk_bytes: int
     neighbourhood: int
 
     def layout(self, batch_size: int) -> tuple[int | None, int | None]:
-        """Return as many lanes as a cache holds regions of, between 4 and 64, but one for every 8 crops of a batch.
+        """Return as many lanes as the cache has room for regions, at least one for 8 crops of a batch, from 4 to 64.
 
-        And so few that a batch takes the crops of a neighbourhood together. None leaves the choice to the order.
+        With neighbourhoods, so few that a batch takes the crops of one together. None leaves the choice to the order.
         """
         if self.neighbourhood > 1:
             return max(1, batch_size // self.neighbourhood), 1
@@ -74,46 +74,46 @@ class _CropLocality(Locality):
 
 
 class CropIndex(BaseSamples):
-    """All crops of a catalogue of images: a grid of tiles, or random crops that each epoch draws anew.
+    """All crops of a catalogue of images: a grid of tiles, or new random crops in each epoch.
 
-    A crop is a number. Where it lies is computed from the number (and seed and epoch, for random ones), so an index
-    over 10^8 crops costs no list of them, and an `Order` over it is shuffled, sharded and resumed like any other.
+    A crop is a number. Its place is computed from the number (and from seed and epoch, for random ones), so an index
+    over 10^8 crops needs no list, and an `Order` over it is shuffled, sharded and resumed like any other.
 
     Args:
-        images: URIs (an array, an OME-Zarr image, plate or series, a folder of stores, the file of a catalogue), a
+        images: URIs (an array, an OME-Zarr image, plate or series, a folder of stores, a catalogue file), a
             `Catalogue`, opened images or arrays, mappings of parts to arrays (``{"image": uri, "label": uri}``, one
             image each), `CropImage`s, or several of these.
         shape: extents of a crop along the last axes of the reference that are not channels (None = a whole axis).
             Further axes before them (time) are stepped through, channels are taken whole; one extent per axis crops
             all axes.
-        fields: name -> `Take`: what the fields of a crop take; the first is the reference, and comes in float32 unless
-            its `Take` says another dtype, as in `Config`. None = every part that was given; a list of names = those
+        fields: name -> `Take`: the fields of a crop; the first is the reference, and is float32 unless
+            its `Take` has another dtype, as in `Config`. None = every given part; a list of names = those
             parts ("image", names of label images).
         level: resolution level of the reference, 0 is the finest.
-        stride: distance between tiles; None = `shape`, tiles side by side.
-        edges: what becomes of a last tile that would stick out: "shift" moves it inside, "pad" pads it, "drop"
-            leaves it out.
-        num_random: take so many random crops per epoch instead of tiles.
+        stride: distance between tiles; None = `shape`, adjacent tiles.
+        edges: how to treat a last tile that would extend beyond the image: "shift" moves it inside, "pad" pads it,
+            "drop" leaves it out.
+        num_random: number of random crops per epoch, instead of tiles.
         redraw: whether each epoch draws other random crops; False for validation.
-        weights: how likely images are drawn from: "equal", numbers, a mapping by name, a function of the image; None =
+        weights: probability of each image: "equal", numbers, a mapping by name, a function of the image; None =
             all places for crops are equally likely.
         where: images to use, a function of the image.
-        mask: where crops may lie: a part of the images, a function of an image that returns an array, or a `Mask`.
-        foreground: ``(part, fraction)`` or a `Foreground`: so many of the random crops are drawn around a labelled
-            element. The maps of labels are made here, by reading the labels once.
+        mask: where crops may be: a part of the images, a function of an image that returns an array, or a `Mask`.
+        foreground: ``(part, fraction)`` or a `Foreground`: this fraction of random crops is drawn around a labelled
+            element. The label maps are made here, by reading the labels once.
         neighbourhood: this many random crops of one region follow each other in a lane of the order and share chunks.
-        align: "chunk" lets crops begin at chunk borders (and, for random ones, at the end of an axis).
-        snap: let crops begin only where the boxes of all fields begin with a whole element of theirs: at even places
-            for labels of half the resolution. Otherwise boxes are rounded, and lie up to half an element off.
-        curriculum: what epochs change: ``{0: Stage(...), 10: Stage(...)}`` (from that epoch on), or a pure function
+        align: "chunk" makes crops start at chunk edges (random ones also at the end of an axis).
+        snap: let crops start only where the boxes of all fields start at a whole element: at even places
+            for labels of half the resolution. Otherwise boxes are rounded, and are off by up to half an element.
+        curriculum: changes by epoch: ``{0: Stage(...), 10: Stage(...)}`` (from that epoch on), or a pure function
             of the epoch. For random crops.
-        labels: name -> function of an image: further fields, numbers of the image that a crop is from.
-        pad: what stands for elements outside, for fields whose `Take` does not say; "fill" where `edges` is "pad".
-        region_bytes: decoded bytes of the tiles that are read together; None derives it from a crop.
-        maps: folder where maps of labels and masks are kept for later processes; None = keep them in this one only.
-        root: folder or URL below which the paths of arrays are their names; None = the last part of the path alone.
-        world: with a world of several ranks, the main rank alone opens the images, asks `where` and reads the labels
-            and masks, and the others receive what it found; every rank makes the index. None = each for itself.
+        labels: name -> function of an image: further fields, with numbers for the image of a crop.
+        pad: how to fill elements outside, for fields whose `Take` does not say; "fill" if `edges` is "pad".
+        region_bytes: decoded bytes of tiles that are read together; None derives it from a crop.
+        maps: folder for maps of labels and masks, to be used by later processes; None = memory of this process only.
+        root: folder or URL; arrays are named by their paths below it; None = the last part of the path alone.
+        world: with a world of several ranks, only the main rank opens the images, calls `where` and reads labels
+            and masks; the others receive the results; every rank makes the index. None = each rank by itself.
 
     Attributes:
         images: the images.
@@ -121,7 +121,7 @@ class CropIndex(BaseSamples):
         rules: the choices.
 
     Raises:
-        ConfigError: choices do not fit each other or the images, or no crop is left.
+        ConfigError: arguments do not fit each other or the images, or no crop is left.
         DataError: an array cannot be read.
         DesyncError: with `world`: the main rank could not make the index, or the ranks' indexes differ.
     """
@@ -202,7 +202,7 @@ class CropIndex(BaseSamples):
 
     @property
     def num_samples(self) -> int:
-        """Crops of an epoch."""
+        """Number of crops of an epoch."""
         return self.stages.at(0).placement.num_crops
 
     def __len__(self) -> int:
@@ -215,7 +215,7 @@ class CropIndex(BaseSamples):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """The fields of a crop by name, as they are in the first epoch."""
+        """The fields of a crop by name, as in the first epoch."""
         specs: dict[str, FieldSpec] = {}
         for name, layout in self.stages.at(0).layouts.items():
             specs[name] = layout.field.spec
@@ -225,13 +225,13 @@ class CropIndex(BaseSamples):
 
     @property
     def chunk_samples(self) -> int:
-        """Neighbouring crops that are read from one region."""
+        """Number of neighbouring crops that are read from one region."""
         placement = self.stages.at(0).placement
         return placement.block_crops if isinstance(placement, Tiles) else self.rules.neighbourhood
 
     @property
     def chunk_bytes(self) -> int:
-        """Decoded bytes of such a region, about."""
+        """Approximate decoded bytes of such a region."""
         made = self.stages.at(0)
         if isinstance(made.placement, Tiles):
             block, stride = made.placement.block, made.placement.lattice.step[0]
@@ -243,26 +243,26 @@ class CropIndex(BaseSamples):
 
     @property
     def locality(self) -> Locality:
-        """What neighbouring crops share, and the lanes and the window that suit an order over them."""
+        """What neighbouring crops share, and suitable lanes and windows for an order over them."""
         near = self.rules.neighbourhood
         return _CropLocality(chunk_samples=self.chunk_samples, chunk_bytes=self.chunk_bytes, neighbourhood=near)
 
     def compiled(self, epoch: int) -> Compiled:
-        """Return what the crops of an epoch are computed from."""
+        """Return the tables from which the crops of an epoch are computed."""
         return self.stages.at(epoch)
 
     def places(self, ids: IntArray, *, seed: int, epoch: int = 0) -> Places:
-        """Return where crops lie.
+        """Return the places of crops.
 
         Args:
             ids: int64[B], numbers of crops.
-            seed: seed of the order; without meaning for tiles.
+            seed: seed of the order; ignored for tiles.
             epoch: epoch, from 0.
         """
         return self.stages.at(epoch).placement.places(np.asarray(ids, dtype=np.int64), seed=seed, epoch=epoch)
 
     def describe(self, ids: IntArray, *, seed: int, epoch: int = 0) -> tuple[CropPlace, ...]:
-        """Return the images and boxes of crops, to be looked at; arguments as for `places`."""
+        """Return the images and boxes of crops, for inspection; arguments as for `places`."""
         made, found = self.stages.at(epoch), self.places(ids, seed=seed, epoch=epoch)
         return tuple(
             CropPlace(
@@ -276,7 +276,7 @@ class CropIndex(BaseSamples):
         )
 
     def of_images(self, numbers: Sequence[int]) -> CropIndex:
-        """Return the index over some of the images only, by the same choices.
+        """Return the index over some of the images only, with the same rules.
 
         Raises:
             ConfigError: there are none, or no crop is left.
@@ -314,28 +314,28 @@ class CropIndex(BaseSamples):
     ) -> dict[str, CropIndex] | tuple[CropIndex, ...]:
         """Return indexes over parts of the images, the same on every rank.
 
-        By default where an image goes follows from a hash of its plate, well or name: images that are added later move
-        no old one, and parts are as large as asked for only within chance. What came out is logged, and a warning says
-        when it is far off; of few images it mostly is, which `exact` and `groups` are for.
+        By default a hash of its plate, well or name decides the part of an image: images that are added later do not
+        move old ones, but part sizes match the request only on average. The sizes are logged, with a warning if they
+        are far off; with few images they mostly are: use `exact` or `groups` then.
 
         Args:
             by: what stays together: "plate", "well" (of a plate), "array" (the image), or a function of the image.
-            fractions: sizes of the parts, ``{"train": 0.8, "val": 0.2}`` or ``(0.8, 0.2)``, at most 1 together. Beside
-                `groups` of what is left.
-            groups: names for a part, as `by` gives them: ``{"val": ["image 3.zarr"]}``. What no list names is shared
-                out by `fractions`; without them it is ``"train"``, or the part that is given ``...`` instead of a list.
+            fractions: sizes of the parts, ``{"train": 0.8, "val": 0.2}`` or ``(0.8, 0.2)``, with a sum of at most 1.
+                With `groups`, of the remaining groups.
+            groups: names for a part, as returned by `by`: ``{"val": ["image 3.zarr"]}``. `fractions` divides all groups
+                that no list names; without it they are ``"train"``, or the part with ``...`` instead of a list.
             exact: count the groups, in the order of their hashes, so that each part has its fraction of their number,
                 rounded. Images that are added later may then move others.
-            stratify: like `by`; each part gets its fraction of the groups of each stratum, exactly. The images of one
-                group are of one stratum.
-            seed: another seed, another split.
+            stratify: like `by`; each part gets its exact fraction of the groups of each stratum. All images of a
+                group must be in one stratum.
+            seed: another seed gives another split.
 
         Returns:
             The parts, by name or in order.
 
         Raises:
-            ConfigError: an image has no plate or well, names are not unique, a group is not there or of several strata,
-                or a part is empty.
+            ConfigError: an image has no plate or well, names are not unique, a group does not exist or is in several
+                strata, or a part is empty.
         """
         rule = SplitRule.of(fractions, groups, exact=exact or stratify is not None, seed=seed)
         parts = split_images(self.images, by=by, rule=rule, stratify=stratify)
@@ -357,7 +357,7 @@ def _chosen_images(
 
 
 def _label_names(fields: Mapping[str, Take] | Sequence[str] | None, rules: Rules) -> set[str]:
-    """The parts that are named anywhere; of these, an image's label images are looked up."""
+    """Return all parts that are named; label images of an image are searched for these."""
     takes = fields if isinstance(fields, Mapping) else dict.fromkeys(fields or (), Take())
     names = {take.part or name for name, take in takes.items() if isinstance(take, Take)}
     if rules.foreground is not None:

@@ -1,4 +1,4 @@
-"""Find the cells that crops are drawn from, each rank a part of the files."""
+"""Finds the cells from which crops are drawn; each rank reads a part of the files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["CellFinder", "SharedMaps"]
 
 
 class SharedMaps:
-    """Maps by key, eight cells to a byte; they stay as long as the index, so that its parts need not read again."""
+    """Maps by key, eight cells to a byte; they live as long as the index, so that its parts need not read again."""
 
     def __init__(self) -> None:
         self._packed: dict[Hashable, tuple[tuple[int, ...], npt.NDArray[np.uint8]]] = {}
@@ -38,7 +38,7 @@ class SharedMaps:
         self._packed[key] = cells.shape, np.packbits(cells)
 
     def get(self, key: Hashable) -> BoolArray | None:
-        """Return a map, None if it is not here."""
+        """Return a map, None if it is not stored."""
         if key not in self._packed:
             return None
         shape, packed = self._packed[key]
@@ -51,17 +51,17 @@ _LOG = logging.getLogger("rankwise.crops")
 
 
 class CellFinder:
-    """Finds which cells of images are chosen by a mask or by labels.
+    """Finds the cells of images that a mask or labels choose.
 
-    A map is found by reading an array once, whole. It is known by the array's place, metadata, and the sizes and times
-    of its files, so that an array that was written to since is read anew.
+    A map is made by reading an array once, completely. Its key consists of the array's place, metadata, and the sizes
+    and times of its files, so that an array that was modified is read again.
 
     Args:
-        folder: where maps are kept between processes; None = in this process only.
+        folder: folder for maps, shared between processes; None = in this process only.
 
     Attributes:
-        shared: None, or the maps of all ranks: what is found is put there, what is there is not looked for.
-        num_read: arrays that were read here.
+        shared: None, or the maps of all ranks: new maps are stored there, and existing ones are not made again.
+        num_read: number of arrays read here.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
@@ -74,7 +74,7 @@ class CellFinder:
         return {"_folder": self._folder, "_kept": OrderedDict(), "shared": self.shared, "num_read": 0}
 
     def mask_cells(self, images: Sequence[CropImage], mask: Mask, frame: Frame, used: BoolArray) -> list[CellGrid]:
-        """Return the cells in which crops may lie, for each image; none in images that are not used."""
+        """Return the cells in which crops may be, for each image; empty for unused images."""
         found = []
         for number, image in enumerate(images):
             if not used[number]:
@@ -91,7 +91,7 @@ class CellFinder:
     def foreground_cells(
         self, images: Sequence[CropImage], wanted: Foreground, frame: Frame, used: BoolArray
     ) -> list[CellGrid]:
-        """Return the cells that hold one of the wanted labels, for each image; none in images that are not used."""
+        """Return the cells that contain one of the wanted labels, for each image; empty for unused images."""
         return [
             self._of_part(image, wanted, frame, number) if used[number] else _uniform(frame, number, chosen=False)
             for number, image in enumerate(images)
@@ -147,7 +147,7 @@ class CellFinder:
         if self._folder is None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        # Several ranks may find the same map at once: each writes a file of its own and the last one stays.
+        # Several ranks may make the same map at once: each writes its own file, and the last one remains.
         handle, name = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -159,7 +159,7 @@ class CellFinder:
 
 
 def _asked(source: Callable[[CropImage], NDArray | None], image: CropImage, num_axes: int) -> BoolArray:
-    """Where a function of the user allows crops in an image; None from it allows all."""
+    """Return where a user function allows crops in an image; None from it allows all."""
     given = source(image)
     return np.ones((1,) * num_axes, dtype=np.bool_) if given is None else np.asarray(given) != 0
 
@@ -176,7 +176,7 @@ def _key(level: Level, pool: tuple[int, ...], classes: tuple[int, ...] | None) -
 
 
 def _files(place: str, *, remote: bool) -> tuple[int, int, int]:
-    """Number of files of a local array, their bytes, and the newest time; an array behind a URL counts by its name."""
+    """Return number, bytes and newest time of a local array's files; an array behind a URL is identified by name."""
     if remote:
         return 0, 0, 0
     num_files = num_bytes = newest = 0

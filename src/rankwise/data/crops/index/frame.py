@@ -1,4 +1,4 @@
-"""The reference of an index: on which axes of which arrays crops are placed, and how large they are there."""
+"""The reference of an index: the axes and arrays on which crops are placed, and their extent there."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Frame", "make_frame"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Frame:
-    """Places of crops: D axes, the stepped ones first (one element at a time, such as time), then the cropped ones.
+    """Coordinates of crops: D axes, first the stepped ones (one element at a time, e.g. time), then the cropped ones.
 
     Attributes:
         levels: the reference array of each of the N images.
         axes: names of the D axes.
-        where: int[D], which axes of the reference arrays they are.
+        where: int[D], the corresponding axes of the reference arrays.
         extent: int64[D], extent of a crop; 1 along stepped axes.
-        num_stepped: how many of the axes are stepped.
+        num_stepped: number of stepped axes.
         sizes: int64[N, D], sizes of the images.
         spacing: float64[N, D].
-        corner: float64[N, D], where the first element begins in space.
+        corner: float64[N, D], position of the first element's corner in space.
         chunks: int64[N, D], chunk grid.
     """
 
@@ -54,11 +54,11 @@ class Frame:
 def make_frame(images: Sequence[CropImage], *, part: str, level: int, shape: tuple[int | None, ...]) -> Frame:
     """Return the frame of crops of `shape`.
 
-    The extents belong to the last axes that are not channels; None stands for a whole axis. A shape with one extent
+    The extents are for the last axes that are not channels; None means a whole axis. A shape with one extent
     for every axis of the arrays crops them all, channels included.
 
     Raises:
-        ConfigError: arrays do not fit the shape or each other, or an axis that is left over has no name.
+        ConfigError: arrays do not fit the shape or each other, or a remaining axis has no name.
     """
     levels = tuple(image.level(part, level) for image in images)
     first = levels[0]

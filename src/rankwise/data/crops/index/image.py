@@ -1,4 +1,4 @@
-"""One image of an index: its arrays, where they lie in space, who it is; and what of it is taken."""
+"""One image of an index: its arrays, their position in space, its identity; and which parts are taken."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _CHANNEL_NAMES = frozenset({"c", "channel", "channels"})
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Level:
-    """One array and how its elements lie in space.
+    """One array and its position in space.
 
     Attributes:
         array: the array.
-        axes: a name for each axis; axes without one are named by their place from the end, "-1" for the last.
+        axes: a name for each axis; unnamed axes are named by their number from the end, "-1" for the last.
         spacing: distance between neighbouring elements along each axis, in the units of the image.
-        origin: where the centre of the first element lies.
-        channel_axis: the axis of the channels, None if there is none.
-        channels: their names, along that axis; empty where they have none.
+        origin: position of the centre of the first element.
+        channel_axis: the channel axis, None if there is none.
+        channels: channel names, along that axis; empty if there are none.
     """
 
     array: ArrayMeta
@@ -49,7 +49,7 @@ class Level:
         """Return the number of a channel.
 
         Raises:
-            ConfigError: there is no such channel; the message lists those there are.
+            ConfigError: there is no such channel; the message lists the existing ones.
         """
         axis = self.channel_axis
         size = 0 if axis is None else self.array.shape[axis]
@@ -63,10 +63,10 @@ class Level:
 
 
 def plain_level(array: ArrayMeta, *, spacing: tuple[float, ...] | None = None) -> Level:
-    """Return an array as a level of its own; spacing 1 along each axis if it is not given.
+    """Return an array as a level by itself; spacing 1 along each axis by default.
 
     Raises:
-        ConfigError: `spacing` has another number of axes, or is not above 0.
+        ConfigError: `spacing` has another number of axes, or is not positive.
     """
     spacing = (1.0,) * array.ndim if spacing is None else spacing
     if len(spacing) != array.ndim or not all(distance > 0 for distance in spacing):
@@ -78,7 +78,7 @@ def plain_level(array: ArrayMeta, *, spacing: tuple[float, ...] | None = None) -
         array=array,
         axes=axes,
         spacing=spacing,
-        # The corner of the first element lies at 0, so that arrays of other spacings cover the same space.
+        # The corner of the first element is at 0, so that arrays with other spacings cover the same space.
         origin=tuple(distance / 2 for distance in spacing),
         channel_axis=next((axis for axis, name in enumerate(axes) if name in _CHANNEL_NAMES), None),
     )
@@ -106,11 +106,11 @@ class CropImage:
     """One image: its arrays by part ("image", "label", ...) and level, and its identity.
 
     Attributes:
-        name: identity, equal for a copy at another path: what splits go by.
+        name: identity, equal for a copy at another path; splits use it.
         parts: for each part its levels, the finest first.
         plate: name of its plate, "" if it has none.
-        well: its well, such as "B/03".
-        meta: anything else that is known about it; for `where=`, `weights=`, `split(by=...)` and `labels=`.
+        well: its well, for example "B/03".
+        meta: any other information; for `where=`, `weights=`, `split(by=...)` and `labels=`.
     """
 
     name: str
@@ -147,13 +147,13 @@ class CropImage:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """What one field of every crop takes from its image.
+    """What one field of a crop takes from its image.
 
     The first field of an index is the reference: crops are placed on its array, and the boxes of the other fields
     cover the same place in space, in elements of their own.
 
     Attributes:
-        part: the part of the image: "image", the name of a label image, a key of the mapping of arrays that was given;
+        part: the part of the image: "image", the name of a label image, a key of the given mapping of arrays;
             None = the name of the field.
         channel: a channel by name or number (its axis is then dropped), several of them in that order, or None = all.
         level: resolution level, 0 is the finest. None = the index's level for the reference; for other fields the level
@@ -161,12 +161,12 @@ class Take:
         shape: extent along the cropped axes in elements of this field's array, around the same centre; None = the same
             extent in space as the reference.
         dtype: dtype in the batch, named as in `Config` ("f32", "bf16", "i8" of one byte, "native" = that of the arrays)
-            or a NumPy dtype. None = float32 for the first field of an index and where elements are normalised, that of
+            or a NumPy dtype. None = float32 for the first field of an index and for normalised fields, that of
             the arrays for other fields.
-        pad: what stands for elements outside an array: "fill", "edge", "reflect"; None = nothing may lie outside.
+        pad: how to fill elements outside an array: "fill", "edge", "reflect"; None = boxes must be inside.
         normalise: a `Scaling`, one for each array (or for all arrays below a group) by URI, or a function of the
-            array's metadata; asked for all arrays when the index is made.
-        mask: also make a field ``<name>_mask`` that says which elements lie inside the array.
+            array's metadata; evaluated for all arrays when the index is made.
+        mask: also make a field ``<name>_mask`` that is true for elements inside the array.
 
     Raises:
         ConfigError: a value is out of range.
@@ -204,7 +204,7 @@ class Take:
         return np.dtype(np.float32) if self.normalise is not None else stored
 
     def described(self) -> tuple[object, ...]:
-        """Return what decides the content of the field, for a fingerprint."""
+        """Return all that decides the content of the field, for a fingerprint."""
         rule = self.normalise
         scaling = (rule.scale, rule.offset) if isinstance(rule, Scaling) else rule is not None
         channels = self.channel if self.channel is None or isinstance(self.channel, str | int) else list(self.channel)
@@ -213,7 +213,7 @@ class Take:
 
 
 def _dtype(wanted: npt.DTypeLike) -> DType | None:
-    """The words of `Config` come first: to NumPy alone "i8" has eight bytes, and "f16" sixteen. None = "native"."""
+    """Names of `Config` take precedence: for NumPy alone "i8" has eight bytes, and "f16" sixteen. None = "native"."""
     try:
         word = parse_dtype(cast("DtypeLike", wanted))
         return None if word is Dtype.NATIVE else resolved_dtype(word)
@@ -228,19 +228,19 @@ def _dtype(wanted: npt.DTypeLike) -> DType | None:
 def channel_boxes(
     name: str, take: Take, images: Sequence[CropImage], levels: Sequence[Level], axis: int | None
 ) -> tuple[IntArray, int]:
-    """Return the first channel of each box of a sample, int64[N, K], and how many channels a box holds.
+    """Return the first channel of each box of a sample, int64[N, K], and the number of channels per box.
 
-    Channels that follow each other come in one box, others in a box each.
+    Consecutive channels form one box, others a box each.
 
     Args:
         name: the field.
         take: what it takes.
         images: the N images.
         levels: the field's array in each.
-        axis: axis of the channels that are chosen from, None if there is none.
+        axis: the channel axis, None if there is none.
 
     Raises:
-        ConfigError: there is no such channel, or images differ in what "all" are.
+        ConfigError: there is no such channel, or images differ in their channels.
     """
     if axis is None:
         if take.channel is not None:
@@ -281,7 +281,7 @@ class ImageColumns:
         digest: hash of the values.
 
     Raises:
-        ConfigError: a function returns something else than numbers, or different shapes.
+        ConfigError: a function returns something other than numbers, or different shapes.
     """
 
     def __init__(self, images: Sequence[CropImage], labels: Mapping[str, Callable[[CropImage], Any]]) -> None:

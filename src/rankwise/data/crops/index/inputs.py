@@ -1,4 +1,4 @@
-"""Images as users name them, split by groups, drawn together."""
+"""Images from user input, their splits by groups, and joint opening by several ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rankwise.world import World
 
 __all__ = ["By", "Images", "gather_images", "make_together", "split_images"]
 
-# URIs, catalogues, images, mappings of parts to those, or several of them: too loose a type to spell out.
+# URIs, catalogues, images, mappings of parts to those, or several of them: too general for a precise type.
 Images: TypeAlias = Any
 
 
@@ -32,12 +32,12 @@ def gather_images(given: Images, *, labels: Collection[str] = (), root: str | No
     """Return the images of an index.
 
     Args:
-        given: what `CropIndex` takes.
-        labels: label images that are wanted as parts, where images have any.
-        root: folder or URL below which the paths of arrays are their names; None = names as they are found.
+        given: the argument of `CropIndex`.
+        labels: label images to include as parts, for images that have any.
+        root: folder or URL; arrays are named by their paths below it; None = names as found.
 
     Raises:
-        ConfigError: there are none, or one is something else.
+        ConfigError: there are none, or one has another type.
         DataError: there is no image at a URI, or it is damaged.
     """
     found = tuple(_Gatherer(labels, root).images(given))
@@ -74,7 +74,7 @@ class _Gatherer:
             )
 
     def _at(self, uri: str | os.PathLike[str]) -> Iterator[CropImage]:
-        """Everything below a URI; a file is a catalogue."""
+        """Yield everything below a URI; a file is a catalogue."""
         if "://" not in os.fspath(uri) and Path(uri).is_file():
             yield from self.images(Catalogue.load(uri))
         else:
@@ -91,7 +91,7 @@ class _Gatherer:
         )
 
     def _of_parts(self, parts: Mapping[str, Any]) -> CropImage:
-        """One image out of arrays or images by part."""
+        """Return one image made of arrays or images by part."""
         if not parts:
             raise ConfigError('an image wants at least one array, such as {"image": "volume.zarr"}; got none')
         levels = {name: _levels(part) for name, part in parts.items()}
@@ -154,11 +154,11 @@ def split_images(
     Args:
         images: the images.
         by: what stays together.
-        rule: which group (plate, well or array) goes where.
-        stratify: what every part gets its share of; the images of a group are alike in it. None = nothing.
+        rule: assigns groups (plates, wells or arrays) to parts.
+        stratify: every part gets its fraction of each stratum; a group has one stratum. None = no strata.
 
     Raises:
-        ConfigError: fractions are out of range, a group has no identity, is not there or lies in several strata, or a
+        ConfigError: fractions are out of range, a group has no identity, does not exist or is in several strata, or a
             part is empty.
     """
     groups = [_group(image, by) for image in images]
@@ -174,7 +174,7 @@ def split_images(
 
 
 def _strata(groups: Sequence[str], strata: Sequence[str]) -> IntArray:
-    """Return the number of the stratum of each group, in the order in which groups come first."""
+    """Return the stratum number of each group, in the order of first appearance of the groups."""
     found: dict[str, str] = {}
     for group, stratum in zip(groups, strata, strict=True):
         if found.setdefault(group, stratum) != stratum:
@@ -210,7 +210,7 @@ def _refuse_same_names(groups: Sequence[str]) -> None:
 
 
 def _say(groups: Sequence[str], parts: Sequence[Sequence[int]], rule: SplitRule, by: By) -> None:
-    """Say what came out; few groups seldom come out as asked by their hashes."""
+    """Log the sizes of the parts; with few groups, hashes seldom give the requested sizes."""
     kind = by if isinstance(by, str) else "group"
     counts = [len({groups[number] for number in part}) for part in parts]
     total = len(set(groups))
@@ -238,11 +238,11 @@ _Images = tuple[CropImage, ...]
 def make_together(
     world: World, finder: CellFinder, gather: Callable[[], _Images], settle: Callable[[_Images], str]
 ) -> None:
-    """Gather images and maps on the main rank, and settle the index on all. Every rank calls it.
+    """Gather images and maps on the main rank, and make the index on all. Every rank calls it.
 
     Args:
         world: several ranks.
-        finder: this rank's; ends with the maps of all.
+        finder: of this rank; gets the maps of all ranks.
         gather: opens the images; called on the main rank.
         settle: makes the tables of an index and returns its fingerprint; called on every rank.
 

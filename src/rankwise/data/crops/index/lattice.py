@@ -1,4 +1,4 @@
-"""Grids of crops: a lattice, and the curve along which it is walked."""
+"""Grids of crops: a lattice, and the curve that visits it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NEAR = 1e-4  # of an element: spacings are written with few digits
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lattice:
-    """Starts of N images along D axes: ``min(origin + coordinate * step, last)`` for coordinates below `counts`.
+    """Starts for N images along D axes: ``min(origin + coordinate * step, last)`` for coordinates below `counts`.
 
     Attributes:
         origin: int64[N, D], first start.
         step: int64[N, D], distance between starts.
         last: int64[N, D], largest start; the step to it may be shorter than the others.
-        counts: int64[N, D], number of starts; 0 where an image has no room for a crop.
+        counts: int64[N, D], number of starts; 0 if an image has no room for a crop.
     """
 
     origin: IntArray
@@ -46,7 +46,7 @@ class Lattice:
         return np.minimum(self.origin[images] + coords * self.step[images], self.last[images])
 
     def nearest(self, images: IntArray, starts: IntArray) -> IntArray:
-        """Return the starts of the lattice next to arbitrary ones, int64[B, D]."""
+        """Return the lattice starts nearest to arbitrary ones, int64[B, D]."""
         step = self.step[images]
         coords = (starts - self.origin[images] + step // 2) // step
         coords = np.clip(coords, 0, self.counts[images] - 1)
@@ -60,8 +60,8 @@ def tile_lattice(sizes: IntArray, extent: IntArray, stride: IntArray, *, edges: 
         sizes: int64[N, D], sizes of the images.
         extent: int64[D], extent of a tile.
         stride: int64[D] or [N, D], distance between tiles.
-        edges: what becomes of a last tile that would stick out: "shift" moves it inside, where it overlaps with its
-            neighbour, "pad" lets it stick out, "drop" leaves it out.
+        edges: how to treat a last tile that would extend beyond the image: "shift" moves it inside, where it overlaps
+            its neighbour, "pad" lets it extend beyond, "drop" leaves it out.
 
     Raises:
         ConfigError: `edges` is unknown, or an image is smaller than a tile and `edges` is "shift".
@@ -74,7 +74,7 @@ def tile_lattice(sizes: IntArray, extent: IntArray, stride: IntArray, *, edges: 
         counts = np.where(room < 0, 0, whole)
     else:
         covering = -(-room // stride) + 1
-        # With a stride beyond the extent a tile could lie outside altogether.
+        # With a stride larger than the extent, a tile could be completely outside.
         counts = np.clip(covering, 1, np.maximum((sizes - 1) // stride + 1, 1))
     last = (counts - 1) * stride
     if edges == "shift":
@@ -84,15 +84,15 @@ def tile_lattice(sizes: IntArray, extent: IntArray, stride: IntArray, *, edges: 
 
 
 def free_lattice(sizes: IntArray, extent: IntArray, step: IntArray, *, padded: bool) -> Lattice:
-    """Return the starts that a random crop may take: every multiple of `step` inside, and the last place inside.
+    """Return the possible starts of a random crop: every multiple of `step` inside, and the last place inside.
 
-    Where an image is smaller than a crop and `padded`, the crop lies around it, at every offset that holds all of it.
+    If an image is smaller than a crop and `padded`, the crop contains it, at any offset.
 
     Args:
         sizes: int64[N, D], sizes of the images.
         extent: int64[D], extent of a crop.
         step: int64[D] or [N, D], distance between starts.
-        padded: whether crops may stick out.
+        padded: whether crops may extend beyond the image.
 
     Raises:
         ConfigError: an image is smaller than a crop and not `padded`.
@@ -106,18 +106,18 @@ def free_lattice(sizes: IntArray, extent: IntArray, step: IntArray, *, padded: b
 
 
 def snapped_lattice(lattice: Lattice, ratio: FloatArray, shift: FloatArray, *, tiles: bool) -> Lattice:
-    """Return those starts of a lattice at which the boxes of all F fields begin with a whole element.
+    """Return the starts of a lattice at which the boxes of all F fields start at a whole element.
 
     The box of a field starts at ``start * ratio + shift``, in elements of its own array.
 
     Args:
         lattice: starts of N images along D axes.
-        ratio: float64[F, N, D]; 0 where a field has not the axis.
+        ratio: float64[F, N, D]; 0 for an axis that a field lacks.
         shift: float64[F, N, D].
-        tiles: whether the starts cover the images, so that none may be lost.
+        tiles: whether the starts cover the images, so that none may be dropped.
 
     Raises:
-        ConfigError: no start will do, or one of the tiles will not.
+        ConfigError: no start is suitable, or one of the tiles is not.
     """
     facts = np.concatenate([ratio, shift]).transpose(1, 2, 0)
     kinds, which = np.unique(facts.reshape(-1, facts.shape[2]), axis=0, return_inverse=True)
@@ -147,7 +147,7 @@ def snapped_lattice(lattice: Lattice, ratio: FloatArray, shift: FloatArray, *, t
 
 
 def _fitting_starts(ratio: FloatArray, shift: FloatArray) -> tuple[int, int]:
-    """Return how far apart starts lie at which all fields fit, and the first one from 0 on."""
+    """Return the distance between starts at which all fields fit, and the first such start from 0 on."""
     fractions = [Fraction(float(each)).limit_denominator(_MOST_PERIOD) for each in ratio]
     period = math.lcm(*(fraction.denominator for fraction in fractions))
     starts = np.arange(min(period, _MOST_PERIOD))[:, None] * ratio + shift
@@ -173,15 +173,15 @@ def _refuse_small(sizes: IntArray, extent: IntArray) -> None:
 
 
 def tiles_on_curve(numbers: IntArray, counts: IntArray, block: IntArray) -> IntArray:
-    """Return the coordinates of tiles, int64[B, D]: for each grid a bijection of its numbers and its tiles.
+    """Return the coordinates of tiles, int64[B, D]: a bijection between the numbers and the tiles of each grid.
 
     Args:
         numbers: int64[B], each below the product of its counts.
-        counts: int64[B, D], tiles along each axis of the grid that a number belongs to.
+        counts: int64[B, D], tiles along each axis of the number's grid.
         block: int64[D], most tiles of a block along each axis.
     """
     num_axes = counts.shape[1]
-    # Tiles behind axis d: the product of the counts of the later axes.
+    # Tiles per step along axis d: the product of the counts of the later axes.
     behind = np.cumprod(counts[:, ::-1], axis=1)[:, ::-1] // counts
     left = numbers.copy()
     held = np.ones_like(numbers)
@@ -190,14 +190,14 @@ def tiles_on_curve(numbers: IntArray, counts: IntArray, block: IntArray) -> IntA
     for axis in range(num_axes):
         count, slab = counts[:, axis], held * behind[:, axis]
         segments = -(-count // block[axis])
-        # Segment i starts at floor(i * count / segments); this finds the one that holds a row.
+        # Segment i starts at floor(i * count / segments); this finds the segment that contains a row.
         segment = ((left // slab + 1) * segments - 1) // count
         start = segment * count // segments
         low[:, axis], size[:, axis] = start, (segment + 1) * count // segments - start
         flip[:, axis] = turned
         left -= start * slab
         held *= size[:, axis]
-        # Turned where the number of segments walked so far, counted over all axes up to here, is odd.
+        # Reversed if the number of segments visited so far, over all axes up to here, is odd.
         turned = (turned & (segments % 2 == 1)) ^ (segment % 2 == 1)
     return _unfolded(left, low, size, counts, flip)
 
@@ -209,7 +209,7 @@ def _unfolded(
     counts: IntArray,
     flip: BoolArray,
 ) -> IntArray:
-    """From a number inside a block to coordinates; an axis walked backwards is mirrored."""
+    """Convert a number inside a block to coordinates; an axis visited backwards is mirrored."""
     coords = np.empty_like(low)
     left = inside
     for axis in reversed(range(low.shape[1])):
@@ -219,5 +219,5 @@ def _unfolded(
 
 
 def num_blocks(counts: IntArray, block: IntArray) -> int:
-    """Return how many blocks grids of int64[N, D] tiles have together."""
+    """Return the total number of blocks in grids of int64[N, D] tiles."""
     return int(np.prod(-(-counts // block), axis=1).sum())

@@ -1,4 +1,4 @@
-"""From the place of a crop on the reference to the boxes of one field: its own array, spacing, axes and channels."""
+"""Maps the place of a crop on the reference to the boxes of a field: its own array, spacing, axes and channels."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ __all__ = ["FieldLayout", "make_layout"]
 class FieldLayout:
     """One field of an index, for all images.
 
-    A box starts at ``floor(start * ratio + shift + 0.5)`` along an axis that the reference has too, and at 0 along any
-    other; `low` and `high` bound it where nothing may lie outside.
+    A box starts at ``floor(start * ratio + shift + 0.5)`` along axes that the reference also has, and at 0 along
+    others; `bounds` limits it if boxes must be inside the array.
 
     Attributes:
-        field: what the field looks like in a batch.
+        field: shape and dtype of the field in a batch.
         arrays: its array in each of the N images.
-        linked: int[E], the reference's axis of each axis of the field's arrays, -1 where there is none.
+        linked: int[E], the reference axis for each axis of the field's arrays, -1 if there is none.
         ratio: float64[N, E], elements of the field per element of the reference.
         shift: float64[N, E].
-        bounds: int64[2, N, E], least and largest start; None = none.
+        bounds: int64[2, N, E], smallest and largest start; None = no limits.
         shape: extent of a box along the E axes.
-        channels: int64[N, K], first element along the axis of channels for each of the K boxes of a sample.
+        channels: int64[N, K], first element along the channel axis for each of the K boxes of a sample.
         channel_axis: that axis, None if there is none.
     """
 
@@ -49,7 +49,7 @@ class FieldLayout:
     channel_axis: int | None
 
     def boxes(self, images: IntArray, starts: IntArray) -> FieldBoxes:
-        """Return the boxes of crops that start at int64[B, D] on the reference arrays of images int64[B]."""
+        """Return the boxes for crops that start at int64[B, D] on the reference arrays of images int64[B]."""
         used, which = np.unique(images, return_inverse=True)
         num_boxes = self.channels.shape[1]
         placed = np.repeat(self.starts(images, starts), num_boxes, axis=0)
@@ -63,7 +63,7 @@ class FieldLayout:
         )
 
     def starts(self, images: IntArray, starts: IntArray) -> IntArray:
-        """Return where crops start on the field's own arrays, int64[B, E]."""
+        """Return the starts of crops on the field's own arrays, int64[B, E]."""
         linked = np.array(self.linked, dtype=np.int64)
         placed = np.floor(starts[:, linked] * self.ratio[images] + self.shift[images] + 0.5).astype(np.int64)
         placed[:, linked < 0] = 0
@@ -80,11 +80,11 @@ def make_layout(
         take: what it takes.
         images: the N images.
         frame: the reference.
-        lattice: where crops may start on it.
-        level: the level of the reference, for a field of the reference's own part; None = the nearest spacing.
+        lattice: possible starts of crops on the reference.
+        level: the level of the reference, for a field of the same part; None = the nearest spacing.
 
     Raises:
-        ConfigError: the field's arrays do not fit the reference or each other, or would be left without `pad`.
+        ConfigError: the field's arrays do not fit the reference or each other, or boxes leave them without `pad`.
     """
     levels = chosen_levels(take.part or name, take, images, frame, level)
     _refuse_other_axes(name, images, levels)
@@ -125,12 +125,12 @@ def make_layout(
         channel_axis=channel_axis,
     )
     for array in layout.arrays if take.normalise is not None else ():
-        layout.field.scaling(array)  # refuses an array without one now, not at the first read
+        layout.field.scaling(array)  # raises now for an array without one, not at the first read
     return layout if take.pad is not None else _kept_inside(name, layout, lattice)
 
 
 def _own_channel_axis(level: Level, linked: tuple[int, ...]) -> int | None:
-    """The axis of channels to choose from, None if there is none or crops are cut along it."""
+    """Return the channel axis to select from, None if there is none or crops are cut along it."""
     axis = level.channel_axis
     return None if axis is not None and linked[axis] >= 0 else axis
 
@@ -160,7 +160,7 @@ def _refuse_unlinked(
 def _extents(
     name: str, take: Take, frame: Frame, linked: tuple[int, ...], *, ratio: FloatArray, images: Sequence[CropImage]
 ) -> list[int]:
-    """Return the extent of a box along each axis; 1 along those that the reference has not."""
+    """Return the extent of a box along each axis; 1 along axes that the reference lacks."""
     if take.shape is not None and len(take.shape) != len(frame.shape):
         raise ConfigError(
             f"Take(shape={take.shape}) of field {name!r} wants {len(frame.shape)} extents, one for each cropped axis"
@@ -198,7 +198,7 @@ def _sample_shape(
     channel_axis: int | None,
     num_boxes: int,
 ) -> tuple[int, ...]:
-    """Return what is left of a box in a sample: the cropped axes, and the channels unless a single one was chosen."""
+    """Return the sample shape of a box: the cropped axes, and the channels unless a single one was selected."""
     kept = [axis for axis, reference in enumerate(linked) if reference >= frame.num_stepped or axis == channel_axis]
     if num_boxes > 1 and kept[0] != channel_axis:
         raise ConfigError(
@@ -223,7 +223,7 @@ def _common_dtype(name: str, take: Take, arrays: Sequence[ArrayMeta]) -> DType:
 
 
 def _kept_inside(name: str, layout: FieldLayout, lattice: Lattice) -> FieldLayout:
-    """Let rounding move boxes by one element to stay inside, and refuse what would lie outside otherwise."""
+    """Limit rounding, which may move boxes by one element, and refuse boxes that would be outside in other ways."""
     every = np.arange(len(layout.arrays), dtype=np.int64)
     sizes = np.array([array.shape for array in layout.arrays], dtype=np.int64)
     high = sizes - np.array(layout.shape, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""`IndexPipeline`: the crops of an index in the order of an `Order`, as batches on this rank's device."""
+"""`IndexPipeline`: batches of the crops of an index, in the sequence of an `Order`, on this rank's device."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 __all__ = ["IndexPipeline", "most_files"]
 
 _LOG = logging.getLogger("rankwise.crops")
-_STEPS_IN_FLIGHT = 3  # the one that is read, and the two that are hinted
+_STEPS_IN_FLIGHT = 3  # the one being read, and two with hints
 
 
 class IndexPipeline(FeedLoader):
     """Implements `BatchLoader` over a `CropIndex`: shuffled, sharded and resumed exactly, at any world size.
 
     Iterating yields one tuple of micro-batches per step, to the end of the epoch; see `FeedLoader` for how batches are
-    released and positions marked. It is what ``rankwise.Trainer.fit`` takes. Rank, world size and device come from the
-    world. Leaving the context closes it: files and threads go, and iterating raises `ShutdownError`.
+    released and positions marked. ``rankwise.Trainer.fit`` accepts it. Rank, world size and device come from the
+    world. Leaving the context closes it: files and threads are closed, and iterating raises `ShutdownError`.
 
     Args:
         index: the crops.
@@ -53,25 +53,25 @@ class IndexPipeline(FeedLoader):
             ``jax.sharding.Sharding`` as `FeedLoader` says.
         world: the world; None = `World.current()`.
         depth: steps that may lie ready; 0 reads in the calling thread.
-        cache: bytes of decoded chunks kept in memory (0 = none), or a `ChunkCache` that several sources share.
+        cache: bytes of decoded chunks to keep in memory (0 = none), or a `ChunkCache` that several sources share.
         threads: threads that read and decode; None = the cores that this rank may use.
-        remote: how to talk to object stores (endpoint, credentials, timeouts); None = as the environment says. Images
-            are then opened with the same options: ``open_image(uri, nodes=StoredNodes(RemoteFiles(options)))``.
-        max_gpu_memory_bytes: hard cap of the batches on the device (with the CPU as device: in host memory); divided
-            when ranks share a GPU. None = no cap but the memory that is there.
-        max_host_memory_bytes: hard cap of what the pipelines of this machine hold in host memory, divided by its
-            ranks: batch buffers, scratch, decoded chunks. None = the memory that is there.
+        remote: options for object stores (endpoint, credentials, timeouts); None = the environment's settings. Open
+            images with the same options: ``open_image(uri, nodes=StoredNodes(RemoteFiles(options)))``.
+        max_gpu_memory_bytes: hard limit for batches on the device (with the CPU as device: in host memory); divided
+            if ranks share a GPU. None = limited by the existing memory only.
+        max_host_memory_bytes: hard limit for what the pipelines of this machine hold in host memory, divided by its
+            ranks: batch buffers, scratch, decoded chunks. None = the existing memory.
         numa_strategy: where the reader's threads run.
         numa_node: node for `NumaStrategy.PIN_TO`, else -1.
         **options: `transform`, `batch_transform`, `fields`, `on_bad_sample` and `across_epochs`, as `FeedLoader` says.
 
     Attributes:
-        budget: what the batches take; ``print(pipeline.budget)`` adds it up.
+        budget: the memory for batches; ``print(pipeline.budget)`` lists the parts.
 
     Raises:
-        ConfigError: an argument is out of range, or the order is over other data.
-        BudgetExceeded: the batches do not fit; the message adds it up and says how much is needed.
-        InvalidArgument: the device is not there, or does not agree with the one in use.
+        ConfigError: an argument is out of range, or the order was made for other data.
+        BudgetExceeded: the batches do not fit; the message lists the parts and the needed total.
+        InvalidArgument: the device does not exist, or differs from the one in use.
         MissingExtraError: a device was asked for and torch is not installed.
     """
 
@@ -135,7 +135,7 @@ class IndexPipeline(FeedLoader):
         _LOG.info("batches of crops take\n%s", self.budget)
 
     def _say_few_handles(self, place: RankPlace) -> None:
-        """Say on the main rank when the steps in flight lie in more files than stay open."""
+        """Warn on the main rank if the steps in flight need more files than stay open."""
         if place.rank == 0:
             crops = math.ceil(self.order.batch_size / place.world_size) * _STEPS_IN_FLIGHT
             say_few_handles(
@@ -151,20 +151,20 @@ class IndexPipeline(FeedLoader):
         return self.index.describe(batch.ids, seed=step.resume.seed, epoch=step.epoch)
 
     def close(self) -> None:
-        """Stop reading, close files and threads, and say how many crops were left out; batches and position stay."""
+        """Stop reading, close files and threads, and log the number of skipped crops. Batches and position stay."""
         self.stop(partial(ShutdownError, CLOSED))
         self.say_skipped()
         self._crops.close()
 
 
 def _warn_small_cache(source: CropSource, order: Order, *, rank: int, world_size: int) -> None:
-    """Warn on the main rank if the regions that the order reads from at a time do not fit the cache."""
+    """Warn on the main rank if the regions that the order reads at a time do not fit into the cache."""
     grid, capacity = order.grid, source.cache.capacity_bytes
     if grid is None or rank != 0 or capacity == 0 or grid.chunk_samples == 1:
         return
     regions = -(-grid.lanes // world_size) * grid.window
     needed = regions * source.index.chunk_bytes
-    # A neighbourhood whose crops come in one batch is decoded once, cache or not.
+    # A neighbourhood whose crops are in one batch is decoded once, with or without a cache.
     near = source.index.rules.neighbourhood
     together = near > 1 and near * grid.lanes <= order.batch_size
     if needed > capacity and not together:
@@ -177,7 +177,7 @@ def _warn_small_cache(source: CropSource, order: Order, *, rank: int, world_size
 
 
 def most_files(index: CropIndex, *, num_crops: int) -> int:
-    """Return the most files that so many crops of an epoch may touch, over all fields and stages."""
+    """Return the largest number of files for so many crops of an epoch, over all fields and stages."""
     return max(
         sum(_most_of_field(layout, num_crops) for layout in made.layouts.values()) for made in index.stages.known()
     )

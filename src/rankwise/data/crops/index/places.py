@@ -1,4 +1,4 @@
-"""Where crops lie: tiles, or draws by the weights of images, in blocks of neighbours."""
+"""Places of crops: tiles, or draws by image weight, in blocks of neighbours."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """Where crops lie.
+    """The places of crops.
 
     Attributes:
         images: int64[B], number of the image of each crop.
@@ -44,7 +44,7 @@ class Places:
 
 
 class Placement(Protocol):
-    """From numbers of crops to places: a pure function of (seed, epoch, number)."""
+    """Maps numbers of crops to places: a pure function of (seed, epoch, number)."""
 
     @property
     def num_crops(self) -> int:
@@ -56,7 +56,7 @@ class Placement(Protocol):
         ...
 
 
-# Each use of a crop's key has its own number, so that they do not depend on each other; axes follow at distance 1.
+# Each use of a crop's key has its own number, so that uses are independent; axes follow at distance 1.
 _IMAGE, _CELL, _OWN, _START, _INSIDE, _SPREAD = 1, 2, 3, 100, 200, 300
 
 
@@ -64,20 +64,20 @@ _IMAGE, _CELL, _OWN, _START, _INSIDE, _SPREAD = 1, 2, 3, 100, 200, 300
 class Draws:
     """Implements `Placement`: crop `n` is a draw keyed by (seed, epoch, n).
 
-    With `neighbourhood` k the crops k*g to k*g + k - 1 share the draw of a region, about half as long again as a crop
-    along each axis, and lie at random inside it.
+    With `neighbourhood` k the crops k*g to k*g + k - 1 share the draw of a region, about 1.5 times as long as a crop
+    along each axis, and have random places inside it.
 
     Attributes:
         num_crops: crops of an epoch.
-        lattice: where crops may start.
+        lattice: possible starts of crops.
         extent: int64[D], extent of a crop.
         bounds: float64[N], cumulative weights of the images.
-        neighbourhood: crops of a region.
-        redraw: whether each epoch draws anew.
-        allowed: cells in which the centres of crops lie; None = anywhere.
+        neighbourhood: crops per region.
+        redraw: whether each epoch makes new draws.
+        allowed: cells that contain the centres of crops; None = anywhere.
         foreground: cells around which crops are drawn.
         foreground_bounds: float64[N], cumulative weights of the images for those.
-        fraction: which share of the regions is drawn around them.
+        fraction: fraction of the regions that is drawn around them.
     """
 
     num_crops: int
@@ -108,7 +108,7 @@ class Draws:
         return Places(images, starts)
 
     def _is_foreground(self, groups: IntArray, seed: int, epoch: int) -> BoolArray:
-        """Spread evenly over the numbers, so that an epoch holds the fraction within a few crops."""
+        """Spread evenly over the numbers, so that an epoch has the fraction up to a few crops."""
         if self.foreground is None or self.fraction <= 0:
             return np.zeros(len(groups), dtype=np.bool_)
         offset = int(sample_keys(seed, epoch, np.array([-1], dtype=np.int64))[0])
@@ -126,9 +126,9 @@ class Draws:
         return self.lattice.starts(images, coords)
 
     def _inside_regions(self, images: IntArray, coords: IntArray, own: IntArray) -> IntArray:
-        """Cut each axis into nearly equal stretches of half a crop; draw anew inside the stretch that was hit.
+        """Divide each axis into nearly equal intervals of half a crop; draw again inside the interval that was hit.
 
-        A stretch is hit as often as it is long, so that all starts stay equally likely.
+        An interval is hit in proportion to its length, so all starts stay equally likely.
         """
         moved, counts = np.empty_like(coords), self.lattice.counts[images]
         stretch = np.maximum(1, self.extent // 2 // self.lattice.step[images])
@@ -141,9 +141,9 @@ class Draws:
         return moved
 
     def _around(self, cells: CellTable, images: IntArray, keys: IntArray, own: IntArray, *, spread: float) -> IntArray:
-        """Return starts of crops around points of cells, the points at most `spread` / 2 of a crop off its centre.
+        """Return starts of crops around points of cells; a point is at most `spread` / 2 of a crop from its centre.
 
-        On a coarse lattice they are next to the centre: moving them further could take the crop off its point.
+        On a coarse lattice the nearest start is used: moving it further could lose the point.
         """
         num_axes = len(self.extent)
         inside = np.stack([uniform(keys, _INSIDE + axis) for axis in range(num_axes)], axis=1)
@@ -155,7 +155,7 @@ class Draws:
 
 
 def image_weights(images: Sequence[CropImage], weights: Weights | None) -> FloatArray | None:
-    """Return the weights of images, float64[N]; None = by how many places for crops they have.
+    """Return the weights of images, float64[N]; None = in proportion to their number of places for crops.
 
     Raises:
         ConfigError: a weight is missing, negative or not finite.
@@ -184,7 +184,7 @@ def image_weights(images: Sequence[CropImage], weights: Weights | None) -> Float
 
 
 def image_bounds(weights: FloatArray | None, amounts: FloatArray, *, what: str) -> FloatArray:
-    """Return cumulative weights, float64[N]: `weights` where there is any amount, or the amounts themselves.
+    """Return cumulative weights, float64[N]: of `weights` for images with any amount, or of the amounts themselves.
 
     Raises:
         ConfigError: they are all zero; the message says `what`.
@@ -196,11 +196,11 @@ def image_bounds(weights: FloatArray | None, amounts: FloatArray, *, what: str) 
     return bounds
 
 
-# What a block may decode to: many small crops mix well and still share, few large ones share at all.
+# Limits for the decoded bytes of a block: many small crops mix well and still share chunks, few large ones must share.
 MIN_REGION_BYTES = 2 << 20
 MAX_REGION_BYTES = 64 << 20
 _CROPS_PER_REGION = 27
-# Less gain than this is not worth a larger block, which mixes less.
+# A smaller gain does not justify a larger block, which mixes less.
 _LEAST_GAIN = 0.99
 
 
@@ -215,8 +215,8 @@ def choose_block(
 ) -> IntArray:
     """Return the tiles of a block along each axis, int64[D].
 
-    From one tile on, the axis along which one more row of tiles lowers the decoded elements per tile most is extended,
-    until the block exceeds the budget or nothing is gained. Tiles that share no chunk stay alone.
+    Starting with one tile, extend the axis where one more row of tiles lowers the decoded elements per tile most,
+    until the block exceeds the budget or there is no gain. Tiles that share no chunk stay alone.
 
     Args:
         extent: int64[D], extent of a tile.
@@ -233,7 +233,7 @@ def choose_block(
         best = None
         for grown in _larger(block, counts):
             elements = region_elements(grown, extent=extent, stride=stride, chunks=chunks)
-            # Axes are cut evenly, so blocks are smaller than the largest one on average.
+            # Axes are divided evenly, so blocks are smaller than the largest one on average.
             mean = counts / -(-counts // grown)
             per_tile = region_elements(mean, extent=extent, stride=stride, chunks=chunks) / float(np.prod(mean))
             if elements * element_bytes <= budget and per_tile < cost * _LEAST_GAIN:
@@ -244,7 +244,7 @@ def choose_block(
 
 
 def _larger(block: IntArray, counts: IntArray) -> Iterator[IntArray]:
-    """The blocks that are longer along one axis, by as much as it takes to cut the axis into one part fewer."""
+    """Yield blocks that are longer along one axis, by the amount that divides the axis into one part fewer."""
     for axis, count in enumerate(counts.tolist()):
         parts = -(-count // int(block[axis]))
         if parts > 1:
@@ -254,16 +254,16 @@ def _larger(block: IntArray, counts: IntArray) -> Iterator[IntArray]:
 
 
 def region_elements(block: IntArray | FloatArray, *, extent: IntArray, stride: IntArray, chunks: IntArray) -> float:
-    """Return the elements that reading a block of tiles decodes, on average over its places."""
+    """Return the mean number of elements decoded for a block of tiles, over its possible places."""
     per_axis = region_chunks(block, extent=extent, stride=stride, chunks=chunks) * chunks
     return float(np.prod(per_axis))
 
 
 def region_chunks(block: IntArray | FloatArray, *, extent: IntArray, stride: IntArray, chunks: IntArray) -> FloatArray:
-    """Return the chunks along each axis that a block of tiles touches, float64[D], on average over its places.
+    """Return the mean number of chunks along each axis that a block of tiles overlaps, float64[D].
 
-    Blocks begin at multiples of the stride, so at offsets in a chunk that are multiples of a common divisor g of both,
-    all alike: their mean is ceil(length / g) * g plus a chunk without one g, in chunks.
+    Blocks start at multiples of the stride, so at offsets in a chunk that are multiples of a common divisor g of both,
+    all equally often: the mean is ceil(length / g) * g plus a chunk minus one g, in chunks.
     """
     length = (block - 1) * stride + extent
     divisor = np.gcd(stride, chunks)
@@ -277,12 +277,12 @@ def _budget(crop_bytes: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tiles:
-    """Implements `Placement`: crop `n` is the n-th tile along the curves through the images, one after the other.
+    """Implements `Placement`: crop `n` is the n-th tile along the curves through all images, one after another.
 
     Attributes:
         lattice: the starts of tiles.
         block: int64[D], tiles of a block of the curve along each axis.
-        ends: int64[N], tiles of the images up to and with each one.
+        ends: int64[N], cumulative number of tiles of the images.
         kept: which of all tiles are crops; None = all.
     """
 
@@ -298,17 +298,17 @@ class Tiles:
 
     @property
     def num_tiles(self) -> int:
-        """All tiles, kept or not."""
+        """Number of all tiles, kept or not."""
         return int(self.ends[-1])
 
     @property
     def num_crops(self) -> int:
-        """Tiles that are crops."""
+        """Number of tiles that are crops."""
         return self.num_tiles if self.kept is None else self.kept.num_set
 
     @property
     def block_crops(self) -> int:
-        """Crops of a block, on average and at least 1."""
+        """Average number of crops in a block, at least 1."""
         used = self.lattice.counts[self.lattice.totals() > 0]
         return max(1, round(self.num_crops / max(1, num_blocks(used, self.block))))
 

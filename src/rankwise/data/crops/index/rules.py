@@ -1,4 +1,4 @@
-"""The choices of an index: validated values, without any data."""
+"""The rules of an index: validated values, without any data."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Foreground:
     """Which random crops are drawn around labelled elements.
 
     Attributes:
-        part: the part of the images that holds labels, such as "label".
-        fraction: which share of the crops, 0 to 1.
+        part: the part of the images with labels, for example "label".
+        fraction: fraction of the crops, 0 to 1.
         classes: the labels that count; None = all but 0.
-        level: the level of the labels that is looked at, 0 is the finest. A coarser one is read faster, but may lack
-            small objects, all the more where levels were made by striding.
+        level: the level of the labels to read, 0 is the finest. A coarser one is read faster, but may lack
+            small objects, especially if levels were made by striding.
     """
 
     part: str
@@ -40,13 +40,13 @@ class Foreground:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Where crops may lie: random crops have their centre in it, of tiles at least some part lies in it.
+    """Where crops may be: the centre of random crops must be in it; tiles must overlap it.
 
     Attributes:
-        source: a part of the images (what is not 0 is allowed), or a function that returns an array for an image, which
-            covers it along the cropped axes at any resolution; None from it allows all.
-        share: for tiles: which share must lie in the mask at least; 0 = anything at all.
-        level: for a part: the level that is looked at, 0 is the finest; see `Foreground`.
+        source: a part of the images (anything but 0 is allowed), or a function that returns an array for an image,
+            which covers it along the cropped axes at any resolution; None from it allows all.
+        share: for tiles: the smallest fraction inside the mask; 0 = any overlap.
+        level: for a part: the level to read, 0 is the finest; see `Foreground`.
     """
 
     source: str | Callable[[CropImage], NDArray | None]
@@ -59,13 +59,13 @@ class Mask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What a curriculum changes; None keeps what the index has.
+    """Changes by a curriculum; None keeps the index's value.
 
     Attributes:
         level: level of the reference.
-        shape: shape of the crops; batches of such epochs have other shapes.
+        shape: shape of the crops; batches of such epochs then have another shape.
         foreground: fraction of crops around labelled elements.
-        where: which images crops come from.
+        where: selects the images of crops.
     """
 
     level: int | None = None
@@ -83,10 +83,10 @@ Curriculum: TypeAlias = Mapping[int, Stage] | Callable[[int], Stage]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How the crops of an index are placed; the arguments of `CropIndex`, which describes them.
+    """Rules for placing the crops of an index; the arguments of `CropIndex`, which describes them.
 
     Raises:
-        ConfigError: a value is out of range, or does not go with another one.
+        ConfigError: a value is out of range, or contradicts another one.
     """
 
     shape: tuple[int | None, ...]

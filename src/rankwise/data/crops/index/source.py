@@ -1,4 +1,4 @@
-"""`CropSource`: crops of an index as samples; and the memory that a loader of them takes."""
+"""`CropSource`: crops of an index as samples; and the memory that a loader of them needs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ __all__ = ["CropSource", "SourcePlan", "settle_index"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourcePlan:
-    """Implements `Plan`: how one share is read.
+    """Implements `Plan`: how to read one share.
 
     Attributes:
         share: the share.
-        images: int64[B], images that its crops come from.
-        crops: how their boxes are read.
+        images: int64[B], images of its crops.
+        crops: the plan for their boxes.
     """
 
     share: Share
@@ -52,12 +52,12 @@ class SourcePlan:
 
     @property
     def num_chunks(self) -> int:
-        """Different chunks that are touched, counted per field."""
+        """Number of distinct chunks to read, counted per field."""
         return self.crops.num_chunks
 
     @property
     def read_bytes(self) -> int:
-        """Encoded bytes to read, as far as known beforehand."""
+        """Encoded bytes to read, as far as known in advance."""
         return self.crops.read_bytes
 
     @property
@@ -74,17 +74,17 @@ class SourcePlan:
 class CropSource(BaseSource):
     """Implements `Source` over a `CropIndex`.
 
-    Where random crops lie depends on seed and epoch of a share's step, and the fields of a stage of a curriculum may
-    have other shapes than `fields` says, which is about the first epoch.
+    The places of random crops depend on seed and epoch of a share's step. The fields of a curriculum's stage may
+    have other shapes than `fields`, which describes the first epoch.
 
     Args:
         index: the crops.
-        cache: bytes of decoded chunks kept in memory (0 = none), or a `ChunkCache` that several sources share.
+        cache: bytes of decoded chunks to keep in memory (0 = none), or a `ChunkCache` that several sources share.
         threads: threads that read and decode; None = the cores that this rank may use.
-        remote: how to talk to object stores; None = as the environment says.
+        remote: options for object stores; None = the environment's settings.
     """
 
-    stateless = True  # what is read follows from the share alone: loaders may read before an epoch is asked for
+    stateless = True  # the content depends on the share alone: loaders may read before an epoch is asked for
 
     def __init__(
         self,
@@ -102,17 +102,17 @@ class CropSource(BaseSource):
 
     @property
     def cache(self) -> ChunkCache:
-        """Where decoded chunks are kept."""
+        """The cache of decoded chunks."""
         return self.reader.cache
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what decides the crops: metadata of the arrays, choices, maps."""
+        """Hash of all that decides the crops: array metadata, rules, maps."""
         return self.index.fingerprint
 
     @property
     def num_samples(self) -> int:
-        """Crops of an epoch."""
+        """Number of crops of an epoch."""
         return self.index.num_samples
 
     def __len__(self) -> int:
@@ -125,14 +125,14 @@ class CropSource(BaseSource):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """The fields of a crop by name, as they are in the first epoch."""
+        """The fields of a crop by name, as in the first epoch."""
         return MappingProxyType({name: self.index.fields[name] for name in self._names})
 
     def select(self, fields: Sequence[str]) -> CropSource:
-        """Return a source of some of the fields, with the same reader and cache.
+        """Return a source with some of the fields, with the same reader and cache.
 
         Raises:
-            ConfigError: there is no such field, or a mask is asked for without its field.
+            ConfigError: there is no such field, or a mask is requested without its field.
         """
         names = choose_fields(self._names, fields, of="index")
         for name in names:
@@ -147,10 +147,10 @@ class CropSource(BaseSource):
         return chosen
 
     def plan(self, share: Share) -> SourcePlan:
-        """Return how `share` is read. Thread-safe; touches metadata only.
+        """Return the plan for reading `share`. Thread-safe; reads metadata only.
 
         Raises:
-            IndexError: the share has a crop that the index has not.
+            IndexError: the share contains a crop that the index does not have.
         """
         ids = np.asarray(share.ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
@@ -166,7 +166,7 @@ class CropSource(BaseSource):
         self._reader(plan.share.step.epoch).hint([plan.crops])
 
     def read(self, plan: SourcePlan, into: BatchBuffer) -> ReadReport:
-        """Read a plan into a buffer, which it reserves. Thread-safe; crops that fail are reported, not raised."""
+        """Read a plan into a buffer, which this reserves. Thread-safe; failed crops are reported, not raised."""
         labels = [name for name in self._names if name in self.index.columns.specs]
         specs = {name: self.index.columns.specs[name] for name in labels}
         report = self._reader(plan.share.step.epoch).read(plan.crops, _Widened(into, specs))
@@ -177,11 +177,11 @@ class CropSource(BaseSource):
         return report.as_read_report()
 
     def close(self) -> None:
-        """Give threads and files back. Reading again opens them anew."""
+        """Close threads and files. Reading again reopens them."""
         self.reader.close()
 
     def _reader(self, epoch: int) -> CropReader:
-        """The reader of an epoch's fields; stages of a curriculum with equal shapes share one."""
+        """Return the reader of an epoch's fields; stages of a curriculum with equal shapes share one."""
         layouts = self.index.compiled(epoch).layouts
         names = [name for name in self._names if name in layouts]
         key = tuple(layouts[name].field.shape for name in names)
@@ -193,7 +193,7 @@ class CropSource(BaseSource):
         return replace(field, mask=field.mask and name + MASK_SUFFIX in self._names)
 
     def _warn_fill(self, plan: SourcePlan) -> None:
-        """Nothing was ever written where a whole batch lies: seldom what is wanted. Said once."""
+        """Warn once if nothing was ever written in the places of a whole batch: usually a mistake."""
         if self._said_fill:
             return
         self._said_fill = True
@@ -207,7 +207,7 @@ class CropSource(BaseSource):
 
 
 class _Widened:
-    """A buffer that holds the labels of a batch beside the fields of a reader."""
+    """A buffer with the labels of a batch in addition to the fields of a reader."""
 
     def __init__(self, buffer: BatchBuffer, more: Mapping[str, FieldSpec]) -> None:
         self._buffer = buffer
@@ -232,26 +232,26 @@ def settle_index(
     cache_bytes: int,
     caps: Caps,
 ) -> Budget:
-    """Return what the batches of an index take on one rank.
+    """Return the memory for batches of an index on one rank.
 
     Args:
         index: the crops.
-        order: which of them form a step.
-        fields: names of the fields that are read.
+        order: decides which of them form a step.
+        fields: names of the fields to read.
         world_size: number of ranks.
         micro_batch: most crops of one batch.
         depth: steps that may lie ready.
         transformed: whether a transform needs room for crops as they were read.
         cache_bytes: decoded chunks.
-        caps: what there is.
+        caps: the memory limits.
 
     Raises:
-        BudgetExceeded: the batches do not fit; the message adds it up and says how much is needed.
+        BudgetExceeded: the batches do not fit; the message lists the parts and the needed total.
     """
     step = order.batch_size
     num_micro = num_micro_batches(step, world_size=world_size, micro_batch=micro_batch)
     rows = math.ceil(math.ceil(step / world_size) / num_micro)
-    ahead = max(1, depth)  # the step that was left is looked at for a moment while the next one is read
+    ahead = max(1, depth)  # the consumer may still hold the previous step for a moment while the next one is read
     slots = (ahead + 1) * num_micro  # the steps that lie ready, and the one in use or being read
     batch = max(1, rows * max(_crop_bytes(made, index, fields) for made in index.stages.known()))
     budget = Budget(
@@ -274,7 +274,7 @@ def settle_index(
 
 
 def _crop_bytes(made: Compiled, index: CropIndex, fields: Collection[str]) -> int:
-    """Bytes of one crop of a stage: the chosen fields, their masks, and labels."""
+    """Return the bytes of one crop of a stage: the selected fields, their masks, and labels."""
     specs = dict(index.columns.specs)
     for name, layout in made.layouts.items():
         specs[name] = layout.field.spec

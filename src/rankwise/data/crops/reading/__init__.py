@@ -1,4 +1,4 @@
-"""Boxes to the fields of a batch: what a field is, which boxes fill it, and the reader of both kinds of pipeline."""
+"""Reads boxes into the fields of a batch: fields, their boxes, and the reader of both kinds of pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A field of crops: its boxes, and whether its arrays fit."""
+"""A field of crops: its boxes, and checks whether its arrays fit."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ MASK_SUFFIX = "_mask"
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Elements x come out as ``x * scale + offset``, computed while they are cast.
+    """Elements x become ``x * scale + offset``, computed while they are cast.
 
     Attributes:
-        scale: factor, finite.
-        offset: summand, finite.
+        scale: the factor, finite.
+        offset: the summand, finite.
     """
 
     scale: float = 1.0
@@ -53,7 +53,7 @@ class Scaling:
         """Return the scaling to mean 0 and standard deviation 1.
 
         Raises:
-            ConfigError: `std` is not above 0, or a number is not finite.
+            ConfigError: `std` is not positive, or a number is not finite.
         """
         if not std > 0:
             raise ConfigError(f"a standard deviation is above 0, got {std}")
@@ -61,10 +61,10 @@ class Scaling:
 
     @classmethod
     def unit(cls, low: float, high: float) -> Self:
-        """Return the scaling that takes `low` to 0 and `high` to 1; values outside are not cut.
+        """Return the scaling that maps `low` to 0 and `high` to 1; values outside are not clipped.
 
         Raises:
-            ConfigError: `high` is not above `low`, or a number is not finite.
+            ConfigError: `high` is not greater than `low`, or a number is not finite.
         """
         if not high > low:
             raise ConfigError(f"a range wants low < high, got {low} and {high}")
@@ -75,10 +75,10 @@ Normalise: TypeAlias = Scaling | Mapping[str, Scaling] | Callable[[ArrayMeta], S
 
 
 def check_normalise(rule: object) -> None:
-    """Refuse what cannot say how an array is normalised.
+    """Refuse a value that does not define how to normalise an array.
 
     Raises:
-        ConfigError: it is no `Scaling`, no mapping of URIs to them, and no function.
+        ConfigError: it is neither a `Scaling`, nor a mapping of URIs to them, nor a function.
     """
     if isinstance(rule, Mapping):
         known = all(isinstance(u, str | os.PathLike) and isinstance(each, Scaling) for u, each in rule.items())
@@ -98,11 +98,11 @@ class CropField:
     Attributes:
         shape: shape of one sample of the field in the batch.
         dtype: dtype in the batch, native byte order.
-        pad: what stands for elements outside an array: its fill value, the nearest element, the mirror image; None
-            refuses boxes that stick out.
+        pad: how to fill elements outside an array: its fill value, the nearest element, the mirror image; None
+            refuses boxes that extend beyond it.
         normalise: one scaling for all arrays; one for each array, or for all arrays below a group, by URI; or a
-            function of the array's metadata. None leaves the elements as they are.
-        mask: whether a field ``<name>_mask``, bool of the same shape, says which elements lie inside their array.
+            function of the array's metadata. None leaves the elements unchanged.
+        mask: whether to make a field ``<name>_mask``, bool of the same shape, true for elements inside their array.
     """
 
     shape: tuple[int, ...]
@@ -118,14 +118,14 @@ class CropField:
 
     @property
     def spec(self) -> FieldSpec:
-        """The field for a buffer."""
+        """Spec of the field for a buffer."""
         return FieldSpec(shape=self.shape, dtype=self.dtype)
 
     def scaling(self, array: ArrayMeta) -> Scaling | None:
         """Return the scaling of an array.
 
         Raises:
-            ConfigError: there is none for this array, or the function returned something else.
+            ConfigError: there is none for this array, or the function returned another type.
         """
         rule = self.normalise
         if rule is None or isinstance(rule, Scaling):
@@ -140,7 +140,7 @@ class CropField:
 
 
 def _nearest(rule: Mapping[str, Scaling], place: str) -> Scaling | None:
-    """What is said for a place, else for the nearest group above it."""
+    """Return the entry for a place, else for the nearest group above it."""
     while place and place not in rule:
         place = place.rpartition("/")[0]
     return rule.get(place)
@@ -148,15 +148,15 @@ def _nearest(rule: Mapping[str, Scaling], place: str) -> Scaling | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FieldBoxes:
-    """Boxes of one shape for some samples of a field; a field whose arrays differ in their axes takes several of these.
+    """Boxes of one shape for some samples of a field; a field whose arrays differ in their axes needs several of these.
 
-    A sample may take several boxes (k of them, the same for all), such as one per channel; they follow each other in
+    A sample may have several boxes (k of them, the same for all), for example one per channel; they are adjacent in
     its part of the field. k times the elements of a box are the elements of a sample.
 
     Attributes:
-        arrays: the different arrays, all of ``len(shape)`` axes.
+        arrays: the distinct arrays, all with ``len(shape)`` axes.
         which: int64[n * k], array of each box, an index into `arrays`.
-        starts: int64[n * k, ndim], first element of each box; may lie outside if the field pads.
+        starts: int64[n * k, ndim], first element of each box; may be outside if the field pads.
         shape: extent of every box along the axes of its array.
         rows: int64[n], the places of the samples in the batch, ascending; None = all of them.
     """
@@ -190,11 +190,11 @@ def box_text(aabb: tuple[tuple[int, int], ...]) -> str:
 
 
 def unreadable(field: CropField, boxes: FieldBoxes, ids: IntArray, rows: IntArray) -> dict[int, DamacyError]:
-    """Return why samples cannot be read, by their place in the batch; one reason each.
+    """Return the reasons why samples cannot be read, by their place in the batch; one reason each.
 
     Args:
         field: the field.
-        boxes: what is to fill it.
+        boxes: the boxes that fill it.
         ids: int64[B], numbers of the samples.
         rows: int64[n], places of the samples that `boxes` fill.
     """
@@ -220,7 +220,7 @@ def unreadable(field: CropField, boxes: FieldBoxes, ids: IntArray, rows: IntArra
 
 
 def _whole_array(field: CropField, array: ArrayMeta, boxes: FieldBoxes) -> tuple[type[DamacyError], str] | None:
-    """What is wrong with every box of an array."""
+    """Return an error that affects every box of an array, if there is one."""
     if array.ndim != len(boxes.shape):
         return RankMismatch, (
             f"it has {len(boxes.shape)} axes and the array {array.ndim} (shape {list(array.shape)}): give one "

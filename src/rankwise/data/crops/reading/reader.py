@@ -1,4 +1,4 @@
-"""Plan and read crops."""
+"""Plans and reads crops."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["CropReader", "field_jobs", "field_mask"]
 def field_jobs(
     name: str, field: CropField, boxes: FieldBoxes, *, rows: IntArray, readable: BoolArray, reader: BoxReader
 ) -> Iterator[FieldJob]:
-    """Yield how the readable samples of one field are read.
+    """Yield the reads for the readable samples of one field.
 
     Args:
         name: name of the field.
-        field: what it looks like.
-        boxes: what fills it.
+        field: its shape and dtype.
+        boxes: the boxes that fill it.
         rows: int64[n], places of the samples that `boxes` fill.
-        readable: bool[B], samples that are to be read.
+        readable: bool[B], samples to read.
         reader: the engine that plans.
 
     Raises:
-        ConfigError: the boxes of a sample do not have as many elements as the field.
+        ConfigError: the boxes of a sample have another number of elements than the field.
     """
     per_sample = len(boxes.which) // max(1, len(rows))
     if len(rows) and per_sample * math.prod(boxes.shape) != math.prod(field.shape):
@@ -55,7 +55,7 @@ def field_jobs(
 
 
 def field_mask(boxes: FieldBoxes, *, rows: IntArray, readable: BoolArray) -> FieldMask:
-    """Return which elements of the readable samples lie inside their arrays."""
+    """Return which elements of the readable samples are inside their arrays."""
     kept = readable[rows]
     per_sample = len(boxes.which) // max(1, len(rows))
     ndim = len(boxes.shape)
@@ -68,7 +68,7 @@ def field_mask(boxes: FieldBoxes, *, rows: IntArray, readable: BoolArray) -> Fie
 
 
 def _runs(rows: IntArray, readable: BoolArray) -> Iterator[tuple[int, int]]:
-    """Runs of `rows` that are readable and neighbours in the batch, as (first, stop) indices into `rows`."""
+    """Yield runs of `rows` that are readable and adjacent in the batch, as (first, stop) indices into `rows`."""
     kept = np.flatnonzero(readable[rows])
     if not len(kept):
         return
@@ -78,7 +78,7 @@ def _runs(rows: IntArray, readable: BoolArray) -> Iterator[tuple[int, int]]:
 
 
 def _request(field: CropField, boxes: FieldBoxes, part: slice) -> BoxRequest:
-    """A request that names only the arrays which its boxes take."""
+    """Return a request with only the arrays that its boxes need."""
     used, which = np.unique(boxes.which[part], return_inverse=True)
     arrays = tuple(boxes.arrays[int(number)] for number in used)
     scale, offset = _scalings(field, boxes, used)
@@ -103,11 +103,11 @@ def _scalings(field: CropField, boxes: FieldBoxes, used: IntArray) -> tuple[Floa
 
 
 class CropReader:
-    """Plans and reads batches of crops; thread-safe. What goes wrong with one sample does not touch the others.
+    """Plans and reads batches of crops; thread-safe. An error of one sample does not affect the others.
 
     Args:
-        fields: name -> what it looks like, in the order in which batches show them.
-        reader: the engine; the caller closes one that it gives, None makes one.
+        fields: name -> field, in the order of the batch.
+        reader: the engine, which the caller closes; None makes one.
 
     Raises:
         ConfigError: a mask would have the name of a field.
@@ -126,14 +126,14 @@ class CropReader:
         ids: IntArray,
         failed: Mapping[int, DamacyError] | None = None,
     ) -> CropPlan:
-        """Return how a batch is read; touches metadata and shard indexes only.
+        """Return the plan for a batch; reads metadata and shard indexes only.
 
-        Samples that cannot be read at all (boxes that stick out, dtypes that do not convert) are noted in the plan.
+        Samples that cannot be read at all (boxes beyond the array, impossible conversions) are recorded in the plan.
 
         Args:
-            boxes: for each field, what fills it.
+            boxes: for each field, the boxes that fill it.
             ids: int64[B], numbers of the samples, for messages.
-            failed: samples that are known to be bad, by place in the batch.
+            failed: samples that are already known to be bad, by place in the batch.
 
         Raises:
             ConfigError: `boxes` has other fields than this reader.
@@ -163,7 +163,7 @@ class CropReader:
         self.reader.hint([job.boxes for plan in plans for job in plan.jobs])
 
     def read(self, plan: CropPlan, into: BatchBuffer) -> CropReport:
-        """Reserve room in a buffer and fill it. Rows of samples that could not be read are zeros.
+        """Reserve a buffer and fill it. Rows of samples that could not be read are zeros.
 
         Raises:
             DataError: the storage cannot be read at all.
@@ -180,7 +180,7 @@ class CropReader:
         return report
 
     def close(self) -> None:
-        """Close the engine, if it is this reader's own."""
+        """Close the engine if this reader made it."""
         if self._owns_reader:
             self.reader.close()
 
@@ -204,7 +204,7 @@ def _specs(fields: Mapping[str, CropField]) -> dict[str, FieldSpec]:
 
 
 def _place(array: NDArray, job: FieldJob) -> NDArray:
-    """The part of a field that a job fills, with the axes of its boxes."""
+    """Return the part of a field that a job fills, with the axes of its boxes."""
     num_boxes = (job.stop - job.first) * job.per_sample
     return array[job.first : job.stop].reshape(num_boxes, *job.boxes.request.shape)
 

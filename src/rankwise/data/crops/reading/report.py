@@ -1,4 +1,4 @@
-"""How a batch of crops is read, and how reading it went."""
+"""Plans and reports of batches of crops."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["CropPlan", "CropReport", "FieldJob", "FieldMask"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FieldJob:
-    """One run of neighbouring samples of one field.
+    """One run of adjacent samples of one field.
 
     Attributes:
         field: name of the field.
         first: place of its first sample in the batch.
         stop: place after its last one.
-        per_sample: boxes that fill one sample.
-        boxes: how they are read.
+        per_sample: number of boxes per sample.
+        boxes: the plan for the boxes.
     """
 
     field: str
@@ -36,12 +36,12 @@ class FieldJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FieldMask:
-    """Which part of each box lies inside its array.
+    """The part of each box inside its array.
 
     Attributes:
         rows: int64[n], places of the samples in the batch.
         shape: extent of every box.
-        lows: int64[n, k, ndim], first element inside, counted from the box's start.
+        lows: int64[n, k, ndim], first element inside, relative to the box's start.
         highs: int64[n, k, ndim], the element after the last one inside.
     """
 
@@ -53,11 +53,11 @@ class FieldMask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CropPlan:
-    """How one batch is read. Made by `CropReader.plan`.
+    """The plan for one batch. Made by `CropReader.plan`.
 
     Attributes:
         ids: int64[B], the numbers of the samples.
-        jobs: what is read.
+        jobs: the reads.
         masks: validity of each field that has a mask.
         failed: samples that cannot be read at all, by their place in the batch.
     """
@@ -69,17 +69,17 @@ class CropPlan:
 
     @property
     def num_samples(self) -> int:
-        """Samples of the batch, those that fail included."""
+        """Number of samples of the batch, including those that fail."""
         return len(self.ids)
 
     @property
     def num_chunks(self) -> int:
-        """Different chunks that are touched, counted per field."""
+        """Number of distinct chunks to read, counted per field."""
         return sum(job.boxes.num_chunks for job in self.jobs)
 
     @property
     def read_bytes(self) -> int:
-        """Encoded bytes to read, as far as known beforehand."""
+        """Encoded bytes to read, as far as known in advance."""
         return sum(job.boxes.read_bytes for job in self.jobs)
 
     @property
@@ -90,16 +90,16 @@ class CropPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropReport:
-    """How reading one batch went.
+    """The result of reading one batch.
 
     Attributes:
-        valid: bool[B], False where a sample could not be read; its rows are zeros then.
-        errors: one for each sample that is not valid, in batch order.
-        fill: bool[B], True where every element of a sample is a fill value, as nothing was ever written there.
-        fill_chunks: chunks that are not in the store and stand for the fill value.
+        valid: bool[B], False for a sample that could not be read; its rows are then zeros.
+        errors: one for each invalid sample, in batch order.
+        fill: bool[B], True if every element of a sample is the fill value because it was never written.
+        fill_chunks: chunks that are not in the store, read as the fill value.
         fast_chunks: chunks that our own decoders decoded.
         slow_chunks: chunks that zarr-python decoded.
-        cached_chunks: chunks that were decoded already.
+        cached_chunks: chunks that were already decoded.
     """
 
     valid: BoolArray
@@ -112,11 +112,11 @@ class CropReport:
 
     @property
     def all_fill(self) -> bool:
-        """Whether no sample of the batch holds anything that was written."""
+        """Whether no sample of the batch has any element that was written."""
         return bool(self.valid.any() and np.all(self.fill[self.valid]))
 
     def as_read_report(self) -> ReadReport:
-        """Return what the contract's `Source.read` returns."""
+        """Return the report for the contract's `Source.read`."""
         return ReadReport(
             valid=self.valid,
             fill_chunks=self.fill_chunks,

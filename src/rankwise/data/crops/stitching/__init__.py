@@ -1,4 +1,4 @@
-"""From tiles through a model back to whole volumes on disk."""
+"""Runs a model on tiles and stitches the results to whole volumes on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that a stitcher runs: any function, or a torch module, which is evaluated and known by its weights."""
+"""The model of a stitcher: any function, or a torch module, which is put into evaluation mode and hashed by weights."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _WRAPPERS = ("DistributedDataParallel", "DataParallel")
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the module inside a wrapper for data parallel training: ranks run unequal numbers of batches.
+    """Return the module inside a wrapper for data-parallel training, because ranks run unequal numbers of batches.
 
     Raises:
-        ConfigError: it is nothing to call, or its weights are shared out over the ranks.
+        ConfigError: it is not callable, or its weights are sharded over the ranks.
     """
     if not callable(model):
         raise ConfigError(f"model= is a torch module or a function, got {type(model).__name__}")
@@ -39,7 +39,7 @@ def unwrapped(model: Any) -> Any:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode and no gradients, for a torch module; its mode comes back afterwards."""
+    """Put a torch module into evaluation mode without gradients; restore its mode afterwards."""
     if "torch" not in sys.modules:
         yield
         return
@@ -58,7 +58,7 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def model_digest(model: Any) -> str:
-    """Return a hash of a torch module's parameters and buffers, of any other function's source."""
+    """Return a hash of a torch module's parameters and buffers, or of another function's source."""
     if not _is_module(model):
         return source_digest(model)
     digest = hashlib.sha256(type(model).__qualname__.encode())
@@ -72,7 +72,7 @@ def model_digest(model: Any) -> str:
 
 
 def source_digest(function: Any) -> str:
-    """Return a hash of a function's source, or its name where it has none; "" for None."""
+    """Return a hash of a function's source, or its name if it has none; "" for None."""
     if function is None:
         return ""
     try:
@@ -83,7 +83,7 @@ def source_digest(function: Any) -> str:
 
 
 def as_numpy(said: Any) -> NDArray:
-    """Return what a model returned as a NumPy array on the host; bfloat16 becomes float32."""
+    """Return a model's output as a NumPy array on the host; bfloat16 becomes float32."""
     if hasattr(said, "detach"):
         said = said.detach()
         if str(said.dtype) == "torch.bfloat16":

@@ -1,9 +1,9 @@
-"""Which tiles make which part of a stitched volume, and what of it must be in memory at a time.
+"""Assigns tiles to parts of a stitched volume, and decides what must be in memory at a time.
 
-A volume is swept along one axis. Its *slabs* are what lies in one row of files along that axis; a *layer* is all tiles
-that begin at the same place of it. Layers are run in ascending order, so that a slab is complete, and can be written
-and forgotten, when the next layer begins behind it. Which tiles form a batch and in which order they are added up
-follows from the index alone, so that a slab comes out the same whoever makes it.
+A volume is swept along one axis. A *slab* is the part in one row of files along that axis; a *layer* is the set of
+tiles with the same start on it. Layers run in ascending order, so a slab is complete, and can be written and dropped,
+once the next layer starts behind it. The index alone decides which tiles form a batch and the order of summation, so a
+slab is the same whichever rank makes it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = ["Canvas", "Layer", "Run", "SlabPlan", "TileOrder", "Window", "tile_wi
 
 Window: TypeAlias = Literal["gaussian", "hann", "constant"]
 
-# Nobody misses this much memory; below it many slabs, which many ranks can share, count more than few bytes.
+# Below this memory, having many slabs, which many ranks can share, matters more than saving bytes.
 _SMALL_BYTES = 256 << 20
 
 
 def tile_window(window: Window | NDArray, extent: Sequence[int]) -> NDArray:
-    """Return the weights of a tile's elements, float64 of shape `extent`, all above 0 and at most 1.
+    """Return the weights of a tile's elements, float64 of shape `extent`, all in (0, 1].
 
     "gaussian" falls to each side with a deviation of an eighth of the extent, "hann" is ``sin(pi (i + 1/2) / n) ** 2``.
 
     Raises:
-        ConfigError: there is no such window, or the array has another shape or values that are not above 0.
+        ConfigError: there is no such window, or the array has another shape or values that are not positive.
     """
     if isinstance(window, str):
         if window not in get_args(Window):
@@ -61,12 +61,12 @@ def tile_window(window: Window | NDArray, extent: Sequence[int]) -> NDArray:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Tiles of one section that begin at the same place of the swept axis.
+    """Tiles of one section with the same start on the swept axis.
 
     Attributes:
-        start: that place.
+        start: that start.
         low: the first of them in the table of tiles.
-        high: the one after the last.
+        high: the index after the last.
     """
 
     start: int
@@ -76,15 +76,15 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Neighbouring slabs of one section of an image that one rank makes.
+    """Adjacent slabs of one section of an image that one rank makes.
 
     Attributes:
         image: number of the image.
         stepped: coordinates along the stepped axes.
         slabs: numbers of the slabs, along the swept axis.
-        low: first element of them.
+        low: their first element.
         high: element after the last.
-        layers: the layers that meet them, in ascending order.
+        layers: the layers that overlap them, in ascending order.
     """
 
     image: int
@@ -96,23 +96,23 @@ class Run:
 
 
 class SlabPlan:
-    """The slabs of all images of an index, and the tiles that they take.
+    """The slabs of all images of an index, and their tiles.
 
     Args:
         index: tiles.
         files: int64[N, D], extent of a file of each image's output along the axes of the reference.
-        channels: how many numbers the model returns for each place.
-        itemsize: bytes of a number while they are added up.
+        channels: numbers that the model returns for each place.
+        itemsize: bytes of a number in the sums.
 
     Attributes:
-        sweep: the axis, of those of the reference, along which volumes are swept.
+        sweep: the reference axis along which volumes are swept.
         ids: int64[T], numbers of the tiles, section by section, layer by layer.
-        starts: int64[T, D], where they begin.
+        starts: int64[T, D], their starts.
         counts: int64[N], slabs along the swept axis.
-        window_bytes: most memory that the sums of a rank take.
+        window_bytes: largest memory for the sums of a rank.
 
     Raises:
-        ConfigError: the index draws random crops, or leaves places out that no mask left out.
+        ConfigError: the index draws random crops, or leaves out places without a mask.
     """
 
     def __init__(self, index: CropIndex, files: IntArray, *, channels: int, itemsize: int) -> None:
@@ -140,18 +140,18 @@ class SlabPlan:
         self.counts: IntArray = -(-self.frame.sizes[:, self.sweep] // files[:, self.sweep])
 
     def num_slabs(self, image: int) -> int:
-        """Return the slabs of an image; slab n lies at ``n % counts[image]`` of section ``n // counts[image]``."""
+        """Return the number of slabs of an image; slab n is ``n % counts[image]`` of section ``n // counts[image]``."""
         return int(self.counts[image]) * math.prod(self._stepped(image))
 
     def owners(self, left: Sequence[tuple[int, int]], world_size: int) -> IntArray:
-        """Return the rank that makes each of the slabs (image, number) that are left: runs that cost about the same."""
+        """Return the rank for each of the remaining slabs (image, number): runs of about equal cost."""
         costs = np.array([1 + self._num_tiles(image, slab) for image, slab in left], dtype=np.float64)
         before = np.cumsum(costs) - costs / 2
         owners: IntArray = (before * world_size / costs.sum()).astype(np.int64) if len(left) else np.zeros(0, np.int64)
         return owners
 
     def runs(self, slabs: Sequence[tuple[int, int]]) -> Iterator[Run]:
-        """Yield the runs of neighbouring slabs (image, number), given in ascending order."""
+        """Yield runs of adjacent slabs (image, number), given in ascending order."""
         where = ((image, slab, slab // int(self.counts[image])) for image, slab in slabs)
         runs = itertools.groupby(enumerate(where), key=lambda each: (each[1][0], each[1][2], each[1][1] - each[0]))
         for (image, section, _), members in runs:
@@ -169,11 +169,11 @@ class SlabPlan:
             )
 
     def span(self, run: Run, slab: int) -> tuple[int, int]:
-        """Return the first element of a slab along the swept axis, and the one after the last."""
+        """Return the first element of a slab along the swept axis, and the one after its last."""
         return self._span(run.image, slab)
 
     def canvas(self, run: Run, *, channels: int, window: NDArray) -> Canvas:
-        """Return the memory in which the tiles of a run are added up."""
+        """Return the memory in which the tiles of a run are summed."""
         sizes = self.frame.sizes[run.image, self.frame.num_stepped :].tolist()
         axis = self.sweep - self.frame.num_stepped
         length = int(self.frame.extent[self.sweep] + self._files[run.image, self.sweep] - 1)
@@ -196,7 +196,7 @@ class SlabPlan:
         return sum(layer.high - layer.low for layer in self._meeting(image, section, *self._span(image, number)))
 
     def _layers_of(self, images: IntArray) -> dict[tuple[int, int], tuple[Layer, ...]]:
-        """The layers of each section of each image, out of the sorted tiles."""
+        """Return the layers of each section of each image, from the sorted tiles."""
         if not len(images):
             return {}
         stepped = self.frame.num_stepped
@@ -210,7 +210,7 @@ class SlabPlan:
         return {key: tuple(layers) for key, layers in found.items()}
 
     def _best_axis(self) -> int:
-        """The axis that gives most slabs within little memory, or takes least memory."""
+        """Return the axis with the most slabs within little memory, else the one with the least memory."""
         axes = range(self.frame.num_stepped, self.frame.num_axes)
         allowed = max(_SMALL_BYTES, min(map(self._window_bytes, axes)))
         numbers = {axis: int((-(-self.frame.sizes[:, axis] // self._files[:, axis])).sum()) for axis in axes}
@@ -239,14 +239,14 @@ def _refuse_gaps(index: CropIndex, tiles: Tiles) -> None:
 
 
 class Canvas:
-    """The weighted sums of a run's tiles, as far as they are not complete.
+    """The weighted sums of a run's tiles, as long as they are incomplete.
 
     Args:
         sizes: sizes of the volume along the cropped axes.
         axis: the swept one of them.
         low: first element of the run along it.
         high: element after the last.
-        length: how many elements along it are held at a time.
+        length: number of elements in memory along it.
         channels: numbers for each place.
         window: weights of a tile's elements, in the dtype of the sums.
     """
@@ -257,12 +257,12 @@ class Canvas:
         self._sizes, self._axis, self._low, self._high = list(sizes), axis, low, high
         self._window = window
         held = [min(length, high - low), *(size for number, size in enumerate(sizes) if number != axis)]
-        # The swept axis comes first, so that what is complete is one block of memory.
+        # The swept axis comes first, so that the complete part is one block of memory.
         self._sums = np.zeros([held[0], channels, *held[1:]], dtype=window.dtype)
         self._weights = np.zeros(held, dtype=window.dtype)
 
     def add(self, start: Sequence[int], values: NDArray) -> None:
-        """Add a tile, [channels, *extent], that begins at `start` of the cropped axes and may stick out."""
+        """Add a tile, [channels, *extent], that starts at `start` on the cropped axes; it may leave the volume."""
         bounds = [(0, size) for size in self._sizes]
         bounds[self._axis] = (self._low, min(self._high, self._low + len(self._weights)))
         low = [max(s, first) for s, (first, _) in zip(start, bounds, strict=True)]
@@ -280,10 +280,10 @@ class Canvas:
         self._weights[tuple(place)] += np.moveaxis(window, self._axis, 0)
 
     def take(self, high: int) -> tuple[NDArray, NDArray]:
-        """Return the means up to element `high` of the swept axis, and forget them.
+        """Return the means up to element `high` of the swept axis, and drop them.
 
         Returns:
-            The means [channels, *sizes], and which places no tile has met, bool [*sizes]; the means are 0 there.
+            The means [channels, *sizes], and bool [*sizes], True for places without a tile; the means are 0 there.
         """
         count = high - self._low
         sums, weights = self._sums[:count], self._weights[:count]
@@ -297,11 +297,11 @@ class Canvas:
 
 
 class TileOrder(BaseOrder):
-    """The contract's `Order` over a list of batches: a pass of one process, neither shared nor resumed.
+    """The contract's `Order` over a list of batches: one pass of one process, neither divided nor resumed.
 
     Args:
         ids: int64[T], numbers of tiles.
-        cuts: where each batch begins and ends among them.
+        cuts: start and end of each batch among them.
         fingerprint: of the index.
     """
 
@@ -319,11 +319,11 @@ class TileOrder(BaseOrder):
         return OrderState(seed=0, epoch=epoch, position=0, recipe=self.recipe)
 
     def num_samples(self, epoch: int) -> int:  # noqa: ARG002  (there is one pass)
-        """Return how many tiles are run, some of them perhaps twice."""
+        """Return the number of tiles to run, some possibly twice."""
         return int(self._ends[-1])
 
     def num_steps(self, state: OrderState) -> int:
-        """Return how many batches are left."""
+        """Return the number of remaining batches."""
         return len(self._cuts) - self._index(state)
 
     def step(self, state: OrderState) -> Step:

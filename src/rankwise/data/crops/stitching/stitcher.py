@@ -1,4 +1,4 @@
-"""`Stitcher`: the predictions of overlapping tiles as whole volumes on disk, made by any number of ranks."""
+"""`Stitcher`: writes the predictions of overlapping tiles as whole volumes to disk, with any number of ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PATIENCE_S = 600.0
 
 
 class StitchOptions(TypedDict, total=False):
-    """Arguments that go as they are to the `IndexPipeline` which reads the tiles; it says what each means."""
+    """Arguments passed on to the `IndexPipeline` that reads the tiles, which documents them."""
 
     depth: int
     cache: ChunkCache | int
@@ -58,15 +58,15 @@ class StitchOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StitchedVolume:
-    """One volume that was stitched.
+    """One stitched volume.
 
     Attributes:
-        image: the image it was made of.
-        path: the array, of Zarr version 3.
+        image: its image.
+        path: the array, Zarr version 3.
         shape: its shape.
         dtype: its dtype.
-        num_slabs: slabs that it consists of.
-        num_made: slabs that this rank made now; the others were there, or were made by other ranks.
+        num_slabs: number of its slabs.
+        num_made: slabs that this rank made now; others existed before, or were made by other ranks.
     """
 
     image: CropImage
@@ -78,46 +78,46 @@ class StitchedVolume:
 
 
 class Stitcher:
-    """Runs a model over all tiles of an index and adds up what it says, weighted, to one array on disk for each image.
+    """Runs a model over all tiles of an index and writes the weighted means of its outputs to one array per image.
 
-    Ranks share the files of the output: each is written once, by one rank. Tiles at the border of two ranks' parts are
-    run by both, so nothing is exchanged, and any number of ranks writes the same bits (on a CPU, with as many threads
-    per rank). A rank holds the batches and the sums of the tiles that are under way, not the volume. What is finished
-    is recorded: the same call after a kill, at any number of ranks, makes what is missing. The array appears in its
-    place when it is whole.
+    Ranks divide the files of the output: each is written once, by one rank. Both ranks run the tiles at their common
+    border, so no data are exchanged, and any number of ranks writes the same bits (on a CPU, with equally many threads
+    per rank). A rank holds the current batches and the sums of incomplete tiles in memory, not the volume. Finished
+    parts are recorded: after a kill, the same call, with any number of ranks, makes the missing ones. The array appears
+    at its path when it is complete.
 
     Args:
-        index: tiles, ``CropIndex(image, shape=..., stride=...)`` with a stride below the shape to overlap.
-        output: path of the array; with several images a function of the image that returns it.
-        model: a torch module (it is put into evaluation mode and run without gradients; of one that is wrapped for data
-            parallel training the module inside), or any function.
-        predict: ``predict(model, batch)`` returns what the model says about a batch, [B, *shape], or
-            [B, channels, *shape] if `channels` is given: for the elements that the tiles have along the cropped axes of
+        index: tiles, ``CropIndex(image, shape=..., stride=...)`` with a stride below the shape for overlap.
+        output: path of the array; for several images a function of the image that returns it.
+        model: a torch module (put into evaluation mode and run without gradients; if it is wrapped for data-
+            parallel training, the module inside), or any function.
+        predict: ``predict(model, batch)`` returns the model's output for a batch, [B, *shape], or
+            [B, channels, *shape] if `channels` is given: for the elements of the tiles along the cropped axes of
             the reference. None calls ``model(batch[field])`` with the first field.
-        channels: how many numbers it returns for each element; None = one, without an axis of its own.
-        finish: what becomes of the weighted means of a part of the volume, [channels, *extents] (without the first axis
+        channels: number of values for each element; None = one, without an axis of its own.
+        finish: converts the weighted means of a part of the volume, [channels, *extents] (without the first axis
             if `channels` is None): a function that returns [*extents] or [K, *extents], each element from its own means
-            alone, such as ``lambda means: means.argmax(0).astype("u1")``.
-        dtype: dtype of the array; None = float32, or what `finish` returns.
-        window: weights of a tile's elements: "gaussian" (least at its borders), "hann", "constant", or an array.
-        batch_size: most tiles of one pass of the model.
+            alone, for example ``lambda means: means.argmax(0).astype("u1")``.
+        dtype: dtype of the array; None = float32, or the dtype from `finish`.
+        window: weights of a tile's elements: "gaussian" (smallest at its borders), "hann", "constant", or an array.
+        batch_size: most tiles in one forward pass.
         chunks: chunk grid of the array along the cropped axes; None = chunks and shards of the reference.
         shards: its shards along the cropped axes; None = none if `chunks` is given.
-        fill: what stands where no tile lies, which only a `mask` of the index allows.
-        tag: anything else that decides the values, such as the name of a checkpoint: another one makes another result.
-        overwrite: replace what lies at `output`, or unfinished beside it, if it was made of something else.
-        durable: flush each file to the disk before its slab is recorded, so that the record outlives a power cut and
-            not only a kill; False is faster where files are small.
-        progress: whether the main rank shows how far it is.
-        device: where batches go, see `IndexPipeline`.
+        fill: value for places without a tile, which only a `mask` of the index allows.
+        tag: any other input that decides the values, e.g. the name of a checkpoint: another tag makes another result.
+        overwrite: replace an array at `output`, or an unfinished one beside it, if its inputs differ.
+        durable: flush each file to disk before its slab is recorded, so that the record survives a power failure and
+            not only a kill; False is faster for small files.
+        progress: whether the main rank shows progress.
+        device: device of the batches, see `IndexPipeline`.
         world: the ranks; None = `World.current()`.
-        **options: how tiles are read, as `IndexPipeline` says.
+        **options: how to read tiles, see `IndexPipeline`.
 
     Attributes:
-        window_bytes: most memory that the sums take on a rank.
+        window_bytes: largest memory for the sums on a rank.
 
     Raises:
-        ConfigError: arguments do not fit each other, or the tiles leave places out.
+        ConfigError: arguments do not fit each other, or there are places without tiles.
         BudgetExceeded: the sums do not fit the memory.
     """
 
@@ -218,15 +218,15 @@ class Stitcher:
         )
 
     def run(self) -> tuple[StitchedVolume, ...]:
-        """Stitch what is not there yet; every rank calls it, and returns when all of it is there.
+        """Stitch the missing parts; every rank calls it, and it returns when all parts exist.
 
         Returns:
             One volume for each image of the index.
 
         Raises:
-            StepError: the model returned something else than was said, or values that are not finite.
-            DataError: a tile cannot be read, or something else lies at the output.
-            DesyncError: another rank failed, or was given something else to stitch.
+            StepError: the model's output has another form than announced, or values that are not finite.
+            DataError: a tile cannot be read, or there is something else at the output.
+            DesyncError: another rank failed, or has other inputs.
         """
         world = self._world
         finished, done = world.from_main(self._prepared)
@@ -281,7 +281,7 @@ class Stitcher:
                 target.publish()
 
     def _compare(self, world: World) -> None:
-        """Ranks that would stitch different things say so before the first tile."""
+        """Raise an error on ranks with different inputs before the first tile."""
         identities = world.all_gather_object([target.identity for target in self._targets])
         for name in identities[0][0]:
             differing = [rank for rank, found in enumerate(identities) if found[0][name] != identities[0][0][name]]
@@ -308,14 +308,14 @@ class Stitcher:
             self._sweep_all(runs, iter(()), 0)
             return
         order = TileOrder(self._plan.ids, cuts, fingerprint=self.index.fingerprint)
-        # Each rank reads its own tiles: to the pipeline it is alone, but on a machine and device that others share.
+        # Each rank reads its own tiles: the pipeline sees a single rank, on a machine and device shared with others.
         alone = dataclasses.replace(self._world, rank=0, world_size=1)
         reading: dict[str, Any] = {"device": self._device, "world": alone, "across_epochs": False, **self._options}
         with IndexPipeline(self.index, order=order, **reading) as pipeline, evaluating(self._model):
             self._sweep_all(runs, (batch for step in pipeline for batch in step), len(cuts))
 
     def _sweep_all(self, runs: Sequence[Run], batches: Iterator[Any], num_batches: int) -> None:
-        # Only the main rank shows progress; who wants none is as silent as the others.
+        # Only the main rank shows progress; without progress it behaves like the others.
         shown = self._world if self._progress else dataclasses.replace(self._world, rank=1)
         with Progress(shown, total_steps=num_batches) as progress:
             step = 0

@@ -1,4 +1,4 @@
-"""The array that a volume is stitched into: unfinished beside its place, whole in its place, with a record of slabs."""
+"""The output array of a stitched volume: unfinished beside its path, complete at its path, with a record of slabs."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _POLL_S = 0.1
 class Target:
     """One output array on a local file system.
 
-    Until it is whole it lies in ``<path>.partial/array``, beside a file for each slab that is finished.
+    Until it is complete it is at ``<path>.partial/array``, beside a file for each finished slab.
 
     Args:
-        path: where the finished array will lie.
+        path: path of the finished array.
         shape: its shape.
         chunks: its chunk grid.
         shards: its shards; None = one file for each chunk.
         dtype: its dtype.
-        fill: what stands where no tile lies.
+        fill: value for places without a tile.
         axes: names of its axes.
-        identity: all that decides its values, readable.
-        durable: whether what is recorded outlives a power cut, too.
+        identity: all inputs that decide its values, readable.
+        durable: whether the record also survives a power failure.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class Target:
         self._flushed = {self.partial / "array"}
 
     def is_finished(self, *, overwrite: bool) -> bool:
-        """Return whether the array is there already, whole.
+        """Return whether the complete array already exists.
 
         Raises:
-            DataError: something else lies there.
+            DataError: there is something else.
         """
         if not self.path.exists():
             return False
         different = self._differences(_mark_of(self.path))
         if not different:
-            shutil.rmtree(self.partial, ignore_errors=True)  # what a kill in `publish` may have left
+            shutil.rmtree(self.partial, ignore_errors=True)  # may remain after a kill in `publish`
             return True
         if overwrite:
             return False
@@ -87,10 +87,10 @@ class Target:
         )
 
     def prepare(self, num_slabs: int, *, overwrite: bool) -> set[int]:
-        """Begin, or go on with what an earlier run has left; return the slabs that are finished.
+        """Begin, or continue the work of an earlier run; return the finished slabs.
 
         Raises:
-            DataError: what lies there unfinished was begun with something else.
+            DataError: the unfinished array has other inputs.
         """
         plan = self.partial / "plan.json"
         if plan.exists() and (self.partial / "array").exists():
@@ -140,7 +140,7 @@ class Target:
         write_whole(self.partial / "done" / str(slab), b"", durable=self._durable)
 
     def _flush(self, region: tuple[int | slice, ...]) -> None:
-        """What is recorded lies on the disk: the files of a region, and their folders."""
+        """Flush everything recorded to disk: the files of a region, and their folders."""
         files = self._shards or self._chunks
         spans = []
         for part, size, extent in zip(region, self.shape, files, strict=True):
@@ -149,7 +149,7 @@ class Target:
         folders: set[Path] = set()
         for place in np.stack(np.meshgrid(*spans, indexing="ij"), axis=-1).reshape(-1, len(spans)).tolist():
             file = self.partial / "array" / "c" / "/".join(map(str, place))
-            if file.exists():  # a chunk of nothing but the fill value has none
+            if file.exists():  # a chunk of the fill value alone has no file
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
                 folders.update(self._to_flush(file.parent))
@@ -157,7 +157,7 @@ class Target:
             fsync_folder(folder)
 
     def _to_flush(self, folder: Path) -> set[Path]:
-        """The folder of a new file, and those above it that hold a new folder."""
+        """Return the folder of a new file, and those above it that contain a new folder."""
         found = {folder}
         while folder not in self._flushed:
             self._flushed.add(folder)
@@ -166,7 +166,7 @@ class Target:
         return found
 
     def publish(self) -> None:
-        """Put the whole array where it belongs."""
+        """Move the complete array to its path."""
         old = self.partial / "old"
         if self.path.exists():
             self.path.replace(old)
@@ -175,7 +175,7 @@ class Target:
         shutil.rmtree(self.partial)
 
     def _differences(self, found: Mapping[str, Any] | None) -> str:
-        """What differs from what was asked for, in words; empty if nothing does."""
+        """Return the differences from the requested inputs, in words; empty if there are none."""
         if found is None:
             return "it was not stitched"
         wanted = json.loads(json.dumps(self.identity))
@@ -195,9 +195,9 @@ def _mark_of(path: Path) -> Mapping[str, Any] | None:
 def wait_for_all(
     world: World, targets: Iterable[tuple[Target, Collection[int]]], *, patience_s: float, beat: Callable[[], None]
 ) -> None:
-    """Wait until all ranks have finished their slabs, one has failed, or nothing has come for `patience_s` seconds.
+    """Wait until all ranks have finished their slabs, one has failed, or nothing was finished for `patience_s` seconds.
 
-    Ranks end far apart, further perhaps than a collective waits: the records on disk say who is through.
+    Ranks may finish further apart than the timeout of a collective: the records on disk show who is done.
     """
     left = [(target, set(slabs)) for target, slabs in targets]
     changed_s = time.monotonic()
@@ -216,10 +216,10 @@ def wait_for_all(
 
 
 def output_paths(output: Any, images: Sequence[Any]) -> list[Path]:
-    """Return where the array of each image goes.
+    """Return the path of each image's array.
 
     Raises:
-        ConfigError: two images would go to one place, or it is no local path.
+        ConfigError: two images have the same path, or it is not a local path.
     """
     if callable(output):
         given = [output(image) for image in images]
@@ -268,9 +268,9 @@ def grid_of(
 def settle_values(
     finish: Callable[[NDArray], Any] | None, extents: Sequence[int], *, channels: int | None, dtype: DType | None
 ) -> tuple[int | None, DType]:
-    """Return how many numbers there are for each place of the output (None = no axis of them), and their dtype.
+    """Return the number of values for each place of the output (None = no such axis), and their dtype.
 
-    Asks `finish` what it makes of a few zeros.
+    Calls `finish` with a few zeros.
 
     Raises:
         ConfigError: `finish` returns another shape or a dtype that cannot be converted, or is needed and missing.

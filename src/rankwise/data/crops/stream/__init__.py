@@ -1,3 +1,3 @@
-"""Pushed samples to batches: pulled, opened, planned, read and handed over by threads of their own."""
+"""Turns pushed samples into batches: separate threads pull, open, plan and read."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opens the arrays of samples ahead of their reading, each once, and keeps what their metadata say."""
+"""Opens the arrays of samples in advance, each once, and keeps their metadata."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = ["OpeningStats", "Openings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpeningStats:
-    """What was opened.
+    """Counts of opened arrays.
 
     Attributes:
-        hits: arrays that were open, or being opened, already.
+        hits: arrays that were already open, or being opened.
         misses: arrays that had to be opened.
-        active: arrays that are being opened now.
-        max_active: most of them at any time.
-        delays: delays that a latency model injected.
+        active: arrays being opened now.
+        max_active: largest number of such arrays at any time.
+        delays: number of delays injected by a latency model.
         total_delay_s: their sum.
         max_delay_s: the longest.
     """
@@ -52,13 +52,13 @@ class OpeningStats:
 
 
 class Openings:
-    """The arrays and images that were opened last, by URI; thread-safe.
+    """The most recently opened arrays and images, by URI; thread-safe.
 
     Args:
-        capacity: how many are kept.
-        concurrency: how many are opened at the same time.
+        capacity: number of arrays to keep.
+        concurrency: number of arrays opened at the same time.
         latency: delays to inject; None = none.
-        remote: how to read behind URLs; None = as the environment says.
+        remote: options for URLs; None = the environment's settings.
         opener: opens one; None = `open_image`.
     """
 
@@ -84,21 +84,21 @@ class Openings:
 
     @property
     def stats(self) -> OpeningStats:
-        """What was opened so far."""
+        """Counts so far."""
         with self._lock:
             return OpeningStats(**self._counts, total_delay_s=self._total_delay_s, max_delay_s=self._max_delay_s)
 
     def reset_delays(self) -> None:
-        """Start the counts of delays anew."""
+        """Reset the counts of delays."""
         with self._lock:
             self._counts["delays"] = 0
             self._total_delay_s = self._max_delay_s = 0.0
 
     def start(self, uri: str) -> Future[Image]:
-        """Begin to open an array or image, unless it is known.
+        """Begin to open an array or image, unless it is already known.
 
         Raises:
-            ShutdownError: closed.
+            ShutdownError: this was closed.
         """
         with self._lock:
             found = self._kept.get(uri)
@@ -119,18 +119,18 @@ class Openings:
         return found
 
     def get(self, uri: str, sample: int) -> Image:
-        """Return an array or image, waiting for it.
+        """Wait for an array or image and return it.
 
         Args:
             uri: path or URL.
-            sample: number of the sample that wants it, for the message.
+            sample: number of the sample that needs it, for the message.
 
         Raises:
-            NotFound: there is nothing.
+            NotFound: there is nothing at the URI.
             InvalidSample: there is something else.
             DecodeError: its metadata are damaged.
             StorageError: it cannot be read.
-            ShutdownError: closed.
+            ShutdownError: this was closed.
         """
         try:
             return self.start(uri).result()
@@ -142,7 +142,7 @@ class Openings:
             raise _explained(error, uri, sample, self._remote) from error
 
     def close(self) -> None:
-        """Stop; what is being opened ends by itself."""
+        """Stop; openings in progress end by themselves."""
         self._closing.set()
         if self._remote is not None:
             self._remote.close()
@@ -170,7 +170,7 @@ class Openings:
         self._closing.wait(delay_s)
 
     def _forget_failure(self, uri: str, future: Future[Image]) -> None:
-        """What could not be opened is tried again by the next sample that wants it."""
+        """Forget a failed opening, so that the next sample that needs the array tries again."""
         if future.cancelled() or future.exception() is not None:
             with self._lock:
                 if self._kept.get(uri) is future:

@@ -1,4 +1,4 @@
-"""`Pipeline`: pushed samples to batches, in their order."""
+"""`Pipeline`: turns pushed samples into batches, in order."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ _said: set[str] = set()
 
 @final
 class Pipeline:
-    """Batches of pushed samples, a context manager. The crops of an index come from `IndexPipeline`.
+    """Batches of pushed samples, a context manager. For crops of an index use `IndexPipeline`.
 
-    Samples are pulled out of what is pushed by a thread of the pipeline, as far ahead as `Config.lookahead_samples`;
-    their arrays are opened, their batches planned and read ahead too, as far as there are buffers. Row i of a batch is
-    the i-th sample. A sample that cannot be read is raised by the `pop` that comes to it, and the rest of its batch is
-    what the next `pop` returns; nothing else is lost.
+    A thread of the pipeline pulls samples from the pushed iterables, up to `Config.lookahead_samples` ahead; their
+    arrays are opened, and their batches planned and read ahead, too, as far as there are buffers. Row i of a batch is
+    the i-th sample. If a sample cannot be read, the `pop` that reaches it raises the error, and the next `pop` returns
+    the rest of its batch; no other sample is lost.
 
     Args:
         config: the configuration.
 
     Raises:
-        ConfigError: it was given an index or an order.
-        InvalidArgument: the device is not there, or does not agree with the one in use.
-        BudgetExceeded: the batches do not fit the memory; the message adds it up.
+        ConfigError: the argument is an index or an order.
+        InvalidArgument: the device does not exist, or differs from the one in use.
+        BudgetExceeded: the batches do not fit the memory; the message lists the parts.
     """
 
     def __init__(self, config: Config, *, order: None = None) -> None:
@@ -84,22 +84,22 @@ class Pipeline:
 
     @property
     def device(self) -> torch.device | None:
-        """Where batches go; None = NumPy arrays on the host."""
+        """Device of the batches; None = NumPy arrays on the host."""
         return self._device
 
     @property
     def pending(self) -> bool:
-        """Whether something that was pushed has not been popped, as far as is known."""
+        """Whether any pushed sample has not been popped, as far as known."""
         return self._stages.pending
 
     def push(self, samples: Iterable[Sample]) -> None:
-        """Add samples: a list, a generator, an endless one. They follow what was pushed before.
+        """Add samples: a list, a generator, also an endless one. They follow those pushed before.
 
-        Returns at once: samples are pulled by a thread of the pipeline. What the iterable raises is raised by the `pop`
-        that comes to that place; the iterable is then dropped, others stay. The beginning of a list is checked here.
+        Returns at once: a thread of the pipeline pulls the samples. The `pop` that reaches an error of the iterable
+        raises it; that iterable is then dropped, others stay. The first items of a list are checked here.
 
         Raises:
-            InvalidArgument: it is no iterable, or a list that begins with samples that do not fit the configuration.
+            InvalidArgument: it is not an iterable, or a list whose first samples do not fit the configuration.
             ShutdownError: the pipeline was closed.
         """
         if isinstance(samples, Sample):
@@ -114,13 +114,13 @@ class Pipeline:
         self._num_pushed = self._num_pushed + len(samples) if known else None  # type: ignore[operator, arg-type]
 
     def pop(self) -> Batch:
-        """Return the next batch, waiting for it at most ``config.pop_timeout_s``.
+        """Wait at most ``config.pop_timeout_s`` for the next batch, and return it.
 
-        The last batch of everything that was pushed may have fewer samples (unless ``drop_last=True``).
+        The last batch of all pushed samples may have fewer samples (unless ``drop_last=True``).
 
         Raises:
-            TryAgain: everything that was pushed has been popped.
-            PoolStarved: the time is up; the message says what it waited for. Popping again goes on waiting.
+            TryAgain: all pushed samples have been popped.
+            PoolStarved: no batch came in time; the message says what it waited for. The next call continues to wait.
             ShutdownError: the pipeline was closed.
             DamacyError: a sample of this batch cannot be read. The next `pop` returns the others of the batch.
         """
@@ -135,7 +135,7 @@ class Pipeline:
             yield self.pop()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches until everything that was pushed has been popped."""
+        """Yield batches until all pushed samples have been popped."""
         while True:
             try:
                 batch = self.pop()
@@ -145,10 +145,10 @@ class Pipeline:
             del batch  # the caller alone decides how long it is held
 
     def __len__(self) -> int:
-        """Number of batches to come, of what was pushed so far.
+        """Number of remaining batches of the samples pushed so far.
 
         Raises:
-            TypeError: something without a length was pushed.
+            TypeError: an iterable without a length was pushed.
         """
         if self._num_pushed is None:
             raise TypeError("the number of batches is not known: something without a length was pushed")
@@ -156,7 +156,7 @@ class Pipeline:
         return left // size if self.config.drop_last else -(-left // size)
 
     def stats(self) -> Stats:
-        """Return what was done so far."""
+        """Return the statistics so far."""
         read = self._stages.engine.stats
         remembered, looked_at = self._stages.engine.file_lookups
         return replace(
@@ -170,7 +170,7 @@ class Pipeline:
         )
 
     def stats_reset(self) -> None:
-        """Start the times and counts of `stats` anew; hits of caches and committed memory stay."""
+        """Reset the times and counts of `stats`; cache hits and committed memory stay."""
         self._stages.meters.reset()
         self._stages.engine.reset_stats()
         self._stages.openings.reset_delays()
@@ -182,7 +182,7 @@ class Pipeline:
         self.close()
 
     def close(self) -> None:
-        """Stop at once: what was not popped is dropped, samples that were not pulled are not pulled.
+        """Stop at once: drop batches that were not popped, and pull no more samples.
 
         Batches and views that were handed out stay valid. Calling it twice is fine.
         """
@@ -190,7 +190,7 @@ class Pipeline:
 
     def _batch(self, item: Ready) -> Batch:
         fields = self._transformed(self._placer.receive(item.placed), item)
-        item.buffer.give_back()  # from here on the fields alone keep it, and what shares their memory
+        item.buffer.give_back()  # from here on only the fields, and arrays that share their memory, keep it alive
         batch_id, first_fill = self._count(item)
         if first_fill:
             _warn_all_fill(item)
@@ -206,7 +206,7 @@ class Pipeline:
         )
 
     def _count(self, item: Ready) -> tuple[int, bool]:
-        """Number of the batch, and whether it is the first one that is all fill."""
+        """Return the number of the batch, and whether it is the first one without any written voxel."""
         self._stages.meters.add(
             batches_emitted=1,
             waves_emitted=1,
@@ -236,7 +236,7 @@ class Pipeline:
 
 
 def _giver(item: Ready, parked: Parked, *, shares_memory: bool) -> Any:
-    """What releases a batch. It keeps the lease, so that a batch on a device counts as long as it is held."""
+    """Return the release function of a batch. It holds the lease, so a batch on a device counts while it is held."""
     buffer, placed = item.buffer, item.placed
 
     def give_back(event: Any) -> None:
@@ -264,7 +264,7 @@ def _warn_all_fill(item: Ready) -> None:
 
 
 def _say_what_is_idle(config: Config) -> None:
-    """Options that only a GPU decoder would heed are accepted, and said once."""
+    """Warn once about accepted options that only a GPU decoder would use."""
     defaults = {each.name: each.default for each in fields_of(Config)}
     idle = [name for name in _GPU_ONLY if getattr(config, name) != defaults[name] and name not in _said]
     if idle:

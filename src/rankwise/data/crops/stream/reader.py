@@ -1,4 +1,4 @@
-"""Reads the batches of a stream: planned before, read into memory, put on the device."""
+"""Reads the planned batches of a stream into memory and puts them on the device."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ class StreamReader:
 
     Args:
         planner: plans them.
-        planned: what it planned.
+        planned: the planned batches.
         config: the configuration.
-        rank: seeds the keys of samples.
-        memory: where batches lie.
-        budget: how many of them, and how large.
-        placer: the device.
+        rank: part of the seed of sample keys.
+        memory: pool for batches.
+        budget: their number and size.
+        placer: puts batches on the device.
         meters: times and counts.
 
     Attributes:
-        is_awaited: whether a consumer waits; set by who runs it.
+        is_awaited: whether a consumer waits; set by the object that runs this.
         doing: what it waits for, for messages; empty while it waits for a plan.
-        skips: what was left out.
+        skips: counts skipped samples.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class StreamReader:
         return self.is_awaited()
 
     def wake(self) -> None:
-        """Look again whether a consumer waits."""
+        """Check again whether a consumer waits."""
         self._leases.wake()
         self._planner.wake()
 
     def close(self) -> None:
-        """Let nobody wait for samples, arrays or memory any more."""
+        """Stop all waits for samples, arrays and memory."""
         self._planned.close()
         self._leases.close()
 
@@ -122,13 +122,13 @@ class StreamReader:
         steps: Iterable[Work | Drained],
         is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
     ) -> Generator[Result, None, None]:
-        """Yield what is read of each step; ends early when it is closed while it waits for memory."""
+        """Yield the result for each step; end early if it is closed while it waits for memory."""
         for step in steps:
             results = [step] if isinstance(step, Drained) else self._results(step)
             if results is None:
                 return
             while results:
-                yield results.pop(0)  # no name for it: nothing here may keep the memory from coming back
+                yield results.pop(0)  # no local name: no reference here may keep the memory
 
     def _results(self, work: Work) -> list[Result] | None:
         try:
@@ -166,7 +166,7 @@ class StreamReader:
         return [Failure(self.skips.judge(errors), len(errors))] if errors else []
 
     def _acquire(self) -> HostBuffer | None:
-        """Memory for a batch, once there is room; None when closed."""
+        """Return memory for a batch, once there is room; None when closed."""
         self.doing = self._full
         with self._meters.time("bind_wait"):
             lease = self._leases.acquire(self._budget.num_slots)
@@ -209,7 +209,7 @@ class StreamReader:
         )
 
     def _keys(self, work: Work) -> IntArray:
-        """The samples' own keys, else f(seed, rank, number)."""
+        """Return the samples' own keys, else f(seed, rank, number)."""
         keys = sample_keys(self._seed, self._rank, np.array([item.number for item in work.items], dtype=np.int64))
         for row, item in enumerate(work.items):
             if item.sample is not None and item.sample.key is not None:
@@ -237,7 +237,7 @@ class StreamReader:
 
 
 def _forget_locals(error: BaseException | None) -> None:
-    """Who keeps an error keeps its frames, and with their variables the memory of the batch: let the variables go."""
+    """Clear the variables of an error's frames: otherwise keeping the error would keep the memory of the batch."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         for other in getattr(error, "others", ()):
@@ -246,12 +246,12 @@ def _forget_locals(error: BaseException | None) -> None:
 
 
 class SkipBudget:
-    """Judges the bad samples of one batch after the other: all of them are left out, or all are raised as one error.
+    """Handles the bad samples of one batch after another: all of them are skipped, or all are raised as one error.
 
-    Only damaged content is left out. A sample counts as often as it is pushed.
+    Only damaged content is skipped. A sample counts each time it is pushed.
 
     Args:
-        allowed: "raise", or how many samples may be left out.
+        allowed: "raise", or how many samples may be skipped.
     """
 
     def __init__(self, allowed: Literal["raise"] | int) -> None:
@@ -259,7 +259,7 @@ class SkipBudget:
         self.num_skipped = 0
 
     def judge(self, errors: Sequence[DamacyError]) -> DamacyError | None:
-        """Return the error to raise for the bad samples of a batch; None if all of them are left out."""
+        """Return the error to raise for the bad samples of a batch; None if all of them are skipped."""
         serious = [error for error in errors if not isinstance(error, DecodeError)]
         if not serious and self.num_skipped + len(errors) <= self._allowed:
             self.num_skipped += len(errors)
@@ -277,6 +277,6 @@ class SkipBudget:
         return first
 
     def say_total(self) -> None:
-        """Say how many samples were left out, if any were."""
+        """Log how many samples were skipped, if any."""
         if self.num_skipped:
             _LOG.warning("%d damaged samples were left out in all (at most %d)", self.num_skipped, self._allowed)

@@ -1,4 +1,4 @@
-"""From the crops of samples to boxes of arrays: levels, channels, and whether the shapes fit."""
+"""Turns the crops of samples into boxes of arrays: levels, channels, and checks of shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["ArrayBoxes", "check_sample", "crops_of", "grouped", "resolve"]
 
 @dataclass(frozen=True, slots=True)
 class ArrayBoxes:
-    """What one field of one sample takes: boxes of one shape out of one array.
+    """The boxes for one field of one sample: one shape, one array.
 
     Attributes:
         array: the array.
@@ -42,10 +42,10 @@ def crops_of(sample: Sample, config: Config) -> dict[str, Crop]:
 
 
 def check_sample(sample: object, config: Config, number: int) -> None:
-    """Refuse what is no sample, or does not fit the configuration; looks at no array.
+    """Refuse an object that is not a sample, or does not fit the configuration; reads no array.
 
     Raises:
-        InvalidSample: it is of another type, has other fields, or a box of another shape.
+        InvalidSample: it has another type, other fields, or a box of another shape.
         RankMismatch: a box has another number of axes.
     """
     if not isinstance(sample, Sample):
@@ -84,15 +84,15 @@ def _check_shape(crop: Crop, field: Field, name: str, number: int) -> None:
 
 
 def _long(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape without its axes of extent 1."""
+    """Return a shape without its axes of extent 1."""
     return tuple(extent for extent in shape if extent != 1)
 
 
 def resolve(sample: Sample, number: int, config: Config, openings: Openings) -> dict[str, ArrayBoxes]:
-    """Return the boxes of a sample by field, waiting for its arrays to be opened.
+    """Return the boxes of a sample by field, after waiting for its arrays to be opened.
 
     Raises:
-        DamacyError: an array is not there or cannot be opened, has no such level or channel, or breaks a cap.
+        DamacyError: an array does not exist or cannot be opened, has no such level or channel, or exceeds a limit.
     """
     found = {}
     for name, crop in crops_of(sample, config).items():
@@ -175,10 +175,10 @@ def _named(kind: type[DamacyError], crop: Crop, number: int, why: str) -> Damacy
 
 
 def grouped(resolved: Mapping[int, Mapping[str, ArrayBoxes]], fields: Sequence[str]) -> dict[str, list[FieldBoxes]]:
-    """Return what fills each field, boxes of one shape together.
+    """Return the boxes that fill each field, grouped by shape.
 
     Args:
-        resolved: the boxes of samples by field, by place in the batch, ascending.
+        resolved: boxes of samples by field, by place in the batch, ascending.
         fields: names of the fields.
     """
     return {name: list(_field({row: boxes[name] for row, boxes in resolved.items()})) for name in fields}

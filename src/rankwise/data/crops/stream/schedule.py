@@ -1,4 +1,4 @@
-"""The schedule of a stream: iterables that were pushed, the samples that are pulled out of them, and their batches."""
+"""The schedule of a stream: pushed iterables, samples pulled from them, and their batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOG = logging.getLogger("rankwise.crops")
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """A sample and its number in the stream; or what was pushed in its place, and why it is none."""
+    """A sample and its number in the stream; or the object pushed in its place, with the error."""
 
     number: int
     sample: Sample | None
@@ -38,7 +38,7 @@ class Numbered:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error to raise, and how many samples it stands for: 0 = it is the source's. No error: they are left out."""
+    """An error to raise, and its number of samples: 0 = the iterable's error. Without an error they are skipped."""
 
     error: BaseException | None
     num_samples: int
@@ -48,22 +48,22 @@ _END: Final = Failure(None, 0)  # of an iterable
 
 
 class Puller:
-    """Reads samples out of pushed iterables; a `ReadAhead` bounds how far it is ahead.
+    """Pulls samples from pushed iterables; a `ReadAhead` limits how far it runs ahead.
 
-    An iterable is code of the user's: it may wait as long as it likes, and nothing can wake it then. What it raises
-    comes in its place, and ends that iterable.
+    An iterable is user code: it may wait for any time, and nothing can wake it. If it raises, the error takes its
+    position in the stream and ends that iterable.
 
     Args:
-        config: what samples must fit.
+        config: samples must fit it.
         openings: opens their arrays.
         meters: times the iterables.
 
     Attributes:
-        num_pushed: iterables that were pushed.
-        num_ended: of these, those that have ended.
-        num_samples: samples that were pulled.
-        num_errors: errors of iterables.
-        is_away: whether it is in the user's code.
+        num_pushed: number of pushed iterables.
+        num_ended: number of those that have ended.
+        num_samples: number of pulled samples.
+        num_errors: number of errors of iterables.
+        is_away: whether user code is running.
     """
 
     def __init__(self, config: Config, openings: Openings, meters: Meters) -> None:
@@ -75,24 +75,24 @@ class Puller:
 
     @property
     def num_pulled(self) -> int:
-        """Samples and errors."""
+        """Number of samples and errors."""
         return self.num_samples + self.num_errors
 
     def push(self, samples: Iterable[Any]) -> None:
-        """Add an iterable. One thread at a time."""
+        """Add an iterable. Only one thread may call it at a time."""
         self.num_pushed += 1
         self._pushes.put(samples)
 
     @property
     def pushes(self) -> Iterator[Iterable[Any]]:
-        """What was pushed, in order; waits for more until it is closed."""
+        """The pushed iterables, in order; waits for more until it is closed."""
         return iter(self._pushes.take, None)
 
     def wake(self) -> None:
-        """Nothing here depends on whether somebody waits."""
+        """Do nothing: nothing here depends on a waiting consumer."""
 
     def close(self) -> None:
-        """Pull no further."""
+        """Stop pulling."""
         self._closed = True
         self._pushes.close()
 
@@ -101,7 +101,7 @@ class Puller:
         steps: Iterable[Iterable[Any]],
         is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
     ) -> Generator[Numbered | Failure, None, None]:
-        """Yield the samples of iterables, and at the end of each a failure, if only one without an error."""
+        """Yield the samples of iterables, and after each iterable a failure, even if it has no error."""
         for pushed in steps:
             iterator = found = self._call(iter, pushed)
             try:
@@ -112,12 +112,12 @@ class Puller:
             finally:
                 _close(iterator)
             self.num_errors += found.error is not None
-            self.num_ended += 1  # after the samples: who sees it knows of all of them
+            self.num_ended += 1  # after the samples: code that sees this also sees all samples
             yield found
 
     def _call(self, user: Callable[[Any], Any], of: Any) -> Any:
-        """Call the user's code. What it raises is returned: who keeps the error keeps no frame of `read`."""
-        # Before and after: who closes says so and then looks whether this is away. What finds it closed ends by itself.
+        """Call user code. Return its error instead of raising, so that a kept error keeps no frame of `read`."""
+        # Set before and reset after: `close` first sets its mark, then checks this flag. Code that sees the mark ends.
         self.is_away = True
         try:
             found = _END if self._closed else user(of)
@@ -145,7 +145,7 @@ class Puller:
 
 
 def _close(iterator: Any) -> None:
-    """Let a generator that was not pulled to its end run its finally blocks."""
+    """Close a generator that was not pulled to its end, so that its finally blocks run."""
     if isinstance(iterator, GeneratorType):
         try:
             iterator.close()
@@ -160,9 +160,9 @@ class Work:
     Attributes:
         items: its samples.
         reader: reads it; None if no sample can be read.
-        plan: how.
-        failed: errors of samples that cannot be read, in order, when there is no plan.
-        failures: other errors that are raised before it.
+        plan: its plan.
+        failed: errors of samples that cannot be read, in order, if there is no plan.
+        failures: other errors to raise before it.
     """
 
     items: tuple[Numbered, ...] = ()
@@ -174,7 +174,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Somebody waits, and nothing is on its way of the first so many iterables that were pushed."""
+    """A consumer waits, and nothing is left from the first `num_pushed` iterables."""
 
     num_pushed: int
 
@@ -182,8 +182,8 @@ class Drained:
 class Planner:
     """Makes batches of samples and plans them, for a `ReadAhead`.
 
-    A batch goes as soon as it is whole; one that is not goes when nothing follows, nothing is being read and a consumer
-    waits.
+    A batch is sent once it is complete. An incomplete one is sent when no sample follows, no batch is being read and a
+    consumer waits.
 
     Args:
         puller: knows what follows.
@@ -193,9 +193,9 @@ class Planner:
         meters: times the planning.
 
     Attributes:
-        is_awaited: whether the reader waits for a plan; set by who runs this.
-        is_read_awaited: whether a consumer waits for what is read of the plans; set by the reader.
-        doing: what is waited for, for messages; empty while samples are.
+        is_awaited: whether the reader waits for a plan; set by the object that runs this.
+        is_read_awaited: whether a consumer waits for a batch; set by the reader.
+        doing: what it waits for, for messages; empty while it waits for samples.
     """
 
     def __init__(
@@ -224,29 +224,29 @@ class Planner:
 
     @property
     def num_waiting(self) -> int:
-        """Samples of the batch that is being made up."""
+        """Number of samples in the incomplete batch."""
         return len(self._items)
 
     def wake(self) -> None:
-        """Look again whether somebody waits."""
+        """Check again whether a consumer waits."""
         self._pulled.wake()
 
     def close(self) -> None:
-        """Wait for nothing any more: planning ends."""
+        """Stop all waits: planning ends."""
         self._openings.close()
         self._pulled.close()
 
     @property
     def samples(self) -> Iterator[Numbered | Failure | None]:
-        """What was pulled; None where nothing follows and somebody waits for it. Ends when closed."""
+        """The pulled samples; None if no sample follows and a consumer waits. Ends when closed."""
         while (found := self._pulled.take(until=self._is_over)) is not None or not self._pulled.closed:
             yield found
 
     def _is_over(self) -> bool:
-        """Whether reader and consumer wait, and nothing follows."""
+        """Whether reader and consumer wait, and no sample follows."""
         if not (self.is_awaited() and self.is_read_awaited()):
             return False
-        # looked at after that: what who waits pushed himself is known
+        # read after the check above, so that it includes what the waiting consumer itself pushed
         self._num_seen = self._puller.num_pushed
         return self._num_seen == self._puller.num_ended and self._num_taken == self._puller.num_pulled
 
@@ -255,7 +255,7 @@ class Planner:
         steps: Iterable[Numbered | Failure | None],
         is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
     ) -> Generator[Work | Drained, None, None]:
-        """Yield the batches of samples, planned."""
+        """Yield planned batches of samples."""
         for found in steps:
             if found is None:
                 yield self._rest()
@@ -269,7 +269,7 @@ class Planner:
                 yield self._work()
 
     def _rest(self) -> Work | Drained:
-        """What goes though it is no whole batch. With `drop_last` errors alone go, samples stay for later pushes."""
+        """Return the incomplete batch. With `drop_last` return errors only; samples stay for later pushes."""
         if self._config.drop_last and self._failures:
             failures, self._failures = tuple(self._failures), []
             return Work(failures=failures)
@@ -318,7 +318,7 @@ class Planner:
         return boxes
 
     def _check_native(self, name: str, boxes: ArrayBoxes, number: int) -> None:
-        """The first array decides what native means."""
+        """Let the first array decide what native means."""
         if parse_dtype(self._config.all_fields[name].dtype) is not Dtype.NATIVE:
             return
         array = boxes.array

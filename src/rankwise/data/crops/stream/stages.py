@@ -1,4 +1,4 @@
-"""The stages of a stream and what they share, apart from the pipeline: its end is what stops them."""
+"""The stages of a stream and their shared state; separate from the pipeline, whose destruction stops them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from rankwise.data.store.remote import RemoteFiles
 __all__ = ["Stages"]
 
 _CLOSED = "the pipeline was closed: there are no more batches"
-_UNBOUNDED = sys.maxsize  # it is the depth that bounds how far a stage is ahead
+_UNBOUNDED = sys.maxsize  # the depth limits how far a stage runs ahead
 
 
 class Stages:
-    """Pulls, plans and reads, each ahead of the next one in a thread of its own; they start with the first push.
+    """Pulls, plans and reads, each stage in a thread of its own; the threads start with the first push.
 
     Args:
         config: the configuration.
@@ -40,7 +40,7 @@ class Stages:
         placer: puts batches on the device.
 
     Attributes:
-        num_taken: samples that were taken: in batches, as failures, or left out.
+        num_taken: samples taken: in batches, as failures, or skipped.
     """
 
     def __init__(self, config: Config, place: RankPlace, budget: Budget, placer: Placer) -> None:
@@ -56,7 +56,7 @@ class Stages:
         cap_bytes = budget.num_slots * budget.slot_limit_bytes
         memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, speaks=place.rank == 0)
         puller = self._puller = Puller(config, self.openings, self.meters)
-        # one more than lies ready is in the puller's hand
+        # the puller has one more in hand than those that lie ready
         self._pulled: ReadAhead[Iterable[Any], Numbered | Failure] = ReadAhead(
             puller, puller.pushes, depth=max(1, config.lookahead - 1), is_away=lambda: puller.is_away
         )
@@ -100,7 +100,7 @@ class Stages:
 
     @property
     def pending(self) -> bool:
-        """Whether something that was pushed has not been taken, as far as is known."""
+        """Whether any pushed sample has not been taken, as far as known."""
         puller = self._puller
         if self._closed:
             return False
@@ -110,14 +110,14 @@ class Stages:
 
     @property
     def _num_left(self) -> int:
-        """Samples that stay behind because they are no whole batch."""
+        """Number of samples left over because they do not fill a batch."""
         return self._puller.num_samples % self._config.samples_per_batch if self._config.drop_last else 0
 
     def take(self) -> Ready:
         """Return the next batch.
 
         Raises:
-            BaseException: as `Pipeline.pop` says.
+            BaseException: see `Pipeline.pop`.
         """
         self._refuse_elsewhere()
         timeout_s = self._config.pop_timeout_s
@@ -128,7 +128,7 @@ class Stages:
             except TimeoutError:
                 raise PoolStarved(f"no batch within pop_timeout_s={timeout_s}: {self._why()}") from None
             if isinstance(result, Drained) and result.num_pushed != self._puller.num_pushed:
-                continue  # it was found before the last push
+                continue  # it is older than the last push
             if result is None:
                 raise ShutdownError(_CLOSED)
             if isinstance(result, Drained):
@@ -177,7 +177,7 @@ class Stages:
             )
 
     def close(self) -> None:
-        """Stop the threads and wait for those that can be woken; a thread inside the user's iterable is left to it."""
+        """Stop the threads and join those that can be woken; leave a thread inside the user's iterable alone."""
         if self._read.is_elsewhere:
             return
         with self._lock:
@@ -190,7 +190,7 @@ class Stages:
 
 
 def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
-    """Return what reads boxes; says on rank 0 if it may not hold as many files open as are in flight."""
+    """Return the engine that reads boxes; warn on rank 0 if it may keep fewer files open than are in flight."""
     engine = BoxReader(
         cache=config.cache_bytes,
         threads=config.n_io_threads,
@@ -199,7 +199,7 @@ def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
     )
     if place.rank == 0:
         say_few_handles(
-            # one file each at least; which arrays there will be is not known yet
+            # at least one file each; the arrays are not known yet
             wanted=num_slots * config.samples_per_batch * len(config.all_fields),
             capacity=engine.max_open_files,
             local_ranks=place.local_ranks,

@@ -1,1 +1,1 @@
-"""The memory of batches: a pool of it, buffers in it, who has it, and sparse rows in it."""
+"""The memory of batches: the pool, buffers from it, leases on them, and sparse rows in it."""

@@ -1,4 +1,4 @@
-"""Memory that a batch lies in: a buffer of its own, or its part of one."""
+"""Memory of a batch: a buffer of its own, or a part of a shared one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["HostBuffer", "Lent", "LentPart", "SharedBuffer"]
 
 
 class Lent(Protocol):
-    """Memory of one batch.
+    """The memory of one batch.
 
     Attributes:
-        busy: what must have happened before the memory is filled again.
+        busy: what must happen before the memory is refilled.
     """
 
     busy: Done | None
@@ -34,22 +34,22 @@ class Lent(Protocol):
         ...
 
     def give_back(self) -> None:
-        """Need the arrays no more: the memory is filled again when nobody looks at it. Calling it twice is fine."""
+        """Drop our references: the pool refills the memory when no other is left. Calling it twice is fine."""
         ...
 
 
 class HostBuffer:
-    """Implements `BatchBuffer` in memory of a pool, until nobody looks at its arrays any more.
+    """Implements `BatchBuffer` in memory of a pool, which is refilled only when no view of its arrays is left.
 
-    Each array, and whatever shares its memory, keeps that memory; the buffer does so, too, until it is reserved again
+    Each array, and whatever shares its memory, keeps the memory alive. So does the buffer, until it is reserved again
     or given back.
 
     Args:
-        memory: where it comes from; None = a pool of its own.
-        lease: ends with the last of its arrays; None = one that nobody asks about.
+        memory: the pool to allocate from; None = a new one.
+        lease: ends with the last of the arrays; None = a lease that no reader counts.
         limit_bytes: most bytes it may hold; None = any.
-        spares: batches that the pool remembers while nobody has them.
-        too_large: makes the error of a batch that would take so many bytes where so many are allowed.
+        spares: number of free batches whose memory the pool keeps.
+        too_large: makes the error for a batch above the limit, from its size and the limit in bytes.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class HostBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that were reserved."""
+        """Bytes reserved."""
         return self._num_bytes
 
     @property
     def busy(self) -> Done | None:
-        """What must have happened before the memory is filled again."""
+        """What must happen before the memory is refilled."""
         return self._lease.busy
 
     @busy.setter
@@ -83,17 +83,17 @@ class HostBuffer:
         self._lease.busy = done
 
     def reserve(self, specs: Mapping[str, FieldSpec], num_samples: int, capacity: Mapping[str, int]) -> None:
-        """Make room for `num_samples` samples of `specs`, beside what an earlier `reserve` gave, if somebody has it.
+        """Make room for `num_samples` samples of `specs`. Arrays of an earlier `reserve` stay valid while in use.
 
         Args:
             specs: fields and what a sample of each looks like.
             num_samples: length of the batch axis, may be 0.
-            capacity: for each ragged field, the most values. Its column numbers and row pointers have one dtype, as
-                torch wants them: int32 where the columns of a row fit, whatever the batch.
+            capacity: for each ragged field, the largest number of values. Column numbers and row pointers get one
+                dtype, which torch requires: int32 if the column count fits, whatever the size of the batch.
 
         Raises:
-            ConfigError: a ragged field has no entry in `capacity`, or more values than its row pointers count, or the
-                batch is larger than the buffer may be.
+            ConfigError: a ragged field has no entry in `capacity`, or more values than its row pointers can count, or
+                the batch is larger than the limit.
         """
         self._views, self._num_bytes, self._num_pieces = {}, 0, 0
         if self.busy is not None:
@@ -111,7 +111,7 @@ class HostBuffer:
         return self._views[field]
 
     def keep(self, kept: BoolArray) -> None:
-        """Drop rows of every field: the kept ones move up, in their order.
+        """Drop rows of every field: the kept rows move up, in their order.
 
         Args:
             kept: bool[B], which rows stay.
@@ -119,7 +119,7 @@ class HostBuffer:
         self._views = {name: _kept_rows(arrays, kept) for name, arrays in self._views.items()}
 
     def forget(self) -> None:
-        """Need the arrays no more: who has parts of them keeps the memory."""
+        """Drop our references to the arrays; views elsewhere keep the memory alive."""
         self._views = {}
 
     def give_back(self) -> None:
@@ -149,12 +149,12 @@ class HostBuffer:
 
 
 class LentPart:
-    """Neighbouring samples of a buffer.
+    """Adjacent samples of a buffer.
 
     Args:
         views: the arrays of each field.
-        lease: of the buffer.
-        leave: says that this part is left.
+        lease: the lease of the buffer.
+        leave: called when this part is given back.
     """
 
     def __init__(self, views: Mapping[str, tuple[NDArray, ...]], lease: Lease, leave: Callable[[], object]) -> None:
@@ -163,7 +163,7 @@ class LentPart:
 
     @property
     def busy(self) -> Done | None:
-        """What the buffer waits for."""
+        """What must happen before the buffer is refilled."""
         return self._lease.busy
 
     @busy.setter
@@ -180,7 +180,7 @@ class LentPart:
         return self._views[field]
 
     def keep(self, kept: BoolArray) -> None:
-        """Drop rows: the kept ones move up within the part."""
+        """Drop rows: the kept rows move up within the part."""
         self._views = {name: _kept_rows(arrays, kept) for name, arrays in self._views.items()}
 
     def copy_to(self, into: BatchBuffer, specs: Mapping[str, FieldSpec], num_samples: int) -> None:
@@ -198,25 +198,25 @@ class LentPart:
                 np.copyto(given, taken)
 
     def give_back(self) -> None:
-        """Need the part no more."""
+        """Leave this part."""
         leave, self._leave, self._views = self._leave, None, {}
         if leave is not None:
             leave()
 
 
 class SharedBuffer:
-    """A buffer of whose samples several batches have their parts; its memory is that of all of them.
+    """A buffer that several batches share, each with its part; its memory is refilled when all parts are gone.
 
     Args:
-        whole: the buffer; its samples are there.
-        lease: its lease, which is left when the last part is.
+        whole: the buffer, already filled.
+        lease: its lease, left together with the last part.
         limit_bytes: most bytes of a part; None = any.
     """
 
     def __init__(self, whole: HostBuffer, lease: Lease, *, limit_bytes: int | None = None) -> None:
         self._whole, self._lease, self._limit_bytes = whole, lease, limit_bytes
         self._num_parts, self._is_closed = 0, False
-        self._gone: list[None] = []  # one for each part that was left; a list, as several threads leave
+        self._gone: list[None] = []  # one entry for each part that was left; a list, because several threads append
 
     def part(self, specs: Mapping[str, FieldSpec], first: int, last: int) -> LentPart:
         """Lend samples ``first:last``.
@@ -224,10 +224,10 @@ class SharedBuffer:
         Args:
             specs: the fields.
             first: the first of them.
-            last: the end of them.
+            last: the index after the last.
 
         Raises:
-            ConfigError: a batch may not be that large.
+            ConfigError: the part is larger than `limit_bytes`.
         """
         views = {name: _part_of(self._whole.arrays(name), first, last) for name in specs}
         part = LentPart(views, self._lease, self._leave)
@@ -246,13 +246,13 @@ class SharedBuffer:
         self._leave_if_last()
 
     def _leave_if_last(self) -> None:
-        # who closes and who leaves look after they wrote, so that one of them sees both; leaving twice is fine
+        # `close` and `leave` both write first and check afterwards, so at least one sees both; leaving twice is fine
         if self._is_closed and len(self._gone) == self._num_parts:
             self._lease.leave()
 
 
 def _part_of(arrays: tuple[NDArray, ...], first: int, last: int) -> tuple[NDArray, ...]:
-    """Return the arrays of some samples, as views but for row pointers, which begin at 0."""
+    """Return the arrays of some samples: views, except row pointers, which are rebased to 0."""
     if len(arrays) == 1:
         return (arrays[0][first:last],)
     data, indices, indptr = arrays
@@ -266,12 +266,12 @@ def _check_limit(
     """Refuse a batch that is too large.
 
     Args:
-        num_bytes: what it takes.
-        limit_bytes: what it may take; None = anything.
-        too_large: makes the error from both.
+        num_bytes: size of the batch.
+        limit_bytes: largest size allowed; None = any.
+        too_large: makes the error from both numbers.
 
     Raises:
-        ConfigError: it takes more.
+        ConfigError: the batch is larger.
     """
     if limit_bytes is not None and num_bytes > limit_bytes:
         raise (too_large or _too_large)(num_bytes, limit_bytes)
@@ -285,7 +285,7 @@ def _too_large(num_bytes: int, limit_bytes: int) -> ConfigError:
 
 
 def _kept_rows(arrays: tuple[NDArray, ...], kept: BoolArray) -> tuple[NDArray, ...]:
-    """Return the arrays of a field with some of its rows, at the beginning of the same memory.
+    """Return the arrays of a field with only the kept rows, moved to the start of the same memory.
 
     Args:
         arrays: one if dense; data, indices and row pointers, which begin at 0, if ragged.
@@ -303,12 +303,12 @@ def _kept_rows(arrays: tuple[NDArray, ...], kept: BoolArray) -> tuple[NDArray, .
 
 
 def _moved_up(array: NDArray, kept: BoolArray) -> NDArray:
-    """The kept rows at the beginning of the same memory."""
+    """Return the kept rows, moved to the start of the same memory."""
     count = int(kept.sum())
     if array.ndim == 1:
         array[:count] = array[kept]
         return array[:count]
-    # row after row: a selection as a whole would need as much memory again
+    # row by row: selecting all at once would allocate as much memory again
     for to, row in enumerate(np.flatnonzero(kept).tolist()):
         if to != row:
             array[to] = array[row]

@@ -32,7 +32,7 @@ __all__ = [
 
 
 def torch_csr(parts: tuple[torch.Tensor, ...], num_cols: int) -> torch.Tensor:
-    """Return a ``torch.sparse_csr`` tensor over data, indices and row pointers; nothing is copied or looked at."""
+    """Return a ``torch.sparse_csr`` tensor over data, indices and row pointers, without copying or checking them."""
     import torch
 
     quiet_csr()
@@ -42,11 +42,11 @@ def torch_csr(parts: tuple[torch.Tensor, ...], num_cols: int) -> torch.Tensor:
 
 
 def scipy_csr(parts: tuple[NDArray, ...], num_cols: int) -> Any:
-    """Return a ``scipy.sparse.csr_matrix`` over data, indices and row pointers; nothing is copied.
+    """Return a ``scipy.sparse.csr_matrix`` over data, indices and row pointers, without copying them.
 
     Raises:
         MissingExtraError: SciPy is not installed.
-        ConfigError: SciPy has no sparse matrices of this dtype, such as half precision.
+        ConfigError: SciPy has no sparse matrices of this dtype, for example half precision.
     """
     try:
         from scipy.sparse import csr_matrix
@@ -62,7 +62,7 @@ def scipy_csr(parts: tuple[NDArray, ...], num_cols: int) -> Any:
             f"SciPy has no sparse matrices of {parts[0].dtype}: give the source another dtype=, take dense rows, or a "
             "device, on which they are torch's"
         ) from error
-    made.data, made.indices, made.indptr = parts  # its constructor copies what lies in a larger piece of memory
+    made.data, made.indices, made.indptr = parts  # the constructor would copy arrays that are views of a larger one
     return made
 
 
@@ -76,7 +76,7 @@ def csr_parts(field: Any) -> tuple[Any, ...] | None:
 
 
 def copied_field(field: Any) -> Any:
-    """Return a field with memory of its own; arrays of JAX have it from the beginning."""
+    """Return a field with memory of its own; JAX arrays already have that."""
     if hasattr(field, "addressable_data"):
         return field
     if hasattr(field, "clone"):
@@ -85,11 +85,11 @@ def copied_field(field: Any) -> Any:
 
 
 def first_twice(field: Any, *, some: bool) -> Any:
-    """Return two samples with memory of their own: the first of a field twice, or zeros where there is none.
+    """Return two samples with memory of their own: the first sample twice, or zeros if there is none.
 
     Args:
         field: batch axis first.
-        some: whether there is any.
+        some: whether the field has any sample.
     """
     parts = csr_parts(field)
     if parts is not None:
@@ -111,9 +111,9 @@ def _csr_twice(parts: tuple[Any, ...], num_cols: int, *, some: bool) -> Any:
 
 @functools.cache
 def quiet_csr() -> None:
-    """Hear once, in silence, what torch says about its first CSR tensor in each process: that they are in beta.
+    """Silence torch's warning that CSR tensors are in beta, which it gives for the first one in each process.
 
-    Called where loaders are made: changing the filters of warnings is not for threads.
+    Called when loaders are made: threads must not change warning filters.
     """
     import torch
 
@@ -124,17 +124,17 @@ def quiet_csr() -> None:
 
 
 def num_cols_of(source: Source) -> dict[str, int]:
-    """Return the columns of the ragged fields of a source."""
+    """Return the number of columns of each ragged field of a source."""
     return {name: math.prod(spec.shape) for name, spec in source.fields.items() if spec.ragged}
 
 
 def one_row(arrays: tuple[NDArray, ...], place: int, num_cols: int | None) -> Any:
-    """Return one sample of a field: its array, or of a ragged one a SciPy CSR matrix [1, num_cols], not copied.
+    """Return one sample of a field: its array, or for a ragged field a SciPy CSR matrix [1, num_cols], without a copy.
 
     Args:
         arrays: the arrays of the field.
         place: which sample.
-        num_cols: columns of a ragged one; None = it is dense.
+        num_cols: columns of a ragged field; None = the field is dense.
     """
     if num_cols is None:
         return arrays[0][place]
@@ -150,14 +150,14 @@ def is_sparse(value: Any) -> bool:
 
 
 def row_spec(value: Any) -> FieldSpec:
-    """Return what a field looks like of which this is a sample: an array, or a sparse row."""
+    """Return the spec of a field from one of its samples: an array, or a sparse row."""
     if is_sparse(value):
         return FieldSpec(shape=(value.shape[1],), dtype=value.dtype, ragged=True)
     return FieldSpec(shape=value.shape, dtype=value.dtype)
 
 
 def fill_rows(rows: Sequence[Mapping[str, Any]], specs: Mapping[str, FieldSpec], into: BatchBuffer) -> None:
-    """Put samples into a buffer, which is reserved: how large it must be is known when all of them are there."""
+    """Reserve a buffer and put samples into it: its size is known only when all samples are there."""
     ragged = {name for name, spec in specs.items() if spec.ragged}
     into.reserve(specs, len(rows), {name: sum(row[name].nnz for row in rows) for name in ragged})
     for name in specs:

@@ -1,4 +1,4 @@
-"""Leases: who may see the memory of a batch, what ends that, and how far a reader may be ahead."""
+"""Leases: who may see the memory of a batch, what ends that, and how far a reader may run ahead."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["Done", "Lease", "Leases", "done_of"]
 
 
 class Done(Protocol):
-    """Something that will have happened, such as a CUDA event."""
+    """Something to wait for, for example a CUDA event."""
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until it has happened."""
         ...
 
 
 class _Computed:
-    """A JAX array that is still being computed, as an event."""
+    """A JAX array that is still being computed, wrapped as an event."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -37,8 +37,8 @@ def done_of(event: Any) -> Done | None:
     """Return something to wait for.
 
     Args:
-        event: an event of torch or CuPy, or anything else with ``synchronize()``; a JAX array, which is waited for
-            until it is computed; or None.
+        event: an event of torch or CuPy, or any object with ``synchronize()``; a JAX array, which is awaited until it
+            is computed; or None.
 
     Raises:
         ConfigError: it is none of these.
@@ -59,14 +59,14 @@ _ENDED: Final = 1
 
 
 class Lease:
-    """A batch's right to its memory. It ends when nothing that shares the memory is left.
+    """The right of a batch to its memory. It ends when nothing that shares the memory is left.
 
     Args:
-        number: which one it is.
-        tell: is told when it is left, and when it has ended.
+        number: identifies the lease.
+        tell: receives a message when the lease is left, and when it has ended.
 
     Attributes:
-        busy: what must have happened before the memory is filled again.
+        busy: what must happen before the memory is refilled.
     """
 
     __slots__ = ("_number", "_tell", "busy")
@@ -76,23 +76,23 @@ class Lease:
         self.busy: Done | None = None
 
     def wait_for(self, done: Done | None) -> None:
-        """Let the memory wait for something more before it is filled again."""
+        """Add something to wait for before the memory is refilled."""
         if done is not None:
             self.busy = done if self.busy is None else _Both(self.busy, done)
 
     def leave(self) -> None:
-        """Say that who was to use the batch has gone on: what is still seen of it is kept by choice, or about to go."""
+        """Say that the consumer has moved on: it keeps any remaining view on purpose, or is about to drop it."""
         if self._tell is not None:
             self._tell((_LEFT, self._number))
 
     def __del__(self) -> None:
-        # in any thread, in the middle of anything; see `Leases`
+        # runs in any thread, at any point of other code; see `Leases`
         if self._tell is not None:
             self._tell((_ENDED, self._number))
 
 
 class _Both:
-    """Two things that will have happened, as one."""
+    """Two events, awaited as one."""
 
     def __init__(self, first: Done, second: Done) -> None:
         self._parts = first, second
@@ -103,20 +103,20 @@ class _Both:
 
 
 class Leases:
-    """Grants leases, so that a reader takes no more memory than was agreed while nobody keeps batches.
+    """Grants leases, so that a reader stays within the agreed memory as long as the consumer keeps no batches.
 
-    A lease counts until it has ended. Who has gone on to the next batch often still looks at the last one for a moment
-    (``x = batch["x"]`` drops it with the next assignment): that is waited for. If it does not end although a consumer
-    waits for what is to be read, its batch is kept, and so others may be: then leases count until they are left, and
-    what is kept lies in memory of its own. So a reader never waits for somebody who waits for it.
+    A lease counts until it has ended. A consumer that moves on often still holds the last batch for a moment
+    (``x = batch["x"]`` drops it with the next assignment); the reader waits for that. If the lease does not end while a
+    consumer waits for the reader, the batch is being kept. From then on a lease counts only until it is left, and kept
+    batches use memory of their own. So reader and consumer never wait for each other.
 
-    One thread acquires at a time. All that others do is to put messages into a queue, which needs no lock that somebody
-    may hold: finalizers run in any thread, also in the midst of `acquire`, and in forked processes.
+    One thread acquires at a time. All others only put messages into a queue, which needs no lock that another thread
+    could hold: finalizers run in any thread, even during `acquire`, and in forked processes.
 
     Args:
-        is_awaited: whether a consumer waits for the reader now. Who begins to wait calls `wake`. May be set later.
-        has_room: whether there may be memory for one more batch beside those that are kept.
-        no_room: makes the error for who waits though there is no room; None = he goes on waiting.
+        is_awaited: whether a consumer waits for the reader now; it calls `wake` when it begins to. May be set later.
+        has_room: whether there is memory for one more batch beside those that are kept.
+        no_room: makes the error to raise if a consumer waits and there is no room; None = keep waiting.
     """
 
     def __init__(
@@ -129,20 +129,20 @@ class Leases:
         self.is_awaited, self._has_room, self._no_room = is_awaited, has_room, no_room
         self._news: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
-        self._out: set[int] = set()  # these count
-        self._left: set[int] = set()  # of these, those that are left and have not ended
+        self._out: set[int] = set()  # leases that count
+        self._left: set[int] = set()  # those of them that were left and have not ended
         self._are_kept = self._closed = False
 
     @property
     def num_out(self) -> int:
-        """Leases that count now, as far as the last `acquire` knew."""
+        """Leases that count now, as of the last `acquire`."""
         return len(self._out)
 
     def acquire(self, limit: int) -> Lease | None:
         """Return a lease once fewer than `limit` count; None once closed.
 
         Raises:
-            Exception: that of `no_room`.
+            Exception: made by `no_room`.
         """
         while True:
             while not self._news.empty():
@@ -159,17 +159,17 @@ class Leases:
             self._hear()
 
     def wake(self) -> None:
-        """Let who waits look again."""
+        """Let a waiting `acquire` check its conditions again."""
         self._news.put(None)
 
     def close(self) -> None:
-        """Let everybody who waits go, empty-handed."""
+        """Make every `acquire` return None."""
         self._closed = True
         self._news.put(None)
-        self.is_awaited = lambda: True  # who waits may hold these
+        self.is_awaited = lambda: True  # the old callback may hold these leases
 
     def _hear(self) -> None:
-        """Wait for one message and heed it."""
+        """Wait for one message and process it."""
         news = self._news.get()
         if news is None:
             return
@@ -181,7 +181,7 @@ class Leases:
             self._left.add(number)
 
     def _count_no_more(self, *, awaited: bool) -> bool:
-        """Let batches that are kept be: others are read beside them."""
+        """Stop counting leases that were left: their batches are kept, and others are read beside them."""
         if not self._has_room():
             if awaited and self._no_room is not None:
                 raise self._no_room()

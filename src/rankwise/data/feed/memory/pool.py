@@ -1,4 +1,4 @@
-"""Memory that is handed out, aligned for every consumer, and used again once nobody looks at it any more."""
+"""Memory for batches, aligned for every consumer and reused once no view of it is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryPool", "allocate_bytes"]
 
-_ALIGNMENT = 64  # XLA copies what is aligned less
+_ALIGNMENT = 64  # XLA copies arrays with a smaller alignment
 
 
 def allocate_bytes(num_bytes: int, *, pinned: bool) -> NDArray:
@@ -40,17 +40,17 @@ def allocate_bytes(num_bytes: int, *, pinned: bool) -> NDArray:
 
 _WASTE, _LITTLE = 2.25, 4096
 _PAGE_BYTES = 4096
-_UNSAID_BYTES = 64 << 20  # so much more than is needed is nobody's concern
-_SLACK = 1.125  # the rows of the next request hold a few elements more or less
+_UNSAID_BYTES = 64 << 20  # do not warn about less excess than this
+_SLACK = 1.125  # the next request may need a few elements more
 _LOG = logging.getLogger("rankwise.data")
 
 
 class _Memory(np.ndarray):
-    """An array that NumPy does not look through: of a view of a view it keeps the first base of another class."""
+    """An array class at which NumPy stops: a view of a view keeps as its base the first array of another class."""
 
 
 class _Piece:
-    """Memory, and what must have happened before it is written again."""
+    """A piece of memory, and what must happen before it is written again."""
 
     __slots__ = ("busy", "memory", "num_bytes", "turn")
 
@@ -61,12 +61,12 @@ class _Piece:
 
 
 class _Owner(np.ndarray):
-    """The base of every view of a piece of memory that is out: a new one each time that the piece is handed out.
+    """The base of every view of a piece of memory in use; recreated each time that the piece is handed out.
 
-    NumPy keeps it as the ``base`` of its arrays, and whatever shares the memory keeps such an array: slices and
-    transposes, tensors and the parts of sparse ones, DLPack capsules, matrices of SciPy, arrays of JAX. So it ends
-    exactly when nobody can see the memory any more. A slice of itself (``x.base[2:]``) is of its class, too: it has no
-    piece to give back, and keeps the owner as its base.
+    NumPy keeps it as the ``base`` of its arrays, and everything that shares the memory keeps such an array: slices and
+    transposes, tensors and the parts of sparse ones, DLPack capsules, SciPy matrices, JAX arrays. So it is destroyed
+    exactly when nothing sees the memory any more. A slice of the owner itself (``x.base[2:]``) has its class, too: it
+    has no piece to give back, and keeps the owner as its base.
     """
 
     __slots__ = ("give_back", "lease", "piece")
@@ -75,8 +75,8 @@ class _Owner(np.ndarray):
     piece: _Piece
 
     def __del__(self) -> None:
-        # Any thread may be here, in the middle of anything: a garbage collection, or `MemoryPool.take` itself. So it
-        # waits for no lock. A forked process gets here with its own copy of the pool, which is no matter of its parent.
+        # Any thread may run this at any point: a garbage collection, even inside `MemoryPool.take`. So it takes no
+        # lock. A forked process runs it on its own copy of the pool; the parent's pool does not change.
         try:
             piece, lease = self.piece, self.lease
         except AttributeError:
@@ -85,22 +85,22 @@ class _Owner(np.ndarray):
 
 
 class MemoryPool:
-    """Hands out arrays; memory whose arrays, views of them included, are all gone is handed out again.
+    """Hands out arrays; the memory of an array is reused once the array and all views of it are gone.
 
-    Fresh memory costs a page fault for every 4 KiB, which for sparse rows is as much as half of decoding them. A batch
-    that is kept keeps its memory: the pool then takes new memory. Memory of far more than is needed is left to others:
-    the short request at the end of a pass has its own, and who keeps labels does not keep the memory of images.
+    Fresh memory costs a page fault for every 4 KiB; for sparse rows that is up to half the cost of decoding. A batch
+    that is kept keeps its memory: the pool then allocates more. A request never gets a piece far larger than it needs:
+    the short batch at the end of a pass has memory of its own, and keeping labels does not keep the memory of images.
     Thread-safe.
 
     Args:
-        capacity: pieces of memory that are remembered while nobody has them.
+        capacity: number of free pieces that are kept for reuse.
         pinned: allocate page-locked memory through torch, for asynchronous copies to a CUDA device.
         cap_bytes: most bytes of all pieces, those that are kept included; None = any.
-        over_cap: makes the error of who would need more.
-        speaks: whether to say once that kept batches take more memory than is needed without: on the main rank.
+        over_cap: makes the error for a request above `cap_bytes`.
+        speaks: whether to warn once that kept batches need extra memory; True on the main rank.
     """
 
-    said = False  # once in a process
+    said = False  # once per process
 
     def __init__(
         self,
@@ -112,13 +112,13 @@ class MemoryPool:
         speaks: bool = False,
     ) -> None:
         self.capacity, self._pinned, self._cap_bytes, self._over_cap = capacity, pinned, cap_bytes, over_cap
-        self._free: dict[int, deque[_Piece]] = {}  # by size, each in the order in which they came back
+        self._free: dict[int, deque[_Piece]] = {}  # by size, each in the order of return
         self._num_free = self._num_free_bytes = self._turn = 0
-        # what finalizers write to: appending and popping are single steps for every thread
+        # finalizers append to these: append and popleft are atomic in every thread
         self._returned: deque[_Piece] = deque()
         self._forgotten: deque[int] = deque()
-        # For the lists and their sums. Not for what finalizers write to, and never held while a device is waited for on
-        # behalf of who takes memory.
+        # Guards the lists and their sums, except the deques that finalizers append to. Never held while `take` waits
+        # for a device.
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._speaks, self._usual_bytes, self._batch_bytes = speaks, 0, 0
@@ -127,12 +127,12 @@ class MemoryPool:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether this is a process that was forked from the one that made the pool: its lock may be held for ever."""
+        """Whether this process was forked from the one that made the pool: its lock may then be held for ever."""
         return self._pid != os.getpid()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all pieces: those that are out, and those that are remembered."""
+        """Bytes of all pieces: those in use, and the free ones."""
         with self._lock:
             self._tidy()
             return self._num_bytes
@@ -143,11 +143,11 @@ class MemoryPool:
         Args:
             count: elements.
             dtype: of the array.
-            lease: stays as long as the array is seen; the memory is not written again before what it waits for.
-            exact: whether later arrays are as long: new memory then has nothing to spare.
+            lease: lives as long as the array or a view of it; the memory is rewritten only after `lease.busy`.
+            exact: whether later arrays have the same length: then new memory gets no slack.
 
         Raises:
-            Exception: with what is kept this would be more than `cap_bytes`: what `over_cap` makes.
+            Exception: made by `over_cap`: with the kept batches this would exceed `cap_bytes`.
         """
         needed = count * dtype.itemsize
         with self._lock:
@@ -157,8 +157,8 @@ class MemoryPool:
             if piece is None:
                 piece = self._made(needed, needed if exact else int(needed * _SLACK))
         if piece.busy is not None:
-            # Before there is an owner, whose end would say that the piece waits for nothing any more: a Ctrl-C in here
-            # must not let the next one write what a device still reads.
+            # Wait before the owner exists: the end of an owner would mark the piece as not busy. If Ctrl-C arrives
+            # here, the next user must not overwrite what a device still reads.
             try:
                 piece.busy.synchronize()
             except BaseException:
@@ -168,12 +168,12 @@ class MemoryPool:
         owner = _Owner((needed,), np.uint8, buffer=piece.memory)
         owner.give_back, owner.lease, owner.piece = self._give_back, lease, piece
         if is_new:
-            # Whoever writes here and there only would else meet fresh pages for many requests to come
+            # Touch every page now: sparse writers would otherwise meet page faults in many later requests
             owner[::_PAGE_BYTES] = 0
         return np.ndarray((count,), dtype, buffer=owner)
 
     def has_room(self) -> bool:
-        """Return whether one more batch, as large as the largest so far, may be made beside what is out."""
+        """Return whether there is room for one more batch, as large as the largest so far, beside those in use."""
         if self._cap_bytes is None:
             return True
         with self._lock:
@@ -181,8 +181,8 @@ class MemoryPool:
             return self._num_bytes - self._num_free_bytes + self._batch_bytes <= self._cap_bytes
 
     def no_room(self) -> Exception:
-        """Return the error of who needs a batch more than there may be."""
-        # Without the lock: `_made` calls it with the lock held. The number is for a message.
+        """Return the error for a consumer that waits while kept batches use up the memory."""
+        # Without the lock: `_made` calls this with the lock held. The number is only for the message.
         return self._over_cap(
             f"batches that are kept take {self._num_bytes} of the {self._cap_bytes} bytes that are allowed, and there "
             "is no room for the next one. Keep fewer of them, or copies of what you need of them (a kept view keeps "
@@ -190,14 +190,14 @@ class MemoryPool:
         )
 
     def expect(self, num_batches: int, *, num_pieces: int, num_bytes: int) -> None:
-        """Remember the memory of so many batches like one that was made, and say once if there is far more.
+        """Set the number of pieces to keep from the size of a batch; warn once if far more memory is in use.
 
         Args:
-            num_batches: in memory at a time while nobody keeps any.
-            num_pieces: of each.
-            num_bytes: of each.
+            num_batches: batches in memory at a time if the consumer keeps none.
+            num_pieces: pieces of each batch.
+            num_bytes: bytes of each batch.
         """
-        # No lock: at worst one of two threads is not heard, and its next batch says the same again.
+        # No lock: at worst the update of one of two threads is lost, and its next batch repeats it.
         self.capacity = max(self.capacity, num_batches * num_pieces)
         self._batch_bytes = max(self._batch_bytes, num_bytes)
         self._usual_bytes = max(self._usual_bytes, num_batches * num_bytes)
@@ -211,7 +211,7 @@ class MemoryPool:
             )  # fmt: skip
 
     def _found(self, needed: int) -> _Piece | None:
-        """Take the smallest piece that suits; of these one that waits for nothing, and the one that was used last."""
+        """Take the smallest piece that fits; prefer one that is not busy, then the one used last."""
         most = _WASTE * needed + _LITTLE
         sizes = sorted([size for size in self._free if needed <= size <= most])
         for size in sizes:
@@ -243,10 +243,10 @@ class MemoryPool:
 
     def _give_back(self, piece: _Piece, busy: Done | None) -> None:
         """Called by finalizers: see `_Owner`."""
-        # Nobody else has the piece, whose only owner ends here. Two threads may both find room below: then one more is
-        # remembered, until `_tidy` counts.
+        # No other code has the piece: its only owner ends here. Two threads may both see room below; then one piece too
+        # many is kept until `_tidy` counts.
         piece.busy = busy
-        if busy is not None or len(self._returned) < self.capacity:  # what a copy still reads is not freed here
+        if busy is not None or len(self._returned) < self.capacity:  # a copy may still read busy memory: keep it
             self._returned.append(piece)
         else:
             self._forgotten.append(piece.num_bytes)
@@ -265,9 +265,9 @@ class MemoryPool:
             self._num_bytes -= self._forgotten.popleft()
 
     def _forget(self, count: int) -> None:
-        """Forget so many pieces, those that were used longest ago first."""
+        """Free so many pieces, the least recently used first."""
         for _ in range(count):
             alike = min(self._free.values(), key=lambda pieces: pieces[0].turn)
             if alike[0].busy is not None:
-                alike[0].busy.synchronize()  # while it stands in the list: there a Ctrl-C leaves it
+                alike[0].busy.synchronize()  # still in the list, so that a Ctrl-C loses nothing
             self._num_bytes -= self._off_the_list(alike.popleft()).num_bytes

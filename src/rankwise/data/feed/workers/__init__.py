@@ -1,4 +1,4 @@
-"""Loaders inside torch's `DataLoader`: where passes of its workers begin, and how their batches travel."""
+"""Loaders inside torch's `DataLoader`: where passes of its workers begin, and how their batches are sent."""
 
 from __future__ import annotations
 

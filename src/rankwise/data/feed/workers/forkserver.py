@@ -1,4 +1,4 @@
-"""Workers of a `DataLoader` that Python's fork server starts: the main script imported once, none left behind."""
+"""`DataLoader` workers from Python's fork server: it imports the main script once, and no worker outlives its rank."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = [
 PRELOAD_VARIABLE = "RANKWISE_PRELOAD"
 _PRELOADING = "rankwise.data.feed.workers.preload"
 _watching = threading.Lock()
-_arrived = threading.Event()  # in a process of a fork server: it is a worker of ours
+_arrived = threading.Event()  # set in a process of a fork server that is a worker of ours
 
 
 def start_server() -> None:
-    """Start this process's fork server, unless it runs, with the main script imported: its workers have it then.
+    """Start this process's fork server, unless it runs, and import the main script there for all workers.
 
-    Otherwise every worker of every loader imports it, and what it imports, again.
+    Otherwise every worker of every loader imports the script, and everything that the script imports.
     """
     main = sys.modules["__main__"]
     if main.__spec__ is None and getattr(main, "__file__", "") == "<stdin>":
-        del main.__file__  # as at a prompt: each worker would look for a script of this name
+        del main.__file__  # at a prompt: each worker would look for a script of this name
     data = spawn.get_preparation_data("loader worker")
     wanted = ("sys_path", "sys_argv", "orig_dir", "init_main_from_path", "init_main_from_name")
     preload = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]  # noqa: SLF001
@@ -56,29 +56,29 @@ def start_server() -> None:
 
 
 def preload_main(text: str) -> None:
-    """Import the main script, in the fork server, as its workers would, who then find it there.
+    """Import the main script in the fork server, as its workers would; the workers then have it.
 
     Args:
-        text: what `start_server` left in the variable.
+        text: the environment variable that `start_server` sets.
     """
     this = process.current_process()
     this._inheriting = True  # type: ignore[attr-defined]  # noqa: SLF001  (a script without guard must not start processes)
-    # a worker comes to the same error, and tells it to who started it
+    # a worker meets the same error, and reports it to the process that started it
     with contextlib.suppress(BaseException):
         spawn.prepare(json.loads(text))
         if threading.active_count() == 1:
             del this._inheriting  # type: ignore[attr-defined]  # noqa: SLF001
             return
-    # what failed half way, or started threads that a fork would lose, is not to be forked: begin again without it
+    # do not fork after a partial import, nor after threads were started, which a fork would lose: restart without it
     os.execv(sys.executable, sys.orig_argv)  # noqa: S606
 
 
 @dataclass(frozen=True, slots=True)
 class InitWorker:
-    """Called with its number in each worker: the user's own function, after a promise to leave with the rank.
+    """Called with the worker's number in each worker: ties the worker to its rank, then calls the user's function.
 
     Attributes:
-        then: the user's, or None.
+        then: the user's function, or None.
     """
 
     then: Callable[[int], None] | None
@@ -87,20 +87,20 @@ class InitWorker:
         return _arrive, (self.then,)
 
     def __call__(self, number: int) -> None:
-        """Begin a worker."""
+        """Start a worker."""
         leave_with_rank()
         if self.then is not None:
             self.then(number)
 
 
 def _arrive(then: Callable[[int], None] | None) -> InitWorker:
-    """Make an `InitWorker` where it is unpickled."""
+    """Make an `InitWorker` when it is unpickled."""
     _arrived.set()
     return InitWorker(then)
 
 
 def serve_deaf() -> None:
-    """Begin what this server forks with SIGTERM blocked, see `deaf_workers`; others than our workers hear again."""
+    """Fork processes of this server with SIGTERM blocked, see `deaf_workers`; processes of others unblock it again."""
     server = os.getpid()
 
     def mask(how: signal.Sigmasks) -> None:
@@ -108,7 +108,7 @@ def serve_deaf() -> None:
             signal.pthread_sigmask(how, {signal.SIGTERM})
 
     def hear(_: Any) -> None:
-        # runs before the process does what it is for, and after all that this needs was unpickled
+        # runs before the process's own target, and after everything needed here was unpickled
         if os.getppid() == server and not _arrived.is_set():
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
@@ -119,17 +119,17 @@ def serve_deaf() -> None:
 
 @contextlib.contextmanager
 def deaf_workers(context: str | Any) -> Iterator[None]:
-    """Let workers that are started inside ``with`` begin with SIGTERM blocked, in all of their threads.
+    """Start workers inside ``with`` with SIGTERM blocked, in all of their threads.
 
-    torch makes its thread pool anew in a forked worker before anything of ours runs there, if the rank has one of
-    several threads (after ``torch.set_num_threads(4)``, say). The kernel would give such a thread the signal, and
-    torch's handler would end the worker: only one that every thread blocks waits for the thread that asks for it.
+    If the rank's torch thread pool has several threads (after ``torch.set_num_threads(4)``, for example), torch
+    recreates it in a forked worker before our code runs. The kernel would deliver the signal to such a thread, and
+    torch's handler would end the worker. Only if every thread blocks the signal does it wait for our signal thread.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     if context != "fork":
-        resource_tracker.ensure_running()  # which unblocks the signal, so not later
+        resource_tracker.ensure_running()  # starting it unblocks the signal, so start it now
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -138,10 +138,10 @@ def deaf_workers(context: str | Any) -> Iterator[None]:
 
 
 def leave_with_rank() -> None:
-    """Let this worker end when the process that it works for has; once is enough.
+    """End this worker when the process that it works for has ended; one call is enough.
 
-    A worker of the fork server is not a child of that process. torch looks after the parent, the server, which in turn
-    lives as long as a worker does: both would stay for ever when the rank is killed.
+    A worker of the fork server is not a child of that process. torch watches the worker's parent, the server, and the
+    server lives as long as a worker does. So both would stay for ever when the rank is killed.
     """
     rank = multiprocessing.parent_process()
     in_main = threading.current_thread() is threading.main_thread()
@@ -152,17 +152,17 @@ def leave_with_rank() -> None:
 
 
 def _ignore_signals(rank: int | None) -> None:
-    """Leave it to the rank what a signal to all processes of a job means: it still wants its last batches.
+    """Ignore signals that are sent to all processes of a job: the rank handles them and still wants its last batches.
 
-    SIGTERM of the rank itself ends this worker, which only a thread that waits for the signal can tell.
-    One that arrives while another's is not taken in yet is lost, as signals are; torch asks by an event first.
+    A SIGTERM from the rank itself ends this worker; only a thread that waits for the signal can see its sender. If a
+    second SIGTERM arrives while one is pending, it is lost, as usual for signals; torch sets an event first.
     """
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        # starting Python's resource tracker unblocks the signal in the thread that does it; the tracker itself is safe,
-        # it inherits what we block and ignore
+        # starting Python's resource tracker would unblock the signal in the calling thread; the tracker itself is safe,
+        # because it inherits what we block and ignore
         resource_tracker._HAVE_SIGMASK = False  # type: ignore[attr-defined]  # noqa: SLF001
         threading.Thread(target=_await_end, args=(rank,), name="rankwise-worker-signals", daemon=True).start()
 
@@ -175,7 +175,7 @@ def _await_end(rank: int | None) -> None:
 
 def _watch(sentinel: int) -> None:
     connection.wait([sentinel])
-    # a rank that was killed could not remove where its processes met
+    # a killed rank could not remove the folders of its sockets
     config = process.current_process()._config  # type: ignore[attr-defined]  # noqa: SLF001
     address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]  # noqa: SLF001
     for folder in {Path(config.get("tempdir") or "."), Path(address or ".").parent}:
@@ -185,18 +185,18 @@ def _watch(sentinel: int) -> None:
 
 
 def check_importable(what: str, value: Any) -> None:
-    """Refuse what workers cannot import: a class or function of a notebook or of a prompt.
+    """Refuse objects that workers cannot import: a class or function of a notebook or of a prompt.
 
     Args:
-        what: how the user calls it.
+        what: the user's name for it.
         value: an object, a class or a function; None is fine.
 
     Raises:
-        ConfigError: it lives in a main program without a file.
+        ConfigError: it is defined in a main program without a file.
     """
     kind = value if hasattr(value, "__qualname__") else type(value)
     main = sys.modules["__main__"]
-    # of a script on stdin it is "<stdin>"
+    # for a script on stdin, __file__ is "<stdin>"
     has_file = getattr(main, "__spec__", None) is not None or Path(getattr(main, "__file__", "")).is_file()
     if kind.__module__ != "__main__" or (has_file and _finds(main, kind.__qualname__)):
         return

@@ -1,4 +1,4 @@
-"""What loaders are in the workers of a torch `DataLoader`, and how their batches reach the trainer."""
+"""Loaders in the workers of a torch `DataLoader`, and how their batches reach the trainer."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ __all__ = [
 
 
 def iterable_class(cls: type, to: str | None) -> type:
-    """Return the class itself, or one that is also torch's `IterableDataset`, where torch is there.
+    """Return the class, or a subclass that is also torch's `IterableDataset` if torch is installed.
 
-    A DataLoader asks for that class. Inheriting from it in the source would load torch with every import. A loader that
-    is made for JAX (`to`) loads none.
+    A DataLoader checks for that class. Inheriting from it in the source would load torch with every import. A loader
+    made for JAX (`to`) does not load torch.
     """
     if find_spec("torch") is None or (to == "jax" and "torch" not in sys.modules):
         return cls
@@ -53,12 +53,12 @@ def _with_torch(cls: type) -> type:
 
 
 def rebuild(cls: type, to: str | None = None) -> Any:
-    """Return an empty object, for pickle to fill."""
+    """Return an empty object for pickle to fill."""
     return object.__new__(iterable_class(cls, to))
 
 
 def raising(error: Exception) -> Iterator[NoReturn]:
-    """Return an iterator that raises: what `iter` itself raises in a worker that stays would end its process."""
+    """Return an iterator that raises: if `iter` itself raised, a persistent worker would end."""
     yield from ()
     raise error
 
@@ -67,10 +67,10 @@ _LOG = logging.getLogger("rankwise.data")
 
 
 def check_sendable(device: Any) -> None:
-    """Refuse a loader of JAX arrays: those of another process cannot be handed over.
+    """Refuse a loader of JAX arrays: they cannot be sent between processes.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: the loader gives JAX arrays.
     """
     if is_jax_target(device):
         raise ConfigError(
@@ -80,12 +80,12 @@ def check_sendable(device: Any) -> None:
 
 
 def host_device(device: Any) -> str | None:
-    """Return the device of batches in a worker: "cpu", None where the loader was to give NumPy arrays."""
+    """Return the device of batches in a worker: "cpu", or None if the loader gives NumPy arrays."""
     return None if device is None else "cpu"
 
 
 def say_in_memory(device: Any, *, rank: int, worker: LoaderWorker) -> None:
-    """Say on the main rank, in the first worker, that batches do not come on the device that they were wanted on."""
+    """Warn on the main rank, in the first worker, that batches do not come on the requested device."""
     if rank or worker.number or device is None or str(device).startswith("cpu"):
         return
     _LOG.warning(
@@ -96,10 +96,10 @@ def say_in_memory(device: Any, *, rank: int, worker: LoaderWorker) -> None:
 
 
 class SentBatch(FeedBatch):
-    """A batch with memory of its own, in the CPU's memory, wherever other batches of its loader lie.
+    """A batch with CPU memory of its own, whatever the device of its loader.
 
-    It stays when the loop moves on: `release` has nothing to give back. ``DataLoader(pin_memory=True)`` pins it, and
-    `to` moves it; Lightning does so by itself.
+    It stays valid when the loop moves on: `release` has nothing to give back. ``DataLoader(pin_memory=True)`` pins it,
+    and `to` moves it; Lightning does so by itself.
     """
 
     def __getstate__(self) -> dict[str, Any]:
@@ -110,14 +110,14 @@ class SentBatch(FeedBatch):
         self._fields = {name: _unpacked(field) for name, field in state["_fields"].items()}
 
     def release(self, event: Any = None) -> None:
-        """Do nothing: its memory goes with it."""
+        """Do nothing: the memory is freed with the batch."""
 
     def to(self, device: Any, non_blocking: bool = False) -> Self:  # noqa: FBT001, FBT002  (as of a tensor)
         """Return the batch with its tensors on a device; NumPy arrays and SciPy matrices stay where they are.
 
         Args:
-            device: of torch.
-            non_blocking: whether the copy may go on while the program does, from memory that is pinned.
+            device: a torch device.
+            non_blocking: whether the copy may run in the background; it does so only from pinned memory.
         """
         moved = {n: f.to(device, non_blocking=non_blocking) if _is_tensor(f) else f for n, f in self.fields.items()}
         return self._again(moved)
@@ -128,12 +128,12 @@ class SentBatch(FeedBatch):
 
 
 def sent_fields(fields: Mapping[str, Any], lent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields with memory of their own: tensors in memory that processes share, where one copy is the way.
+    """Return fields with memory of their own: the loader's tensors move to shared memory, so that one copy suffices.
 
     Args:
         fields: of a batch.
-        lent: those that lie in memory of the loader, which nobody else holds; the others are of a transform, which may
-            keep them.
+        lent: fields in memory of the loader, which nothing else references. The other fields come from a transform,
+            which may keep them.
     """
     mine = {id(field) for field in lent.values()}
     return {name: _shared(field) if id(field) in mine else copied_field(field) for name, field in fields.items()}
@@ -141,7 +141,7 @@ def sent_fields(fields: Mapping[str, Any], lent: Mapping[str, Any]) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A CSR tensor as dense ones: torch looks at what its own way of sending makes, and speaks of it."""
+    """A CSR tensor as dense tensors: torch's own way to send one checks it and warns."""
 
     parts: tuple[Any, ...]
     num_cols: int
@@ -157,7 +157,7 @@ def _unpacked(field: Any) -> Any:
 
 
 def _shared(field: Any) -> Any:
-    """Move a field out of the memory that it was lent; NumPy arrays are copied once more when they are sent."""
+    """Move a tensor to shared memory; copy a NumPy array, which is copied once more when it is sent."""
     if not _is_tensor(field):
         return copied_field(field)
     for tensor in csr_parts(field) or (field,):

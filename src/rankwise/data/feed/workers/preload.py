@@ -1,4 +1,4 @@
-"""Imported by a fork server alone, as the last of what it preloads: the main script of the process that it serves."""
+"""The fork server imports this module last: it imports the main script of the process that it serves."""
 
 from __future__ import annotations
 

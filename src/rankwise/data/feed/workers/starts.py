@@ -1,4 +1,4 @@
-"""`PassStarts`: where each pass of a loader begins, agreed on by the workers of a `DataLoader` that share it."""
+"""`PassStarts`: where each pass of a loader begins, shared memory by which the workers of a `DataLoader` agree."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rankwise.data.feed.workers.forkserver import leave_with_rank
 
 __all__ = ["PassStarts", "Standing", "order_code"]
 
-_STANDING = struct.Struct("=4q")  # what the process that owns the loader said last
-_BEGUN = struct.Struct("=3q")  # the pass that was begun last: the standing that it began from, its epoch and position
-_COUNTS = struct.Struct("=2q")  # passes of workers so far, damaged samples that they left out
-_PASS = struct.Struct("=8q")  # who begins it: salt, number, count and first of its workers; then where
-_MOST_PASSES = 64  # that are remembered; a worker is late by one at most
+_STANDING = struct.Struct("=4q")  # the position last published by the process that owns the loader
+_BEGUN = struct.Struct("=3q")  # the last pass begun: the serial of the standing it began from, its epoch and position
+_COUNTS = struct.Struct("=2q")  # passes of workers so far, damaged samples that they skipped
+_PASS = struct.Struct("=8q")  # who begins it: salt, number, worker count, first worker; then where
+_MOST_PASSES = 64  # passes that are remembered; a worker is at most one pass late
 _AT_BEGUN = _STANDING.size
 _AT_COUNTS = _AT_BEGUN + _BEGUN.size
 _AT_PASSES = _AT_COUNTS + _COUNTS.size
@@ -32,18 +32,18 @@ _NUM_BYTES = _AT_PASSES + _MOST_PASSES * _PASS.size
 
 
 def order_code(recipe: str) -> int:
-    """Return a number that tells orders apart."""
+    """Return a number that identifies an order."""
     return zlib.crc32(recipe.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where a loader stands.
+    """The published position of a loader.
 
     Attributes:
-        serial: how often this was said.
+        serial: how often a position was published.
         epoch: of the next step.
-        position: samples of this epoch that lie behind.
+        position: samples of this epoch that are done.
         order: `order_code` of the order.
     """
 
@@ -54,19 +54,19 @@ class Standing:
 
 
 class PassStarts:
-    """A few kilobytes that a process shares with the workers that are forked or spawned from it.
+    """A few kilobytes of memory that a process shares with the workers that it forks or spawns.
 
-    The process says where the loader stands. A pass begins there; if nothing was said since a pass began, at the start
-    of the epoch after that of the last one. Whichever worker comes first to a pass decides this and notes it for the
-    others: what is said while they are still on their way is about steps of this very pass. Locks are those of the
-    kernel, which go with their process.
+    The process publishes the position of the loader. A pass begins there; if nothing was published since the last
+    pass began, it begins at the start of the following epoch. The first worker to reach a pass decides and records this
+    for the others: positions published before they arrive belong to steps of this very pass. Locks are kernel locks,
+    which are released when their process ends.
 
-    Only the process that made the memory says something in it. Another that does so makes memory of its own, so that
-    ranks which got one loader from a common parent do not tell each other; so has what is copied or pickled for
-    another purpose than starting a process.
+    Only the process that made the memory publishes in it. Another process that publishes makes memory of its own, so
+    that ranks which inherited one loader from a common parent do not affect each other. A copy, or a pickle that does
+    not start a process, also gets memory of its own.
 
-    Most loaders never meet a DataLoader, and a word to workers costs more than all else that a step says. So nothing is
-    said before somebody could hear it: a pass was begun, or this process forks or starts another with a copy of this.
+    Most loaders never meet a DataLoader, and publishing would be the most expensive part of marking a step done. So
+    nothing is published before others can see it: before the first pass, a fork, or a process start with a copy.
 
     Args:
         epoch: where the loader stands.
@@ -74,8 +74,8 @@ class PassStarts:
         order: `order_code` of its order.
 
     Attributes:
-        is_quiet: whether nobody can hear what is said, nor begin a pass.
-        unsaid: while it is quiet, where the loader stands and the code of its order; None = as was said last.
+        is_quiet: whether no other process can see the memory, and no pass has begun.
+        unsaid: while quiet, the loader's state and the code of its order; None = as last published.
     """
 
     def __init__(self, epoch: int, position: int, order: int) -> None:
@@ -96,7 +96,7 @@ class PassStarts:
         return _attach, (self._owner, DupFd(self._file), self._said)
 
     def speak(self) -> None:
-        """Say from now on at once what is said, beginning with what was not."""
+        """Publish every position from now on, beginning with the one that was held back."""
         self.is_quiet = False
         unsaid, self.unsaid = self.unsaid, None
         if unsaid is not None:
@@ -104,7 +104,7 @@ class PassStarts:
             self.say(state.epoch, state.position, order)
 
     def say(self, epoch: int, position: int, order: int) -> None:
-        """Tell where the loader stands from now on, with or without a change."""
+        """Publish where the loader stands, changed or not."""
         if self._owner != os.getpid():
             self._own()
         self._said = Standing(serial=self._said.serial + 1, epoch=epoch, position=position, order=order)
@@ -112,7 +112,7 @@ class PassStarts:
             self._write_said()
 
     def begun(self) -> tuple[int, int] | None:
-        """Return epoch and position where the last pass began, if nothing was said since; else None."""
+        """Return epoch and position where the last pass began, if nothing was published since; else None."""
         if self._owner != os.getpid() or _BEGUN.unpack_from(self._words, _AT_BEGUN)[0] != self._said.serial:
             return None
         with self._locked():
@@ -120,11 +120,11 @@ class PassStarts:
         return epoch, position
 
     def begin(self, worker: LoaderWorker | None, *, repeats: bool) -> Standing:
-        """Begin a pass; return where. Every worker calls it once for each of its passes.
+        """Begin a pass; return where it begins. Every worker calls it once for each of its passes.
 
         Args:
-            worker: of a DataLoader, None in the process that says where the loader stands.
-            repeats: whether passes are the same in every epoch, and meant so.
+            worker: the DataLoader worker; None in the process that publishes the position.
+            repeats: whether all epochs are the same by design.
         """
         self.speak()
         if worker is None:
@@ -137,14 +137,14 @@ class PassStarts:
         with self._locked():
             found = self._found(worker)
             if found is None:
-                # a worker that was started for this pass has what was said before it was started
+                # a worker started for this pass has the position that was published before it was started
                 said = self._said if first else self._read_said()
                 found = self._decided(said, repeats=repeats)
                 self._note(worker, found)
         return found
 
     def count_damaged(self, limit: int) -> int | None:
-        """Count a sample that a worker leaves out; return how many it are by now, None if the limit was reached."""
+        """Count a sample that a worker skips; return the new count, None if the limit was reached."""
         with self._locked():
             passes, damaged = _COUNTS.unpack_from(self._words, _AT_COUNTS)
             if damaged >= limit:
@@ -153,7 +153,7 @@ class PassStarts:
         return int(damaged + 1)
 
     def _own(self) -> None:
-        """Make memory of this process."""
+        """Allocate memory owned by this process."""
         self._hold(os.getpid(), _new_file())
         _BEGUN.pack_into(self._words, _AT_BEGUN, -1, 0, 0)
         self._write_said()
@@ -173,7 +173,7 @@ class PassStarts:
         return Standing(serial=serial, epoch=epoch, position=position, order=order)
 
     def _count_pass(self) -> int:
-        """How many passes this worker has begun, this one included."""
+        """Count a pass of this worker; return how many it has begun."""
         if self._counted_by != os.getpid():
             self._counted_by, self._num_passes = os.getpid(), 0
         self._num_passes += 1
@@ -193,16 +193,16 @@ class PassStarts:
             epoch, position = said.epoch, said.position
         else:
             epoch, position = epoch + 1, 0
-        if said.serial >= serial:  # else who begins here was started before the last pass began
+        if said.serial >= serial:  # else this worker was started before the last pass began
             _BEGUN.pack_into(self._words, _AT_BEGUN, said.serial, epoch, position)
         return Standing(serial=said.serial, epoch=epoch, position=position, order=said.order)
 
     def _found(self, worker: LoaderWorker) -> Standing | None:
-        """What another worker of the same pass has decided."""
+        """Return what another worker of the same pass has decided."""
         count, _ = _COUNTS.unpack_from(self._words, _AT_COUNTS)
         for at in range(count - 1, max(-1, count - 1 - _MOST_PASSES), -1):
             *who, first, serial, epoch, position, order = _PASS.unpack_from(self._words, _place(at))
-            # as many workers of an earlier DataLoader, whose seed may have been the same, were started before all these
+            # an earlier DataLoader may have had the same seed and worker count; its workers were started before these
             if who == self._who(worker) and abs(first - worker.first) < worker.count:
                 return Standing(serial=serial, epoch=epoch, position=position, order=order)
         return None
@@ -241,7 +241,7 @@ def _place(number: int) -> int:
 
 
 def _new_file() -> int:
-    """A file without a name, of zeros."""
+    """Return an unnamed file filled with zeros."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("rankwise-passes")
     else:

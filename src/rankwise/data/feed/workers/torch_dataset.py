@@ -1,4 +1,4 @@
-"""A loader as a dataset of torch's `DataLoader`. Loads torch."""
+"""A loader as a dataset of torch's `DataLoader`. Imports torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["LoaderDataset", "teach_collating"]
 class LoaderDataset(IterableDataset[Any]):
     """Implements `IterableDataset` over a loader, for ``DataLoader(loader.as_dataset(), batch_size=None)``.
 
-    In each worker it gives the worker's part of the steps; epochs and positions are those of the loader.
+    In each worker it yields the worker's part of the steps; epochs and positions are those of the loader.
 
     Args:
-        loader: what `as_dataset` was called of.
-        iterate: returns what this process reads in a pass of the DataLoader.
+        loader: the loader whose `as_dataset` was called.
+        iterate: returns the batches that this process reads in a pass of the DataLoader.
     """
 
     def __init__(self, loader: BaseLoader, iterate: Callable[[], Iterator[Any]]) -> None:
@@ -33,7 +33,7 @@ class LoaderDataset(IterableDataset[Any]):
         return self.iterate()
 
     def __len__(self) -> int:
-        """Return the steps from the last one marked done to the end of its epoch, or what its loader counts."""
+        """Return the steps from the last one marked done to the end of its epoch, or the length of a `FullLength`."""
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
@@ -50,7 +50,7 @@ class LoaderDataset(IterableDataset[Any]):
 
 
 def teach_collating() -> None:
-    """Tell torch's default function that a single step, its batch size where none is given, stays as it is."""
+    """Make torch's default collate function return a single step unchanged, for a DataLoader without batch_size."""
     default_collate_fn_map[FeedBatch] = _only
 
 

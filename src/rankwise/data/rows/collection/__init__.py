@@ -1,4 +1,4 @@
-"""Collections: making them, adding to them, saying what they hold."""
+"""Collections: making them, adding to them, describing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adding inputs to a collection, so that it is whole at any moment."""
+"""Adds inputs to a collection, which stays complete at any moment."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ from rankwise.errors import ConfigError
 
 __all__ = ["add_rows", "plan_of", "settle"]
 
-# Shares of the memory budget. A bucket is held three times (as it came, in order, with zeros), a block twice.
+# Shares of the memory budget. A bucket is held three times (as read, sorted, with zeros added), a block twice.
 _BUCKET_SHARE = 8
 _BLOCK_SHARE = 12
-_PAYS = 0.1  # of the rows outside the largest write
+_PAYS = 0.1  # of all rows: advise a rewrite only if old and new rows each have this share
 
 
 def add_rows(
@@ -64,25 +64,25 @@ def add_rows(
     seed: int | None,
     progress: bool | None = None,
 ) -> None:
-    """Add joined inputs to the collection in a folder, or continue to.
+    """Add joined inputs to the collection in a folder, or resume adding them.
 
-    Everything is prepared in a folder beside the collection; its datasets move in at the end, and one atomic
-    replacement of the metadata makes them part of it. With `options.reshuffle` that replacement also drops the old
-    ones. Every rank calls this; the main one holds the lock.
+    All files are prepared in a folder beside the collection. At the end the datasets are moved in, and one atomic
+    replacement of the metadata makes them part of the collection. With `options.reshuffle` it also drops the old
+    datasets. Every rank calls this; the main rank holds the lock.
 
     Args:
         folder: the collection.
         joined: the inputs.
-        options: how.
-        ranks: who writes.
-        plan: identifies what was asked for; an unfinished writing of the same is continued.
-        seed: of the shuffle; None = that of an unfinished writing, or a fresh one.
-        progress: whether to show how far it is; None = on a terminal.
+        options: how to write.
+        ranks: the ranks that write.
+        plan: identifies the request; an unfinished write with the same plan is resumed.
+        seed: of the shuffle; None = that of the unfinished write, or a fresh one.
+        progress: whether to show progress; None = on a terminal.
 
     Raises:
         ConfigError: there are no rows, or a parameter does not fit them.
         DataError: an input cannot be read.
-        WorldError: another rank failed, or is gone.
+        WorldError: another rank failed or has ended.
     """
     if not joined.num_rows:
         raise ConfigError("a collection wants inputs with rows, got none")
@@ -95,17 +95,17 @@ def add_rows(
     told = job.work / PROGRESS if ranks.is_main and not ranks.alone else None
     with Progress(joined.num_rows, enabled=progress if ranks.is_main else False, told=told) as shown:
         _work(job, folder, facts, shown)
-        shown.finish()  # parts of rows may add up to a little less
+        shown.finish()  # shares of rows may add up to slightly less
     if ranks.is_main:
         _publish(folder, job, facts)
         _drop(folder, facts["dropped"])
 
 
 def settle(folder: Path, plan: str) -> bool:
-    """Clean up after a writing that was killed when its datasets were part of the collection already.
+    """Clean up after a write that was killed when its datasets were already part of the collection.
 
     Returns:
-        Whether it was the one that is asked for now, so that nothing is left to do.
+        Whether it has the given plan, so that nothing is left to do.
     """
     facts = Journal.peek(work_folder(folder))
     if facts is None or not set(facts["names"]) <= set(read_manifest(folder)["datasets"]):
@@ -116,7 +116,7 @@ def settle(folder: Path, plan: str) -> bool:
 
 
 def plan_of(inputs: Sequence[Input], options: WriteOptions, seed: int | None) -> str:
-    """Return a hash of what is asked for: inputs, as far as their stamps tell, parameters, seed.
+    """Return a hash of a request: the stamps of its inputs, parameters, seed.
 
     Raises:
         DataError: an input cannot be read.
@@ -134,7 +134,7 @@ def plan_of(inputs: Sequence[Input], options: WriteOptions, seed: int | None) ->
 def _facts(
     folder: Path, joined: Joined, options: WriteOptions, edges: IntArray, *, plan: str, seed: int | None
 ) -> dict[str, Any]:
-    """Open the journal, and return what it says."""
+    """Open the journal, and return its facts."""
     work = work_folder(folder)
     old = listed_names(folder)
     stale = Journal.stale(work, plan, old)
@@ -176,7 +176,7 @@ def _job(
 
 
 def _work(job: Job, folder: Path, facts: dict[str, Any], shown: Progress) -> None:
-    """Both passes; whatever is done already is not done again."""
+    """Run both passes; skip tasks that are done."""
 
     def work(tasks: list[Task], bar: str) -> None:
         work_off(tasks, job.marks, job.ranks, shown=lambda rows: shown.show(bar, rows))
@@ -187,13 +187,13 @@ def _work(job: Job, folder: Path, facts: dict[str, Any], shown: Progress) -> Non
     work(skeleton_tasks(job), "begun")
     work(dataset_tasks(job), "written")
     work(_known_tasks(folder, job, facts), "known")
-    os.sync()  # what the metadata will name is on the disk before they are: on every machine that wrote
+    os.sync()  # all data must be on disk before the metadata name them, on every machine that wrote
     job.ranks.gather(None)
 
 
 def _publish(folder: Path, job: Job, facts: dict[str, Any]) -> None:
-    """Move the datasets in and replace the metadata; repeated after a kill it does what is left."""
-    if not has_manifest(folder):  # readers would take folders that have moved in for members
+    """Move the datasets in and replace the metadata; after a kill, call it again to finish."""
+    if not has_manifest(folder):  # without a manifest, readers would take moved folders for datasets
         held = _known(job, {}, [*facts["old"], *facts["dropped"]])
         commit(folder, {**read_manifest(folder), "datasets": held})
     for name in job.names:
@@ -215,7 +215,7 @@ def _publish(folder: Path, job: Job, facts: dict[str, Any]) -> None:
 
 
 def _known_tasks(folder: Path, job: Job, facts: dict[str, Any]) -> list[Task]:
-    """Datasets that another writer has made are read for their checksums: by all ranks, as they may be large."""
+    """Read datasets that another program made, to compute checksums; all ranks share this, as they may be large."""
 
     def unknown() -> list[str]:
         held = read_manifest(folder)["datasets"]
@@ -226,7 +226,7 @@ def _known_tasks(folder: Path, job: Job, facts: dict[str, Any]) -> list[Task]:
 
 
 def _known(job: Job, entries: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the entries of the datasets that were there."""
+    """Return the entries of the datasets that existed before."""
     return {name: entries.get(name) or {"rows": None, "arrays": job.marks.notes[f"known-{name}"]} for name in names}
 
 
@@ -247,14 +247,14 @@ def _drop(folder: Path, names: Sequence[str]) -> None:
 
 
 def group_ranks(joined: Joined, names: Sequence[str], block_rows: int) -> IntArray:
-    """Return the rank of the group of each row of all inputs, int32[rows]: by the first column, then the next ones.
+    """Return the group rank of each row of all inputs, int32[rows]: by the first column, then the next ones.
 
-    Categories rank in their order, numbers and texts by value; missing ones come last.
+    Categories are ranked in their order, numbers and texts by value; missing values come last.
 
     Args:
         joined: the inputs.
         names: columns of obs.
-        block_rows: rows that are read at once.
+        block_rows: rows to read at once.
 
     Raises:
         ConfigError: a column is missing in an input.
@@ -296,12 +296,12 @@ def _ranks(joined: Joined, column: ObsColumn, block_rows: int) -> IntArray:
     if column.kind == "masked":
         _, ranks = np.unique(values["value"], return_inverse=True)
         return np.where(values["missing"], len(values), ranks)
-    _, ranks = np.unique(values, return_inverse=True)  # NaN come last
+    _, ranks = np.unique(values, return_inverse=True)  # NaN is last
     return ranks.astype(np.int64)
 
 
 def _text_ranks(blocks: Sequence[Text]) -> IntArray:
-    """Texts by value, of which each is kept once."""
+    """Rank texts by value; each distinct text is kept once."""
     known: dict[str | None, int] = {}
     codes = [
         np.array([known.setdefault(text, len(known)) for text in block.objects()], dtype=np.int64) for block in blocks

@@ -1,4 +1,4 @@
-"""Whether inputs fit the collection that they are added to: refused where loaders could not read both, or said."""
+"""Checks whether inputs fit a collection: raises if loaders could not read both, warns about smaller differences."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _MADE_HERE = ("src_path", "src_row")
 
 
 def check_fit(inputs: Sequence[Input], member: Input, vars_: Mapping[str, Any], folder: Path) -> None:
-    """Refuse inputs whose rows could not be read together with those of a collection; say what they lack.
+    """Refuse inputs whose rows cannot be read together with those of a collection; warn about what they lack.
 
     Args:
-        inputs: what is added.
+        inputs: the inputs to add.
         member: a dataset of the collection.
-        vars_: its tables of variables by modality.
+        vars_: the collection's tables of variables, by modality.
         folder: the collection, for messages.
 
     Raises:
@@ -48,15 +48,15 @@ def check_fit(inputs: Sequence[Input], member: Input, vars_: Mapping[str, Any], 
 
 
 def check_kept(members: Sequence[Input], inputs: Sequence[Input], folder: Path) -> None:
-    """Refuse a rewrite that would lose matrices of a collection: only what all inputs have is written.
+    """Refuse a rewrite that would lose matrices: it writes only matrices that all inputs have.
 
     Args:
-        members: datasets of the collection, of which the matrices that are wanted were opened.
-        inputs: what is added.
+        members: datasets of the collection, with the requested matrices opened.
+        inputs: the inputs to add.
         folder: the collection, for the message.
 
     Raises:
-        ConfigError: a matrix of some rows would be left out.
+        ConfigError: the rewrite would drop a matrix of some rows.
     """
     held = [*members, *inputs]
     names = dict.fromkeys(name for member in members for name in member.tables)
@@ -73,13 +73,13 @@ def check_kept(members: Sequence[Input], inputs: Sequence[Input], folder: Path) 
 
 
 def check_once(inputs: Sequence[tuple[Any, str]]) -> None:
-    """Refuse inputs that come twice in one call: their rows would be there twice.
+    """Refuse an input that is passed twice in one call: its rows would appear twice.
 
     Args:
-        inputs: what was passed, one by one, and the label of each.
+        inputs: each input as passed, with its label.
 
     Raises:
-        ConfigError: one comes twice.
+        ConfigError: an input is passed twice.
     """
     seen: dict[Any, str] = {}
     for source, label in inputs:
@@ -94,22 +94,22 @@ def check_once(inputs: Sequence[tuple[Any, str]]) -> None:
 
 
 def _place_of(source: Any) -> Any:
-    """What two inputs share that are the same one."""
+    """Return a value that is equal for two references to the same input."""
     if isinstance(source, (str, os.PathLike)):
         text = os.fspath(source).removeprefix("file://")
         return text.rstrip("/") if "://" in text else str(Path(text).resolve())
     if hasattr(source, "store_path"):
         return _place_of(str(source.store_path))
-    if hasattr(source, "file") and hasattr(source, "name"):  # a group of HDF5
+    if hasattr(source, "file") and hasattr(source, "name"):  # an HDF5 group
         return f"{Path(source.file.filename).resolve()}:{source.name}"
     return id(source)
 
 
 def say_variables(joined: Joined) -> None:
-    """Say of inputs with different variables how many they share, and what is filled or left out.
+    """If inputs have different variables, log how many they share, and what is filled or left out.
 
     Args:
-        joined: the inputs, without those that a collection has already.
+        joined: the inputs, without those already in the collection.
     """
     for modality, var in joined.vars.items():
         pairs = zip(joined.inputs, joined.gathers[modality], strict=True)
@@ -135,11 +135,11 @@ def say_variables(joined: Joined) -> None:
 
 
 def warn_of_repeats(inputs: Sequence[Input], writes: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Say that files were written before: their rows come twice.
+    """Warn about files that were added before: their rows would appear twice.
 
     Args:
-        inputs: what is added.
-        writes: those of the manifest.
+        inputs: the inputs to add.
+        writes: the writes in the manifest.
         folder: the collection, for the message.
     """
     before = {source["src_path"] for write in writes for source in write["sources"]}
@@ -158,7 +158,7 @@ def _check_kind(new: Table, old: Table, label: str, folder: Path) -> None:
     free = split_modality(new.name)[1].startswith("obsm/")
     shapes = [table.shape[1:] if free else len(table.shape) for table in (new, old)]
     if (old.sparse or not new.sparse) and shapes[0] == shapes[1]:
-        return  # dense rows become CSR beside such
+        return  # dense rows become CSR if any matrix of the name is sparse
     words = ["sparse" if table.sparse else "dense" for table in (new, old)]
     raise ConfigError(
         f"{new.name} of {label} is {words[0]} {list(new.shape)}, in the collection {folder} it is {words[1]} "
@@ -193,7 +193,7 @@ def _warn_of_variables(inputs: Sequence[Input], vars_: Mapping[str, Any]) -> Non
 
 
 def _warn_of_names(what: str, new: Sequence[set[str]], old: set[str], folder: Path) -> None:
-    """Say what only some of the rows will have."""
+    """Warn about names that only some of the rows will have."""
     lacking = sorted({name for names in new for name in old - names})
     more = sorted({name for names in new for name in names - old})
     words = [f"new rows lack {few_names(lacking)}"] if lacking else []

@@ -1,4 +1,4 @@
-"""Rows on their way: fields, texts and records of fixed size, in buckets on disk."""
+"""Rows on disk between both passes: fields, texts and records in bucket files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Buckets", "Field", "Text", "append_record", "scan_records"]
 
 
 def append_record(path: Path, block: int, arrays: Sequence[NDArray]) -> None:
-    """Add a record at the end of a file."""
+    """Append a record to a file."""
     arrays = [np.ascontiguousarray(array) for array in arrays]
     header = np.array([block, *(array.nbytes for array in arrays)], dtype="<i8")
     with path.open("ab") as file:
@@ -29,10 +29,10 @@ def append_record(path: Path, block: int, arrays: Sequence[NDArray]) -> None:
 
 
 def scan_records(path: Path, num_arrays: int) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Go through the records of a file, reading their heads only; half a record at the end is left out.
+    """Iterate over the records of a file, reading only their headers; skip an incomplete record at the end.
 
     Yields:
-        The number of the block, and for each array where it begins and how many bytes it has.
+        The number of the block, and for each array its offset and its size in bytes.
     """
     head_bytes, end, place = 8 * (num_arrays + 1), path.stat().st_size, 0
     with path.open("rb") as file:
@@ -47,11 +47,11 @@ def scan_records(path: Path, num_arrays: int) -> Iterator[tuple[int, list[int], 
 
 
 class Text:
-    """A column of texts, some of which may be missing.
+    """A column of texts, which may be missing.
 
     Args:
-        lengths: int32[n], bytes of each text in UTF-8; -1 = missing.
-        data: uint8, all bytes.
+        lengths: int32[n], UTF-8 bytes of each text; -1 = missing.
+        data: uint8, all bytes concatenated.
     """
 
     def __init__(self, lengths: NDArray, data: NDArray) -> None:
@@ -62,7 +62,7 @@ class Text:
 
     @classmethod
     def of(cls, values: Iterable[Any]) -> Text:
-        """Pack texts; what pandas takes for missing is missing."""
+        """Pack texts; values that pandas treats as missing are missing."""
         import pandas as pd
 
         held = np.asarray(values, dtype=object)
@@ -84,7 +84,7 @@ class Text:
         return out
 
     def take(self, rows: IntArray) -> Text:
-        """Return the texts of rows."""
+        """Return the texts of some rows."""
         sizes = np.maximum(self.lengths, 0).astype(np.int64)
         starts = np.concatenate([[0], np.cumsum(sizes)])
         counts = sizes[rows]
@@ -100,14 +100,14 @@ _BYTE: DType = np.dtype(np.uint8)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Field:
-    """A matrix, or a column about the rows.
+    """A matrix, or a column with one value per row.
 
     Attributes:
         name: "X", "layers/counts", "obs/cell_type", ...
         kind: "dense" = an array; "csr" = a CSR matrix; "text" = a `Text`.
         row_shape: shape of a row; () for columns and texts.
-        dtype: dtype that holds the elements of all inputs.
-        row_bytes: decoded bytes of a row, on average.
+        dtype: a dtype that holds the elements of all inputs.
+        row_bytes: average decoded bytes of a row.
     """
 
     name: str
@@ -118,13 +118,13 @@ class Field:
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
-        """Dtypes of the arrays that rows are packed into: for what is ragged lengths come first."""
+        """Dtypes of the arrays of packed rows; ragged fields begin with lengths."""
         if self.kind == "dense":
             return (self.dtype,)
         return (_LENGTH, np.dtype(np.int32), self.dtype) if self.kind == "csr" else (_LENGTH, self.dtype)
 
     def pack(self, rows: Any, order: IntArray, spans: Spans) -> list[list[NDArray]]:
-        """Bring rows into an order and cut them: for each span the arrays that hold its rows."""
+        """Sort rows and split them: for each span, return the arrays that hold its rows."""
         if self.kind == "text":
             rows = rows.take(order)
             return [_ragged(rows.lengths, (rows.data,), span) for span in _cuts(rows.lengths, spans)]
@@ -135,7 +135,7 @@ class Field:
         return [_ragged(lengths, (rows.indices, rows.data), span) for span in _cuts(lengths, spans)]
 
     def unpack(self, parts: Sequence[NDArray], order: IntArray) -> Any:
-        """Turn packed rows into an array, a CSR matrix or a `Text`, in an order."""
+        """Turn packed rows into an array, a CSR matrix or a `Text`, in a given order."""
         if self.kind == "dense":
             return parts[0].reshape(len(order), *self.row_shape)[order]
         if self.kind == "text":
@@ -148,7 +148,7 @@ class Field:
 
 
 def _cuts(lengths: NDArray, spans: Spans) -> list[tuple[int, int, int, int]]:
-    """Where spans of rows begin and end, and where their elements do."""
+    """Return where spans of rows begin and end, and where their elements do."""
     ends = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0), dtype=np.int64)])
     return [(start, stop, int(ends[start]), int(ends[stop])) for start, stop in spans]
 
@@ -162,17 +162,17 @@ _PLACE = np.dtype(np.int64)
 
 
 class Buckets:
-    """Rows come in blocks, in any order, and leave in the order of their places, one bucket at a time in memory.
+    """Accepts rows in blocks, in any order, and returns them sorted by place, with one bucket at a time in memory.
 
-    Every process that adds rows has files of its own. A block counts when `accepts` says that it came in whole, in the
-    file of that process; what else is in the files is left from processes that were killed.
+    Every process that adds rows has its own files. A block counts only if `accepts` confirms that this process wrote it
+    completely to its file; other blocks were left by killed processes.
 
     Args:
-        folder: where the files lie.
-        edges: int64[buckets + 1], places at which buckets begin.
-        fields: what a row has.
-        piece: name of the files of this process.
-        accepts: whether a block of a piece counts.
+        folder: folder of the files.
+        edges: int64[buckets + 1], first place of each bucket.
+        fields: the fields of a row.
+        piece: file name for this process.
+        accepts: whether a block in the file of a process counts.
     """
 
     def __init__(
@@ -192,9 +192,9 @@ class Buckets:
         """Add rows.
 
         Args:
-            block: number that tells them from others.
-            places: int64[n], where they go; rows of one place keep the order of their blocks.
-            values: for each field n rows.
+            block: number of the block.
+            places: int64[n], target places; rows with the same place keep the order of their blocks.
+            values: n rows for each field.
         """
         bucket = np.searchsorted(self.edges, places, side="right") - 1
         order = np.argsort(bucket, kind="stable")
@@ -234,9 +234,9 @@ class Bucket:
     """The rows of one bucket.
 
     Args:
-        records: where they are.
-        fields: what a row has.
-        first: for each field the number of its first array in a record.
+        records: location of its records.
+        fields: the fields of a row.
+        first: for each field, the index of its first array in a record.
     """
 
     def __init__(self, records: Sequence[_Record], fields: tuple[Field, ...], first: list[int]) -> None:
@@ -248,17 +248,17 @@ class Bucket:
         return len(self._order)
 
     def lengths(self, which: int) -> IntArray:
-        """Return the elements of each row of a field that is ragged, in the order of their places."""
+        """Return the number of elements in each row of a ragged field, sorted by place."""
         return self._load(self._first[which + 1], np.dtype(np.int32))[self._order].astype(np.int64)
 
     def rows(self, which: int) -> Any:
-        """Return a field of all rows in the order of their places."""
+        """Return a field of all rows, sorted by place."""
         field = self._fields[which]
         parts = [self._load(self._first[which + 1] + at, dtype) for at, dtype in enumerate(field.dtypes)]
         return field.unpack(parts, self._order)
 
     def _load(self, part: int, dtype: Any) -> NDArray:
-        """Read one array of all records into one."""
+        """Read one array of all records into one array."""
         whole = np.empty(sum(record.sizes[part] for record in self._records), dtype=np.uint8)
         start = 0
         with ExitStack() as stack:
@@ -273,7 +273,7 @@ class Bucket:
 
 
 def _fill(file: FileIO, into: NDArray) -> None:
-    """Read so many bytes; a raw file may give fewer at a time."""
+    """Read exactly as many bytes as fit; a raw file may return fewer per call."""
     view = into.data
     while view:
         count = file.readinto(view)

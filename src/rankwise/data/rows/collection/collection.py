@@ -33,13 +33,12 @@ _MODES = ("a", "r", "r+")
 class DatasetCollection:
     """A collection: AnnData stores `dataset_0`, `dataset_1`, ... of rows in random order, in one Zarr v3 group.
 
-    Args:
-        group: the group, or the path of one.
-        mode: "a" makes it where there is none, "r+" and "r" want one; "r" writes nothing.
-        is_collection_h5ad: collections of h5ad files are not supported: True is refused.
+    group: the group, or its path.
+    mode: "a" creates it if it does not exist, "r+" and "r" require it; "r" is read-only.
+    is_collection_h5ad: collections of h5ad files are not supported: True raises an error.
 
     Raises:
-        ConfigError: an argument makes no sense, or the group is not on a local file system or not of Zarr v3.
+        ConfigError: an argument is invalid, or the group is not on a local file system or not Zarr v3.
         DataError: there is no group.
     """
 
@@ -69,18 +68,18 @@ class DatasetCollection:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What was written: rows and checksums of every dataset; sources, parameters and seed of every writing."""
+        """What was written: rows and checksums of every dataset; sources, parameters and seed of every write."""
         return read_manifest(self.path)
 
     def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Return the observations of all datasets, one over the other.
+        """Return the concatenated observations of all datasets.
 
         Args:
-            columns: which; None = all. Columns that a dataset has not are left out there. Categories that differ
-                between datasets are united.
+            columns: names; None = all. A column is missing for datasets that lack it. Different categories
+                of datasets are merged.
 
         Raises:
-            ConfigError: no dataset has a column of that name.
+            ConfigError: no dataset has a column with that name.
         """
         import pandas as pd
 
@@ -104,21 +103,21 @@ class DatasetCollection:
     ) -> Any:
         """Return parts of the rows for `Order` and `Loader`, the same on every rank; see `RowSource.split`.
 
-        Equal values of a column stay together, and go where a hash says: data that are added later move none of them.
+        Rows with equal values of a column stay together. A hash decides their part: new data do not move them.
 
         Args:
-            by: column of obs, such as "donor"; "row" = each row goes by its number.
+            by: column of obs, for example "donor"; "row" = each row by its own number.
             fractions: sizes of the parts, ``{"train": 0.8, "val": 0.2}`` or ``(0.8, 0.2)``.
             groups: values of the column for a part, ``{"val": ["donor 3"]}``.
-            exact: count groups rather than draw by hash: for few of them.
-            stratify: a column of whose values each part gets its fraction.
-            seed: another seed, another split.
+            exact: use exact counts of groups instead of the hash; useful for few groups.
+            stratify: a column; each part gets its fraction of each of its values.
+            seed: another seed gives another split.
 
         Returns:
-            `RowSource`s, in a dict by name or, of a list of fractions, in a tuple.
+            `RowSource`s, in a dict by name, or in a tuple for a list of fractions.
 
         Raises:
-            ConfigError: there is no such column or group, rows have no value in it, or a part is empty.
+            ConfigError: there is no such column or group, a row has no value in it, or a part is empty.
         """
         whole: Any = open_rows(self)
         return whole.split(by=by, fractions=fractions, groups=groups, exact=exact, stratify=stratify, seed=seed)
@@ -127,7 +126,7 @@ class DatasetCollection:
         """Return some of the rows for `Order` and `Loader`.
 
         Args:
-            rows: a mask of all rows (from `obs`, say), or row numbers, whose order is without meaning.
+            rows: a mask over all rows (for example from `obs`), or row numbers in any order; the order is ignored.
 
         Raises:
             ConfigError: there are no such rows.
@@ -136,7 +135,7 @@ class DatasetCollection:
 
     @property
     def stored_rows(self) -> NamedRows:
-        """All rows, to be opened: ``RowSource(collection)``."""
+        """All rows, for ``RowSource(collection)``."""
         return NamedRows(name=str(self.path), places=find_datasets(self.path))
 
     def add_adatas(
@@ -164,53 +163,53 @@ class DatasetCollection:
         join: Literal["outer", "inner"] = "outer",
         world: World | Place | None = None,
     ) -> DatasetCollection:
-        """Make datasets of inputs in random order, beside those that are there.
+        """Write the rows of inputs as new datasets in random order, beside existing ones.
 
-        The rows of all inputs are put into one uniformly random order by two passes over the disk, in bounded memory.
-        A kill at any moment leaves the collection as it was; the same call goes on where it was. The new rows have the
-        columns `src_path` and `src_row` that say where they come from. What is there already is not touched.
+        Two passes over the disk put the rows of all inputs into one uniformly random order, in bounded memory. If
+        killed at any moment, the collection is as it was; repeating the call resumes the work. The columns `src_path`
+        and `src_row` of the new rows name their source. Existing datasets do not change.
 
         Args:
             adata_paths: paths of h5ad files and Zarr stores, groups of them, AnnData in memory, or other collections;
-                a single one, too.
-            load_adata: turns a path into an AnnData, to choose or change what it holds; None = all of it.
+                a single input is allowed.
+            load_adata: turns a path into an AnnData, to select or change its content; None = all of it.
             groupby: columns of obs by which the rows of each dataset are sorted after the shuffle.
-            var_subset: names of variables to take; None = all of all inputs. Of a collection that is not empty the
-                variables are kept.
+            var_subset: names of variables to take; None = all of all inputs. A collection that is not empty keeps its
+                variables.
             n_obs_per_chunk: rows of a chunk.
-            shard_size: of a file: rows (1000 or "1000"), or decoded bytes as a text with a unit, such as "1GB".
-            zarr_compressor: codecs of Zarr; None = Blosc with lz4 at level 3, byte shuffle and blocks of 64 KiB.
-            h5ad_compressor: without effect, as collections are Zarr.
-            dataset_size: most rows of a dataset (250 or "250"), or its decoded bytes as a text with a unit, "250MB".
-            shuffle_chunk_size: 1 = a uniform shuffle of all rows; more = runs of so many input rows stay together in
-                one dataset, as in annbatch, and are mixed inside it.
+            shard_size: of a file: rows (1000 or "1000"), or decoded bytes as text with a unit, for example "1GB".
+            zarr_compressor: Zarr codecs; None = Blosc with lz4 at level 3, byte shuffle and blocks of 64 KiB.
+            h5ad_compressor: ignored, because collections are Zarr.
+            dataset_size: most rows of a dataset (250 or "250"), or its decoded bytes as text with a unit, "250MB".
+            shuffle_chunk_size: 1 = a uniform shuffle of all rows; n > 1 = runs of n input rows stay in one
+                dataset, as in annbatch, and are mixed inside it.
             shuffle: False keeps the order of the inputs.
-            rng: generator, or seed, of the shuffle; None = a fresh one. The manifest holds the seed that was drawn.
-            merge: how columns of var come together, as in anndata.concat.
-            matrices: names of what to write, such as ["X", "layers/counts", "obsm/X_pca"]; None = what all inputs have.
-            align_rows: let the chunk edges of CSR matrices fall on row edges; see `write_sharded`.
-            memory_budget: memory of one rank for rows on their way, at least "1MB".
-            reshuffle: also rewrite what is there, in one order with the new rows.
+            rng: generator or seed of the shuffle; None = a fresh one. The manifest contains the seed that was drawn.
+            merge: how to combine columns of var, as in anndata.concat.
+            matrices: names of matrices to write, like ["X", "layers/counts", "obsm/X_pca"]; None = those in all inputs.
+            align_rows: align the chunk edges of CSR matrices to row edges; see `write_sharded`.
+            memory_budget: memory of one rank for rows in transit, at least "1MB".
+            reshuffle: also rewrite existing datasets, in one order with the new rows.
             progress: show rate and time left; None = on a terminal.
-            modalities: of MuData inputs, by name. The first one is the AnnData of each dataset; matrices of the others
-                are called such as "mod/protein/X". Rows are the observations that all of them have.
-            join: of inputs with different variables: "outer" takes those that any of them has, and fills rows of the
-                others; "inner" those that all have. What came out is said. Of a collection that is not empty the
-                variables are kept.
-            world: the ranks that write together, each of which makes this call: they share the work, and the bytes are
-                those of one rank. The place that a launcher's variables tell does where there is no process group: they
-                meet at MASTER_ADDR and MASTER_PORT, without torch. None = those of the process group, where there is
+            modalities: names of MuData modalities. The first one is the AnnData of each dataset; matrices of the others
+                have names like "mod/protein/X". Rows are the observations that all modalities have.
+            join: for inputs with different variables: "outer" takes the variables of any input and fills the rows of
+                the others; "inner" takes the variables of all inputs. The result is logged. A collection that is not
+                empty keeps its variables.
+            world: the ranks that write together. Each makes this call; they share the work, and the files are identical
+                to those of one rank. Without a process group, a `Place` from the launcher's variables is enough: the
+                ranks then meet at MASTER_ADDR and MASTER_PORT, without torch. None = the process group, if there is
                 one.
 
         Raises:
-            ConfigError: an argument makes no sense, the inputs do not fit together, or the collection is read-only.
+            ConfigError: an argument is invalid, the inputs do not fit together, or the collection is read-only.
             DataError: an input cannot be read, or another job writes this collection.
-            DesyncError: another rank failed, or is gone.
+            DesyncError: another rank failed or has ended.
             WorldError: the ranks of a place do not find each other.
         """
         if self._mode == "r":
             raise ConfigError(f"{self.path} was opened to read (mode='r'): open it with mode='a' to add data")
-        from rankwise.data.rows.collection import writer  # what writes is not loaded to read
+        from rankwise.data.rows.collection import writer  # reading does not import the code for writing
 
         del h5ad_compressor
         if join not in {"outer", "inner"}:
@@ -261,14 +260,14 @@ class DatasetCollection:
 
 
 def _open_folder(group: Any, mode: str) -> tuple[Path, bool]:
-    """Return the folder of a collection, as an absolute path, and whether it may only be read.
+    """Return the folder of a collection as an absolute path, and whether it is read-only.
 
     Args:
-        group: a Zarr group, or the path of one.
-        mode: "a" makes it where there is none, "r+" and "r" want one.
+        group: a Zarr group, or its path.
+        mode: "a" creates it if it does not exist, "r+" and "r" require it.
 
     Raises:
-        ConfigError: it is no Zarr v3 group of a local file system, or one that is something else than a collection.
+        ConfigError: it is not a Zarr v3 group on a local file system, or it is not a collection.
         DataError: there is no group.
     """
     if isinstance(group, (str, os.PathLike)):
@@ -291,7 +290,7 @@ def _open_folder(group: Any, mode: str) -> tuple[Path, bool]:
     root = getattr(group.store, "root", None)
     if root is None:
         raise ConfigError(_not_local(group.store))
-    return (Path(root) / group.path).absolute(), bool(group.store.read_only)  # the working folder may change
+    return (Path(root) / group.path).absolute(), bool(group.store.read_only)  # the working directory may change
 
 
 def _open(path: Path, mode: str) -> Any:
@@ -306,7 +305,7 @@ def _open(path: Path, mode: str) -> Any:
         raise DataError(f"there is no collection at {path}; mode={mode!r} makes none, mode='a' does")
     zarr = load_zarr()
     if mode == "a" and not any((path / name).exists() for name in ("zarr.json", ".zgroup")):
-        # another rank may be just about to make it
+        # another rank may be creating it right now
         with contextlib.suppress(zarr.errors.ContainsGroupError), said_where_it_stands(path):
             return zarr.create_group(str(path), zarr_format=3)
     try:
@@ -327,7 +326,7 @@ def _named(names: Iterable[str], argument: str) -> list[str]:
     """Return names as a list.
 
     Raises:
-        ConfigError: it is one text, which would be taken for its letters.
+        ConfigError: it is a single text, which would be read as a list of letters.
     """
     if isinstance(names, str):
         raise ConfigError(f"{argument}= is a list of names, got the text {names!r}: write {argument}=[{names!r}]")
@@ -339,11 +338,11 @@ def _check_columns(columns: Sequence[str] | None, tables: Sequence[Any], folder:
 
     Args:
         columns: names; None = all.
-        tables: groups of Zarr of the tables of observations.
+        tables: Zarr groups of the tables of observations.
         folder: the collection, for the message.
 
     Raises:
-        ConfigError: there is none of a name.
+        ConfigError: no dataset has a column of that name.
     """
     held = list(dict.fromkeys(name for table in tables for name in table.attrs.get("column-order", [])))
     unknown = [name for name in columns or () if name not in held]
@@ -366,7 +365,7 @@ def _obs(group: Any, columns: Sequence[str] | None) -> Any:
 
 
 def _one_over_the_other(frames: list[Any]) -> Any:
-    """Concatenate tables; columns of categories stay such, with those of all tables."""
+    """Concatenate tables; categorical columns stay categorical, with the categories of all tables."""
     import pandas as pd
     from pandas.api.types import union_categoricals
 

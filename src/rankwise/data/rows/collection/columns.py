@@ -1,4 +1,4 @@
-"""Columns of observations: of one input, in memory or in a store, and of all together."""
+"""Columns of observations: of one input, in memory or in a store, and of all inputs together."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Column:
 
     Attributes:
         name: its name.
-        kind: "number", also for truth values; "masked" = numbers that may be missing; "category"; "text".
+        kind: "number", including booleans; "masked" = nullable numbers; "category"; "text".
         num_rows: its length.
-        read: reads rows from one number to another: an array of numbers, a structured array (see `masked`), codes of
+        read: reads a range of rows: an array of numbers, a structured array (see `masked`), codes of
             categories with -1 for missing ones, or a `Text`.
         dtype: dtype of numbers.
         categories: of a category: pandas Index.
-        ordered: whether the categories are in an order that means something.
+        ordered: whether the order of the categories has a meaning.
         label: of the input, for messages.
     """
 
@@ -64,19 +64,19 @@ class Column:
         """
         try:
             return self.read(start, stop)
-        except Exception as error:  # whatever a file format raises
+        except Exception as error:  # any error of a file format
             raise DataError(
                 f"{self.label}: rows {start} to {stop} of obs column {self.name!r} cannot be read: {error}"
             ) from error
 
 
 def masked(dtype: DType) -> DType:
-    """Return the dtype of numbers that may be missing: a value, and whether it is missing."""
+    """Return the dtype of nullable numbers: a value, and whether it is missing."""
     return np.dtype([("value", dtype), ("missing", np.bool_)])
 
 
 def taken(column: Column, rows: IntArray) -> Column:
-    """Return a column of chosen rows of another one."""
+    """Return a column with some rows of another one."""
 
     def read(start: int, stop: int) -> Any:
         wanted = rows[start:stop]
@@ -90,7 +90,7 @@ def taken(column: Column, rows: IntArray) -> Column:
 
 
 _SAMPLE = 1000
-_OBJECT_BYTES = 64  # what Python needs for a short text
+_OBJECT_BYTES = 64  # memory that Python needs for a short text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,10 +99,10 @@ class ObsColumn:
 
     Attributes:
         field: how its rows are moved.
-        kind: as of `Column`.
-        parts: the column of each input; None where one has none.
-        categories: of a category: those of all inputs, in the order in which they first come.
-        ordered: whether that order means something.
+        kind: see `Column`.
+        parts: the column of each input; None for an input without it.
+        categories: for a category: those of all inputs, in the order of first appearance.
+        ordered: whether that order has a meaning.
         codes: for each input the code of each of its categories.
     """
 
@@ -115,11 +115,11 @@ class ObsColumn:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the column."""
         return self.field.name
 
     def block(self, number: int, start: int, stop: int) -> Any:
-        """Read rows of one input, as they are moved: an array, or a `Text`."""
+        """Read rows of one input in the form in which they are moved: an array, or a `Text`."""
         part = self.parts[number]
         if part is None:
             return self._missing(stop - start)
@@ -127,7 +127,7 @@ class ObsColumn:
         if self.kind == "category":
             table = self.codes[number]
             assert table is not None
-            return table[values].astype(self.field.dtype)  # the last entry is -1, which -1 finds
+            return table[values].astype(self.field.dtype)  # index -1 selects the last entry, which is -1
         if self.kind == "text":
             return values if isinstance(values, Text) else as_text(values, part)
         if self.kind == "masked":
@@ -135,7 +135,7 @@ class ObsColumn:
         return _as_number(values, self.field.dtype)
 
     def finish(self, values: Any) -> Any:
-        """Turn rows that have been moved into a column as pandas and anndata know it."""
+        """Turn moved rows back into a column of pandas and anndata."""
         import pandas as pd
 
         if self.kind == "category":
@@ -161,10 +161,10 @@ class ObsColumn:
 
 
 def unite_columns(parts: Sequence[Column | None]) -> ObsColumn:
-    """Bring the columns of one name together.
+    """Combine the columns of one name.
 
-    Categories are united; whole numbers that an input lacks become floating-point ones, truth values nullable ones, and
-    nullable ones beside floating-point ones become such, with NaN; what is text, or of different kinds, becomes text.
+    Categories are merged. Integers that an input lacks become floats, and booleans nullable booleans. Nullable numbers
+    become floats with NaN beside floats. Texts, and columns of different kinds, become text.
     """
     held = [part for part in parts if part is not None]
     kinds = {part.kind for part in held}
@@ -206,9 +206,9 @@ def _mean_bytes(part: Column) -> float:
 
 
 def as_text(values: NDArray, part: Column) -> Text:
-    """Turn rows of a column that is none into text."""
+    """Convert rows of a column that is not text to text."""
     if part.kind == "category":
-        names = [*part.categories.tolist(), None]  # the last one is found by -1
+        names = [*part.categories.tolist(), None]  # index -1 selects the last one
         return Text.of([names[code] for code in values.tolist()])
     if part.kind == "masked":
         texts = values["value"].astype(object)
@@ -220,7 +220,7 @@ def as_text(values: NDArray, part: Column) -> Text:
 def _as_number(values: NDArray, dtype: DType) -> NDArray:
     if not values.dtype.names:
         return values.astype(dtype, copy=False)
-    made = values["value"].astype(dtype)  # floating-point, as otherwise it would be masked
+    made = values["value"].astype(dtype)  # a float: anything else would be masked
     made[values["missing"]] = np.nan
     return made
 
@@ -235,16 +235,16 @@ def _as_masked(values: NDArray, dtype: DType) -> NDArray:
 
 
 def columns_of_frame(frame: Any, label: str) -> dict[str, Column]:
-    """Return the columns of a table of pandas.
+    """Return the columns of a pandas table.
 
     Raises:
-        DataError: a column holds what AnnData stores cannot.
+        DataError: a column contains values that AnnData stores cannot hold.
     """
     return {str(name): _column(str(name), frame[name], label) for name in frame}
 
 
 def index_of_frame(frame: Any) -> Column:
-    """Return the names of the rows of a table of pandas, or any other column of texts."""
+    """Return the row names of a pandas table, or any other column of texts."""
     index = frame.index
     return Column(name="index", kind="text", num_rows=len(index), read=lambda a, b: Text.of(index[a:b].astype(str)))
 
@@ -280,7 +280,7 @@ def _column(name: str, series: Any, label: str) -> Column:
 
 def _masked(name: str, series: Any) -> Column:
     kind = series.dtype.numpy_dtype
-    if kind.kind == "f":  # AnnData stores have no other way for these
+    if kind.kind == "f":  # AnnData stores have no other representation for these
         values = series.to_numpy(dtype=kind, na_value=np.nan)
         return Column(name=name, kind="number", num_rows=len(series), read=lambda a, b: values[a:b], dtype=kind)
 
@@ -295,7 +295,7 @@ def _masked(name: str, series: Any) -> Column:
 
 
 def _inferred(name: str, series: Any, label: str, held: str) -> Column:
-    """A column of Python objects that are all of one kind after all."""
+    """Return a column of Python objects that all have one type."""
     if held not in {"boolean", "integer", "floating", "mixed-integer-float"}:
         raise _unfit(name, label, held)
     return _column(name, series.convert_dtypes() if series.isna().any() else series.infer_objects(), label)
@@ -313,7 +313,7 @@ _MASKED = ("nullable-integer", "nullable-boolean")
 
 
 def open_columns(group: Any, label: str) -> tuple[Column, dict[str, Column]]:
-    """Open a table of observations as anndata stores it, in Zarr or HDF5.
+    """Open a table of observations in the format of anndata, in Zarr or HDF5.
 
     Returns:
         The names of the rows, and the columns by name.
@@ -326,16 +326,16 @@ def open_columns(group: Any, label: str) -> tuple[Column, dict[str, Column]]:
         check_files(group, map(str, (attributes["_index"], *attributes["column-order"])))
         index = _stored_column("index", group[str(attributes["_index"])])
         return index, {str(name): _stored_column(str(name), group[str(name)]) for name in attributes["column-order"]}
-    except KeyError:  # a way of storing that is not known here
+    except KeyError:  # an unknown format
         try:
             frame = load_anndata().io.read_elem(group)
-        except Exception as error:  # whatever a file format raises
+        except Exception as error:  # any error of a file format
             raise DataError(f"the table obs of {label} cannot be read: {error}") from error
         return index_of_frame(frame), columns_of_frame(frame, label)
 
 
 def _stored_column(name: str, held: Any) -> Column:
-    """Open one; KeyError if it is stored in an unknown way."""
+    """Open a column; KeyError if its format is unknown."""
     encoding = dict(held.attrs)["encoding-type"]
     if encoding == "categorical":
         codes = held["codes"]

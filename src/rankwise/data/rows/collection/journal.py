@@ -1,4 +1,4 @@
-"""What a writing leaves on disk about itself: journal, manifest, and how one that was cut off is found."""
+"""Files that a write leaves on disk about itself: journal, manifest, and how an interrupted write is found."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ __all__ = [
     "work_folder",
 ]
 
-_FAILED = "failed"  # by itself, not killed
+_FAILED = "failed"  # exists if the write failed by itself, rather than being killed
 
 
 def work_folder(folder: Path) -> Path:
-    """Return the folder beside a collection in which it is prepared."""
+    """Return the folder beside a collection in which a write is prepared."""
     return folder.with_name(f"{folder.name}.writing")
 
 
 class Journal:
-    """What was decided about one unfinished writing, kept whole on disk; what of it is done, marks beside it say.
+    """The decisions of one unfinished write, kept complete on disk; marks beside it say which tasks are done.
 
     Args:
         folder: the folder beside the collection.
         plan: identifies inputs and parameters.
-        members: names of the datasets that the collection has.
-        facts: what a fresh one begins with.
+        members: names of the datasets in the collection.
+        facts: initial facts of a new journal.
     """
 
     NAME = "journal.json"
@@ -80,17 +80,17 @@ class Journal:
 
     @staticmethod
     def peek(folder: Path) -> dict[str, Any] | None:
-        """Return the facts of an unfinished writing, None if there is none."""
+        """Return the facts of an unfinished write, None if there is none."""
         path = folder / Journal.NAME
         facts: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
         return facts
 
     @classmethod
     def stale(cls, folder: Path, plan: str, members: Sequence[str]) -> dict[str, Any] | None:
-        """Return the facts of an unfinished writing that cannot be continued.
+        """Return the facts of an unfinished write that cannot be resumed.
 
-        Either it is another one; or the collection has other datasets now, whose variables may be others; or the
-        machine was started anew since: then files that were not on the disk yet may have been lost with the power.
+        Either it has another plan; or the collection now has other datasets, whose variables may differ; or the machine
+        was rebooted: then files that were not yet on disk may have been lost with the power.
         """
         held = cls.peek(folder)
         if held is None:
@@ -107,28 +107,28 @@ class Journal:
 
 
 def put_json(path: Path, facts: Any) -> None:
-    """Write a file that others see whole or not at all."""
+    """Write a file atomically: readers see all of it, or nothing."""
     write_whole(path, json.dumps(facts).encode(), durable=False)
 
 
 def _boot() -> str:
-    """Which machine this is and which run of it; no run where it cannot be told."""
+    """Return the machine and its boot; without a boot if it is unknown."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return f"{platform.node()} {path.read_text().strip() if path.exists() else ''}"
 
 
 def _was_started_anew(held: str) -> bool:
-    """Whether it was this machine, in an earlier run; of another one that is not known."""
+    """Whether this machine has rebooted since; False for another machine, whose boots are unknown."""
     (node, _, run), (my_node, _, my_run) = held.rpartition(" "), _boot().rpartition(" ")
     return run != my_run and node in {"", my_node}
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against other writers; it is deleted at the end if all went well, or nothing was begun.
+    """Lock a folder against other writers; delete it at the end after success, or if nothing was begun.
 
     Raises:
-        DataError: another process holds it, or its file system has no locks.
+        DataError: another process has locked it, or its file system has no locks.
     """
     over, aside = True, f".{folder.name}."
     with _lock(folder):
@@ -138,17 +138,17 @@ def locked(folder: Path) -> Iterator[None]:
             over = not (folder / Journal.NAME).exists() or _is_vain(folder, error)
             raise
         finally:
-            if over:  # all at once: whoever comes next finds no folder, or one of his own
+            if over:  # rename first: the next writer finds no folder, or its own
                 with contextlib.suppress(OSError):
                     folder.rename(folder.with_name(f"{aside}{secrets.token_hex(4)}"))
-            for left in folder.parent.glob(f"{glob.escape(aside)}*"):  # also of jobs that were killed right here
+            for left in folder.parent.glob(f"{glob.escape(aside)}*"):  # also left by jobs killed here
                 shutil.rmtree(left, ignore_errors=True)
 
 
 def _is_vain(folder: Path, error: BaseException) -> bool:
-    """Whether what a writing leaves that failed by itself is nothing; else it is noted that it was not killed.
+    """Whether a write that failed by itself leaves nothing worth keeping; else record that it was not killed.
 
-    Its inputs cannot be read, or do not fit: the next call will probably have others, and need not be told of these.
+    Its inputs cannot be read, or do not fit: the next call will probably have others and need not report these.
     """
     note_failure(folder, error)
     if not (folder / _FAILED).exists() or not (_failed_by_itself(error) or isinstance(error, DesyncError)):
@@ -160,7 +160,7 @@ def _is_vain(folder: Path, error: BaseException) -> bool:
 
 
 def note_failure(folder: Path, error: BaseException) -> None:
-    """Note beside the journal that this rank fails by itself: whoever hears of its error does not see its type."""
+    """Record beside the journal that this rank failed by itself: other ranks see the error, but not its type."""
     if _failed_by_itself(error):
         with contextlib.suppress(OSError):
             (folder / _FAILED).touch()
@@ -171,9 +171,9 @@ def _failed_by_itself(error: BaseException) -> bool:
 
 
 def _lock(folder: Path) -> IO[str]:
-    """Take the lock of a folder, which is made if need be."""
+    """Take the lock of a folder, creating the folder if necessary."""
     while True:
-        with contextlib.suppress(FileNotFoundError):  # another job has just ended, and the folder went with it
+        with contextlib.suppress(FileNotFoundError):  # another job has just ended and removed the folder
             folder.mkdir(parents=True, exist_ok=True)
             file = (folder / "lock").open("w")
             if _is_mine(file, folder):
@@ -182,7 +182,7 @@ def _lock(folder: Path) -> IO[str]:
 
 
 def _is_mine(file: IO[str], folder: Path) -> bool:
-    """Lock a file; False if it went with its folder before it was locked."""
+    """Lock a file; return False if its folder was removed before."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -201,7 +201,7 @@ _VERSION = 1
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a collection, ``{"version", "datasets": {name: ...}, "writes": [...]}``.
 
-    It is empty where there is none.
+    It is empty if the collection has no manifest.
 
     Raises:
         DataError: a later version wrote it.
@@ -219,13 +219,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def on_disk(folder: Path) -> list[str]:
-    """Return the folders that are named like datasets, in the order of their numbers."""
+    """Return the folders with names of datasets, sorted by number."""
     names = [path.name for path in folder.glob("dataset_*") if path.name.removeprefix("dataset_").isdigit()]
     return sorted(names, key=lambda name: int(name.removeprefix("dataset_")))
 
 
 def listed_names(folder: Path) -> list[str]:
-    """Return the names of the datasets of a collection: those of its manifest, else all folders named so."""
+    """Return the names of the datasets of a collection: those of its manifest, else all folders with such names."""
     if has_manifest(folder):
         held = read_manifest(folder)["datasets"]
         return [name for name in on_disk(folder) if name in held]
@@ -233,14 +233,14 @@ def listed_names(folder: Path) -> list[str]:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Whether a collection has a manifest: rankwise wrote or added to it."""
+    """Whether a collection has a manifest: then rankwise wrote it or added to it."""
     return MANIFEST in _document(folder).get("attributes", {})
 
 
 def commit(folder: Path, manifest: dict[str, Any]) -> None:
-    """Replace what a collection says of itself, at once: from now on it has the datasets of the manifest.
+    """Replace the manifest of a collection atomically: from now on it has the datasets of the manifest.
 
-    Readers that list folders find the datasets by the consolidated metadata, which name these and no others.
+    Readers that list folders use the consolidated metadata, which name these datasets and no others.
     """
     document = _document(folder)
     attributes = document.get("attributes", {}) | {
@@ -275,15 +275,15 @@ _FORBIDDEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 @contextlib.contextmanager
 def said_where_it_stands(folder: Path) -> Iterator[None]:
-    """Say of a disk that takes no more what is there, and what to do.
+    """For a full or write-protected disk, raise an error that says what exists and what to do.
 
     Raises:
-        DataError: the disk is full, or may not be written.
+        DataError: the disk is full, or is write-protected.
     """
     try:
         yield
     except OSError as error:
-        ours = str(error.filename).startswith(str(folder))  # not an input that may not be read
+        ours = str(error.filename).startswith(str(folder))  # not an unreadable input
         if error.errno not in _FULL and not (error.errno in _FORBIDDEN and ours):
             raise
         raise DataError(f"the disk does not take what is written: {error}. {where_it_stands(folder)}") from error
@@ -293,7 +293,7 @@ def said_where_it_stands(folder: Path) -> Iterator[None]:
 
 
 def where_it_stands(folder: Path) -> str:
-    """Say what a collection holds whose writing has ended early."""
+    """Describe what a collection contains after its write has ended early."""
     work = work_folder(folder)
     if not (work / Journal.NAME).exists():
         return f"{folder} is as it was, nothing was begun"
@@ -304,7 +304,7 @@ def where_it_stands(folder: Path) -> str:
 
 
 def clear_vain(folder: Path) -> None:
-    """Remove a collection that is empty, and what was beside it, if no work is left there; all ranks have ended."""
+    """Remove an empty collection and its work folder, if no work is left there; all ranks have ended."""
     work = work_folder(folder)
     if (work / Journal.NAME).exists() or not folder.is_dir() or listed_names(folder):
         return
@@ -316,24 +316,24 @@ _EVERY_S = 10.0
 
 
 class Lines:
-    """Prints to stderr how many of all rows are done, their rate and the time left.
+    """Prints to stderr how many rows are done, the rate and the time left.
 
     Args:
-        num_rows: all rows.
-        clock: seconds.
+        num_rows: total number of rows.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, num_rows: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._num_rows, self._clock, self._said_s = num_rows, clock, clock()
-        self._begun: dict[str, tuple[float, float]] = {}  # of each thing the time and the rows at its first time
+        self._begun: dict[str, tuple[float, float]] = {}  # for each phase, time and rows at its first call
         self._ended: set[str] = set()
 
     def show(self, words: str, rows: float) -> None:
-        """Say how far it is: at most every ten seconds, and at the end.
+        """Print the progress: at most every ten seconds, and at the end.
 
         Args:
-            words: what is done, such as "reading".
-            rows: how many.
+            words: the phase, for example "reading".
+            rows: rows done.
         """
         now_s = self._clock()
         since_s, first = self._begun.setdefault(words, (now_s, rows))

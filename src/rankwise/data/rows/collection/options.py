@@ -1,4 +1,4 @@
-"""Options of a writing: what users pass, checked, and the room on disk that it wants."""
+"""Checked options of a write, and the disk space that it needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankwise.errors import ConfigError
 __all__ = ["WriteOptions", "listed", "seed_of", "warn_of_room"]
 
 _LEAST_BUDGET = 2**20
-_MOST_DATASETS = 1000  # of one writing, where they are smaller than this:
+_MOST_DATASETS = 1000  # most datasets of one write, if they are smaller than this:
 _SMALL_DATASET = 10_000
 
 
@@ -26,7 +26,7 @@ class WriteOptions:
     """How data are added to a collection; see `DatasetCollection.add_adatas`.
 
     Raises:
-        ConfigError: a value makes no sense.
+        ConfigError: a value is invalid.
     """
 
     form: MatrixFormat
@@ -49,14 +49,14 @@ class WriteOptions:
 
     @property
     def budget(self) -> int:
-        """Bytes of memory for rows on their way, in each process."""
+        """Bytes of memory for rows in transit, in each process."""
         return parse_size(self.memory_budget, "memory_budget")
 
     def dataset_rows(self, joined: Joined) -> int:
         """Rows of a dataset.
 
         Raises:
-            ConfigError: a run of the shuffle is longer, or there would be thousands of small datasets.
+            ConfigError: a run of the shuffle is longer than a dataset, or there would be thousands of small datasets.
         """
         size = rows_of_size(self.dataset_size, "dataset_size", joined.matrix_bytes)
         count = -(-joined.num_rows // size)
@@ -74,11 +74,11 @@ class WriteOptions:
         return size
 
     def part_rows(self, joined: Joined, share: int) -> int:
-        """Rows that take one `share`-th of the memory budget."""
+        """Number of rows that fit into 1/`share` of the memory budget."""
         return max(1, int(self.budget / share / joined.row_bytes))
 
     def check_columns(self, joined: Joined) -> None:
-        """Say where a column of a dataset alone is beyond the budget, as one is written at a time."""
+        """Warn if a single column of a dataset exceeds the budget: a column is written as a whole."""
         rows = min(self.dataset_rows(joined), joined.num_rows)
         column = max((joined.index, *joined.columns), key=lambda column: column.field.row_bytes)
         need = column.field.row_bytes * rows
@@ -95,12 +95,12 @@ class WriteOptions:
         facts = asdict(self)
         form = facts.pop("form")
         codecs = [codec.to_dict() if hasattr(codec, "to_dict") else str(codec) for codec in self.form.codecs]
-        facts.pop("memory_budget")  # it decides nothing that is written
+        facts.pop("memory_budget")  # does not affect the written data
         return {**facts.pop("extra"), **facts, **form, "groupby": list(self.groupby), "compressors": codecs}
 
 
 def listed(sources: Any) -> list[Any]:
-    """Return inputs as a list, also a single one."""
+    """Return inputs as a list, also if there is only one."""
     alone = isinstance(sources, (str, os.PathLike)) or any(hasattr(sources, name) for name in ("obs_names", "attrs"))
     if not alone and not isinstance(sources, Iterable):
         raise ConfigError(f"add_adatas wants a list of paths, groups or AnnData objects, got {type(sources).__name__}")
@@ -108,7 +108,7 @@ def listed(sources: Any) -> list[Any]:
 
 
 def seed_of(rng: Any) -> int | None:
-    """Return the seed of a shuffle: a number as it is, one that is drawn from a generator, None for a fresh one.
+    """Return the seed of a shuffle: a number unchanged, a number drawn from a generator, None for a fresh one.
 
     Raises:
         ConfigError: it is something else.
@@ -125,11 +125,11 @@ def seed_of(rng: Any) -> int | None:
 
 
 def warn_of_room(work: Path, spilled_bytes: float) -> None:
-    """Warn where rows on their way, which are not compressed, will not fit beside the collection.
+    """Warn if uncompressed rows in transit will not fit on the disk of the collection.
 
     Args:
-        work: the folder in which a collection is prepared; rows that lie in it already are not counted again.
-        spilled_bytes: of all rows.
+        work: the folder in which a collection is prepared; rows already in it do not count again.
+        spilled_bytes: bytes of all rows.
     """
     there = sum(path.stat().st_size for path in (work / "buckets").rglob("*") if path.is_file())
     free = shutil.disk_usage(work).free

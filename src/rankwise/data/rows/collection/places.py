@@ -1,4 +1,4 @@
-"""Where the rows of a collection lie, and how they are called."""
+"""Places of rows in a collection, and unique row names."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rankwise.data.rows.collection.buckets import Text
 
 __all__ = ["Placing", "cut_datasets", "find_repeats", "hash_names", "rename"]
 
-_RUNS, _INSIDE = 1, 2  # streams of the seed
+_RUNS, _INSIDE = 1, 2  # random streams of the seed
 
 
 def cut_datasets(num_rows: int, dataset_rows: int) -> IntArray:
-    """Return the edges of datasets of at most `dataset_rows` rows, as equal as can be: int64[datasets + 1]."""
+    """Return the edges of datasets with at most `dataset_rows` rows, of nearly equal size: int64[datasets + 1]."""
     count = max(1, -(-num_rows // dataset_rows))
     edges: IntArray = np.arange(count + 1, dtype=np.int64) * num_rows // count
     return edges
@@ -23,7 +23,7 @@ def cut_datasets(num_rows: int, dataset_rows: int) -> IntArray:
 class Placing:
     """The place in the collection of every input row.
 
-    With runs of one row it is a keyed permutation of all rows, computed and not stored. Longer runs of neighbouring
+    With runs of one row it is a keyed permutation of all rows, computed on demand. Longer runs of neighbouring
     input rows stay together in one dataset as far as its edges allow, and are mixed inside it.
 
     Args:
@@ -31,8 +31,8 @@ class Placing:
         seed: decides the permutation.
         shuffle: False keeps the order of the inputs.
         run: rows of a run.
-        groups: int[rows], rank of the group of each input row: rows of each dataset are sorted by it after the
-            shuffle, which holds their order in memory.
+        groups: int[rows], group rank of each input row: after the shuffle, rows of each dataset are sorted by it; this
+            keeps their order in memory.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Placing:
         return self._mixed_inside(self._moved_runs(rows))
 
     def _moved_runs(self, rows: IntArray) -> IntArray:
-        """Runs change places; those behind the last one, which may be short, move up."""
+        """Permute the runs; runs behind the last one, which may be short, move up."""
         num_runs = -(-self._num_rows // self._run)
         number = permute(rows // self._run, num_runs, self._key)
         short = permute(np.array([num_runs - 1]), num_runs, self._key)
@@ -79,7 +79,7 @@ class Placing:
         return places
 
 
-_PARTS = 16  # hashes are looked at in so many portions
+_PARTS = 16  # number of parts in which hashes are compared
 
 
 def hash_names(names: Text) -> NDArray:
@@ -91,10 +91,10 @@ def hash_names(names: Text) -> NDArray:
 
 
 def find_repeats(hashes: NDArray) -> IntArray:
-    """Return how many rows before each one have its name: int64[n], 0 for the first of a name.
+    """Return how many earlier rows have the same name: int64[n], 0 for the first.
 
     Args:
-        hashes: uint64[n], of the names in the order of the inputs.
+        hashes: uint64[n], of the names, in the order of the inputs.
     """
     repeats = np.zeros(len(hashes), dtype=np.int64)
     part = (hashes >> np.uint64(60)).astype(np.int8)
@@ -109,7 +109,7 @@ def find_repeats(hashes: NDArray) -> IntArray:
 
 
 def rename(names: Text, repeats: IntArray) -> Text:
-    """Put the number of a repetition behind the names that are one, as anndata does: "cell", "cell-1", "cell-2"."""
+    """Append the repetition number to names, as anndata does: "cell", "cell-1", "cell-2"."""
     rows = np.flatnonzero(repeats)
     if not len(rows):
         return names

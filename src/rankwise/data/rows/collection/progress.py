@@ -1,4 +1,4 @@
-"""`Progress`: how far the writing of a collection is, on a terminal or in a log."""
+"""`Progress`: shows how far the write of a collection is, on a terminal or in a log."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rankwise.data.rows.collection.journal import Lines, put_json, work_folder
 
 __all__ = ["PROGRESS", "Progress", "watched_progress"]
 
-PROGRESS = "progress"  # the file, in the work folder
+PROGRESS = "progress"  # file in the work folder
 
 _LOOK_S = 0.3
 _LINES = {"spilled": "reading", "written": "writing"}
 
 
 class Progress:
-    """Two lines with rows, rate and time left: reading the inputs, and writing the datasets; see `Lines` for a file.
+    """Two lines with rows, rate and time left: reading inputs, and writing datasets; without a terminal see `Lines`.
 
     Args:
         num_rows: rows of the inputs.
-        enabled: whether it is shown; None = where stderr is a terminal.
-        told: a file for who started the ranks, which says what is done.
+        enabled: whether to show it; None = if stderr is a terminal.
+        told: a file that tells the process which started the ranks how far they are.
     """
 
     def __init__(self, num_rows: int, *, enabled: bool | None = None, told: Path | None = None) -> None:
@@ -62,12 +62,12 @@ class Progress:
             self._bars.stop()
 
     def finish(self) -> None:
-        """Say that all rows are written."""
+        """Show that all rows are written."""
         for name in _LINES:
             self.show(name, self._num_rows)
 
     def show(self, name: str, rows: float) -> None:
-        """Say how many rows are ``spilled`` or ``written``; what else takes time is too short for a line."""
+        """Show how many rows are ``spilled`` or ``written``; other phases are too short for a line."""
         if name not in _LINES:
             return
         if self._told is not None and self._counts.get(name) != rows:
@@ -84,7 +84,7 @@ class Progress:
 
 @contextlib.contextmanager
 def watched_progress(folder: Path, *, enabled: bool | None = None) -> Iterator[None]:
-    """Show how far the processes are that this one has started to write a collection; None = on a terminal."""
+    """Show the progress of processes that this one started to write a collection; None = on a terminal."""
     if not (sys.stderr.isatty() if enabled is None else enabled):
         yield
         return
@@ -102,7 +102,7 @@ def _watch(work: Path, done: threading.Event) -> None:
     with contextlib.ExitStack() as stack:
         shown: Progress | None = None
         while not done.wait(_LOOK_S):
-            with contextlib.suppress(OSError):  # nothing is said yet, or it has just gone: all is written
+            with contextlib.suppress(OSError):  # no progress yet, or the file was just removed: all is written
                 counts = json.loads((work / PROGRESS).read_bytes())
                 num_rows = counts.pop("num_rows")
                 shown = shown or stack.enter_context(Progress(num_rows, enabled=True))

@@ -1,4 +1,4 @@
-"""The ranks that write one collection: who they are, how they share its tasks, and how an error of one ends all."""
+"""The ranks that write one collection: how they find each other, share tasks, and stop on an error of one rank."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Note = Any  # JSON
 
 
 class Ranks:
-    """This process among those that write together; alone it needs no world.
+    """This process among those that write together; a single process needs no world.
 
     Args:
-        world: of them, None = this process alone.
+        world: the world of these ranks; None = this process alone.
     """
 
     def __init__(self, world: World | None = None) -> None:
@@ -38,40 +38,40 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that decides and publishes."""
+        """Whether this process decides and publishes."""
         return self.rank == 0
 
     @property
     def alone(self) -> bool:
-        """Whether there are no others."""
+        """Whether there are no other ranks."""
         return self._world is None
 
     def from_main(self, make: Callable[[], T]) -> T:
-        """Return on every rank what `make` returns on the main one.
+        """Return on every rank the result of `make` on the main rank.
 
         Raises:
-            WorldError: another rank failed, or is gone.
+            WorldError: another rank failed or has ended.
         """
-        made = make() if self.is_main else None  # what it raises `together` tells the others
+        made = make() if self.is_main else None  # `together` sends an error to the others
         if self._world is None:
             return made  # type: ignore[return-value]
         found: T = self._world.broadcast_object(made)
         return found
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, by rank; raises as `from_main`."""
+        """Return the values of all ranks, by rank; raises like `from_main`."""
         return [value] if self._world is None else self._world.all_gather_object(value)
 
     @contextlib.contextmanager
     def together(self, work: Path) -> Iterator[None]:
-        """Begin together and end together.
+        """Begin and end together with the other ranks.
 
         Args:
             work: folder beside the collection, which the main process locks.
 
         Raises:
-            DesyncError: another rank failed, or is gone.
-            WorldError: the ranks cannot talk at all.
+            DesyncError: another rank failed or has ended.
+            WorldError: the ranks cannot communicate at all.
         """
         met = False
         try:
@@ -79,10 +79,10 @@ class Ranks:
                 self.gather(None)
                 met = True
                 yield
-                # when all is written it does not matter to the main process how the others end
+                # once all is written, the main process ignores how the others end
                 with contextlib.suppress(WorldError) if self.is_main else contextlib.nullcontext():
                     self.gather(None)
-        except WorldError as error:  # came out of a collective: all have heard it, or nobody can
+        except WorldError as error:  # from a collective: all ranks have it, or none can be reached
             if met and not isinstance(error, DesyncError):
                 raise DesyncError(str(error)) from error
             raise
@@ -91,7 +91,7 @@ class Ranks:
             raise
 
     def _tell(self, work: Path, error: BaseException) -> None:
-        """Let the others, in whatever collective they wait, end with this error; it stays the one that is raised."""
+        """Make the others, which wait in some collective, end with this error; it is the error that is raised here."""
         if self._world is None:
             return
         if not self.is_main:
@@ -103,11 +103,11 @@ class Ranks:
 
 @contextlib.contextmanager
 def joined_ranks(world: World | Place | None) -> Iterator[Ranks]:
-    """Find who writes together.
+    """Find the ranks that write together.
 
     Args:
-        world: the ranks; a place is enough where they have no process group. None = those of the process group that
-            this process is in, else this process alone.
+        world: the ranks; a place is enough if they have no process group. None = this process's group, or this
+            process alone.
 
     Raises:
         WorldError: the ranks of the place do not find each other.
@@ -128,19 +128,19 @@ def joined_ranks(world: World | Place | None) -> Iterator[Ranks]:
         yield Ranks(made)
 
 
-_ROUND_S = 5.0  # of work between two collectives: so long a failure of another rank goes unnoticed
+_ROUND_S = 5.0  # of work between two collectives: a failure of another rank is noticed after this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Task:
-    """A piece of work that any rank may do, and whose result stays when the rank is killed.
+    """A unit of work that any rank may do; its result stays when the rank is killed.
 
     Attributes:
-        name: its name, fit for a file.
-        run: does it and returns what is to be noted; called again where a process was killed in it.
-        needs: names of tasks of the same list that must be done before.
-        rows: how much of the progress it makes.
-        num_bytes: how much it moves, for equal shares.
+        name: its name, valid as a file name.
+        run: does it and returns the note to keep; called again if a process was killed in it.
+        needs: names of tasks in the same list that must be done before.
+        rows: its part of the progress.
+        num_bytes: bytes moved, to balance the ranks.
     """
 
     name: str
@@ -151,11 +151,11 @@ class Task:
 
 
 class Marks:
-    """What is done: a file for each task, and in memory what was noted, the same on all ranks.
+    """Finished tasks: a file for each, and in memory their notes, the same on all ranks.
 
     Args:
-        folder: where the files lie.
-        ranks: who writes.
+        folder: folder of the files.
+        ranks: the ranks that write.
     """
 
     def __init__(self, folder: Path, ranks: Ranks) -> None:
@@ -168,24 +168,24 @@ class Marks:
         return {path.name: json.loads(path.read_bytes()) for path in names}
 
     def put(self, name: str, note: Note) -> None:
-        """Keep on disk that a task is done; the others hear of it at the end of the round."""
+        """Record on disk that a task is done; other ranks get its note at the end of the round."""
         put_json(self._folder / name, note)
 
 
 def work_off(tasks: Sequence[Task], marks: Marks, ranks: Ranks, *, shown: Callable[[float], None]) -> None:
-    """Do tasks together until all are done, in rounds at whose end the ranks tell each other what they have done.
+    """Do all tasks together, in rounds; at the end of each round the ranks exchange what they have done.
 
-    A round takes the next tasks that are ready, in their order; arithmetic shares them out. Rounds grow until they take
-    some seconds, by the slowest rank: all know its time, and so all choose the same.
+    A round takes the next ready tasks in order and divides them by arithmetic alone. Its size adapts until the slowest
+    rank takes some seconds; all ranks know that time, so all choose the same size.
 
     Args:
-        tasks: the same list on all ranks; the first ones are done first.
-        marks: what is done.
-        ranks: who writes.
-        shown: told how many rows are done, of all ranks.
+        tasks: the same list on all ranks; earlier ones are done first.
+        marks: the finished tasks.
+        ranks: the ranks that write.
+        shown: called with the number of rows done by all ranks.
 
     Raises:
-        WorldError: another rank failed, or is gone.
+        WorldError: another rank failed or has ended.
     """
     left, rows, count = {task.name: task for task in tasks}, 0.0, 1
 
@@ -212,7 +212,7 @@ def work_off(tasks: Sequence[Task], marks: Marks, ranks: Ranks, *, shown: Callab
 
 
 def share_of(tasks: Sequence[Task], rank: int, size: int) -> list[Task]:
-    """Return a rank's tasks, in their order: the largest is given first, each to who has least until then."""
+    """Return a rank's tasks, in their order: the largest task first, each goes to the rank with the smallest load."""
     loads, owners = [(0.0, other) for other in range(size)], [0] * len(tasks)
     for at in sorted(range(len(tasks)), key=lambda at: -tasks[at].num_bytes):
         load, owner = min(loads)

@@ -1,4 +1,4 @@
-"""Matrices stored by columns, turned to rows by way of the disk."""
+"""Turns matrices stored by columns into rows, via the disk."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Turned"]
 
 
 class Turned:
-    """A matrix stored by columns, whose rows can be read once all of its elements were moved.
+    """A matrix stored by columns, whose rows can be read once all its elements were moved.
 
-    Elements are read in pieces, in their order, and spilled into files of neighbouring rows; a file is sorted by row in
-    memory. Nothing larger than a piece or a block of rows is held.
+    Elements are read in pieces, in order, and spilled into files of neighbouring rows; a file is sorted by row in
+    memory. Memory holds at most one piece or one block of rows.
 
     Args:
-        table: the matrix; what it holds is a `Columnwise`.
+        table: the matrix; it contains a `Columnwise`.
         folder: for the files.
-        block_rows: rows that are read at once; blocks begin at multiples of it.
+        block_rows: rows to read at once; blocks begin at multiples of it.
         piece: name of the files of this process.
-        accepts: whether a portion of elements of a piece counts.
+        accepts: whether a portion of elements from a piece counts.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Turned:
 
     @property
     def num_elements(self) -> int:
-        """Elements to be moved."""
+        """Number of elements to move."""
         return self._held.nnz
 
     def spill(self, portion: int, start: int, stop: int) -> None:
@@ -58,7 +58,7 @@ class Turned:
             self._buckets.add(portion, rows, (columns, values))
 
     def block(self, start: int, stop: int) -> Any:
-        """Return a block of rows as a CSR matrix; its columns are in order if those of the input were read in order."""
+        """Return a block of rows as a CSR matrix; its columns are sorted if the input's elements were read in order."""
         import scipy.sparse as sp
 
         bucket = self._buckets.open(start // self._block_rows)
@@ -69,7 +69,7 @@ class Turned:
 
 
 def _inverse(rows: IntArray, num_rows: int) -> IntArray:
-    """Where each row goes, -1 = nowhere."""
+    """Return the target of each row, -1 = none."""
     goes = np.full(num_rows, -1, dtype=np.int64)
     goes[rows] = np.arange(len(rows))
     return goes

@@ -1,4 +1,4 @@
-"""Tables of several stores joined: which variables and columns they have in common."""
+"""Joins the tables of several stores: the variables and columns that they share."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rankwise.errors import ConfigError
 
 __all__ = ["Joined", "choose_variables", "few_names", "gather_variables", "join_inputs", "join_variables"]
 
-_MOST = 60  # letters of a name
+_MOST = 60  # most letters of a name in a message
 
 
 def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None, join: str = "outer") -> Any:
     """Return the variables of all inputs.
 
-    Names that come twice are taken as they are where all inputs have the same in the same order.
+    Duplicate names are accepted if all inputs have the same names in the same order.
 
     Args:
         parts: (label, table) of each input.
-        merge: how other columns come together, as in anndata.concat.
+        merge: how to combine other columns, as in anndata.concat.
         join: "outer" takes the variables that any input has, "inner" those that all have.
 
     Raises:
-        ConfigError: tables differ, and names of one come twice; or no variable is in all of them.
+        ConfigError: tables differ and one has duplicate names, or no variable is in all of them.
     """
     first = parts[0][1]
     if all(var.index.equals(first.index) for _, var in parts) and (len(parts) == 1 or not first.index.is_unique):
@@ -61,7 +61,7 @@ def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None, join: st
 
 
 def choose_variables(var: Any, names: Sequence[str]) -> Any:
-    """Return some of the variables, in the order of the table; names that no input has are said.
+    """Return some of the variables, in the order of the table; log names that no input has.
 
     Raises:
         ConfigError: no input has any of them.
@@ -79,10 +79,10 @@ def choose_variables(var: Any, names: Sequence[str]) -> Any:
 
 
 def gather_variables(mine: Any, var: Any, label: str) -> IntArray | None:
-    """Return for each variable of an input its column, -1 = left out; None = they stay.
+    """Return for each variable of an input its column, -1 = left out; None = unchanged.
 
     Raises:
-        ConfigError: its names come twice, and are not those of the table.
+        ConfigError: its names have duplicates, and are not those of the table.
     """
     if mine.index.astype(str).equals(var.index.astype(str)):
         return None
@@ -102,7 +102,7 @@ def _check_unique(var: Any, label: str) -> None:
 
 
 def few_names(names: Sequence[Any], *, letters: int = _MOST) -> str:
-    """Return the first of some names, each cut to what a line can hold, for a message."""
+    """Return the first of some names, each shortened to fit a message."""
     shown = [name if len(name) <= letters else f"{name[:letters]}..." for name in map(str, names[:5])]
     return ", ".join(shown) + (", ..." if len(names) > 5 else "")
 
@@ -112,7 +112,7 @@ SOURCE, SOURCE_ROW = "src_path", "src_row"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Joined:
-    """Inputs one over the other.
+    """Concatenated inputs.
 
     Attributes:
         inputs: the inputs.
@@ -120,7 +120,7 @@ class Joined:
         columns: columns of the observations, with src_path and src_row.
         vars: tables of the variables, by modality; the first one is "".
         matrices: the matrices.
-        gathers: by modality, for each input the column of each of its variables, -1 = left out; None = as they are.
+        gathers: by modality, for each input the column of each of its variables, -1 = left out; None = unchanged.
     """
 
     inputs: tuple[Input, ...]
@@ -137,26 +137,26 @@ class Joined:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """What a row has: matrices, names, columns."""
+        """The fields of a row: matrices, names, columns."""
         return (*self.matrices, self.index.field, *(column.field for column in self.columns))
 
     @property
     def matrix_bytes(self) -> float:
-        """Decoded bytes of a row of all matrices, on average."""
+        """Average decoded bytes of a row over all matrices."""
         return max(1.0, sum(field.row_bytes for field in self.matrices))
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of a row in memory, on average."""
+        """Average bytes of a row in memory."""
         return max(1.0, sum(field.row_bytes for field in self.fields))
 
     def gather_of(self, number: int, name: str) -> IntArray | None:
-        """Return where the columns of a matrix of one input go; None = they stay."""
+        """Return where the columns of a matrix of one input go; None = unchanged."""
         modality, inner = split_modality(name)
         return None if inner.startswith("obsm/") else self.gathers[modality][number]
 
     def shape(self, number: int, field: Field, part: Any) -> Any:
-        """Bring rows of a matrix of one input into the columns and the dtype of the collection."""
+        """Convert rows of a matrix of one input to the columns and the dtype of the collection."""
         columns = self.gather_of(number, field.name)
         if field.kind == "csr":
             return _sparse(part, columns, field)
@@ -172,15 +172,15 @@ def join_inputs(
     join: str = "outer",
     sparse: Collection[str] = (),
 ) -> Joined:
-    """Put inputs one over the other.
+    """Concatenate inputs.
 
     Args:
         inputs: at least one.
-        vars_: tables of variables of a collection that is there already; variables that it has not are left out.
+        vars_: tables of variables of an existing collection; variables that it lacks are left out.
         var_subset: names of the variables of the first modality to take.
-        merge: how columns of `var` come together, as in anndata.concat.
+        merge: how to combine columns of `var`, as in anndata.concat.
         join: "outer" takes the variables that any input has, "inner" those that all have.
-        sparse: names of matrices that come as CSR though all inputs may have them dense.
+        sparse: names of matrices to write as CSR even if all inputs have them dense.
 
     Raises:
         ConfigError: their matrices do not fit together.
@@ -192,7 +192,7 @@ def join_inputs(
         }
         if var_subset is not None:
             vars_[""] = choose_variables(vars_[""], list(var_subset))
-    # plain text, which every anndata reads
+    # plain text, which every version of anndata reads
     vars_ = {name: var.set_axis(var.index.astype(str).astype(object)) for name, var in vars_.items()}
     gathers = {
         name: tuple(
@@ -223,7 +223,7 @@ def _join_columns(inputs: Sequence[Input]) -> tuple[ObsColumn, ...]:
 
 
 def _sources(held: Input, labels: Any) -> dict[str, Column]:
-    """Where rows come from; those of a collection know it already, its source rows only if rankwise wrote it."""
+    """Return the origin of rows; rows of a collection have it, the source row only if rankwise wrote them."""
     own = SOURCE in held.columns
     made = {}
     if not own:
@@ -260,7 +260,7 @@ def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int], *, spar
     modality, inner = split_modality(name)
     free = inner.startswith("obsm/")
     tables = [held.tables[name] for held in inputs]
-    sparse = sparse or any(table.sparse for table in tables)  # dense rows become CSR beside such
+    sparse = sparse or any(table.sparse for table in tables)  # dense rows become CSR if any of them is sparse
     shapes = {table.shape[1:] if free else len(table.shape) for table in tables}
     if len(shapes) > 1:
         listing = ", ".join(
@@ -285,7 +285,7 @@ def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int], *, spar
 
 
 def _say_dtypes(name: str, parts: Sequence[tuple[DType, str]], joined: DType) -> None:
-    """Say that inputs of several dtypes are written as one that holds them, and what that may lose."""
+    """Log that inputs of several dtypes are written in one dtype that holds them, and what this may lose."""
     first = dict(reversed(parts))
     if len(first) > 1:
         listing = " and ".join(f"{dtype} in {label}" for dtype, label in sorted(first.items(), key=str))

@@ -1,4 +1,4 @@
-"""Add inputs to a collection: they are opened, compared with what is there, and written by all ranks together."""
+"""Adds inputs to a collection: opens them, compares them with existing data, and lets all ranks write together."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def write(
     rng: Any,
     progress: bool | None,
 ) -> None:
-    """Make datasets of inputs, see `DatasetCollection.add_adatas`.
+    """Write datasets from inputs, see `DatasetCollection.add_adatas`.
 
     Args:
         path: of the collection.
-        sources: the inputs, collections by their paths.
+        sources: the inputs; collections by their paths.
         options: how to write.
-        variables: returns the tables of variables that are kept, by modality; None of an empty collection.
+        variables: returns the tables of variables to keep, by modality; None for an empty collection.
         world: the ranks that write together.
         load_adata: turns a path into an AnnData.
         rng: of the shuffle.
@@ -94,7 +94,7 @@ def _write_inputs(
     warn_of_repeats(inputs, read_manifest(path)["writes"], path)
     if vars_ is not None:
         places = [str(path / name) for name in listed_names(path)]
-        with _quiet(wanted=True):  # it is there, whatever of it may be odd
+        with _quiet(wanted=True):  # an existing dataset: ignore oddities
             member = open_input(places[0], 0, member=True)
         check_fit(inputs, member, vars_, path)
         sparse = {name for name, table in member.tables.items() if table.sparse}
@@ -112,7 +112,7 @@ def _write_inputs(
 
 @contextlib.contextmanager
 def _quiet(*, wanted: bool) -> Iterator[None]:
-    """What one rank says, the others need not."""
+    """Silence warnings if `wanted`: another rank gives the same ones."""
     if not wanted:
         yield
         return

@@ -1,4 +1,4 @@
-"""AnnData stores, and AnnData in memory, as training sees them: matrices by row, columns about the rows."""
+"""AnnData on disk and in memory, as training sees them: matrices by row, columns with one value per row."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ AnyDataset: TypeAlias = Dataset | HeldDataset
 
 
 def open_dataset(place: str | HeldDataset, reader: BoxReader) -> AnyDataset:
-    """Return the dataset at a place; one in memory is there already."""
+    """Open the dataset at a place; return a dataset in memory unchanged."""
     return place if isinstance(place, HeldDataset) else Dataset(place, reader)

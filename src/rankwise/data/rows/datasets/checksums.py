@@ -1,4 +1,4 @@
-"""What the arrays of a dataset hold, as checksums of their files, and whether files are missing."""
+"""Checksums of the arrays of a dataset, and a check for missing files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCK = 2**20
 def array_checksums(folder: Path, known: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, str]:
     """Return a checksum (BLAKE2b, 128 bits) of each array below a folder, by the name of the array.
 
-    It is one of the names and checksums of the files of the array.
+    It covers the names and checksums of the array's files.
 
     Args:
         folder: a Zarr v3 group.
@@ -50,15 +50,15 @@ def _file_checksum(path: Path) -> str:
 
 
 def check_files(group: Any, names: Iterable[str]) -> None:
-    """Refuse elements of a dataset of a collection whose files were lost since it was written.
+    """Refuse elements of a collection's dataset whose files were lost since they were written.
 
-    Zarr takes a chunk without a file for the fill value: every code of a category would be 0. A chunk of nothing but
-    zeros has no file either, so where one is missing the checksum of the manifest says whether it ever had one; stores
-    without a manifest cannot tell. Only local folders are looked at.
+    Zarr reads a chunk without a file as the fill value: every code of a category would be 0. A chunk of zeros has no
+    file either, so for a missing file the manifest's checksum says whether it ever existed. Stores without a manifest
+    cannot tell. Only local folders are checked.
 
     Args:
         group: Zarr group of a table.
-        names: elements of it that are to be read.
+        names: elements of it that will be read.
 
     Raises:
         DataError: a file is missing; the message names it.
@@ -81,7 +81,7 @@ def check_files(group: Any, names: Iterable[str]) -> None:
 
 
 def _lacking(document: Path) -> Path | None:
-    """The first chunk file that an array has not, by the grid of its files."""
+    """Return the first missing chunk file of an array, by its chunk grid."""
     facts = json.loads(document.read_bytes())
     if facts.get("node_type") != "array" or facts["chunk_grid"]["name"] != "regular":
         return None
@@ -92,7 +92,7 @@ def _lacking(document: Path) -> Path | None:
 
 
 def _written(folder: Path) -> tuple[Path, dict[str, str]] | None:
-    """The dataset that a folder lies in, and the checksums of its arrays; None outside of collections of rankwise."""
+    """Return the dataset that contains a folder, and its arrays' checksums; None outside of rankwise collections."""
     for place in (folder, *folder.parents):
         document = place.parent / "zarr.json"
         if MEMBER.fullmatch(place.name) and document.exists():

@@ -29,7 +29,7 @@ class Dataset:
 
     Args:
         uri: folder or URL of the store.
-        reader: will read its matrices.
+        reader: reads its matrices.
 
     Raises:
         DataError: there is no AnnData store, or it has no table of observations.
@@ -51,12 +51,12 @@ class Dataset:
 
     @property
     def origin(self) -> str:
-        """What opens these rows again: their place."""
+        """The place from which these rows can be opened again."""
         return self.place
 
     @cached_property
     def num_rows(self) -> int:
-        """Observations, when they were first asked for."""
+        """Number of observations, as of the first access."""
         return self._length("obs", self._obs)
 
     @property
@@ -66,24 +66,24 @@ class Dataset:
 
     @property
     def obs_columns(self) -> tuple[str, ...]:
-        """Columns of the table of observations, its index left out."""
+        """Columns of the table of observations, without its index."""
         return tuple(self._obs["column-order"])
 
     @property
     def matrices(self) -> tuple[str, ...]:
-        """Names of what rows can be read from: "X", "layers/counts", "obsm/X_pca", "mod/protein/X", ..."""
+        """Names of matrices with readable rows: "X", "layers/counts", "obsm/X_pca", "mod/protein/X", ..."""
         modalities = [f"{name}/" for name in self._inside("mod")]
         return tuple(f"{first}{name}" for first in ("", *modalities) for name in self._matrices_of(first))
 
     @property
     def has_x(self) -> bool:
-        """Whether there is an X, be it one that rows cannot be read of; anndata writes none as null."""
+        """Whether there is an X, even one whose rows cannot be read; anndata writes a missing X as null."""
         node = STORES.node(self._at("X"))
         return node is not None and node.attributes.get("encoding-type") != "null"
 
     @property
     def raw(self) -> str | None:
-        """Name of the matrix of `raw`, whose variables are its own and which is not among `matrices`; None = none."""
+        """Name of the matrix of `raw`, which has its own variables and is not in `matrices`; None = there is none."""
         return "raw/X" if STORES.node(self._at("raw/X")) is not None else None
 
     def _matrices_of(self, modality: str) -> list[str]:
@@ -96,7 +96,7 @@ class Dataset:
         return [] if group is None else [f"{name}/{held}" for held in STORES.inside(group.place, group)]
 
     def _at(self, name: str) -> str:
-        """Return the place of something in the store; modalities lie where collections have them, or at the top."""
+        """Return the path of an element in the store; modalities are where collections put them, or at the top."""
         place = f"{self.place}/{stored_name(name)}"
         return place if STORES.node(place) is not None else f"{self.place}/{name}"
 
@@ -104,8 +104,8 @@ class Dataset:
         """Open a matrix.
 
         Raises:
-            ConfigError: there is none of this name.
-            DataError: it is damaged, or its rows are not those of the table of observations.
+            ConfigError: there is no matrix of this name.
+            DataError: it is damaged, or has another number of rows than the table of observations.
         """
         if STORES.node(self._at(name)) is None:
             raise ConfigError(f"{self.place} has no {name!r}; rows can be read from {', '.join(self.matrices)}")
@@ -121,7 +121,7 @@ class Dataset:
         """Read columns of the table of observations, with its index.
 
         Args:
-            columns: which; None = all.
+            columns: names; None = all.
 
         Raises:
             ConfigError: there is no such column.
@@ -130,7 +130,7 @@ class Dataset:
         return self._frame("obs", self._obs, self.obs_columns if columns is None else tuple(columns))
 
     def column(self, name: str) -> Any:
-        """Read one column of the table of observations: an array of NumPy or pandas, without the index.
+        """Read one column of the table of observations: a NumPy or pandas array, without the index.
 
         Raises:
             ConfigError: there is no such column.
@@ -149,7 +149,7 @@ class Dataset:
         return self._frame("var", self._var, tuple(self._var["column-order"]) if columns is None else tuple(columns))
 
     def var_names(self, modality: str = "") -> tuple[str, ...]:
-        """Read the names of the variables, of a modality (such as "mod/protein") those of its own table.
+        """Read the names of the variables; for a modality (for example "mod/protein") those of its own table.
 
         Raises:
             DataError: there is no such table, or it cannot be read.
@@ -166,7 +166,7 @@ class Dataset:
     def _length(self, name: str, table: dict[str, Any]) -> int:
         place = f"{self.place}/{name}/{table['_index']}"
         node = STORES.node(place)
-        if node is not None and node.kind == "group":  # text that may be missing is a group of values and a mask
+        if node is not None and node.kind == "group":  # nullable text is a group of values and a mask
             node = STORES.node(f"{place}/values")
         if node is None or not node.document.get("shape"):
             raise DataError(f"the table {self.place}/{name} lacks its index {table['_index']!r}: write it again")
@@ -196,5 +196,5 @@ class Dataset:
         check_files(group, [name])
         try:
             return load_anndata().io.read_elem(group[name])
-        except Exception as error:  # whatever a codec raises
+        except Exception as error:  # any error of a codec
             raise DataError(f"{self.place}/{group.name.strip('/')}/{name} cannot be read: {error}") from error

@@ -31,21 +31,21 @@ def is_anndata(given: Any) -> bool:
 
 
 def is_h5ad(place: Any) -> bool:
-    """Whether this names a file of HDF5."""
+    """Whether this is the path of an HDF5 file."""
     return isinstance(place, (str, os.PathLike)) and os.fspath(place).endswith((".h5ad", ".h5", ".hdf5"))
 
 
 class HeldDataset:
-    """What `Dataset` is for a Zarr store, for an AnnData in memory or an h5ad file; the same members.
+    """An AnnData in memory or an h5ad file, with the same members as `Dataset`.
 
-    Opening reads the names of the observations; of a file matrices and columns are read when they are needed.
+    Opening reads the names of the observations; matrices and columns of a file are read on first use.
 
     Args:
         source: an AnnData, or the path of an h5ad file.
 
     Raises:
         ConfigError: the AnnData is backed by a file.
-        DataError: there is no such file, or it holds no AnnData.
+        DataError: there is no such file, or it does not contain an AnnData.
     """
 
     def __init__(self, source: Any) -> None:
@@ -65,7 +65,7 @@ class HeldDataset:
 
     @property
     def origin(self) -> HeldDataset:
-        """What opens these rows again: itself."""
+        """The object itself: it can be opened again."""
         return self
 
     @property
@@ -80,7 +80,7 @@ class HeldDataset:
 
     @property
     def obs_columns(self) -> tuple[str, ...]:
-        """Columns of the table of observations, its index left out."""
+        """Columns of the table of observations, without its index."""
         return self._columns["obs"]
 
     @property
@@ -92,7 +92,7 @@ class HeldDataset:
 
     @cached_property
     def matrices(self) -> tuple[str, ...]:
-        """Names of what rows can be read from: "X", "layers/counts", "obsm/X_pca", ..."""
+        """Names of matrices with readable rows: "X", "layers/counts", "obsm/X_pca", ..."""
         with self._open() as held:
             there = "X" in held if self.is_file else held.X is not None
             tables = {name: (held.get(name, {}) if self.is_file else getattr(held, name)) for name in _TABLES}
@@ -101,7 +101,7 @@ class HeldDataset:
 
     @cached_property
     def _identity(self) -> str:
-        """Hash of the names of the observations, in their order: ranks whose rows lie otherwise are noticed."""
+        """Hash of the names of the observations in order; it detects ranks with other rows."""
         digest = hashlib.sha256()
         for name in self._index("obs"):
             digest.update(str(name).encode() + b"\0")
@@ -111,7 +111,7 @@ class HeldDataset:
         """Open a matrix.
 
         Raises:
-            ConfigError: there is none of this name, or it is of a kind that rows are not read from.
+            ConfigError: there is no matrix of this name, or its rows cannot be read.
             DataError: it has another number of rows than the table of observations.
         """
         if name not in (*self.matrices, self.raw):
@@ -144,7 +144,7 @@ class HeldDataset:
         return self._frame("var", columns)
 
     def column(self, name: str) -> Any:
-        """Read one column of the table of observations: an array of NumPy or pandas, without the index.
+        """Read one column of the table of observations: a NumPy or pandas array, without the index.
 
         Raises:
             ConfigError: there is no such column.
@@ -157,7 +157,7 @@ class HeldDataset:
         """Return the names of the variables.
 
         Raises:
-            ConfigError: a modality was asked for.
+            ConfigError: a modality was given.
         """
         if modality:
             raise ConfigError(f"{self.place} has no {modality!r}: modalities come from Zarr stores and collections")
@@ -218,7 +218,7 @@ class HeldDataset:
     def _read(self, element: Any) -> Any:
         try:
             return load_anndata().io.read_elem(element)
-        except Exception as error:  # whatever a filter raises
+        except Exception as error:  # any error of a filter
             raise DataError(f"{self.place}{element.name} cannot be read: {error}") from error
 
 
@@ -234,14 +234,14 @@ def _columns(table: Any) -> tuple[str, ...]:
 
 
 def _facts(element: Any, place: str) -> tuple[tuple[int, ...], np.dtype[Any], int | None]:
-    """Shape and dtype of a matrix in memory or in a file, and the stored elements of a sparse one."""
+    """Return shape and dtype of a matrix in memory or in a file, and the stored elements of a sparse one."""
     attributes = getattr(element, "attrs", {})
     if hasattr(element, "keys") and attributes.get("encoding-type") in _SPARSE:
         shape = tuple(map(int, attributes["shape"]))
         return shape, np.dtype(element["data"].dtype), int(element["data"].shape[0])
     if hasattr(element, "tocsr") and hasattr(element, "nnz"):
         return tuple(map(int, element.shape)), np.dtype(element.dtype), int(element.nnz)
-    of_file = hasattr(element, "maxshape")  # of HDF5
+    of_file = hasattr(element, "maxshape")  # an HDF5 dataset
     if (of_file or isinstance(element, np.ndarray)) and element.dtype.kind in "biuf":
         return tuple(map(int, element.shape)), np.dtype(element.dtype), None
     raise ConfigError(

@@ -1,4 +1,4 @@
-"""Find datasets below a place; modalities; what has to be installed."""
+"""Finds datasets below a path, and modalities; imports anndata."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MEMBER = re.compile(r"dataset_(\d+)")
 
 
 def find_datasets(uris: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Return the places of the AnnData stores that URIs name, in their order.
+    """Return the places of the AnnData stores at URIs, in their order.
 
     Args:
-        uris: AnnData stores (Zarr groups), or collections of them, whose members come in the order of their numbers.
+        uris: AnnData stores (Zarr groups), or collections, whose datasets are sorted by number.
 
     Raises:
-        ConfigError: nothing was named.
-        DataError: there is nothing, or something else.
+        ConfigError: the list is empty.
+        DataError: there is nothing at a URI, or something else.
     """
     listed = [uris] if isinstance(uris, (str, os.PathLike)) else list(uris)
     if not listed:
@@ -51,7 +51,7 @@ def _at(place: str) -> list[str]:
             f"{place} is {what}; rows come from AnnData stores and collections of them (arrays by themselves, whose "
             "samples are array[i], from rankwise.data.samples.ArraySource)"
         )
-    listed = node.attributes.get(MANIFEST, {}).get("datasets")  # others are left from a writing that was killed
+    listed = node.attributes.get(MANIFEST, {}).get("datasets")  # others were left by a write that was killed
     names = STORES.inside(place, node) if listed is None else listed
     members = [match for name in names if (match := MEMBER.fullmatch(name))]
     if not members:
@@ -62,7 +62,7 @@ def _at(place: str) -> list[str]:
 
 
 def _unfit(place: str) -> str:
-    """What becomes of a file, which no Zarr store is."""
+    """Say what to do with a file that is not a Zarr store."""
     written = "write it to a Zarr collection first (rankwise rows write COLLECTION.zarr FILE)"
     if place.endswith((".h5ad", ".h5", ".hdf5")):
         return (
@@ -100,5 +100,5 @@ def split_modality(name: str) -> tuple[str, str]:
 
 
 def stored_name(name: str) -> str:
-    """Return the place of "mod", a modality or a matrix in the store: further modalities are AnnData inside uns."""
+    """Return the path of "mod", a modality or a matrix in the store: further modalities are AnnData inside uns."""
     return f"uns/{name}" if name.partition("/")[0] == "mod" else name

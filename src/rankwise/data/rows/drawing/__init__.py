@@ -1,4 +1,4 @@
-"""Rows drawn by weight, and collections mixed by shares: which row a sample is, as a pure function of its number."""
+"""Draws rows by weight, and mixes collections by shares: the row of a sample is a pure function of its number."""
 
 from __future__ import annotations
 

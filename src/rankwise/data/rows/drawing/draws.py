@@ -1,4 +1,4 @@
-"""From what a user asks for to draws, of one collection or of several mixed: each batch has its share of each."""
+"""Makes draws from user options, over one collection or a mix of several; each batch has the share of each."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from rankwise.errors import ConfigError
 
 __all__ = ["MOST_POSITIONS", "Interleave", "MixedDraws", "make_draws", "settled_options"]
 
-MOST_POSITIONS = (1 << 31) - (1 << 12)  # the end of its row times a share of 32 bits fits into 64
+MOST_POSITIONS = (1 << 31) - (1 << 12)  # (end of its row) * (32-bit share) fits into 64 bits
 _UNIT = 1 << 32
 
 
 class Interleave:
-    """Parts by share, as a pure function of the position.
+    """Assigns positions to parts by share, as a pure function of the position.
 
     Args:
-        shares: one of each part, above 0, in any unit.
-        lanes: lanes of the positions.
+        shares: one share per part, above 0, in any unit.
+        lanes: number of lanes of the positions.
 
     Raises:
-        ConfigError: a share is not above 0.
+        ConfigError: a share is not positive.
     """
 
     def __init__(self, shares: Sequence[float], lanes: int) -> None:
@@ -46,13 +46,13 @@ class Interleave:
     def find(self, positions: IntArray, offset: int) -> tuple[IntArray, IntArray]:
         """Return the part of each position, and its number in that part, int64[n] twice.
 
-        Whole rows of L positions bring the numbers of two parts without a gap; inside a row they come in any order. Of
-        more parts at most L numbers for each halving are still to come. All positions of a lane have numbers of one
-        lane, n mod L.
+        With two parts, complete rows of L positions use the numbers of each part without gaps; inside a row they come
+        in any order. With more parts, each halving leaves at most L numbers for later. All positions of one lane get
+        numbers of one lane, n mod L.
 
         Args:
             positions: int64[n], 0 to `MOST_POSITIONS` - 1.
-            offset: in [0, 2**32); another one, other positions of the parts.
+            offset: in [0, 2**32); another offset gives other positions to the parts.
         """
         part, numbers = np.zeros(len(positions), dtype=np.int64), positions.copy()
         self._halve(part, numbers, np.arange(len(positions)), (0, len(self._shares)), offset)
@@ -61,7 +61,7 @@ class Interleave:
     def _halve(
         self, part: IntArray, numbers: IntArray, where: IntArray, span: tuple[int, int], offset: int, *, level: int = 0
     ) -> None:
-        """Tell the parts of a span from each other: those before and after its middle, then each half."""
+        """Assign the parts of a span: split it at the middle, then split each half."""
         first, last = span
         if last - first == 1:
             part[where] = first
@@ -73,7 +73,7 @@ class Interleave:
         self._halve(part, numbers, where[~comes], (middle, last), offset, level=level + 1)
 
     def _taken(self, positions: IntArray, share: int, offset: int, names: IntArray) -> tuple[BoolArray, IntArray]:
-        """Return which positions the first half takes, and the numbers that they and the others come to have."""
+        """Return which positions the first half takes, and the new numbers of all positions within their half."""
         row, lane = positions // self._lanes, names[positions % self._lanes]
         before, after = ((at * self._lanes * share + offset) >> 32 for at in (row, row + 1))
         mine = before + (lane - before) % self._lanes
@@ -85,10 +85,10 @@ class Interleave:
 
 @functools.lru_cache(maxsize=64)
 def _far_apart(lanes: int, levels: int) -> tuple[IntArray, ...]:
-    """Other names of the lanes for each level, in steps that spread any run of them evenly.
+    """Return new names of the lanes for each level, in steps that spread any run of lanes evenly.
 
-    As multiples of the golden section do, whose continued fraction has only ones: a step is the one whose fraction of
-    all lanes has the smallest numbers, alone and after the steps of the levels before it.
+    Multiples of the golden ratio spread evenly, because its continued fraction has only ones. So a step is chosen whose
+    fraction of all lanes has the smallest numbers, alone and combined with the steps of earlier levels.
     """
     steps = [step for step in range(1, lanes + 1) if math.gcd(step, lanes) == 1]
     chosen: list[int] = []
@@ -104,7 +104,7 @@ def _unevenness(before: Sequence[int], lanes: int, step: int) -> list[int]:
 
 
 def _quotients(over: int, under: int) -> list[int]:
-    """The continued fraction of a ratio."""
+    """Return the continued fraction of a ratio."""
     found = []
     while over:
         found.append(under // over)
@@ -114,19 +114,19 @@ def _quotients(over: int, under: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MixedDraws:
-    """Collections by share. Implements `Draws`; sample i comes at position i, so an order must leave them as they are.
+    """Mixes collections by share. Implements `Draws`; sample i is at position i, so the order must not shuffle.
 
-    Without weights each collection is shown as an order of its own would show it, window by window, and begins again
-    when all of it was shown. With weights its rows are drawn.
+    Without weights each collection is read as an order of its own would read it, window by window, and starts again
+    when all its rows were read. With weights its rows are drawn.
 
     Attributes:
         num_samples: samples of an epoch.
         shares: share of each collection.
-        edges: int64[P + 1], where the rows of each begin, and the last ends.
-        lanes: runs of each collection that are read side by side.
+        edges: int64[P + 1], first row of each collection, and the end.
+        lanes: runs of each collection that are read in parallel.
         block_rows: rows of a chunk.
-        window: chunks of a run that are mixed with each other.
-        draws: how rows are drawn; None = each once.
+        window: chunks of a run that are mixed together.
+        draws: how rows are drawn; None = each row once.
     """
 
     num_samples: int
@@ -145,18 +145,18 @@ class MixedDraws:
             )
         if (np.diff(self.edges) == 0).any():
             raise ConfigError("mix= wants rows of every collection: one of them has none left")
-        Interleave(self.shares, self.lanes)  # refuses bad shares now
+        Interleave(self.shares, self.lanes)  # raises for bad shares now
         if self.num_samples > MOST_POSITIONS:
             raise ConfigError(f"an epoch of a mix has at most {MOST_POSITIONS} samples, got {self.num_samples}")
 
     @property
     def together(self) -> int:
-        """Without meaning: samples come in an order of their own."""
+        """Unused: the samples already have an order."""
         return 1
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what decides the samples."""
+        """Hash of all settings that decide the samples."""
         grid = (self.lanes, self.block_rows, self.window)
         drawn = None if self.draws is None else self.draws.fingerprint
         facts = (self.num_samples, self.shares, self.edges.tolist(), grid, drawn)
@@ -178,12 +178,12 @@ class MixedDraws:
         return rows
 
     def _groups(self, numbers: IntArray) -> IntArray:
-        """Samples of a part that share a block: neighbours in their lane."""
+        """Return a block number for each sample of a part: neighbours in its lane share a block."""
         assert self.draws is not None
         return numbers // self.lanes // self.draws.together * self.lanes + numbers % self.lanes
 
     def _passes(self, numbers: IntArray, num_rows: int, seed: int) -> IntArray:
-        """Rows of one collection, pass after pass over all of it, each in another order."""
+        """Return rows of one collection, pass after pass over all its rows, each pass in another order."""
         chunk = min(self.block_rows, num_rows)
         window = max(1, min(self.window, -(-num_rows // chunk)))
         grid = Grid(num_samples=num_rows, chunk_samples=chunk, lanes=min(self.lanes, num_rows), window=window)
@@ -194,8 +194,8 @@ class MixedDraws:
         return rows
 
 
-_WINDOW_BYTES = 128 << 20  # what the windows of all collections of a mix may decode to
-_ENOUGH_ROWS = 100  # to tell measurements from classes
+_WINDOW_BYTES = 128 << 20  # limit for the decoded windows of all collections of a mix
+_ENOUGH_ROWS = 100  # enough rows to distinguish measurements from classes
 _LEAST_LANES, _MOST_LANES = 4, 64
 
 
@@ -210,20 +210,20 @@ def settled_options(
     chunk_bytes: int,
     **asked: Any,
 ) -> DrawOptions:
-    """Return options with nothing left open.
+    """Return complete options, with defaults filled in.
 
     Args:
         num_rows: how many rows there are.
-        weights: as the user gave them.
-        mix: a share for each collection, or ``{place: share}``.
-        num_samples: draws of an epoch; None = as many as there are rows.
+        weights: as passed by the user.
+        mix: one share per collection, or ``{place: share}``.
+        num_samples: draws of an epoch; None = the number of rows.
         names: places of the collections.
-        block_rows: rows of a chunk, on average.
-        chunk_bytes: what it decodes to.
+        block_rows: average rows of a chunk.
+        chunk_bytes: decoded bytes of a chunk.
         **asked: `balance` and `together`.
 
     Raises:
-        ConfigError: they contradict each other, or do not fit the collections.
+        ConfigError: the options contradict each other, or do not fit the collections.
     """
     shares = None if mix is None else _shares(mix, names)
     num_samples = num_rows if num_samples is None else num_samples
@@ -231,7 +231,7 @@ def settled_options(
     if shares is not None:
         budget = _WINDOW_BYTES // len(shares)
         lanes = int(min(np.clip(budget // chunk_bytes, _LEAST_LANES, _MOST_LANES), max(1, num_samples)))
-        lanes = 1 << (lanes.bit_length() - 1)  # batches are most often a multiple of it, and hold their shares best so
+        lanes = 1 << (lanes.bit_length() - 1)  # batch sizes are mostly a multiple of it, and then have exact shares
         window = 1 if block_rows == 1 else max(1, budget // (lanes * chunk_bytes))
     if weights is not None and asked.get("balance") is None:
         weights = RowWeights.checked(weights, num_rows)
@@ -244,13 +244,13 @@ def make_draws(options: DrawOptions, *, num_rows: int, edges: IntArray, groups_o
     """Return draws of some rows.
 
     Args:
-        options: how.
+        options: how to draw.
         num_rows: how many rows there are.
-        edges: int64[P + 1], where the rows of each collection begin, and the last ends.
-        groups_of: tells the groups of the rows by a column.
+        edges: int64[P + 1], first row of each collection, and the end.
+        groups_of: returns the groups of the rows by a column.
 
     Raises:
-        ConfigError: weights or shares do not fit the rows, or no row has a value to balance by.
+        ConfigError: weights or shares do not fit the rows, or no row has a value for `balance`.
     """
     weights = None
     if options.balance is not None:
@@ -279,7 +279,7 @@ def make_draws(options: DrawOptions, *, num_rows: int, edges: IntArray, groups_o
 
 
 def _warn_of_many(num_groups: int, num_rows: int, column: str) -> None:
-    """Say that a column of measurements was taken for one of classes."""
+    """Warn that a column looks like measurements rather than classes."""
     if num_rows >= _ENOUGH_ROWS and num_groups > num_rows / 2:
         warnings.warn(
             f"balance={column!r}: the column has {num_groups} different values for {num_rows} rows, so that balancing "

@@ -1,4 +1,4 @@
-"""How rows are drawn: what was asked for, and by the weight of each row."""
+"""Options for drawing rows, and draws by row weight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DrawOptions", "Draws", "RowDraws", "RowWeights"]
 
 
 class Draws(Protocol):
-    """Which row each sample of an epoch is."""
+    """The row of each sample of an epoch."""
 
     @property
     def num_samples(self) -> int:
@@ -27,12 +27,12 @@ class Draws(Protocol):
 
     @property
     def together(self) -> int:
-        """Neighbouring samples that come from neighbouring rows."""
+        """Number of consecutive samples that come from neighbouring rows."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what decides the draws."""
+        """Hash of all settings that decide the draws."""
         ...
 
     def rows(self, ids: IntArray, *, seed: int, epoch: int) -> IntArray:
@@ -42,20 +42,20 @@ class Draws(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawOptions:
-    """How rows are drawn; an order remembers it, and the loader draws the same.
+    """How rows are drawn; the order stores this, and the loader draws the same.
 
     Attributes:
         num_samples: samples of an epoch.
-        balance: an obs column whose values are equally likely; None = by weights, or as they come.
+        balance: an obs column whose values are equally likely; None = by weights, or each row once.
         weights: one number for each row.
-        mix: share of each of several collections, in their order; None = they are not mixed.
+        mix: share of each of several collections, in their order; None = no mix.
         together: draws that come from one block of rows.
-        block_rows: rows of a block: what a chunk held on average of the matrices that the order was made for.
-        lanes: of a mix, in how many runs each collection is read side by side.
-        window: of a mix, how many blocks of a run are mixed with each other.
+        block_rows: rows of a block: average rows of a chunk in the matrices for which the order was made.
+        lanes: for a mix, the number of runs of each collection that are read in parallel.
+        window: for a mix, the number of blocks of a run that are mixed together.
 
     Raises:
-        ConfigError: a number is out of range, or two ways of drawing are asked for at once.
+        ConfigError: a number is out of range, or two ways of drawing are combined.
     """
 
     num_samples: int
@@ -69,12 +69,12 @@ class DrawOptions:
 
     @property
     def order_kind(self) -> str | None:
-        """The kind of order that suits: of a mix of collections, which is in its order already, "sequential"."""
+        """The kind of order that suits: "sequential" for a mix of collections, which already has an order."""
         return None if self.mix is None else "sequential"
 
     @property
     def window_samples(self) -> int | None:
-        """Of a mix, how many samples the windows of all collections last together."""
+        """For a mix, the number of samples in the windows of all collections together."""
         return None if self.mix is None else len(self.mix) * self.lanes * self.window * self.block_rows
 
     def __post_init__(self) -> None:
@@ -91,20 +91,20 @@ class DrawOptions:
             )
 
 
-_BLOCK_ROWS = 128  # a draw adds up so many weights; their sums take 1/16 of a byte a row
-_PIECE = 1 << 12  # draws at a time: what they add up takes 4 MiB
+_BLOCK_ROWS = 128  # a draw adds this many weights; the stored sums take 1/16 byte per row
+_PIECE = 1 << 12  # draws at a time; their sums take 4 MiB
 _PIECE_BLOCKS = 1 << 13
 
 
 class RowWeights:
-    """Weights of rows, of which only sums over blocks of rows are kept as floats.
+    """Weights of rows; only sums over blocks of rows are stored as floats.
 
-    Places are picked from a stretch as long as all weights together, of which each row owns a piece as long as its own.
-    Sums inside a block are made anew for each pick, one after the other, so that they are the same on every machine.
+    A draw is a place on a line as long as the total weight; each row owns an interval as long as its weight. Sums
+    inside a block are computed for each draw, in a fixed sequence, so that they are the same on every machine.
 
     Args:
-        values: one for each row: its weight, float32; or a number of `table`, which may be negative as in Python.
-        table: float64 weights that `values` point to.
+        values: for each row its weight, float32; or an index into `table`, where negative ones count from the end.
+        table: float64 weights to which `values` point.
     """
 
     def __init__(self, values: NDArray, table: FloatArray | None = None) -> None:
@@ -119,11 +119,11 @@ class RowWeights:
 
     @classmethod
     def balanced(cls, groups: RowGroups, parts: IntArray | None = None) -> RowWeights:
-        """Return weights with which every group that has rows is as likely; rows of no group have none.
+        """Return weights that make every group with rows equally likely; rows without a group get weight 0.
 
         Args:
             groups: the group of each row.
-            parts: int64[P + 1], where parts of the rows begin and end: groups are then balanced inside each.
+            parts: int64[P + 1], edges of parts of the rows: groups are balanced inside each part.
 
         Raises:
             ConfigError: no row (of a part) belongs to a group.
@@ -141,14 +141,14 @@ class RowWeights:
             raise ConfigError("no row has a value in the column to balance by: choose another column")
         each = np.zeros(len(counts) + 1)
         each[:-1][counts > 0] = 1.0 / counts[counts > 0]
-        return cls(codes, each)  # the last entry, 0, is that of code -1
+        return cls(codes, each)  # the last entry, 0, is for code -1
 
     @classmethod
     def checked(cls, weights: Any, num_rows: int) -> RowWeights:
-        """Return weights that a user gave, kept as float32: that is 7 digits, and nothing below 1e-38 of the largest.
+        """Return user weights, kept as float32: 7 digits, and nothing below 1e-38 of the largest.
 
         Raises:
-            ConfigError: they are of another length, negative, not finite, or all zero.
+            ConfigError: they have another length, or are negative, not finite, or all zero.
         """
         if isinstance(weights, RowWeights) and len(weights) == num_rows:
             return weights
@@ -168,12 +168,12 @@ class RowWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that is held."""
+        """Bytes of memory in use."""
         return self.values.nbytes + self._ends.nbytes
 
     @property
     def total(self) -> float:
-        """All weights together."""
+        """Sum of all weights."""
         return float(self._ends[-1])
 
     @cached_property
@@ -184,7 +184,7 @@ class RowWeights:
         return digest.hexdigest()[:16]
 
     def before(self, rows: IntArray) -> FloatArray:
-        """Return the weight of all rows before each of these, float64[n]; rows are in [0, number of rows]."""
+        """Return the total weight of all rows before each of these, float64[n]; rows are in [0, number of rows]."""
         last = np.maximum(rows - 1, 0)
         found = np.empty(len(rows))
         for low in range(0, len(rows), _PIECE):
@@ -193,7 +193,7 @@ class RowWeights:
         return np.where(rows > 0, found, 0.0)
 
     def pick(self, places: FloatArray) -> IntArray:
-        """Return the rows, int64[n], that own these places, float64[n] in [0, total); those of weight zero own none."""
+        """Return the rows, int64[n], that own these places, float64[n] in [0, total); never rows of weight 0."""
         found = np.empty(len(places), dtype=np.int64)
         last_block = int(np.searchsorted(self._ends, self._ends[-1], side="left"))  # rounding may reach the very end
         for low in range(0, len(places), _PIECE):
@@ -207,7 +207,7 @@ class RowWeights:
         return found
 
     def _absolute(self, blocks: IntArray) -> FloatArray:
-        """Weight up to and including each row of blocks, float64[n, 128]."""
+        """Return the weight up to and including each row of blocks, float64[n, 128]."""
         before = np.where(blocks > 0, self._ends[blocks - 1], 0.0)
         return before[:, None] + self._added(blocks)
 
@@ -220,23 +220,23 @@ class RowWeights:
 
 
 def _counted(codes: NDArray, num_groups: int) -> IntArray:
-    """Rows of each group, int64[num_groups]; counted in pieces, as NumPy counts wide numbers only."""
+    """Return the rows of each group, int64[num_groups]; counted in pieces, as NumPy counts wide integers only."""
     counts = np.zeros(num_groups + 1, dtype=np.int64)
     for low in range(0, len(codes), 1 << 20):
         counts += np.bincount(codes[low : low + (1 << 20)].astype(np.int64) + 1, minlength=num_groups + 1)
     return counts[1:]
 
 
-# Each use of a key has its own number, so that they do not depend on each other.
+# Each use of a key has its own number, so that uses are independent.
 _BLOCK, _ROW = 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowDraws:
-    """Draws anew in each epoch, without a generator that would have to be replayed. Implements `Draws`.
+    """Makes new draws in each epoch, without generator state to replay. Implements `Draws`.
 
-    With `together` k the samples k*g to k*g + k - 1 come from one block of neighbouring rows. A block is drawn by the
-    weight of its rows and a row inside it by its own, so that each row is as likely as its weight says for any k.
+    With `together` k the samples k*g to k*g + k - 1 come from one block of neighbouring rows. A block is drawn by its
+    total weight, and a row inside it by its own weight, so each row has the probability of its weight for any k.
 
     Attributes:
         num_samples: draws of an epoch.
@@ -252,7 +252,7 @@ class RowDraws:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what decides the draws."""
+        """Hash of all settings that decide the draws."""
         facts = (self.num_samples, self.together, self.block_rows if self.together > 1 else 0, self.weights.fingerprint)
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
@@ -263,15 +263,15 @@ class RowDraws:
     def rows_of(
         self, ids: IntArray, groups: IntArray, *, seed: int, epoch: int, first: int = 0, last: int | None = None
     ) -> IntArray:
-        """Return rows of samples whose groups share a block, all of them from some of the rows.
+        """Return rows of samples, where samples of one group share a block; all rows are in [first, last).
 
         Args:
             ids: int64[B], numbers of samples.
-            groups: int64[B], without meaning where a group is one sample.
+            groups: int64[B], ignored if a group is one sample.
             seed: seed of the order.
             epoch: epoch.
-            first: the first row that may come.
-            last: the one after the last; None = the end.
+            first: the first possible row.
+            last: the row after the last possible one; None = the end.
         """
         edges = np.array([first, len(self.weights) if last is None else last])
         low, high = self.weights.before(edges)
@@ -286,5 +286,5 @@ class RowDraws:
         return self._between(starts[member], ends[member], own)
 
     def _between(self, low: FloatArray, high: FloatArray, numbers: FloatArray) -> IntArray:
-        """The rows at these fractions of the way between two sums of weights."""
+        """Return the rows at these fractions between two sums of weights."""
         return self.weights.pick(np.minimum(low + numbers * (high - low), np.nextafter(high, 0.0)))

@@ -1,4 +1,4 @@
-"""The fields of a row: matrices as they are stored, or turned into what the batch wants."""
+"""The fields of a row: matrices as stored, or converted for the batch."""
 
 from __future__ import annotations
 

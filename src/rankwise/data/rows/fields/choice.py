@@ -1,4 +1,4 @@
-"""What of rows is read: matrices, columns of obs, genes; as users say it, checked."""
+"""Checked user options for what to read of rows: matrices, columns of obs, genes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class FieldChoice:
     Attributes:
         matrices: names of matrices.
         obs: names of columns.
-        dense: whether CSR rows come out dense.
+        dense: whether to return CSR rows as dense ones.
         genes: names or numbers of variables, or ``{matrix: names}``; None = all; ... = not known yet: rows of stores
-            whose variables differ can then be counted, but not read.
+            with different variables can then be counted, but not read.
         dtype: one for all matrices, or ``{matrix: dtype}``; None = as stored.
 
     Raises:
-        ConfigError: a list of names is a text, a name stands twice, or there is none.
+        ConfigError: a list of names is a single text, or it has duplicates, or there are no names.
     """
 
     matrices: Sequence[str]
@@ -62,11 +62,11 @@ class FieldChoice:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is still to be said which variables are read."""
+        """Whether the variables to read are still unknown."""
         return self.genes is ...
 
     def dtype_of(self, matrix: str) -> Any:
-        """Return the dtype that the elements of a matrix are wanted in; None = as stored."""
+        """Return the requested dtype for the elements of a matrix; None = as stored."""
         return self.dtype.get(matrix) if isinstance(self.dtype, Mapping) else self.dtype
 
 
@@ -82,15 +82,15 @@ _NO_MASK = "genes= is a list of names or numbers (of a mask take numpy.flatnonze
 
 
 def chosen_genes(genes: Sequence[Any], num_vars: int, names: Callable[[], Sequence[str]]) -> IntArray:
-    """Return columns, int64[n], in the order in which they were asked for.
+    """Return columns, int64[n], in the requested order.
 
     Args:
         genes: names or numbers of variables.
         num_vars: how many there are.
-        names: tells their names; asked only where names were given.
+        names: returns their names; called only if names were requested.
 
     Raises:
-        ConfigError: none or one twice was asked for, or one that there is not.
+        ConfigError: the list is empty or has duplicates, or names a variable that does not exist.
     """
     if isinstance(genes, str):
         raise ConfigError(f"genes= is a list of names or numbers, got the text {genes!r}: write genes=[{genes!r}]")

@@ -1,4 +1,4 @@
-"""From what is chosen to the fields of a batch, and the columns that they are read with."""
+"""Makes the fields of a batch from the user's options."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def make_field(
 
     Args:
         stack: the matrices.
-        dense: whether CSR rows come out dense.
-        columns: int64, the columns that come out, dense: of all matrices alike, or of each; None = all.
-        widths: columns of each matrix; for columns of each.
+        dense: whether to return CSR rows as dense ones.
+        columns: int64, the columns to return, dense: one list for all matrices, or one for each; None = all.
+        widths: number of columns of each matrix; needed for one list per matrix.
     """
     if isinstance(stack, HeldStack):
         return _Held(stack, None if columns is None else tuple(columns), dense)
@@ -39,7 +39,7 @@ def make_field(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plain:
-    """Rows as they are stored, dense or CSR."""
+    """Rows as stored, dense or CSR."""
 
     stack: MatrixStack
 
@@ -67,7 +67,7 @@ class _PlainRead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Taken:
-    """Chosen columns of dense rows, in the same places of all matrices or in others; axes beyond the first stay."""
+    """Selected columns of dense rows, the same for all matrices or one list for each; later axes are unchanged."""
 
     stack: MatrixStack
     columns: tuple[IntArray, ...]
@@ -95,7 +95,7 @@ class _TakenRead:
     jobs: list[tuple[BoxPlan, NDArray]]
 
     def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
-        if len(self.columns) == 1:  # without a mode it would take a copy first
+        if len(self.columns) == 1:  # without a mode, take() would make a copy first
             np.take(self.between, self.columns[0], axis=1, out=self.out, mode="clip")
         elif self.plan.boxes:
             places = np.stack(self.columns)[self.plan.boxes[0].request.which]
@@ -106,7 +106,7 @@ class _TakenRead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spread:
-    """CSR rows, dense, all columns or chosen ones."""
+    """CSR rows as dense rows, all columns or selected ones."""
 
     stack: MatrixStack
     target: Target
@@ -124,7 +124,7 @@ class _Spread:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held:
-    """Rows in memory, as they are, or dense: all columns or chosen ones."""
+    """Rows in memory, as they are or dense, all columns or selected ones."""
 
     stack: HeldStack
     columns: tuple[IntArray, ...] | None
@@ -168,14 +168,14 @@ def read_fields(
     reader: BoxReader,
     memory: MemoryPool,
 ) -> dict[str, Finished]:
-    """Read rows into the arrays of a batch; what goes wrong with a row is told, not raised.
+    """Read rows into the arrays of a batch; errors of rows are returned, not raised.
 
     Args:
         fields: by name.
-        plans: how the rows of each are read.
-        arrays: where those of each go.
+        plans: the plan for each field.
+        arrays: target arrays of each field.
         reader: made the plans.
-        memory: for what lies in between; used by nobody else meanwhile.
+        memory: scratch memory, for this call alone.
     """
     begun = {name: field.begin(plans[name], arrays[name], reader, memory) for name, field in fields.items()}
     jobs = {name: list(one.jobs) for name, one in begun.items()}

@@ -1,4 +1,4 @@
-"""One field of rows: how it is planned, read, and spread over dense rows."""
+"""One field of rows: planning, reading, and writing to dense rows."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["FieldRead", "RowField", "Target", "begin_spread", "spread_rows"]
 
 
 class FieldRead(Protocol):
-    """Rows of a field on their way into a batch.
+    """Rows of a field that are being read into a batch.
 
     Attributes:
-        jobs: what is read first, for all fields at once.
+        jobs: reads to do first, for all fields together.
     """
 
     @property
     def jobs(self) -> Sequence[tuple[BoxPlan, NDArray]]:
-        """What is read first, for all fields at once."""
+        """Reads to do first, for all fields together."""
         ...
 
     def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
-        """Make the field of what was read.
+        """Make the field from what was read.
 
         Args:
             reports: of the jobs.
@@ -44,37 +44,37 @@ class RowField(Protocol):
 
     @property
     def stack(self) -> MatrixStack:
-        """Where rows come from."""
+        """The matrices with the rows."""
         ...
 
     @property
     def spec(self) -> FieldSpec:
-        """What batches hold of a row."""
+        """Shape and dtype of a row in batches."""
         ...
 
     def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
-        """Return how rows are read; see `MatrixStack.plan`."""
+        """Return the plan for reading rows; see `MatrixStack.plan`."""
         ...
 
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], reader: BoxReader, memory: MemoryPool) -> FieldRead:
-        """Return rows on their way.
+        """Return a read of rows into a batch.
 
         Args:
             plan: of this field.
             out: arrays of the batch.
             reader: reads them.
-            memory: for what lies in between.
+            memory: scratch memory.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Target:
-    """Where columns go: those of all matrices alike, or those of each.
+    """Target positions of columns: one table for all matrices, or one for each.
 
     Attributes:
         num_cols: columns of the CSR rows, one number for all matrices or one for each.
-        places: for each of these int32[num_cols], where a column comes out, `width` = nowhere; None = where it is.
+        places: for each of these int32[num_cols], the target of a column, `width` = drop it; None = its own number.
         width: elements of a dense row.
     """
 
@@ -84,11 +84,11 @@ class Target:
 
     @classmethod
     def of(cls, columns: Sequence[IntArray] | None, num_cols: tuple[int, ...]) -> Self:
-        """Return the target of chosen columns, or of all.
+        """Return the targets of selected columns, or of all.
 
         Args:
-            columns: int64, the columns that come out: of all matrices alike, or of each; None = all.
-            num_cols: likewise.
+            columns: int64, the columns to return: one list for all matrices, or one for each; None = all.
+            num_cols: number of columns, for all matrices or for each.
         """
         if columns is None:
             return cls(num_cols=num_cols, places=None, width=num_cols[0])
@@ -100,14 +100,14 @@ class Target:
 
 
 def begin_spread(plan: MatrixPlan, out: NDArray, target: Target, reader: BoxReader, memory: MemoryPool) -> FieldRead:
-    """Return rows on their way, by the quickest way that there is for them.
+    """Return a read of CSR rows into dense ones, by the fastest method that the plan allows.
 
     Args:
         plan: of CSR rows.
         out: [B, width].
         target: where columns go.
         reader: reads them.
-        memory: for what lies in between.
+        memory: scratch memory.
     """
     if plan.to_spread:
         return _Spread(plan, out, target, reader, memory)
@@ -116,7 +116,7 @@ def begin_spread(plan: MatrixPlan, out: NDArray, target: Target, reader: BoxRead
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spread:
-    """Each element goes to its place while it is decoded, once its column is; columns lie in the order of storage."""
+    """Writes each element to its target while decoding, after its column was decoded; columns stay in storage order."""
 
     plan: MatrixPlan
     out: NDArray
@@ -138,7 +138,7 @@ class _Spread:
         return Finished(reports=(*told, *again), outside=outside if outside.any() else None, gaps=gaps)
 
     def _again(self, places: npt.NDArray[np.int64]) -> tuple[BoxReport, ...]:
-        """Read rows that have a column twice once more, to add up its elements: no writer of ours makes such rows."""
+        """Read rows with a duplicate column again, to add up its elements: our writers never make such rows."""
         if not len(places):
             return ()
         part = self.plan.part(places, self.reader)
@@ -150,7 +150,7 @@ class _Spread:
 
 
 class _Between:
-    """All of them as CSR rows first, which are then spread."""
+    """Reads all rows as CSR first, then writes them to dense rows."""
 
     def __init__(self, plan: MatrixPlan, out: NDArray, target: Target, memory: MemoryPool) -> None:
         self._plan, self._out, self._target = plan, out, target
@@ -171,7 +171,7 @@ class _Between:
         return Finished(reports=reports, outside=outside if outside.any() else None, gaps=gaps)
 
     def _side_by_side(self, columns: NDArray, lengths: IntArray) -> tuple[NDArray, int, npt.NDArray[np.int32]]:
-        """The columns of all matrices are thought side by side: one table of places does for all rows."""
+        """Number the columns of all matrices consecutively, so that one table of targets serves all rows."""
         assert self._target.places is not None
         widths = np.array(self._target.num_cols)
         first = np.concatenate([[0], np.cumsum(widths)])
@@ -183,7 +183,7 @@ class _Between:
 
 
 def _moved(report: BoxReport, places: npt.NDArray[np.int64], num_rows: int) -> BoxReport:
-    """What went wrong when some of the rows were read again, as a report about all; chunks were counted before."""
+    """Turn the report of rows that were read again into one for the whole batch; their chunks already counted."""
     errors = tuple(replace(error, box=int(places[error.box])) for error in report.errors)
     valid, none = np.ones(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
     valid[places] = report.valid
@@ -199,20 +199,20 @@ def spread_rows(
     places: npt.NDArray[np.int32] | None,
     out: NDArray,
 ) -> BoolArray:
-    """Write CSR rows into dense rows; columns that a row has several times are added up.
+    """Write CSR rows into dense rows; elements with the same column are added up.
 
-    The plain way, for what cannot be spread while it is decoded: see `BoxReader.spread`.
+    The general method, for reads that cannot use `BoxReader.spread`.
 
     Args:
         data: [nnz], of the dtype of `out`.
-        indices: [nnz], columns, whole numbers.
+        indices: [nnz], columns, integers.
         indptr: [B + 1].
         num_cols: columns of the CSR rows.
-        places: int32[num_cols], where a column goes in a dense row, its width = nowhere; None = to its own number.
-        out: [B, width]; whatever it held is overwritten.
+        places: int32[num_cols], target of each column in a dense row, its width = drop it; None = its own number.
+        out: [B, width]; overwritten completely.
 
     Returns:
-        bool[B]: rows that name a column that there is not, which is left out then.
+        bool[B]: rows with an invalid column number, which is skipped.
     """
     out[...] = 0
     outside: BoolArray = np.zeros(len(out), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Open the matrices and variables of what was chosen, of all datasets."""
+"""Opens the selected matrices and variables of all datasets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_MODALITY = re.compile(r"(mod/[^/]+)/(X|layers/.+)")
 
 
 def modality_of(matrix: str) -> str | None:
-    """Return the modality whose variables are the columns of a matrix: "" = the store's own, None = none."""
+    """Return the modality whose variables are the columns of a matrix: "" = the store's own, None = no variables."""
     if matrix == "X" or matrix.startswith("layers/"):
         return ""
     found = _OF_MODALITY.fullmatch(matrix)
@@ -31,11 +31,11 @@ def modality_of(matrix: str) -> str | None:
 
 
 class Variables:
-    """The variables of one modality in all datasets. Names are read when they are needed first.
+    """The variables of one modality in all datasets. Names are read on first use.
 
     Args:
-        datasets: all have it.
-        modality: as `modality_of` says.
+        datasets: the datasets; all have the modality.
+        modality: as returned by `modality_of`.
     """
 
     def __init__(self, datasets: Sequence[AnyDataset], modality: str) -> None:
@@ -51,11 +51,11 @@ class Variables:
 
     @property
     def first_difference(self) -> int | None:
-        """The first dataset whose variables are not those of the first one; None = all are the same."""
+        """Return the first dataset whose variables differ from those of the first one; None = all are equal."""
         return next((k for k in range(1, len(self._datasets)) if self.names(k) != self.names(0)), None)
 
     def check_same(self) -> None:
-        """Refuse datasets with different variables: that numbers of columns agree says nothing about them.
+        """Refuse datasets with different variables: equal numbers of columns do not show that.
 
         Raises:
             ConfigError: column i is not the same gene everywhere.
@@ -73,14 +73,14 @@ class Variables:
         )
 
     def columns(self, genes: Sequence[Any], num_columns: int) -> list[IntArray]:
-        """Return where chosen variables lie: one list of columns, or one for each dataset if they differ.
+        """Return the columns of selected variables: one list, or one for each dataset if they differ.
 
         Args:
             genes: names or numbers.
             num_columns: columns of the first dataset.
 
         Raises:
-            ConfigError: there are no such variables, or not everywhere.
+            ConfigError: there are no such variables, or not in all datasets.
         """
         if all(not isinstance(gene, str) for gene in genes):
             self.check_same()
@@ -111,7 +111,7 @@ def open_fields(datasets: Sequence[AnyDataset], choice: FieldChoice) -> dict[str
 
     Args:
         datasets: all have the matrices.
-        choice: which, and how they come out.
+        choice: which fields to open, and their form.
 
     Raises:
         ConfigError: there is no such matrix, matrices do not fit together, or there are no such genes.
@@ -133,7 +133,7 @@ def open_fields(datasets: Sequence[AnyDataset], choice: FieldChoice) -> dict[str
 
 
 def _wanted(genes: Any, name: str, modality: str | None) -> list[Any] | None:
-    """The variables that are wanted of a matrix; None = all."""
+    """Return the requested variables of a matrix; None = all."""
     if genes is ...:
         return None
     if isinstance(genes, Mapping):
@@ -169,7 +169,7 @@ def _field(
 
 
 def _say_dtypes(name: str, matrices: Sequence[StoredMatrix | HeldMatrix], joined: DType) -> None:
-    """Say that rows of several dtypes come out in one that holds them all."""
+    """Log that rows of several dtypes are returned in one dtype that holds them all."""
     held: dict[DType, list[str]] = {}
     for matrix in matrices:
         held.setdefault(matrix.dtype, []).append(matrix.place)

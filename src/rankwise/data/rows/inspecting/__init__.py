@@ -1,4 +1,4 @@
-"""Looking at stores of rows: what they hold, what reading costs, whether they are whole."""
+"""Inspects stores of rows: content, reading costs, integrity."""
 
 from __future__ import annotations
 

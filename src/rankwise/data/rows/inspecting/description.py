@@ -1,4 +1,4 @@
-"""What a collection holds, in words and numbers, and digests of it."""
+"""Describes a collection in words and numbers, and computes digests of it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["decode_factor", "describe_rows", "digest_column", "digest_elements",
 
 
 def decode_factor(matrix: StoredMatrix, run: int) -> float:
-    """Return how many times what it holds is decoded for a run of rows that begins at a multiple of its length.
+    """Return decoded elements divided by used ones, for a run of rows that begins at a multiple of its length.
 
-    Zeros that fill chunks are not counted. Chunks of a CSR matrix whose edges fall inside rows cost one chunk more
-    per run, on average, than the rows take, and never more than all chunks that there are.
+    Padding zeros do not count. If chunk edges of a CSR matrix fall inside rows, a run costs one more chunk, on average,
+    than its rows fill, but never more than all chunks.
 
     Args:
         matrix: the matrix.
-        run: rows of a run.
+        run: number of rows of the run.
     """
     run = max(1, min(run, matrix.num_rows))
     if isinstance(matrix, StoredSparse) and matrix.rows_per_chunk is None:
@@ -57,7 +57,7 @@ def _inside_rows(matrix: StoredSparse, run: int) -> float:
 
 _RUNS = (1, 32, 64, 512)
 _WORTH = 1.5
-_MOST = 5  # inputs that are listed
+_MOST = 5  # number of inputs to list
 
 
 def describe_rows(uri: str | os.PathLike[str]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def describe_rows(uri: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def text_of_rows(facts: dict[str, Any]) -> str:
-    """Return the facts as text, with what a conversion would buy."""
+    """Return the facts as text, with the benefit of a conversion."""
     num = len(facts["datasets"])
     lines = [f"{facts['uri']}: {facts['num_rows']} rows in {num} dataset{'s' * (num != 1)}"]
     before: list[str] = []
@@ -131,7 +131,7 @@ def _matrix(matrix: StoredMatrix) -> dict[str, Any]:
 
 
 def _lines(held: dict[str, Any]) -> list[str]:
-    """A dataset in lines that fit a terminal of 80 columns, but for long names."""
+    """Describe a dataset in lines for a terminal of 80 columns, except for long names."""
     lines = []
     for name, matrix in held["matrices"].items():
         if "unfit" in matrix:
@@ -165,7 +165,7 @@ def _chunks(matrix: dict[str, Any]) -> str:
 
 
 def _advice(facts: dict[str, Any]) -> list[str]:
-    """What `rankwise rows write` would change, if it is worth it."""
+    """Say what `rankwise rows write` would change, if it is worth it."""
     found = [
         (held["place"], name, matrix)
         for held in facts["datasets"]
@@ -186,13 +186,13 @@ def _advice(facts: dict[str, Any]) -> list[str]:
     return ["`rankwise rows write` (shuffled, 64 rows per chunk, edges on row edges) would buy:", *words]
 
 
-_NOTHING = np.uint64(0x6E6F7468696E6721)  # of a value that is missing
+_NOTHING = np.uint64(0x6E6F7468696E6721)  # word for a missing value
 
 
 def digest_rows(rows: Any) -> WordArray:
-    """Return a 64-bit digest of each row of a CSR matrix or an array; zeros that are stored do not count.
+    """Return a 64-bit digest of each row of a CSR matrix or an array; stored zeros do not count.
 
-    It is the sum over the elements of a well-mixed word of column and value.
+    It is the sum over all elements of a mixed word of column and value.
     """
     if hasattr(rows, "indptr"):
         numbers = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
@@ -203,12 +203,12 @@ def digest_rows(rows: Any) -> WordArray:
 
 
 def digest_elements(matrix: Columnwise, gather: IntArray | None, portion: int) -> WordArray:
-    """Return the digests of the rows of a matrix that is stored by columns, read in portions of elements.
+    """Return the digests of the rows of a matrix stored by columns, read in portions of elements.
 
     Args:
         matrix: the matrix.
-        gather: which column each of its columns is; -1 = none; None = as they are.
-        portion: elements that are read at once.
+        gather: the target of each column; -1 = none; None = unchanged.
+        portion: elements to read at once.
     """
     found = np.zeros(matrix.shape[0], dtype=np.uint64)
     for start in range(0, matrix.nnz, portion):
@@ -221,12 +221,12 @@ def digest_elements(matrix: Columnwise, gather: IntArray | None, portion: int) -
 
 
 def digest_column(values: Any, column: Any, *, text: bool) -> WordArray:
-    """Return a digest of each row of a column about the rows.
+    """Return a digest of each row of a column.
 
     Args:
-        values: what the column has read.
+        values: the values that the column returned.
         column: the column.
-        text: whether to take it as text: categories, and what is text on the other side.
+        text: whether to convert to text first: for categories, and if the other side has text.
     """
     if text:
         held = values if isinstance(values, Text) else as_text(values, column)
@@ -251,7 +251,7 @@ def _sum(num_rows: int, rows: NDArray, columns: NDArray, values: NDArray) -> Wor
 
 
 def _words(values: NDArray) -> WordArray:
-    """Bits of numbers, the same for a number in any dtype."""
+    """Return the bits of numbers; equal numbers give equal bits in any dtype."""
     if values.dtype.kind == "c":
         return _words(values.real) ^ mix_words(_words(values.imag))
     words: WordArray = values.astype(np.float64).view(np.uint64)

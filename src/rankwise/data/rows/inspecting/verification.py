@@ -1,4 +1,4 @@
-"""Whether a collection still is what was written, and has the rows of the files that it comes from."""
+"""Checks that a collection is as it was written, and has the rows of its source files."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from rankwise.errors import ConfigError, RankwiseError
 
 __all__ = ["compare_with_sources", "verify_rows"]
 
-_BLOCK_BYTES = 2**25  # of a matrix that is read at once
-_PORTION = 2**20  # elements of a matrix by columns
-_BLOCK_ROWS = 2**16  # of a column
+_BLOCK_BYTES = 2**25  # of a matrix, read at once
+_PORTION = 2**20  # elements of a matrix stored by columns
+_BLOCK_ROWS = 2**16  # rows of a column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Side:
-    """A dataset, or a source in the variables of the collection."""
+    """A dataset, or a source converted to the variables of the collection."""
 
     name: str
     held: Input
     joined: Joined
 
     def has(self, name: str, *, matrix: bool) -> bool:
-        """Whether there is a matrix, or else a column, of a name."""
+        """Whether there is a matrix, or else a column, with a name."""
         return name in (self.held.tables if matrix else self.held.columns)
 
     def matrix(self, name: str) -> WordArray:
@@ -58,7 +58,7 @@ class _Side:
         return np.concatenate(blocks)
 
     def column(self, name: str, *, text: bool) -> WordArray:
-        """Return the digests of a column about the rows."""
+        """Return the digests of a column."""
         column = self.held.columns[name]
         blocks = [
             digest_column(column.block(start, stop), column, text=text)
@@ -70,15 +70,15 @@ class _Side:
 def compare_with_sources(collection: DatasetCollection, *, shown: Callable[[str], None] | None = None) -> list[str]:
     """Read the sources of a collection again and compare every row with its source, matrices and columns.
 
-    Sources and datasets are read from beginning to end; what is held is 8 bytes for each row of the sources, of one
-    matrix or column at a time. Names of the observations are not compared, as they may have been made unique.
+    Reads sources and datasets completely. Memory holds 8 bytes for each row of the sources, for one matrix or column at
+    a time. Names of the observations are not compared, because they may have been made unique.
 
     Args:
         collection: the collection.
-        shown: told the name of each matrix and column before it is compared.
+        shown: called with the name of each matrix and column before it is compared.
 
     Returns:
-        What is wrong, one sentence each; empty if all is well.
+        The problems, one sentence each; empty if there are none.
     """
     with contextlib.ExitStack() as stack:
         return _compare_all(collection, stack, shown)
@@ -105,10 +105,10 @@ def _compare_all(
 
 
 class _Origin:
-    """Where the rows of one dataset come from."""
+    """The origin of the rows of one dataset."""
 
     def __init__(self, columns: dict[str, Column]) -> None:
-        path, row = columns[SOURCE], columns.get(SOURCE_ROW)  # annbatch notes no rows
+        path, row = columns[SOURCE], columns.get(SOURCE_ROW)  # annbatch does not record rows
         self.labels: tuple[str, ...] = tuple(map(str, path.categories))
         self.codes: IntArray = path.block(0, path.num_rows)
         self.rows: IntArray = np.full(path.num_rows, -1) if row is None else row.block(0, row.num_rows)
@@ -171,7 +171,7 @@ def _compare(name: str, datasets: list[_Side], origins: list[_Origin], sources: 
         if side.has(name, matrix=matrix)
     }
     for side, origin in zip(datasets, origins, strict=True):
-        if not side.has(name, matrix=matrix):  # of an addition that lacks it, which was said then
+        if not side.has(name, matrix=matrix):  # an addition lacks it; that was logged when it was written
             continue
         found = side.matrix(name) if matrix else side.column(name, text=text)
         for label, words in wanted.items():
@@ -209,20 +209,20 @@ def verify_rows(
 ) -> list[str]:
     """Compare a collection with its manifest; reads every file once.
 
-    Checked are the checksum of every array, that tables and matrices have the rows that were written, that row
-    pointers are sound, and that every row of every source is there once.
+    It checks the checksum of every array, that tables and matrices have the rows that were written, that row
+    pointers are valid, and that every row of every source appears exactly once.
 
     Args:
         uri: folder of the collection.
         sources: also read the sources again, and compare every row with its source.
-        shown: told what is read next: the place of each dataset; of the sources, the name of each matrix and column.
+        shown: called before each read: with the place of a dataset, or the name of a matrix or column of the sources.
 
     Returns:
-        What is wrong, one sentence each; empty if all is well.
+        The problems, one sentence each; empty if there are none.
 
     Raises:
-        ConfigError: it has no manifest: it was written by another program, or is no collection.
-        DataError: there is nothing.
+        ConfigError: it has no manifest: another program wrote it, or it is not a collection.
+        DataError: there is nothing at `uri`.
     """
     collection = DatasetCollection(uri, mode="r")
     entries = collection.manifest["datasets"]
@@ -264,13 +264,13 @@ def _rows(place: str, expected: int | None, reader: BoxReader) -> list[str]:
                     problems += [str(error.error) for error in lost]
     except RankwiseError as error:
         return [str(error)]
-    return list(dict.fromkeys(problems))  # what is wrong with a chunk once, not for each of its rows
+    return list(dict.fromkeys(problems))  # report each damaged chunk once, not for each of its rows
 
 
 def _sources(collection: Any) -> list[str]:
-    """Rows that came twice or went missing, by the notes of where they come from."""
+    """Return messages about duplicate or missing rows, from the recorded origins."""
     if not any("src_row" in group["obs"].attrs["column-order"] for group in collection):
-        return []  # annbatch wrote them all
+        return []  # annbatch wrote all datasets
     obs = collection.obs(["src_path", "src_row"])
     known = obs[obs["src_row"] >= 0]
     twice = int(known.duplicated().sum())

@@ -1,4 +1,4 @@
-"""Rows of datasets as batches, drawn by a sampler."""
+"""Batches of rows of datasets, drawn by a sampler."""
 
 from __future__ import annotations
 

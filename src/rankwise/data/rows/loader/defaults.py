@@ -1,4 +1,4 @@
-"""Defaults of a loader: its sampler, the part of the rows that a worker reads, and the library of its batches."""
+"""Defaults of a loader: its sampler, warnings about workers, and the library of its batches."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def choose_sampler(sampler: Sampler | None, arguments: Mapping[str, Any]) -> Sam
 
     Args:
         sampler: what the user passed.
-        arguments: shuffle, rng and the arguments of samplers, None where they were not passed.
+        arguments: shuffle, rng and the arguments of samplers, None for those not passed.
 
     Raises:
         ConfigError: both were passed, or they do not fit together.
-        TypeError: it is no sampler.
+        TypeError: `sampler` is not a Sampler.
     """
     passed = [name for name, value in arguments.items() if value is not None]
     if sampler is not None:
@@ -68,7 +68,7 @@ def choose_sampler(sampler: Sampler | None, arguments: Mapping[str, Any]) -> Sam
 
 
 def say_idle_workers(sampler: Sampler) -> None:
-    """Say in the one worker of a DataLoader that reads everything why the others do not."""
+    """Warn, in the one DataLoader worker that reads everything, why the others are idle."""
     worker = current_worker()
     if worker is None or worker.number or worker.count == 1 or sampler.handles_workers or sampler.rng is not None:
         return
@@ -79,8 +79,8 @@ def say_idle_workers(sampler: Sampler) -> None:
 
 
 def say_no_batch(sampler: Sampler, n_obs: int) -> None:
-    """Say why a pass was over at once: what fills no batch is left out where it is asked for so."""
-    if current_worker() is None:  # one of several may have nothing to do
+    """Warn why a pass ended at once: incomplete batches are dropped on request."""
+    if current_worker() is None:  # one of several workers may have nothing to do
         say_once(
             f"a pass over {n_obs} rows had no batch: {type(sampler).__name__} makes batches of {sampler.batch_size} "
             "rows and leaves out what fills none; take a smaller batch_size, or drop_last=False"
@@ -88,15 +88,15 @@ def say_no_batch(sampler: Sampler, n_obs: int) -> None:
 
 
 def sharded_batches(sharding: Any, sampler: Sampler, *, to: Any) -> ShardRows | None:
-    """Return how batches lie in global arrays, None without a sharding.
+    """Return the layout of batches in global arrays, None without a sharding.
 
     Args:
         sharding: ``jax.sharding.Sharding``, or None.
-        sampler: of the loader; every rank has one of its own.
+        sampler: of the loader; every rank has its own.
         to: library of the loader.
 
     Raises:
-        ConfigError: batches need not be as long and as many on all ranks, or the sharding does not fit them.
+        ConfigError: ranks may have different batch sizes or numbers of batches, or the sharding does not fit them.
     """
     if sharding is None:
         return None
@@ -114,11 +114,11 @@ def sharded_batches(sharding: Any, sampler: Sampler, *, to: Any) -> ShardRows | 
 
 
 def global_batch(rows: Any, sharded: ShardRows) -> Any:
-    """Return the global array of which these rows are this rank's part; no rank waits.
+    """Return the global array of which these rows are this rank's part; no communication.
 
     Args:
         rows: numpy.ndarray or scipy.sparse.csr_matrix, one batch; a sparse one becomes dense.
-        sharded: how batches lie in global arrays.
+        sharded: the layout in global arrays.
 
     Raises:
         ConfigError: the batch is not full.
@@ -140,10 +140,10 @@ _EXTRAS = {"torch": "train", "jax": "jax"}
 
 
 def check_library(to: Any) -> None:
-    """Refuse a library that is not known, or not installed; loads nothing.
+    """Refuse an unknown or missing library; imports nothing.
 
     Raises:
-        ConfigError: it is not known.
+        ConfigError: it is unknown.
         MissingExtraError: it is not installed.
     """
     if to is None:
@@ -155,11 +155,11 @@ def check_library(to: Any) -> None:
 
 
 def convert(rows: Any, to: Library | None, *, gpu: bool = False) -> Any:
-    """Return rows as tensors or arrays of a library; those of torch share the memory.
+    """Return rows as tensors or arrays of a library; torch tensors share the memory.
 
     Args:
         rows: numpy.ndarray or scipy.sparse.csr_matrix.
-        to: which library; None = as they are.
+        to: which library; None = unchanged.
         gpu: move torch's tensors to the current CUDA device.
     """
     if to is None:
@@ -190,10 +190,10 @@ def _jax(rows: Any) -> Any:
 
 
 def check_gpu(to: Any, *, wanted: bool) -> None:
-    """Refuse `preload_to_gpu` where it cannot work.
+    """Refuse `preload_to_gpu` if it cannot work.
 
     Raises:
-        ConfigError: batches are not torch's, or torch has no CUDA device.
+        ConfigError: batches are not torch tensors, or torch has no CUDA device.
     """
     if not wanted:
         return

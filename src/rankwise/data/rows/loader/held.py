@@ -1,4 +1,4 @@
-"""What a loader holds: rows of stores and of memory, sparse or dense."""
+"""The datasets of a loader: rows in stores and in memory, sparse or dense."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _TAKEN = "CSR matrices in Zarr stores (anndata.io.sparse_dataset), zarr.Array, s
 
 
 def kind_of(dataset: Any) -> Kind:
-    """Return what kind of matrix this is.
+    """Return the kind of a matrix.
 
     Raises:
-        TypeError: it is none that rows can be loaded from.
+        TypeError: it is not a matrix from which rows can be loaded.
     """
     import scipy.sparse
     import zarr
@@ -54,10 +54,10 @@ def kind_of(dataset: Any) -> Kind:
 
 
 def check_table(name: str, table: Any, num_rows: int | None) -> None:
-    """Refuse what is no table of so many rows.
+    """Refuse a table of another type or length.
 
     Raises:
-        TypeError: it is no pandas.DataFrame.
+        TypeError: it is not a pandas.DataFrame.
         ValueError: it has another number of rows.
     """
     import pandas as pd
@@ -75,10 +75,10 @@ _LOG = logging.getLogger("rankwise.rows")
 
 
 class HeldDatasets:
-    """Datasets of one loader. All have one kind of matrix, rows of one shape, and the same columns.
+    """The datasets of one loader. All have the same kind of matrix, row shape and columns.
 
     Args:
-        reader: reads what lies in Zarr stores.
+        reader: reads data in Zarr stores.
     """
 
     def __init__(self, reader: BoxReader) -> None:
@@ -124,7 +124,7 @@ class HeldDatasets:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the matrices' metadata: equal for copies elsewhere."""
+        """Hash of the matrices' metadata: equal for copies at other paths."""
         stored = (isinstance(matrix, StoredSparse | StoredDense) for matrix in self._matrices)
         facts = [
             (shape, dtype.str, matrix.fingerprint if is_stored else self._kind)
@@ -134,15 +134,15 @@ class HeldDatasets:
 
     @property
     def var(self) -> Any:
-        """Table of the columns, None without."""
+        """Table of the columns, or None."""
         return self._var
 
     def add(self, matrix: Any, obs: Any, var: Any) -> None:
-        """Add a dataset, or nothing where it does not fit.
+        """Add a dataset; if it does not fit, nothing changes.
 
         Raises:
-            TypeError: the matrix or a table is of no known kind.
-            ConfigError: it does not fit those that are there.
+            TypeError: the matrix or a table is of an unknown kind.
+            ConfigError: it does not fit the existing datasets.
             DataError: it cannot be read.
         """
         kind = kind_of(matrix)
@@ -150,7 +150,7 @@ class HeldDatasets:
         if len(shape) < 2:
             raise ConfigError(f"rows want a matrix or an array of at least 2 axes, got the shape {list(shape)}")
         check_table("obs", obs, shape[0])
-        check_table("var", var, shape[1] if len(shape) == 2 else None)  # of images it says nothing about an axis
+        check_table("var", var, shape[1] if len(shape) == 2 else None)  # for images no axis matches the table
         self._check_fit(matrix, kind, shape, obs, var)
         held = adopt_matrix(matrix, self._reader) if kind in _STORED else matrix
         dtype = np.dtype(held.dtype)
@@ -164,11 +164,11 @@ class HeldDatasets:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the matrices lie in stores, not in memory."""
+        """Whether the matrices are in stores rather than in memory."""
         return self._kind in _STORED
 
     def rows(self) -> Requests:
-        """Return what reads rows of all datasets, for one pass; see `give_back`."""
+        """Return a reader of rows of all datasets, for one pass; see `give_back`."""
         while self._spare:
             spare = self._spare.pop()
             if not spare.is_elsewhere:
@@ -176,16 +176,16 @@ class HeldDatasets:
         return Requests(self.open_rows())
 
     def open_rows(self) -> RowsReader:
-        """Return what reads rows of all datasets in the calling thread, into memory of its own."""
+        """Return a reader of rows of all datasets for the calling thread, with memory of its own."""
         return StoredRows(self._matrices, self._reader) if self.is_stored else MemoryRows(self._matrices)
 
     def give_back(self, rows: Requests) -> None:
-        """Keep what read the rows of a pass for the next one: fresh memory costs as much as reading."""
+        """Keep the reader of a pass for the next one: fresh memory costs as much as reading."""
         if self.is_stored and not self._spare:
             self._spare.append(rows)
 
     def obs(self) -> Any:
-        """Return the table of all rows, None without; put together at the first call."""
+        """Return the table of all rows, or None; concatenated at the first call."""
         if not self._obs:
             return None
         self._obs = [join_tables(self._obs)]

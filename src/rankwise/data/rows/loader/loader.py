@@ -1,4 +1,4 @@
-"""`Loader`: batches of rows out of datasets, in the order of a sampler."""
+"""`Loader`: batches of rows from datasets, in the order of a sampler."""
 
 from __future__ import annotations
 
@@ -40,30 +40,31 @@ __all__ = ["Loader"]
 
 
 class Loader:
-    """Batches of rows, each a dict of X, obs, var and index; iterate over it as often as you like.
+    """Batches of rows, each a dict of X, obs, var and index; it can be iterated any number of times.
 
-    The rows of a load request are read and decoded into the order in which they are handed out, in the background
-    while those before are in use. Where torch is installed it is also an `IterableDataset`.
+    In the background it reads the rows of a load request and decodes them into batch order, while earlier batches are
+    in use. If torch is installed, it is also an `IterableDataset`.
 
     Args:
         collection: the same as calling `use_collection` with it.
-        batch_sampler: which rows form which batch; the arguments from `chunk_size` to `rng` make one otherwise.
+        batch_sampler: decides which rows form which batch; without it, `chunk_size` to `rng` make a sampler.
         chunk_size: neighbouring rows that are read as one run; 512.
         preload_nchunks: runs of one load request; 32.
-        shuffle: a `RandomSampler` instead of a `SequentialSampler`; False.
-        return_index: whether batches hold the numbers of their rows.
+        shuffle: use a `RandomSampler` instead of a `SequentialSampler`; False.
+        return_index: whether batches contain their row numbers.
         batch_size: rows of a batch; 1.
-        preload_to_gpu: whether X comes on the current CUDA device, with to="torch".
-        drop_last: leave out the last batch if it is not full; False.
+        preload_to_gpu: whether X is on the current CUDA device, with to="torch".
+        drop_last: drop the last batch if it is not full; False.
         to: "torch" or "jax"; None = NumPy arrays and scipy CSR matrices.
         rng: generator or seed of the shuffle.
-        across_epochs: whether the first load request of the next pass is read while the last batches of this one are in
-            use, where the sampler is one of ours and the data are stored; dropped if the next pass begins otherwise.
-        sharding: with to="jax": ``jax.sharding.Sharding`` of global arrays of all ranks' rows; without, arrays are each
-            rank's own. It wants an order, or a `DistributedSampler` with equal batches: X is then global, and dense.
+        across_epochs: whether to read the first load request of the next pass while the last batches of this one are
+            used; only for our samplers and stored data; dropped if the next pass begins with other rows.
+        sharding: with to="jax": ``jax.sharding.Sharding`` of global arrays of all ranks' rows; without it, arrays are
+            each rank's own. It needs an order, or a `DistributedSampler` with equal batches: X is then global, and
+            dense.
 
     Raises:
-        ConfigError: arguments contradict each other, or cannot work here.
+        ConfigError: arguments contradict each other, or cannot work on this machine.
         MissingExtraError: the library of `to` is not installed.
     """
 
@@ -71,7 +72,7 @@ class Loader:
     scope: Literal["sharded"] = "sharded"  # for checkpoints: each rank saves and loads its own position
 
     def __new__(cls, *_: Any, to: Library | None = None, order: Any = None, **__: Any) -> Any:
-        """Make a loader, for torch one of a class that inherits from its `IterableDataset` too."""
+        """Make a loader; for torch its class also inherits from `IterableDataset`."""
         if order is not None:
             raise ConfigError(
                 "Loader takes a sampler; OrderedLoader(collection, order=...) draws rows as an order says, with a "
@@ -113,14 +114,14 @@ class Loader:
         if collection is not None:
             self.use_collection(collection)
 
-    # what users see is what they may pass: not the arguments of __new__
+    # show the arguments of __init__, not those of __new__
     __signature__ = inspect.Signature(list(inspect.signature(__init__).parameters.values())[1:])
 
     def __len__(self) -> int:
-        """Batches of a whole pass, also behind a position that was loaded: see `num_left`.
+        """Batches of a whole pass, also after a position was loaded: see `num_left`.
 
-        Loops that go on inside an epoch, such as Lightning's, count its batches from the beginning, as they do with
-        torch's StatefulDataLoader.
+        Loops that resume inside an epoch, for example Lightning's, count its batches from the beginning, as they do
+        with torch's StatefulDataLoader.
         """
         return self._batch_sampler.n_batches(self.n_obs)
 
@@ -133,26 +134,26 @@ class Loader:
 
     @property
     def num_left(self) -> int:
-        """Batches that the next pass will give: of a whole one, or of the rest behind a position that was loaded."""
+        """Batches that the next pass will yield: those of a whole pass, or the rest after a loaded position."""
         return max(0, len(self) - self._standing.num_done)
 
     @property
     def n_obs(self) -> int:
-        """Rows of all datasets."""
+        """Number of rows of all datasets."""
         return self._datasets.num_rows
 
     @property
     def n_var(self) -> int:
-        """Columns: extent of the second axis.
+        """Number of columns: size of the second axis.
 
         Raises:
-            ValueError: nothing was added yet.
+            ValueError: no data were added yet.
         """
         return self._datasets.row_shape[0]
 
     @property
     def var(self) -> Any:
-        """pandas.DataFrame about the columns, None without."""
+        """pandas.DataFrame about the columns, or None."""
         return self._datasets.var
 
     @property
@@ -160,13 +161,13 @@ class Loader:
         """Type of the matrices that were added.
 
         Raises:
-            ValueError: nothing was added yet.
+            ValueError: no data were added yet.
         """
         return self._datasets.matrix_type
 
     @property
     def batch_sampler(self) -> Sampler:
-        """What decides which rows form which batch."""
+        """The sampler, which decides which rows form which batch."""
         return self._batch_sampler
 
     def set_epoch(self, epoch: int) -> None:
@@ -174,35 +175,34 @@ class Loader:
         self._batch_sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, JSON]:
-        """Return where the newest pass is: behind the last batch that was handed out; a small JSON object.
+        """Return the position of the newest pass, after the last batch that was handed out; a small JSON object.
 
-        With a seed of the caller's (``rng=0``) the state of one rank serves all that are at the same batch; without,
-        each rank keeps its own, which carries the seed.
+        With a seed from the caller (``rng=0``), the state of one rank is valid for all ranks at the same batch. Without
+        one, each rank saves its own state, which contains the seed.
 
         Raises:
-            ConfigError: workers of a `DataLoader` read, which alone know how far they are; or there are no rows.
+            ConfigError: workers of a `DataLoader` read, and only they know the position; or there are no rows.
         """
         return self._standing.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on behind a saved position: the next pass is the rest of that epoch, the same batches byte for byte.
+        """Resume after a saved position: the next pass is the rest of that epoch, with byte-identical batches.
 
-        The batches before it are drawn again, which costs little, and not read. `len` stays that of a whole epoch,
-        `num_left` counts those that are left.
-        Setting the same epoch keeps the position. A state from between two epochs goes on with any sampler, at any
-        number of ranks.
+        Earlier batches are drawn again, which costs little, but not read. `len` stays that of a whole epoch; `num_left`
+        counts the remaining batches. Setting the same epoch keeps the position. A state between two epochs works with
+        any sampler and any number of ranks.
 
         Raises:
-            ConfigError: the state lies inside an epoch, and data, sampler or number of ranks are others, or it is not
-                known what decides the batches of an own sampler; see `Sampler.pass_settings`.
+            ConfigError: the state lies inside an epoch, and data, sampler or number of ranks differ, or the settings of
+                your own sampler are unknown; see `Sampler.pass_settings`.
         """
         self._standing.load_state_dict(state)
 
     def peek(self) -> LoaderOutput:
-        """Return the first batch of the next pass, read now; the position and the sampler stay where they are.
+        """Return the first batch of the next pass, read now; position and sampler do not change.
 
         Raises:
-            ConfigError: there are no rows, no batch is left, or a sampler of the caller's cannot be copied.
+            ConfigError: there are no rows, no batch is left, or your own sampler cannot be copied.
             DataError: a row cannot be read.
         """
         sampler = foreseen(self._batch_sampler)
@@ -226,13 +226,13 @@ class Loader:
     def start_prefetch(self) -> bool:
         """Begin to read the first load request of the next pass in the background; returns at once.
 
-        A loader that is made before the model is then ready when the model is. The pass takes it over if it begins with
-        the same rows, and drops it otherwise. The sampler and its generator stay as they are, and errors wait for the
-        pass. Calling it twice is fine.
+        Make the loader before the model, and both are ready at the same time. The pass takes the request over if it
+        begins with the same rows, and drops it otherwise. The sampler and its generator do not change. The pass raises
+        errors. Calling it twice is fine.
 
         Returns:
-            Whether it is read: where the sampler is one of ours (in a `DistributedSampler` none of classes), the data
-            are stored, and no pass is under way. In workers of a `DataLoader` it is not: they read for themselves.
+            Whether it is read: only if the sampler is one of ours (not a `DistributedSampler` over classes), the data
+                are stored, and no pass is under way. Workers of a `DataLoader` return False: they read for themselves.
         """
         order = None if self._num_open else self._following()
         if order is None:
@@ -243,20 +243,20 @@ class Loader:
         return True
 
     def expect_last_epoch(self) -> None:
-        """Say that after the next pass none follows soon: nothing is read ahead at its end."""
+        """Say that no pass will follow the next one soon: do not prefetch at its end."""
         self._is_last = True
 
     def use_collection(self, collection: Any, *, load_adata: Callable[[Any], Any] = load_group) -> Self:
-        """Add all datasets of a collection; once only.
+        """Add all datasets of a collection; allowed once.
 
         Args:
             collection: `DatasetCollection`, or folder or URL of a collection or of AnnData stores.
-            load_adata: from the Zarr group of a dataset to the AnnData whose X, obs and var are used. The default
+            load_adata: turns the Zarr group of a dataset into the AnnData whose X, obs and var are used. The default
                 takes X, all columns of obs and the names of var.
 
         Raises:
             ValueError: it is empty, or its datasets do not fit together.
-            RuntimeError: there is a collection already.
+            RuntimeError: a collection was added already.
         """
         if self._has_collection:
             raise RuntimeError(
@@ -272,7 +272,7 @@ class Loader:
 
         Raises:
             ValueError: there are none, or they do not fit together.
-            TypeError: X of one is of a kind that rows are not loaded from.
+            TypeError: rows cannot be loaded from the X of one.
         """
         if not len(adatas):
             raise ConfigError("add_adatas wants at least one AnnData, got none")
@@ -284,10 +284,10 @@ class Loader:
         """Add an AnnData: X, obs (unless it has no columns) and var.
 
         Args:
-            adata: X is a CSR matrix in a Zarr store, zarr.Array, numpy.ndarray, or scipy CSR matrix.
+            adata: X is a CSR matrix in a Zarr store, zarr.Array, numpy.ndarray, or SciPy CSR matrix.
 
         Raises:
-            ValueError: it does not fit those that are there.
+            ValueError: it does not fit the existing datasets.
             TypeError: X is of another kind.
         """
         ignored = [f"{table}/{key}" for table in ("obsm", "layers") for key in getattr(adata, table) if key is not None]
@@ -304,7 +304,7 @@ class Loader:
         """Add matrices, each with its tables; see `add_dataset`.
 
         Raises:
-            ValueError: there are not as many tables as matrices, or something does not fit.
+            ValueError: the numbers of tables and matrices differ, or something does not fit.
             TypeError: a matrix or table is of another kind.
         """
         tables = [[None] * len(datasets) if given is None else given for given in (obs, var)]
@@ -318,10 +318,10 @@ class Loader:
         Args:
             dataset: CSR matrix in a Zarr store, zarr.Array of any number of axes, numpy.ndarray, or scipy CSR matrix.
             obs: pandas.DataFrame about its rows.
-            var: pandas.DataFrame about its columns, the same for all.
+            var: pandas.DataFrame about its columns, the same for all datasets.
 
         Raises:
-            ValueError: it does not fit those that are there.
+            ValueError: it does not fit the existing datasets.
             TypeError: it is of another kind.
             RuntimeError: a pass is under way.
         """
@@ -354,7 +354,7 @@ class Loader:
                     for first, last in pairwise(order.edges):
                         yield under_way.counted(self._batch(order, block, about, first, last))
                     block.lease.leave()
-                    del taken, block  # their memory is wanted for what is read next
+                    del taken, block  # the next read needs their memory
             under_way.has_ended = True
             if not under_way.num_done:
                 say_no_batch(self._batch_sampler, n_obs)
@@ -365,7 +365,7 @@ class Loader:
             self._datasets.give_back(requests)
 
     def _following(self) -> RowOrder | None:
-        """What the next pass will ask for first, where that is known and of use."""
+        """Return the first rows of the next pass, if they are known and worth reading."""
         if not self._datasets.is_stored or current_worker() is not None:
             return None
         try:

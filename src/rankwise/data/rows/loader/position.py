@@ -1,4 +1,4 @@
-"""`Standing`: how far the passes of a loader have come, to be saved and gone on from."""
+"""`Standing`: the position of a loader inside its passes, for saving and resuming."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPass:
-    """Where a loader stands: behind the first batches of a pass.
+    """The position of a loader: after the first batches of a pass.
 
     Attributes:
         epoch: number of the pass.
-        batches: how many were handed out.
+        batches: number of batches handed out.
         seed: of the sampler; None = it has no generator.
-        rank: whose loader it is.
-        sampler: settings of the sampler; None = they are not known.
+        rank: rank of the loader.
+        sampler: settings of the sampler; None = they are unknown.
         rows: rows of the loader.
         data: hash of its matrices' metadata.
-        worker: of a worker of a `DataLoader` its `number`, the `count` of all, and the `salt` of the pass; else None.
+        worker: for a `DataLoader` worker its `number`, the `count` of all, and the `salt` of the pass; else None.
     """
 
     epoch: int
@@ -55,10 +55,10 @@ class SavedPass:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """Return what `to_json` wrote.
+        """Return the position that `to_json` wrote.
 
         Raises:
-            ConfigError: it is something else.
+            ConfigError: `state` is not such a position.
         """
         wanted = {"version", *cls.__dataclass_fields__}
         if set(state) != wanted:
@@ -75,7 +75,7 @@ class SavedPass:
         return cls(**{name: value for name, value in state.items() if name != "version"})
 
     def differences(self, here: SavedPass) -> list[str]:
-        """Return in words what of the data, the sampler and the workers is not as it was."""
+        """Return the differences in data, sampler and workers, in words."""
         was, now = _flat(self), _flat(here)
         names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
         return [f"{name} was {was.get(name)}, is {now.get(name)}" for name in names]
@@ -99,12 +99,12 @@ class UnderWay:
 
     Args:
         sampler: draws it.
-        saved: what to go on from, if it is of this pass; None = nothing.
+        saved: the position to resume from, if it lies in this pass; None = from the start.
 
     Attributes:
-        draws: what the pass is drawn from; None = it has not begun.
-        num_done: batches that were handed out, those before the saved position included.
-        has_ended: whether all were.
+        draws: the random source of the pass; None = it has not begun.
+        num_done: batches handed out, including those before the saved position.
+        has_ended: whether all batches were handed out.
     """
 
     def __init__(self, sampler: Sampler, saved: SavedPass | None) -> None:
@@ -114,13 +114,13 @@ class UnderWay:
         self.has_ended = False
 
     def orders(self, n_obs: int) -> Generator[RowOrder, None, None]:
-        """Yield what is to be read, request by request; batches before the saved position are drawn, and not read.
+        """Yield the rows to read, request by request; batches before the saved position are drawn, but not read.
 
         Args:
             n_obs: rows of the loader.
 
         Raises:
-            ConfigError: a request makes no sense, or the saved position is none of this pass.
+            ConfigError: a request is invalid, or the saved position does not belong to this pass.
         """
         with closing(self._sampler.sample(n_obs)) as requests:
             request = next(requests, None)
@@ -135,12 +135,12 @@ class UnderWay:
             raise ConfigError(f"the saved state lies {num_left_out} batches behind the end of its pass")
 
     def counted(self, batch: T) -> T:
-        """Return a batch that is handed out."""
+        """Count a batch that is handed out, and return it."""
         self.num_done += 1
         return batch
 
     def _begin(self) -> int:
-        """Note which pass has begun; return how many of its batches were handed out before."""
+        """Record which pass has begun; return how many of its batches were handed out before."""
         self.draws, saved = self._sampler.last_pass, self._saved
         if saved is None or self.draws is None or saved.epoch != self.draws.epoch:
             return 0
@@ -154,7 +154,7 @@ class UnderWay:
 
 
 class Standing:
-    """Where a loader stands: in which pass, behind how many batches.
+    """The position of a loader: its pass, and the number of batches done.
 
     Args:
         sampler: of the loader.
@@ -170,7 +170,7 @@ class Standing:
         return {**vars(self), "_newest": None}
 
     def next_pass(self) -> UnderWay:
-        """Return the pass that is begun now; it goes on from what was loaded, if that is of its epoch."""
+        """Return the pass that begins now; it resumes from the loaded position if that has the same epoch."""
         self._newest, self._loaded = UnderWay(self._sampler, self._loaded), None
         return self._newest
 
@@ -183,10 +183,10 @@ class Standing:
         return UnderWay(sampler, self._loaded)
 
     def state_dict(self) -> dict[str, JSON]:
-        """Return the position behind the last batch that was handed out.
+        """Return the position after the last batch that was handed out.
 
         Raises:
-            ConfigError: workers of a `DataLoader` read, which alone know how far they are; or there are no rows.
+            ConfigError: workers of a `DataLoader` read, and only they know the position; or there are no rows.
         """
         if current_worker() is None and self._sampler.passed_elsewhere:
             raise ConfigError(
@@ -199,10 +199,10 @@ class Standing:
         return saved.to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next pass go on behind a saved position.
+        """Make the next pass resume after a saved position.
 
         Raises:
-            ConfigError: it lies inside a pass that this loader would not make again.
+            ConfigError: it lies inside a pass that this loader would not repeat exactly.
         """
         saved, here = SavedPass.from_json(state), self._saved(0, 0, 0)
         wrong_seed = self._wrong_seed(saved, here)
@@ -214,13 +214,13 @@ class Standing:
 
     @property
     def num_done(self) -> int:
-        """Batches of the next pass that lie before a position that was loaded; 0 without."""
+        """Batches of the next pass before a position that was loaded; 0 without one."""
         loaded = self._loaded
         goes_on = loaded is not None and loaded.worker is None and self._sampler.epoch == loaded.epoch
         return loaded.batches if goes_on and loaded is not None else 0
 
     def _position(self) -> tuple[int, int, int]:
-        """Epoch, batches that were handed out, and salt of the pass."""
+        """Return epoch, number of batches handed out, and salt of the pass."""
         sampler, newest, loaded = self._sampler, self._newest, self._loaded
         if newest is not None and newest.draws is not None and newest.draws is sampler.last_pass:
             draws = newest.draws
@@ -250,7 +250,7 @@ class Standing:
         )
 
     def _wrong_seed(self, saved: SavedPass, here: SavedPass) -> str:
-        """Why this loader cannot draw from the saved seed, "" if it can."""
+        """Return why this loader cannot draw from the saved seed, "" if it can."""
         if saved.seed == here.seed:
             return ""
         if saved.seed is None or here.seed is None:

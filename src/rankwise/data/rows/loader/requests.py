@@ -1,4 +1,4 @@
-"""`Requests`: the load requests of one pass after the other, read in the background a little ahead."""
+"""`Requests`: the load requests of successive passes, prefetched in the background."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["RequestReader", "Requests", "RowOrder", "order_rows"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowOrder:
-    """What one load request comes to.
+    """The rows of one load request, in batch order.
 
     Attributes:
         rows: int64[n], rows over all datasets, batch after batch.
-        edges: where each batch begins in `rows`, and the end of the last.
+        edges: start of each batch in `rows`, and the end of the last.
     """
 
     rows: IntArray
@@ -33,14 +33,14 @@ class RowOrder:
 
 
 def order_rows(request: LoadRequest, n_obs: int) -> RowOrder:
-    """Return the rows of a request; those that no split names are left out.
+    """Return the rows of a request; rows in no split are left out.
 
     Args:
         request: with splits.
         n_obs: rows of all datasets.
 
     Raises:
-        ConfigError: it names rows or places that there are not.
+        ConfigError: it names rows or places that do not exist.
     """
     rows = _listed(request["requests"])
     if len(rows) and not (rows.min() >= 0 and rows.max() < n_obs):
@@ -94,12 +94,12 @@ def _places(split: Any) -> IntArray:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A load request, and what becomes of it.
+    """A load request and its state.
 
     Attributes:
         order: its rows.
-        table: pandas.DataFrame about all rows, None without; set before it is asked for.
-        is_dropped: whether the pass that it was read for begins otherwise; set before another is asked for.
+        table: pandas.DataFrame about all rows, or None; set before the request is asked for.
+        is_dropped: whether the next pass begins with other rows; set before another request is asked for.
     """
 
     order: RowOrder
@@ -107,24 +107,24 @@ class _Request:
     is_dropped: bool = False
 
     def is_for(self, order: RowOrder) -> bool:
-        """Whether this is what it comes to."""
+        """Whether the request has these rows."""
         return self.order.edges == order.edges and np.array_equal(self.order.rows, order.rows)
 
     def told(self, found: RowBlock | Exception) -> ReadRequest:
-        """Return what was read, or raise what failed."""
+        """Return what was read, or raise the error."""
         if isinstance(found, Exception):
             raise found
         return self.order, found, None if self.table is None else self.table.iloc[self.order.rows]
 
 
 ReadRequest: TypeAlias = tuple[RowOrder, RowBlock, Any]
-_IN_MEMORY = 2  # one is in use, another is read
+_IN_MEMORY = 2  # one in use, one being read
 
 
 class RequestReader(Leases):
-    """Implements `Reader`: load requests to their rows, and what a table says about them, in memory on lease.
+    """Implements `Reader`: reads the rows of load requests, and their part of a table, into leased memory.
 
-    Behind one of at most half its rows, which lasts less long than reading, a request is read though two are in memory.
+    After a request with at most half its rows, which is used up early, one is read while two are in memory.
 
     Args:
         rows: reads them.
@@ -137,10 +137,10 @@ class RequestReader(Leases):
     def read(
         self, steps: Iterable[_Request], is_asked: Callable[[], bool]
     ) -> Generator[ReadRequest | None, None, None]:
-        """Yield what is read of each request, and None where it was read and nobody asked for it yet.
+        """Yield the result of each request; yield None while it was read but not asked for.
 
         Raises:
-            Exception: what failed, once it was asked for.
+            Exception: the error of a request, once it was asked for.
         """
         num_last = 0
         for request in steps:
@@ -151,7 +151,7 @@ class RequestReader(Leases):
             lease = self.acquire(_IN_MEMORY + is_short)
             if lease is None:
                 return
-            # in a list: a name here would keep its memory while the next one is read
+            # in a list: a local name would keep its memory while the next one is read
             found = [self._tried(request.order.rows, lease)]
             del lease
             while not (is_asked() or request.is_dropped):
@@ -168,11 +168,11 @@ class RequestReader(Leases):
 
 
 class Requests:
-    """The load requests of one pass after the other, with memory that passes share.
+    """The load requests of successive passes, with memory that passes share.
 
-    They are drawn in the thread that takes them, so what draws them needs no lock. When all of a pass are drawn the
-    first one of the pass that may follow is read too, while the last one is in use, as `start` does before any pass; it
-    is dropped if that pass begins otherwise.
+    The thread that takes requests also draws them, so drawing needs no lock. Once all requests of a pass are drawn, the
+    first one of the next pass is read too, while the last one is in use; `start` does the same before any pass. It is
+    dropped if that pass begins with other rows.
 
     Args:
         rows: reads them.
@@ -185,28 +185,28 @@ class Requests:
     def _begin_anew(self) -> None:
         self._passing: Iterator[ReadRequest] = iter(())
         self._foreseen: _Request | None = None
-        self._drawn: deque[_Request] = deque()  # for the thread, which takes no more than there are
+        self._drawn: deque[_Request] = deque()  # for the reader thread; its steps never exceed these
         self._ahead: ReadAhead[_Request, ReadRequest] = ReadAhead(
             RequestReader(self._rows), _emptied(self._drawn), depth=LEAST_DEPTH
         )
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether this is a process that was forked from the one that reads."""
+        """Whether this process was forked from the one that reads."""
         return self._ahead.is_elsewhere
 
     def start(self, order: RowOrder) -> None:
-        """Read what will be asked for next; returns at once, may be called again.
+        """Read the request that will be asked for next; returns at once, may be called again.
 
         Args:
-            order: what that is.
+            order: its rows.
         """
         before, request = self._foreseen, _Request(order)
         if before is not None and before.is_for(order):
             return
         self._drawn.append(request)
         if before is not None:
-            before.is_dropped = True  # now that another follows it, which its reader may go on to at once
+            before.is_dropped = True  # another follows; the reader may go on to it at once
         self._foreseen = request
         self._ahead.ask(0, beyond=1)
 
@@ -216,17 +216,17 @@ class Requests:
         """Begin a pass.
 
         Args:
-            orders: its requests, drawn up to three early.
-            obs: returns the pandas.DataFrame about all rows, or None; called when reading is under way.
-            following: called when all are drawn: what the next pass will ask for first, None = not known.
+            orders: its requests, drawn up to three ahead.
+            obs: returns the pandas.DataFrame about all rows, or None; called after reading has begun.
+            following: called when all are drawn: returns the first request of the next pass, None = unknown.
         """
         self._passing = self._pass(orders, obs, following)
 
     def take(self) -> ReadRequest | None:
-        """Return the next request of the pass, its rows, and what obs says about them; None after the last.
+        """Return the next request of the pass, its rows, and their part of obs; None after the last.
 
         Raises:
-            Exception: what failed in drawing or reading it.
+            Exception: the error of drawing or reading it.
         """
         if self.is_elsewhere:
             raise RuntimeError("a pass does not go on in a process that was forked in its midst: iterate anew there")
@@ -267,8 +267,8 @@ class Requests:
         return taken
 
     def leave(self) -> None:
-        """End the pass here: drop what was drawn, and wait for what is being read."""
-        if not self.is_elsewhere:  # where nothing reads, and a lock of the memory may be held for ever
+        """End the pass here: drop drawn requests, and wait for the one being read."""
+        if not self.is_elsewhere:  # in a forked process nothing reads, and a lock may be held for ever
             self._ahead.close()
             self._begin_anew()
 

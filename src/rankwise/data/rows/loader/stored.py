@@ -1,4 +1,4 @@
-"""What a loader reads: collections and datasets as it is given them, and their rows as blocks."""
+"""The inputs of a loader: collections and datasets, and their rows as blocks."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ __all__ = ["MemoryRows", "RowBlock", "RowsReader", "StoredRows", "adopt_matrix",
 
 
 def adopt_matrix(dataset: Any, reader: BoxReader) -> StoredMatrix:
-    """Return a matrix that zarr-python or anndata has opened.
+    """Wrap a matrix that zarr-python or anndata has opened.
 
     Args:
         dataset: zarr.Array, or CSR matrix backed by a Zarr group.
-        reader: will read it.
+        reader: reads it.
 
     Raises:
-        DataError: it is damaged, or of a dtype that cannot be read.
+        DataError: it is damaged, or has a dtype that cannot be read.
     """
     if not hasattr(dataset, "group"):
         return StoredDense(array=reader.adopt(dataset))
@@ -67,13 +67,13 @@ _MOST_INT32 = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowBlock:
-    """Rows as they were read.
+    """Rows that were read.
 
     Attributes:
-        arrays: of dense rows one array [n, *row shape]; of a CSR matrix data [nnz], indices [nnz] and indptr [n + 1].
+        arrays: for dense rows one array [n, *row shape]; for a CSR matrix data [nnz], indices [nnz] and indptr [n + 1].
         num_cols: columns of a CSR matrix; None for dense rows.
-        errors: why rows could not be read, by their place in the block.
-        lease: of their memory; to be left when other rows are wanted.
+        errors: errors of rows, by their place in the block.
+        lease: of their memory; leave it when other rows are needed.
     """
 
     arrays: tuple[NDArray, ...]
@@ -96,12 +96,12 @@ class RowBlock:
         begin, end = int(indptr[first]), int(indptr[last])
         pointers: IntArray = indptr[first : last + 1] - begin
         if end - begin <= _MOST_INT32 and indices.dtype == np.int32:
-            pointers = pointers.astype(np.int32)  # both of one dtype, as scipy and torch want it
+            pointers = pointers.astype(np.int32)  # both need one dtype for SciPy and torch
         return scipy_csr((data[begin:end], indices[begin:end], pointers), self.num_cols)
 
 
 class StoredRows:
-    """Rows of matrices in Zarr stores, one over the other.
+    """Rows of concatenated matrices in Zarr stores.
 
     Args:
         matrices: all of one kind.
@@ -115,14 +115,14 @@ class StoredRows:
         self._pool = MemoryPool()
 
     def read(self, rows: IntArray, lease: Lease) -> RowBlock:
-        """Read and decode rows straight into their order; what fails is told row by row.
+        """Read and decode rows directly in the requested order; errors are reported for each row.
 
         Args:
             rows: int64[n], rows over all matrices.
             lease: ends when nothing that shares their memory is left.
 
         Raises:
-            DataError: there is trouble with the storage of row pointers.
+            DataError: the storage of row pointers fails.
         """
         plan = self._stack.plan(rows, self._reader)
         self._reader.hint(plan.boxes)
@@ -134,7 +134,7 @@ class StoredRows:
         return RowBlock(arrays=arrays, num_cols=num_cols, errors=errors.found, lease=lease)
 
     def _arrays(self, plan: MatrixPlan, lease: Lease) -> tuple[NDArray, ...]:
-        """Memory for one request: batches are views of it, and may be kept."""
+        """Return memory for one request: batches are views of it, and may be kept."""
         spec = self._stack.spec
         if plan.lengths is None:
             shape = (plan.num_rows, *spec.shape)
@@ -148,7 +148,7 @@ class StoredRows:
 
 
 class MemoryRows:
-    """Rows of NumPy arrays or scipy CSR matrices, one over the other.
+    """Rows of concatenated NumPy arrays or SciPy CSR matrices.
 
     Args:
         matrices: all of one kind.
@@ -171,7 +171,7 @@ class MemoryRows:
 
 
 RowsReader: TypeAlias = StoredRows | MemoryRows
-"""Reads rows, in the order they are named, in one thread at a time."""
+"""Reads rows in the requested order, in one thread at a time."""
 
 
 def iter_groups(collection: Any) -> Iterator[Any]:
@@ -183,7 +183,7 @@ def iter_groups(collection: Any) -> Iterator[Any]:
     Raises:
         ConfigError: it is empty.
         TypeError: it is something else.
-        DataError: there is nothing, or something else.
+        DataError: there is nothing, or something else, at a path.
     """
     if isinstance(collection, (list, tuple)) and any(hasattr(one, "is_empty") for one in collection):
         for one in collection:
@@ -205,7 +205,7 @@ def iter_groups(collection: Any) -> Iterator[Any]:
 
 
 def load_group(group: Any) -> Any:
-    """Return an AnnData with the X of a store, left on disk, all columns of obs, and the names of var.
+    """Return an AnnData with the X of a store (left on disk), all columns of obs, and the names of var.
 
     Args:
         group: zarr.Group of an AnnData store.

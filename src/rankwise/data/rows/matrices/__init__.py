@@ -1,4 +1,4 @@
-"""Matrices of an AnnData store, one over the other, read by row."""
+"""Concatenated matrices of AnnData stores, read by row."""
 
 from __future__ import annotations
 

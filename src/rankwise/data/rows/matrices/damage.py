@@ -1,4 +1,4 @@
-"""Whether what was read can be right: strays, gaps, and which row they concern."""
+"""Checks that what was read can be right: invalid columns, lost chunks, and the rows they affect."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ Ask: TypeAlias = Callable[[int], int | None]
 
 
 class Judge(Protocol):
-    """Looks at numbers of one array."""
+    """Checks the numbers of one array."""
 
     def is_sound(self, page: IntArray, first: int, chunk: int) -> bool:
-        """Whether nothing is wrong at first sight.
+        """Quick check: whether no error is found.
 
         Args:
-            page: int64[n], whole chunks, the last one perhaps shorter.
-            first: place of the first of them in the array.
+            page: int64[n], whole chunks; the last one may be shorter.
+            first: place of its first number in the array.
             chunk: numbers of a chunk.
         """
         ...
 
     def problems(self, page: IntArray, first: int, chunk: int, unread: Container[int], ask: Ask) -> dict[int, str]:
-        """Return what is wrong, by the number of the chunk.
+        """Return the errors, by the number of the chunk.
 
         Args:
-            page: as above.
-            first: as above.
-            chunk: as above.
-            unread: numbers of chunks that could not be read, whose places hold anything.
-            ask: tells the number at a place of the array, None if it cannot be read.
+            page: see `is_sound`.
+            first: see `is_sound`.
+            chunk: see `is_sound`.
+            unread: numbers of chunks that could not be read; their content is undefined.
+            ask: returns the number at a place of the array, None if it cannot be read.
         """
         ...
 
 
 class AnyNumbers:
-    """Implements `Judge`: they may be anything."""
+    """Implements `Judge`: all numbers are valid."""
 
     def is_sound(self, page: IntArray, first: int, chunk: int) -> bool:  # noqa: ARG002
         """True."""
@@ -71,28 +71,28 @@ class AnyNumbers:
 
 
 class PointerJudge:
-    """Implements `Judge` for row pointers: they never fall, begin at 0, and end with the elements.
+    """Implements `Judge` for row pointers: they never decrease, start at 0, and end with the number of elements.
 
-    A chunk that is not in a store is read as zeros. These are true where all rows up to its end are empty: before the
-    first chunk that is not all zeros, which then does not begin with more elements than one row can have.
+    A chunk that is not in a store is read as zeros. Zeros are correct only if all rows up to the end of the chunk are
+    empty: before the first chunk with other numbers, whose first number is then at most the elements of one row.
 
     Args:
-        num_rows: rows of the matrix; there is one number more.
+        num_rows: rows of the matrix; there is one pointer more.
         num_elements: elements of the matrix.
-        num_cols: most elements of a row; None = not known.
+        num_cols: most elements of a row; None = unknown.
     """
 
     def __init__(self, *, num_rows: int, num_elements: int, num_cols: int | None) -> None:
         self._num_rows, self._num_elements, self._num_cols = num_rows, num_elements, num_cols
-        self._first_filled: tuple[int, int] | None = None  # place of the first chunk with another number, its first one
+        self._first_filled: tuple[int, int] | None = None  # start of the first nonzero chunk, its first number
 
     def is_sound(self, page: IntArray, first: int, chunk: int) -> bool:
-        """Whether nothing is wrong at first sight."""
+        """Quick check: whether no error is found."""
         # chunks of zeros come before all others
         return not self._wrong(page, first) and not (self._num_elements and _is_blank(page[:chunk]) and chunk > 1)
 
     def problems(self, page: IntArray, first: int, chunk: int, unread: Container[int], ask: Ask) -> dict[int, str]:
-        """Return what is wrong, by the number of the chunk. Where two do not fit, either may be to blame: both are."""
+        """Return the errors, by the number of the chunk. If two chunks do not fit, both count as damaged."""
         found: dict[int, str] = {}
         last: list[tuple[int, int]] = []  # of chunks that seem sound: number of the chunk, its last number
         for start in range(0, len(page), chunk):
@@ -124,7 +124,7 @@ class PointerJudge:
         return ""
 
     def _is_lost(self, place: int, chunk: int, ask: Ask) -> bool:
-        """Whether zeros from a place on stand for a chunk that is not there."""
+        """Whether zeros from a place on come from a missing chunk."""
         if self._first_filled is None:
             self._first_filled = self._find_filled(chunk, ask)
         filled, number = self._first_filled
@@ -142,14 +142,14 @@ def _is_blank(numbers: IntArray) -> bool:
 
 
 def stray_columns(plan: MatrixPlan, reports: Sequence[BoxReport]) -> tuple[BoxReport, ...]:
-    """Return reports in which rows with columns that fit no dtype of theirs are damaged, as those with others too far.
+    """Return reports that count rows with columns beyond the dtype as damaged, like rows with other invalid columns.
 
-    The engine takes numbers that do not fit for a wrong choice of the dtype. Columns come in one that holds all that a
-    matrix has.
+    The engine reports numbers that do not fit as a wrong choice of the dtype. But the dtype for columns holds all
+    column numbers of the matrix.
 
     Args:
         plan: what was read.
-        reports: of values and of column numbers; of a dense stack, or where there are no elements, any.
+        reports: of values and of column numbers; any for a dense stack, or without elements.
     """
     if plan.lengths is None or not reports or not any(error.unfit for error in reports[1].errors):
         return tuple(reports)
@@ -166,19 +166,18 @@ def _damaged(plan: MatrixPlan, error: BoxError) -> BoxError:
 
 
 def find_gaps(plan: MatrixPlan, reports: Sequence[BoxReport], indices: NDArray) -> list[BoxError]:
-    """Return an error for each row of a CSR matrix that lost elements with a file of chunks.
+    """Return an error for each row of a CSR matrix that lost elements with a chunk file.
 
-    Zarr takes a chunk that is not in the store for the fill value, 0. Of dense rows that is the rule, and fine. A CSR
-    matrix stores what is not 0, so that values which are not there are lost; and of column numbers that are not there
-    some row would name column 0 twice, which no row does: then they are lost for all rows they are missing for. Where
-    the index of a shard says that a chunk was left out, its elements are stored zeros indeed. Files of one chunk cannot
-    say so: where column numbers are there and values are not, the values were zeros, for which Zarr writes no file, or
-    the file was lost; they count as zeros, which is said.
+    Zarr reads a chunk that is not in the store as the fill value, 0. For dense rows this is normal. A CSR matrix stores
+    only nonzero values, so missing values are lost. Missing column numbers read as 0; if a row then has column 0 twice,
+    which never happens otherwise, they are lost for all rows in these chunks. If the index of a shard says that a chunk
+    was left out, its elements are stored zeros. Without shards this is unknown: if only the values are missing, either
+    they were zeros, for which Zarr writes no file, or the file was lost. They count as zeros, with a warning.
 
     Args:
         plan: what was read.
-        reports: of values and of column numbers; none where there are no elements.
-        indices: column numbers that came, where the plan has them.
+        reports: of values and of column numbers; empty without elements.
+        indices: the column numbers, at the places of the plan.
     """
     if plan.lengths is None or not any(report.lost_boxes.any() for report in reports):
         return []
@@ -202,14 +201,14 @@ def find_gaps(plan: MatrixPlan, reports: Sequence[BoxReport], indices: NDArray) 
 
 
 def _is_sharded(plan: MatrixPlan) -> BoolArray:
-    """Of which rows the values lie in shards, bool[n]."""
+    """Return for which rows the values lie in shards, bool[n]."""
     request = plan.boxes[0].request
     sharded: BoolArray = np.array([array.sharded for array in request.arrays], dtype=np.bool_)[request.which]
     return sharded
 
 
 def _names_twice(rows: IntArray, indices: NDArray, runs: Runs) -> bool:
-    """Whether one of these rows names column 0 more than once."""
+    """Whether one of these rows has column 0 more than once."""
     spans = zip(runs.places[rows].tolist(), runs.lengths[rows].tolist(), strict=True)
     return any(np.count_nonzero(indices[begin : begin + length] == 0) > 1 for begin, length in spans)
 
@@ -225,12 +224,12 @@ def _gap(plan: MatrixPlan, part: int, box: int) -> BoxError:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Finished:
-    """How the rows of a matrix came.
+    """The result of reading rows of a matrix.
 
     Attributes:
-        reports: of all that was read for it.
-        outside: bool[B], rows that name a column that there is not; None = none does.
-        gaps: why rows lost elements that the store had.
+        reports: of all its reads.
+        outside: bool[B], rows with an invalid column number; None = there are none.
+        gaps: errors of rows that lost elements.
     """
 
     reports: tuple[BoxReport, ...]
@@ -241,22 +240,22 @@ class Finished:
 def finished_plain(
     plan: MatrixPlan, reports: Sequence[BoxReport], arrays: Sequence[NDArray], spec: FieldSpec
 ) -> Finished:
-    """Return how rows came that are handed over as they are stored.
+    """Return the result for rows that are handed over as stored.
 
-    They are only looked at: a column that there is not would let who multiplies by the rows read beyond his memory.
+    It only checks them: an invalid column would make a matrix product read beyond its memory.
 
     Args:
         plan: what was read.
         reports: of its jobs.
-        arrays: of CSR rows data, indices and row pointers.
-        spec: a row.
+        arrays: for CSR rows data, indices and row pointers.
+        spec: of a row.
     """
     if plan.lengths is None:
         return Finished(reports=tuple(reports))
     _, indices, indptr = arrays
     reports = stray_columns(plan, reports)
     gaps = find_gaps(plan, reports, indices)
-    unsigned = indices.view(np.dtype(f"u{indices.itemsize}"))  # below 0 is then large: one pass sees both
+    unsigned = indices.view(np.dtype(f"u{indices.itemsize}"))  # negatives become large: one pass checks both ends
     if len(indices) == 0 or unsigned.max() < spec.shape[0]:
         return Finished(reports=reports, gaps=gaps)
     rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
@@ -273,13 +272,13 @@ class _Dataset(Protocol):
 
 
 class RowErrors:
-    """Gathers what goes wrong while rows are read; the first error of each place of the batch counts.
+    """Collects errors while rows are read; the first error of each place in the batch counts.
 
     Args:
         ids: int64[B], sample ids.
         rows: int64[B], rows over all datasets.
-        datasets: the datasets, one over the other.
-        word: what an id stands for.
+        datasets: the concatenated datasets.
+        word: what an id stands for, for messages.
 
     Attributes:
         found: the errors, by place.
@@ -292,12 +291,12 @@ class RowErrors:
     def gather(
         self, plans: Mapping[str, MatrixPlan], done: Mapping[str, Finished], specs: Mapping[str, FieldSpec]
     ) -> None:
-        """Take over the errors of matrices.
+        """Add the errors of matrices.
 
         Args:
-            plans: what was read, by the name of the matrix in its dataset; "" = it is the dataset.
-            done: how it came.
-            specs: a row of each, as it is stored.
+            plans: the plans, by the name of the matrix in its dataset; "" = it is the dataset.
+            done: the results.
+            specs: the spec of a row of each, as stored.
         """
         lost = (plan.lost for plan in plans.values())
         reports = [report for finished in done.values() for report in finished.reports]

@@ -1,4 +1,4 @@
-"""Matrices in memory, one over the other, read by row as those on disk are."""
+"""Concatenated matrices in memory, read by row like those on disk."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from rankwise.errors import ConfigError, DataError
 
 __all__ = ["MOST_FILE_BYTES", "HeldMatrix", "HeldStack", "gather_rows"]
 
-# Decoded bytes that matrices out of HDF5 files may take, in the memory of every rank.
+# Limit for decoded bytes of matrices from HDF5 files, in the memory of each rank.
 MOST_FILE_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldMatrix:
-    """A matrix of an AnnData in memory, or of an HDF5 file that is read into memory as a whole when rows are wanted.
+    """A matrix of an AnnData in memory, or of an HDF5 file, which is read into memory as a whole on first use.
 
     Attributes:
-        place: what it is called, for messages.
+        place: its name, for messages.
         shape: rows, then the shape of one.
         dtype: dtype of the elements.
         num_elements: stored elements of a sparse one; None = it is dense.
-        identity: hash of whose rows they are.
-        is_file: whether it still lies in a file.
-        load: returns it: a NumPy array, or a sparse matrix of SciPy.
+        identity: hash of the row names.
+        is_file: whether it is still in a file.
+        load: returns it: a NumPy array, or a SciPy sparse matrix.
     """
 
     place: str
@@ -51,7 +51,7 @@ class HeldMatrix:
 
     @property
     def num_rows(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.shape[0]
 
     @property
@@ -61,23 +61,23 @@ class HeldMatrix:
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of a row, on average."""
+        """Average bytes of a row."""
         if self.num_elements is None:
             return math.prod(self.row_shape) * self.dtype.itemsize
         return self.num_elements / max(1, self.num_rows) * (self.dtype.itemsize + 4)
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the names of its rows, and of what metadata tell."""
+        """Hash of the names of its rows, and of its metadata."""
         facts = ["held", self.shape, self.dtype.str, self.num_elements, self.identity]
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
     @cached_property
     def values(self) -> Any:
-        """The matrix, sparse ones by row.
+        """The matrix; a sparse one as CSR.
 
         Raises:
-            DataError: it cannot be read, or names columns that it has not.
+            DataError: it cannot be read, or has invalid column numbers.
         """
         found = self.load()
         if self.num_elements is None:
@@ -95,11 +95,11 @@ class HeldStack:
 
     Args:
         matrices: the matrices.
-        dtype: dtype of the elements that come out.
-        loose: let matrices have columns of their own; rows are then as long as the longest.
+        dtype: dtype of the elements to return.
+        loose: let each matrix have its own columns; rows are then as long as the longest.
 
     Raises:
-        ConfigError: those that lie in files are too large for memory.
+        ConfigError: matrices in files are too large for memory.
     """
 
     def __init__(self, matrices: Sequence[HeldMatrix], dtype: DType, *, loose: bool = False) -> None:
@@ -112,7 +112,7 @@ class HeldStack:
         self.spec = FieldSpec(shape=shape, dtype=dtype, ragged=matrices[0].num_elements is not None)
         self.index_dtype: DType = self.spec.index_dtype
         self.num_rows = int(self.ends[-1])
-        self.chunk_rows = 1  # rows are as quickly taken from anywhere
+        self.chunk_rows = 1  # rows in memory need no locality
         self.row_bytes = sum(matrix.row_bytes * matrix.num_rows for matrix in matrices) / max(1, self.num_rows)
         facts = [(matrix.num_rows, matrix.fingerprint) for matrix in matrices]
         self.fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
@@ -127,7 +127,7 @@ class HeldStack:
             )
 
     def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
-        """Return how rows are read; see `MatrixStack.plan`."""
+        """Return the plan for reading rows; see `MatrixStack.plan`."""
         del reader, to_spread  # nothing is decoded
         if len(rows) and not (rows.min() >= 0 and rows.max() < self.num_rows):
             raise IndexError(f"rows {rows.min()} to {rows.max()} were asked for, there are {self.num_rows}")
@@ -144,10 +144,10 @@ class HeldStack:
         return found
 
     def take(self, rows: IntArray, out: tuple[NDArray, ...]) -> None:
-        """Copy rows into arrays, those of `MatrixPlan.jobs`.
+        """Copy rows into arrays, as for `MatrixPlan.jobs`.
 
         Raises:
-            DataError: values do not fit the whole numbers that are wanted.
+            DataError: values do not fit the requested integer dtype.
         """
         taken = gather_rows([matrix.values for matrix in self.matrices], self.ends, rows)
         values = converted(taken[0], self.spec.dtype, place=self.matrices[0].place)
@@ -159,11 +159,11 @@ class HeldStack:
 
         Args:
             rows: int64[B].
-            columns: the columns that come out: of all matrices alike, or of each; None = all.
-            out: where to.
+            columns: the columns to return: one list for all matrices, or one for each; None = all.
+            out: the target.
 
         Raises:
-            DataError: values do not fit the whole numbers that are wanted.
+            DataError: values do not fit the requested integer dtype.
         """
         which = np.searchsorted(self.ends, rows, side="right")
         for number in np.unique(which).tolist():
@@ -175,12 +175,12 @@ class HeldStack:
 
 
 def gather_rows(matrices: Sequence[Any], ends: IntArray, rows: IntArray) -> tuple[NDArray, ...]:
-    """Return copies of rows, in their order: one array, or of CSR matrices data, indices and row pointers.
+    """Return copies of rows in order: one array, or for CSR matrices data, indices and row pointers.
 
     Args:
-        matrices: NumPy arrays, or CSR matrices of SciPy.
-        ends: int64, where the rows of each end, over all of them.
-        rows: int64[n], rows over all of them.
+        matrices: NumPy arrays, or SciPy CSR matrices.
+        ends: int64, end of the rows of each matrix, over all matrices.
+        rows: int64[n], rows over all matrices.
     """
     which = np.searchsorted(ends, rows, side="right")
     local = rows - np.concatenate([[0], ends[:-1]])[which]
@@ -196,7 +196,7 @@ def gather_rows(matrices: Sequence[Any], ends: IntArray, rows: IntArray) -> tupl
 
     parts = [matrices[number][local[which == number]] for number in numbers]
     taken = parts[0] if len(parts) == 1 else scipy.sparse.vstack(parts, format="csr")
-    if len(parts) > 1:  # from the matrices' order to that of the rows
+    if len(parts) > 1:  # from the order of the matrices to that of the rows
         places = np.empty(len(local), dtype=np.int64)
         places[np.argsort(which, kind="stable")] = np.arange(len(local))
         taken = taken[places]

@@ -1,4 +1,4 @@
-"""`MatrixPlan`: how some rows of stacked matrices are read, before anything is."""
+"""`MatrixPlan`: the plan for reading some rows of stacked matrices."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["MatrixPlan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatrixPlan:
-    """Rows of one stack on their way; made by `MatrixStack.plan`, read together with others by one reader.
+    """A plan for rows of one stack; made by `MatrixStack.plan`, read together with others by one reader.
 
     Attributes:
-        boxes: what the engine reads: of a dense stack one plan, of a CSR stack those of elements and columns. A stack
-            whose rows have no elements has none.
-        lengths: of a CSR stack, int64[n]: elements of each row; None for a dense one.
+        boxes: the engine's plans: one for a dense stack, two for a CSR stack (elements and columns). Empty if the
+            rows have no elements.
+        lengths: for a CSR stack, int64[n]: elements of each row; None for a dense one.
         num_rows: rows.
-        to_spread: whether elements and columns come out for `BoxReader.spread`: columns in the dtype that is wanted
-            there, and, where their chunks are not those of the elements, so that they go through memory, both in the
-            order in which they are stored instead of that of the rows.
-        lost: why it is not known where some rows lie; they have no elements here.
-        held: of a stack in memory, int64[n], the rows: nothing is read for them.
+        to_spread: whether elements and columns are read for `BoxReader.spread`. Columns then have the dtype that it
+            needs. If they go through memory, because their chunks differ from those of the elements, both are in
+            storage order instead of row order.
+        lost: errors of rows whose location is unknown; such rows have no elements here.
+        held: for a stack in memory, int64[n], the rows: they need no reading.
     """
 
     boxes: tuple[BoxPlan, ...]
@@ -42,11 +42,11 @@ class MatrixPlan:
         return 0 if self.lengths is None else int(self.lengths.sum())
 
     def jobs(self, arrays: Sequence[NDArray]) -> list[tuple[BoxPlan, NDArray]]:
-        """Return what the reader is told, and fill in the row pointers of a CSR stack.
+        """Return the reader's jobs, and fill in the row pointers of a CSR stack.
 
         Args:
-            arrays: where rows go: [n, *row shape] of a dense stack; data[>= nnz], indices[>= nnz] and indptr[n + 1]
-                of a CSR one, all C-contiguous.
+            arrays: targets: [n, *row shape] for a dense stack; data[>= nnz], indices[>= nnz] and indptr[n + 1]
+                for a CSR one, all C-contiguous.
         """
         if self.lengths is None:
             return [(plan, arrays[0].reshape(plan.request.out_shape)) for plan in self.boxes]
@@ -57,11 +57,11 @@ class MatrixPlan:
         return [(plan, array[:nnz]) for plan, array in zip(self.boxes, arrays, strict=False)]
 
     def part(self, places: IntArray, reader: BoxReader) -> MatrixPlan:
-        """Return how some of the rows of a CSR stack are read.
+        """Return the plan for some of the rows of a CSR stack.
 
         Args:
             places: int64[m], which of the rows.
-            reader: will read them.
+            reader: reads them.
         """
         assert self.lengths is not None
         lengths = self.lengths[places]

@@ -1,4 +1,4 @@
-"""Row pointers of CSR matrices: in pages, in chunks, and what they say about rows."""
+"""Row pointers of CSR matrices: kept in pages, checked by chunks, looked up by row."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["PagedNumbers", "RowPointers", "read_boxes", "read_chunks"]
 
 
 def read_boxes(array: ArrayMeta, starts: IntArray, extent: int, reader: BoxReader) -> tuple[IntArray, BoxReport]:
-    """Return stretches of equal length, int64[n, extent], and how reading them went; kept in no cache.
+    """Read ranges of equal length, int64[n, extent], and return the report; bypasses all caches.
 
     Args:
-        array: one axis, whole numbers.
-        starts: int64[n], where they begin.
+        array: one axis, integers.
+        starts: int64[n], first number of each range.
         extent: numbers of each.
         reader: reads them.
 
     Raises:
-        DataError: there is trouble with the storage; damage is reported.
+        DataError: the storage fails; damage is reported, not raised.
     """
     request = BoxRequest(
         arrays=(array,),
@@ -46,17 +46,17 @@ def read_boxes(array: ArrayMeta, starts: IntArray, extent: int, reader: BoxReade
 
 
 def read_chunks(array: ArrayMeta, page: IntArray, first: int, chunk: int, reader: BoxReader) -> dict[int, BoxError]:
-    """Read a stretch again, each chunk by itself; return why some cannot be read, by their numbers.
+    """Read a range again, chunk by chunk; return the errors by chunk number.
 
     Args:
-        array: one axis, whole numbers.
+        array: one axis, integers.
         page: int64[n], filled in.
-        first: where it begins, at the edge of a chunk.
+        first: its first place, at a chunk edge.
         chunk: numbers of a chunk.
         reader: reads them.
 
     Raises:
-        DataError: there is trouble with the storage.
+        DataError: the storage fails.
     """
     num_whole = len(page) // chunk
     rest = len(page) - num_whole * chunk
@@ -71,24 +71,24 @@ def read_chunks(array: ArrayMeta, page: IntArray, first: int, chunk: int, reader
     return errors
 
 
-_LEAST_PAGE = 2**13  # numbers; shorter chunks are taken several at a time
-_RUN_BITS = 4  # numbers of a run of 16 are kept as what they are above its least
+_LEAST_PAGE = 2**13  # numbers; shorter chunks are read several at a time
+_RUN_BITS = 4  # a run of 16 numbers is stored as offsets from its smallest number
 _RUN = 1 << _RUN_BITS
-_MOST_AT_ONCE_BYTES = 2**23  # of pages as they are read, before they are packed
+_MOST_AT_ONCE_BYTES = 2**23  # of pages as read, before they are compressed
 _OFFSET_DTYPES: tuple[DType, ...] = (np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.int64))
 
 
 class PagedNumbers:
-    """Numbers of an array along one axis, by place; thread-safe.
+    """Numbers of a one-dimensional array, looked up by place; thread-safe.
 
-    A page is as many chunks of the array as it takes: each is decoded once when the page is read. All pages lie in one
-    table, so that looking up the places of a batch is one gather however many pages they lie on. The ones used last
-    are kept. Of a page in which something is wrong every chunk is looked at by itself: the others stay good.
+    A page is several chunks of the array, each decoded once when the page is read. All pages lie in one table, so
+    looking up the places of a batch is one gather, however many pages they are on. The most recently used pages are
+    kept. If a page has an error, each of its chunks is checked alone: the others stay valid.
 
     Args:
-        array: the array, one axis, whole numbers.
-        reader: reads it; what it decodes here goes into no cache.
-        judge: says which numbers cannot be.
+        array: the array, one axis, integers.
+        reader: reads it; these reads bypass its cache.
+        judge: finds invalid numbers.
         what: what the numbers are, for messages.
         capacity_bytes: size of the table.
     """
@@ -116,9 +116,9 @@ class PagedNumbers:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Hold nothing; for processes that are forked while threads are at work."""
-        # One for all tables, held while pages are read, too: who came in between could take slots from which another is
-        # about to gather. The reader's own locks are always inside it; nothing there comes back here.
+        """Drop all pages; for processes that are forked while threads run."""
+        # One lock for all tables, also held while pages are read: another thread could replace slots before this one
+        # gathers from them. The reader's locks are always taken inside it; the reader never calls back here.
         self._lock = threading.Lock()
         self._slot = np.full(self._num_pages, -1, dtype=np.int64)  # of each page, -1 = not in memory
         self._held = np.full(self._most, -1, dtype=np.int64)  # the page in each slot
@@ -131,14 +131,14 @@ class PagedNumbers:
 
     @property
     def capacity_bytes(self) -> int:
-        """Memory that the table takes once all of it is in use."""
+        """Bytes of the full table."""
         return self._bases.nbytes + self._offsets.nbytes
 
     def take(self, places: IntArray) -> tuple[IntArray, dict[int, BoxError]]:
-        """Return the numbers at places, int64[n], and why some of them are none, by their index in `places`.
+        """Return the numbers at places, int64[n], and errors for those that have none, by their index in `places`.
 
         Raises:
-            DataError: there is trouble with the storage.
+            DataError: the storage fails.
         """
         page, found = places // self._page, np.empty(len(places), dtype=np.int64)
         touched = np.zeros(self._num_pages, dtype=np.bool_)
@@ -156,13 +156,13 @@ class PagedNumbers:
             return found, self._errors(places)
 
     def distrust(self, place: int, why: str) -> None:
-        """Count the chunk of a place among the damaged ones.
+        """Mark the chunk of a place as damaged.
 
         Args:
             place: in the array.
-            why: what is wrong there.
+            why: the error there.
         """
-        with self._lock:  # not the thread that reads a page has found it, but who compares numbers of two
+        with self._lock:  # found when numbers of two arrays are compared, not by the thread that reads a page
             self._damaged.setdefault(place // self.chunk, self._error(place // self.chunk, why))
 
     def _errors(self, places: IntArray) -> dict[int, BoxError]:
@@ -184,7 +184,7 @@ class PagedNumbers:
         return numbers
 
     def _hold(self, numbers: IntArray) -> None:
-        """Have these pages in memory, at most as many as there are slots."""
+        """Load these pages, at most as many as there are slots."""
         self._clock += 1
         slots = self._slot[numbers]
         self._used[slots[slots >= 0]] = self._clock
@@ -192,7 +192,7 @@ class PagedNumbers:
         step = max(1, _MOST_AT_ONCE_BYTES // (8 * self._page))
         for low in range(0, len(absent), step):
             part = absent[low : low + step]
-            # the last page is a shorter one
+            # the last page may be shorter
             whole = part[(part + 1) * self._page <= self._array.shape[0]]
             for group in (whole, part[len(whole) :]):
                 if len(group):
@@ -209,7 +209,7 @@ class PagedNumbers:
         return values
 
     def _look_closer(self, page: IntArray, first: int) -> None:
-        """Find the damaged chunks of a page. Their places get a number beside them, which is as good as any."""
+        """Find the damaged chunks of a page. Fill them with neighbouring numbers, so that the page compresses well."""
         unread = read_chunks(self._array, page, first, self.chunk, self._reader)
         wrong = self._judge.problems(page, first, self.chunk, unread, self._ask)
         found = {**unread, **{chunk: self._error(chunk, why) for chunk, why in wrong.items()}}
@@ -234,14 +234,14 @@ class PagedNumbers:
         offsets = (runs - bases[:, :, None]).reshape(len(numbers), -1)
         self._widen(int(offsets.max()))
         self._bases[slots], self._offsets[slots] = bases, offsets
-        # Pages are found by `_slot`, so that comes last: a Ctrl-C before it leaves a page that is read again, after it
-        # would leave one whose place another takes unnoticed.
+        # Pages are found by `_slot`, so it is set last. After a Ctrl-C before that, a page is read again; in the other
+        # order a page could be overwritten unnoticed.
         self._held[slots], self._used[slots] = numbers, self._clock
         self._slot[numbers] = slots
         self.num_pages_read += len(numbers)
 
     def _widen(self, most: int) -> None:
-        """Make room for offsets up to `most`: runs of 16 rows with 65,536 elements and more are seldom."""
+        """Make room for offsets up to `most`: runs of 16 rows with 65,536 or more elements are rare."""
         wanted = next(dtype for dtype in _OFFSET_DTYPES if most <= np.iinfo(dtype).max)
         if wanted.itemsize > self._offsets.dtype.itemsize:
             self._offsets = self._offsets.astype(wanted)
@@ -251,24 +251,24 @@ _CAPACITY_BYTES = 128 * 2**20
 
 
 class RowPointers:
-    """Row i of a CSR matrix holds elements from ``begin[i]`` on: up to ``begin[i + 1]``, or fewer if lengths are given.
+    """Row i of a CSR matrix has elements ``begin[i]`` to ``begin[i + 1]``, or fewer if lengths are given.
 
     Thread-safe.
 
-    Pages are read when they are first needed and the ones used last are kept, up to 128 MiB: those of 50 million rows,
-    or of all rows that a window order mixes at a time.
+    Pages are read on first use, and the most recently used ones are kept, up to 128 MiB: enough for 50 million rows,
+    or for all rows that a window order mixes at a time.
 
     Args:
         array: the `indptr` of the matrix, [num_rows + 1], of any integer dtype.
         num_elements: how many elements the matrix stores.
         reader: reads it.
-        lengths: the `row_nnz` beside it, [num_rows], where rows end in explicit zeros that only fill a chunk; None =
-            rows are all that their pointers hold.
-        num_cols: columns of the matrix, so most elements of a row; None = not known.
-        capacity_bytes: for pages that are kept.
+        lengths: the `row_nnz` beside it, [num_rows], if rows end in explicit zeros that only pad a chunk; None =
+            rows have no such zeros.
+        num_cols: columns of the matrix, the most elements of a row; None = unknown.
+        capacity_bytes: limit for pages in memory.
 
     Raises:
-        DataError: it is no list of whole numbers.
+        DataError: it is not a list of integers.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class RowPointers:
         self.array = array
         self.lengths = lengths
         self.num_rows = array.shape[0] - 1
-        # Chunks of lengths that are not all 0. It only grows, so it needs no lock: who misses one looks it up again.
+        # Chunks with a nonzero length. The set only grows, so it needs no lock: at worst a chunk is checked twice.
         self._filled: set[int] = set()
         each = capacity_bytes if lengths is None else capacity_bytes // 2
         judge = PointerJudge(num_rows=self.num_rows, num_elements=num_elements, num_cols=num_cols)
@@ -312,26 +312,26 @@ class RowPointers:
 
     @property
     def capacity_bytes(self) -> int:
-        """Memory that pages take once all of it is in use."""
+        """Bytes of the pages when all are in use."""
         return self._begins.capacity_bytes + (0 if self._lengths is None else self._lengths.capacity_bytes)
 
     def spans(self, rows: IntArray) -> tuple[IntArray, IntArray, tuple[BoxError, ...]]:
-        """Return where rows begin and how many elements they have, int64[n] twice, and why that is not known of some.
+        """Return start and number of elements of rows, int64[n] twice, and errors of rows for which they are unknown.
 
-        Rows of which it is not known have no elements here. They are those of damaged chunks: of a chunk that cannot be
-        decoded, or in which a number cannot be what was written, none is believed.
+        Such rows have no elements here. They are the rows of damaged chunks: if a chunk cannot be decoded, or has an
+        invalid number, all its numbers are rejected.
 
         Args:
             rows: int64[n], in [0, num_rows).
 
         Raises:
-            DataError: there is trouble with the storage.
+            DataError: the storage fails.
         """
         edges, errors = self._begins.take(np.concatenate([rows, rows + 1]))
         lost = {index % len(rows): error for index, error in errors.items()}
         begin, held = edges[: len(rows)], edges[len(rows) :] - edges[: len(rows)]
         falls = [index for index in np.flatnonzero(held < 0).tolist() if index not in lost]
-        if falls:  # rows that begin on one page and end on the next: either may be to blame
+        if falls:  # rows that begin on one page and end on the next: either page may be damaged
             for row in rows[falls].tolist():
                 for place in (row, row + 1):
                     self._begins.distrust(place, f"row {row} would begin after it ends")
@@ -344,7 +344,7 @@ class RowPointers:
     def _true_lengths(
         self, numbers: PagedNumbers, rows: IntArray, held: IntArray, lost: dict[int, BoxError]
     ) -> IntArray:
-        """Lengths without the zeros that fill chunks; adds to `lost` what is wrong with them."""
+        """Return lengths without the zeros that pad chunks; add their errors to `lost`."""
         lengths, errors = numbers.take(rows)
         for index, error in errors.items():
             lost.setdefault(index, error)
@@ -363,9 +363,9 @@ class RowPointers:
     def _blank_ones(
         self, numbers: PagedNumbers, rows: IntArray, indices: IntArray, lost: Mapping[int, BoxError]
     ) -> dict[int, str]:
-        """What is wrong with rows of length 0 that have room: whether no row of their chunk has a length.
+        """Return errors of rows with length 0 that have room for elements, if all lengths of their chunk are 0.
 
-        That is what a chunk looks like which is not in the store.
+        A chunk that is not in the store reads like this.
         """
         found = {}
         for index in indices.tolist():

@@ -1,4 +1,4 @@
-"""Matrices of several datasets, one over the other: row i of the stack is a row of one of them."""
+"""Concatenated matrices of several datasets: row i of the stack is a row of one of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["DenseStack", "MatrixStack", "SparseStack", "stack_matrices"]
 
 
 class MatrixStack(Protocol):
-    """Rows of several matrices of one kind; thread-safe."""
+    """Concatenated rows of several matrices of one kind; thread-safe."""
 
     @property
     def num_rows(self) -> int:
@@ -30,22 +30,22 @@ class MatrixStack(Protocol):
 
     @property
     def spec(self) -> FieldSpec:
-        """What a row is."""
+        """Shape and dtype of a row."""
         ...
 
     @property
     def index_dtype(self) -> DType:
-        """Dtype in which columns come out; without meaning for dense rows."""
+        """Dtype of returned columns; unused for dense rows."""
         ...
 
     @property
     def chunk_rows(self) -> int:
-        """Neighbouring rows that are stored together: the most of all matrices."""
+        """Number of neighbouring rows that are stored together: the largest of all matrices."""
         ...
 
     @property
     def row_bytes(self) -> float:
-        """Decoded bytes of a row, on average over all matrices."""
+        """Average decoded bytes of a row over all matrices."""
         ...
 
     @property
@@ -54,16 +54,16 @@ class MatrixStack(Protocol):
         ...
 
     def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
-        """Return how rows are read.
+        """Return the plan for reading rows.
 
         Args:
-            rows: int64[n], rows of the stack in any order, also several times.
-            reader: will read them.
-            to_spread: whether CSR rows will go into dense ones; see `MatrixPlan.to_spread`.
+            rows: int64[n], rows of the stack in any order, duplicates allowed.
+            reader: reads them.
+            to_spread: whether CSR rows will be written to dense ones; see `MatrixPlan.to_spread`.
 
         Raises:
             IndexError: there is no such row.
-            DataError: there is trouble with the storage of row pointers; damage is told in `MatrixPlan.lost`.
+            DataError: the storage of row pointers fails; damage is reported in `MatrixPlan.lost`.
         """
         ...
 
@@ -71,14 +71,14 @@ class MatrixStack(Protocol):
 def stack_matrices(
     matrices: Sequence[StoredMatrix | HeldMatrix], *, dtype: DType | None = None, side_by_side: bool = False
 ) -> MatrixStack:
-    """Put matrices one over the other.
+    """Concatenate matrices.
 
     Args:
-        matrices: at least one; all CSR with as many columns each, or all dense with rows of one shape.
-        dtype: dtype of the elements that come out; None = what all of them can be converted to without loss.
-        side_by_side: let matrices have columns of their own. CSR rows then have room for all columns side by side, in
-            which they come as they are numbered in their matrix; dense ones are as long as the longest, and end in fill
-            values.
+        matrices: at least one; all CSR with equally many columns, or all dense with one row shape.
+        dtype: dtype of the elements to return; None = one to which all can be converted without loss.
+        side_by_side: let each matrix have its own columns. The spec of CSR rows then has room for all columns side by
+            side, but rows keep the column numbers of their matrix. Dense rows are as long as the longest, and end in
+            fill values.
 
     Raises:
         ConfigError: they do not fit together.
@@ -117,7 +117,7 @@ def _is_sparse(matrix: StoredMatrix | HeldMatrix) -> bool:
 
 
 class _Rows:
-    """From rows of a stack to (matrix, row)."""
+    """Maps rows of a stack to (matrix, row)."""
 
     def __init__(self, matrices: Sequence[StoredMatrix]) -> None:
         self.matrices = tuple(matrices)
@@ -157,7 +157,7 @@ class SparseStack:
 
     Args:
         matrices: the matrices.
-        dtype: dtype of the elements that come out.
+        dtype: dtype of the elements to return.
         side_by_side: see `stack_matrices`.
     """
 
@@ -176,7 +176,7 @@ class SparseStack:
         self.fingerprint = self._rows.fingerprint
 
     def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
-        """Return how rows are read; see `MatrixStack.plan`."""
+        """Return the plan for reading rows; see `MatrixStack.plan`."""
         which, local = self._rows.find(rows)
         begin, lengths, lost = self._spans(which, local)
         data, indices = tuple(m.data for m in self._matrices), tuple(m.indices for m in self._matrices)
@@ -207,11 +207,11 @@ class SparseStack:
 
 
 class DenseStack:
-    """Implements `MatrixStack` over dense arrays with rows of one shape; of different lengths they are filled up.
+    """Implements `MatrixStack` over dense arrays with one row shape; shorter rows are padded.
 
     Args:
-        matrices: the arrays; beyond their first axis rows have one shape.
-        dtype: dtype of the elements that come out.
+        matrices: the arrays; all have one shape beyond the axes of rows and columns.
+        dtype: dtype of the elements to return.
     """
 
     def __init__(self, matrices: Sequence[StoredDense], dtype: DType) -> None:
@@ -227,8 +227,8 @@ class DenseStack:
         self.fingerprint = self._rows.fingerprint
 
     def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
-        """Return how rows are read; see `MatrixStack.plan`."""
-        del to_spread  # they are dense
+        """Return the plan for reading rows; see `MatrixStack.plan`."""
+        del to_spread  # rows are dense already
         which, local = self._rows.find(rows)
         boxes: tuple[BoxPlan, ...] = ()
         if math.prod(self.spec.shape):
@@ -247,5 +247,5 @@ def _request(arrays: tuple[ArrayMeta, ...], dtype: DType, which: IntArray, start
 
 
 def _stored_order(which: IntArray, begin: IntArray) -> IntArray:
-    """Return the order in which rows are stored, matrix by matrix."""
-    return np.lexsort((begin, which)) if which.any() else np.argsort(begin)  # which is quicker
+    """Return the indices that sort rows by storage order, matrix by matrix."""
+    return np.lexsort((begin, which)) if which.any() else np.argsort(begin)  # argsort is faster

@@ -1,4 +1,4 @@
-"""Matrices as they are stored: opened, and read."""
+"""Matrices on disk: opening them, and their metadata."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["StoredDense", "StoredMatrix", "StoredSparse", "open_matrix"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredSparse:
-    """A CSR matrix, as AnnData stores it.
+    """A CSR matrix in the format of AnnData.
 
     Attributes:
         place: its group, for messages.
         num_cols: columns.
         data: the elements, [nnz].
         indices: their columns, [nnz].
-        pointers: where rows begin.
-        rows_per_chunk: every so many rows a chunk begins; None = chunk edges fall anywhere.
+        pointers: start of each row.
+        rows_per_chunk: a chunk begins at each multiple of this number of rows; None = chunk edges can be anywhere.
 
     Raises:
         DataError: the arrays do not fit together.
@@ -53,7 +53,7 @@ class StoredSparse:
 
     @property
     def num_rows(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.pointers.num_rows
 
     @property
@@ -68,7 +68,7 @@ class StoredSparse:
 
     @property
     def chunk_rows(self) -> int:
-        """Neighbouring rows that are stored together, on average."""
+        """Average number of neighbouring rows that are stored together."""
         if self.rows_per_chunk is not None:
             return max(1, min(self.num_rows, self.rows_per_chunk))
         per_row = self.data.shape[0] / max(1, self.num_rows)
@@ -76,7 +76,7 @@ class StoredSparse:
 
     @property
     def row_bytes(self) -> float:
-        """Decoded bytes of a row, on average: elements and columns as they are stored."""
+        """Average decoded bytes of a row: elements and columns as stored."""
         return self.data.shape[0] / max(1, self.num_rows) * (self.data.dtype.itemsize + self.indices.dtype.itemsize)
 
     @cached_property
@@ -91,7 +91,7 @@ class StoredSparse:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredDense:
-    """A dense matrix, or an array of any number of axes, of which row i is ``array[i]``.
+    """A dense matrix, or an array with any number of axes; row i is ``array[i]``.
 
     Attributes:
         array: the array.
@@ -101,12 +101,12 @@ class StoredDense:
 
     @property
     def place(self) -> str:
-        """Where it lies, for messages."""
+        """Its location, for messages."""
         return self.array.place
 
     @property
     def num_rows(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.array.shape[0]
 
     @property
@@ -121,7 +121,7 @@ class StoredDense:
 
     @property
     def chunk_rows(self) -> int:
-        """Neighbouring rows that are stored together."""
+        """Number of neighbouring rows that are stored together."""
         return max(1, min(self.num_rows, self.array.chunks[0]))
 
     @property
@@ -147,18 +147,18 @@ def _chunks_across(array: ArrayMeta) -> int:
 
 
 _PARTS = ("data", "indices", "indptr")
-_LENGTHS = "row_nnz"  # our writer puts it there
+_LENGTHS = "row_nnz"  # written by our writer
 
 
 def open_matrix(uri: str | os.PathLike[str], reader: BoxReader) -> StoredMatrix:
-    """Open a matrix of an AnnData store, such as ``STORE/X``, ``STORE/layers/counts`` or ``STORE/obsm/X_pca``.
+    """Open a matrix of an AnnData store, for example ``STORE/X``, ``STORE/layers/counts`` or ``STORE/obsm/X_pca``.
 
     Args:
         uri: folder or URL of the matrix: a group with a CSR matrix, or an array.
-        reader: will read its row pointers.
+        reader: reads its row pointers.
 
     Raises:
-        DataError: there is none, it is stored in another way (columns first, for example), or it is damaged.
+        DataError: there is no matrix, it has another format (for example CSC), or it is damaged.
     """
     place = resolve_place(uri)
     node = STORES.node(place)

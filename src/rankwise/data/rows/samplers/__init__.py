@@ -1,4 +1,4 @@
-"""Ways to draw rows: shuffled, in order, by class, and each of them on several ranks."""
+"""Samplers of rows: shuffled, in order, by class, and each of them on several ranks."""
 
 from __future__ import annotations
 

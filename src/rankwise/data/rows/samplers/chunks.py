@@ -28,14 +28,14 @@ __all__ = ["RandomSampler", "RowsOnce", "RowsRepeated", "SequentialSampler", "ma
 
 
 def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], LoadRequest]) -> Iterator[LoadRequest]:
-    """Yield the load requests of a pass that hands out `total` rows; a worker of a DataLoader yields its own only.
+    """Yield the load requests of a pass with `total` rows; a DataLoader worker yields only its own.
 
-    Whatever the number of workers, together they yield the same requests: each is made from its number alone.
+    For any number of workers they yield the same requests together: each is made from its number alone.
 
     Args:
         total: rows of the pass.
-        sizes: how many rows go together.
-        make: from the number of a request, and the rows that it is to hand out, to the request.
+        sizes: how many rows are read and batched together.
+        make: makes a request from its number and its number of rows.
     """
     worker = current_worker()
     for number in range(-(-total // sizes.request_rows)):
@@ -46,12 +46,12 @@ def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], Lo
 class RowsRepeated:
     """The load requests of a pass with replacement.
 
-    A chunk begins at any row of the range with the same probability and goes around its end, so that every row is
+    A chunk begins at any row of the range with the same probability and wraps around its end, so every row is
     equally likely to be in it.
 
     Args:
         draws: random numbers of the pass.
-        sizes: how many rows go together.
+        sizes: how many rows are read and batched together.
         start: first row of the range.
         stop: row after the last.
     """
@@ -60,7 +60,7 @@ class RowsRepeated:
         self._draws, self._sizes, self._start, self._stop = draws, sizes, start, stop
 
     def request(self, number: int, wanted: int) -> LoadRequest:
-        """Return one request that hands out `wanted` rows."""
+        """Return one request with `wanted` rows."""
         rng, size = self._draws.request(number), self._sizes.chunk_size
         firsts = rng.integers(self._start, self._stop, -(-wanted // size)).tolist()
         runs = []
@@ -74,11 +74,11 @@ class RowsOnce:
 
     Args:
         draws: random numbers of the pass.
-        sizes: how many rows go together.
+        sizes: how many rows are read and batched together.
         start: first row of the range.
         stop: row after the last.
-        is_part: whether the pass ends before all rows came. The chunks are then cut from a random row on, around the
-            end, so that all rows are equally likely; otherwise from the first row on, where chunks of the store begin.
+        is_part: whether the pass ends before all rows were used. Chunks then start at a random row and wrap around,
+            so that all rows are equally likely; otherwise they start at the first row, like chunks of the store.
     """
 
     def __init__(self, draws: PassDraws, sizes: RequestSizes, *, start: int, stop: int, is_part: bool) -> None:
@@ -90,7 +90,7 @@ class RowsOnce:
         self._turn = int(rng.integers(stop - start)) if is_part else 0
 
     def request(self, number: int, wanted: int) -> LoadRequest:
-        """Return one request that hands out `wanted` rows, drawn evenly from those of its chunks."""
+        """Return one request with `wanted` rows, drawn uniformly from its chunks."""
         count = self._sizes.preload_nchunks
         runs, size = [], 0
         for chunk in self._order[number * count : (number + 1) * count].tolist():
@@ -103,7 +103,7 @@ class RowsOnce:
         return {"requests": runs, "splits": self._sizes.cut(places)}
 
     def _chunk(self, chunk: int) -> tuple[int, int]:
-        """First row and length of a chunk; those behind the short one begin earlier by what it lacks."""
+        """Return first row and length of a chunk; chunks after the short one begin earlier by what it lacks."""
         size, last = self._sizes.chunk_size, int(self._order[-1])
         is_short = self._short > 0 and chunk == last
         first = chunk * size - (size - self._short if self._short > 0 and chunk > last else 0)
@@ -144,18 +144,18 @@ class _ChunkSampler(Sampler):
 
 
 class SequentialSampler(_ChunkSampler):
-    """Rows in the order in which they are stored, each once.
+    """Rows in storage order, each once.
 
     Args:
         chunk_size: neighbouring rows that are read as one run.
         preload_nchunks: runs of one load request.
         batch_size: rows of a batch; divides chunk_size * preload_nchunks.
-        drop_last: leave out the last batch if it is not full.
+        drop_last: drop the last batch if it is not full.
         mask: the rows to take, a contiguous slice; None = all.
 
     Raises:
-        ConfigError: sizes do not fit together, or the mask is no range. In a pass: a mask beyond the data, or several
-            workers of a DataLoader, which would mix the order.
+        ConfigError: sizes do not fit together, or the mask is not a range. In a pass: the mask is beyond the data, or
+            there are several DataLoader workers, which would change the order.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class SequentialSampler(_ChunkSampler):
         return False
 
     def pass_settings(self) -> Mapping[str, JSON] | None:
-        """Return what decides the batches of a pass."""
+        """Return the settings that decide the batches of a pass."""
         return self._settings()
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
@@ -194,24 +194,24 @@ class SequentialSampler(_ChunkSampler):
 
 
 class RandomSampler(_ChunkSampler):
-    """Chunks of neighbouring rows in random order; the rows of the chunks of one load request are mixed.
+    """Chunks of neighbouring rows in random order; the rows of all chunks of a load request are mixed.
 
-    Without replacement every row comes once in a pass. The one chunk that is shorter than the others (where the range
-    is not a multiple of chunk_size) lies at a random place of the range, and comes last.
+    Without replacement, a pass has every row once. If the range is not a multiple of chunk_size, one chunk is shorter
+    than the others; it lies at a random place of the range, and comes last.
 
     Args:
         chunk_size: neighbouring rows that are read as one run; 1 is a perfect shuffle, and slow on disk.
         preload_nchunks: runs that are read together and mixed.
         batch_size: rows of a batch; divides chunk_size * preload_nchunks.
-        replacement: whether a row may come several times; every row of the range is then equally likely at each draw.
-        num_samples: rows of a pass, exactly; None = as many as the range has.
-        drop_last: leave out the last batch if it is not full: other rows in each pass.
-        mask: the rows to take, a contiguous slice; None = all.
-        rng: generator or seed; None = another order in every process. ``torch.manual_seed`` has no influence.
+        replacement: whether a row may appear several times; all rows of the range are then equally likely in each draw.
+        num_samples: exact number of rows of a pass; None = all rows of the range.
+        drop_last: drop the last batch if it is not full: other rows in each pass.
+        mask: the rows to use, a contiguous slice; None = all.
+        rng: generator or seed; None = another order in every process. ``torch.manual_seed`` has no effect.
 
     Raises:
-        ConfigError: sizes do not fit together, or the mask is no range. In a pass: a mask beyond the data, more
-            samples without replacement than there are rows, or with replacement where no chunk fits into the range.
+        ConfigError: sizes do not fit together, or the mask is not a range. In a pass: the mask is beyond the data, or
+            num_samples exceeds the rows, without replacement or if no chunk fits into the range.
         TypeError: `rng` is neither.
     """
 
@@ -242,7 +242,7 @@ class RandomSampler(_ChunkSampler):
     def validate(self, n_obs: int) -> None:
         """Refuse a mask that does not fit `n_obs` rows, and more samples than its rows can give.
 
-        Without replacement there are no more than rows; with it no more than rows of a range that holds no whole chunk.
+        Without replacement, or if the range is shorter than a chunk, the number of rows is the limit.
         """
         start, stop = mask_bounds(self._mask, n_obs)
         asked = self._asked(n_obs)
@@ -259,7 +259,7 @@ class RandomSampler(_ChunkSampler):
             )
 
     def pass_settings(self) -> Mapping[str, JSON] | None:
-        """Return what decides the batches of a pass."""
+        """Return the settings that decide the batches of a pass."""
         return {**self._settings(), "replacement": self._replacement, "num_samples": self._num_samples}
 
     def _asked(self, n_obs: int) -> int:

@@ -31,14 +31,14 @@ __all__ = ["ClassLines", "ClassSampler", "WeightedClassSampler", "check_classes"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassLines:
-    """Where the rows of the classes that can be drawn lie.
+    """Location of the rows of the classes that can be drawn, as runs put in one line.
 
     Attributes:
         codes: int64[C], the classes that can be drawn.
-        probabilities: float64[C], how likely each is.
+        probabilities: float64[C], probability of each.
         run_starts: int64[R], first rows of runs of neighbouring rows of one class, sorted by class.
-        run_places: int64[R + 1], where each run begins in the line of all runs.
-        class_places: int64[C + 1], where each class begins in that line.
+        run_places: int64[R + 1], start of each run in the line of all runs.
+        class_places: int64[C + 1], start of each class in that line.
     """
 
     codes: IntArray
@@ -49,16 +49,16 @@ class ClassLines:
 
     @classmethod
     def build(cls, codes: Any, weights: FloatArray, start: int, stop: int) -> ClassLines:
-        """Look at the rows of a range.
+        """Scan the rows of a range.
 
         Args:
-            codes: whole numbers [n], the class of each row.
-            weights: float64[classes]; classes of weight 0 or less are left out.
+            codes: integers [n], the class of each row.
+            weights: float64[classes]; classes with a weight of 0 or less are left out.
             start: first row of the range.
             stop: row after the last.
 
         Raises:
-            ConfigError: no class of the range can be drawn.
+            ConfigError: no class in the range can be drawn.
         """
         held = np.asarray(codes[start:stop])
         edges = np.concatenate([[0], np.flatnonzero(np.diff(held)) + 1, [len(held)]])
@@ -88,13 +88,13 @@ class ClassLines:
     def draw_runs(self, rng: np.random.Generator, classes: IntArray, lengths: IntArray) -> list[slice]:
         """Draw a chunk of each class: neighbouring rows inside one of its runs.
 
-        A run is drawn by its rows, and any of them begins the chunk. Where it would then reach beyond the run it is
-        moved, to the run's end or its beginning alike: a row near an edge is in 0.5 to 1.5 times as many chunks as
-        those in the middle, which are all equally likely. In a run that is shorter than the chunk, which only a mask
-        can make, it goes on in the class's next run, and in the first after the last.
+        A run is drawn in proportion to its rows, and any of its rows may begin the chunk. A chunk that would exceed the
+        run is moved to the run's end or beginning with equal probability: a row near an edge is in 0.5 to 1.5 times as
+        many chunks as those in the middle, which are all equally likely. A run shorter than the chunk can only come
+        from a mask; the chunk then continues in the class's next run, and after the last run in the first.
 
         Args:
-            rng: where numbers come from.
+            rng: source of random numbers.
             classes: int64[n], places in `codes`.
             lengths: int64[n], rows of each chunk.
         """
@@ -128,7 +128,7 @@ def check_classes(classes: Any) -> Any:
     """Return the codes of a `pandas.Categorical`.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a Categorical.
         ConfigError: a row has no class.
     """
     import pandas as pd
@@ -145,11 +145,11 @@ def check_classes(classes: Any) -> Any:
 
 
 def check_weights(class_weights: Any, classes: Any) -> FloatArray:
-    """Return float64[classes], 1 for each where none are given.
+    """Return float64[classes]; 1 for each class without weights.
 
     Raises:
-        TypeError: they are a pandas.Series, whose order may be another.
-        ConfigError: their number is another, one is no number, or none is positive.
+        TypeError: they are a pandas.Series, whose order may differ.
+        ConfigError: their number is wrong, one is not a number, or none is positive.
     """
     import pandas as pd
 
@@ -172,12 +172,12 @@ def check_weights(class_weights: Any, classes: Any) -> FloatArray:
 
 
 def check_runs(codes: Any, weights: FloatArray, bounds: tuple[int, int], *, chunk_size: int, names: Any) -> None:
-    """Refuse classes that lie in runs shorter than a chunk: each would cost a read of its own.
+    """Refuse classes in runs shorter than a chunk: each run would need a read of its own.
 
-    Runs that the range cuts count whole: it is the store that decides.
+    Runs that the range cuts count with all their rows in the store.
 
     Raises:
-        ConfigError: there are such.
+        ConfigError: there are such classes.
     """
     edges = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1, [len(codes)]])
     inside = (edges[1:] > bounds[0]) & (edges[:-1] < bounds[1])
@@ -198,26 +198,26 @@ _LOOK_ROWS = 1 << 16
 class ClassSampler(Sampler):
     """Draws batches of one class each, with replacement.
 
-    A class is drawn by its weight for every lcm(chunk_size, batch_size) rows, then chunks of it: chunk_size rows side
-    by side inside one run of the class (the last chunk of a pass is shorter where num_samples is no multiple). Runs are
-    drawn by their rows, so every row is equally likely, but for the first and last ``chunk_size - 1`` of a run, which
-    come 0.5 to 1.5 times as often. Classes should lie in long runs on disk; write the collection with ``groupby=``.
+    For every lcm(chunk_size, batch_size) rows it draws a class by weight, then chunks of that class: chunk_size rows in
+    sequence inside one run (the last chunk of a pass is shorter if num_samples is not a multiple). Runs are drawn in
+    proportion to their rows, so rows are equally likely, except the first and last ``chunk_size - 1`` of a run, which
+    appear 0.5 to 1.5 times as often. Classes should be in long runs on disk; write the collection with ``groupby=``.
 
     Args:
         chunk_size: rows that are read as one run.
         preload_nchunks: runs of one load request.
         batch_size: rows of a batch; divides chunk_size * preload_nchunks.
         classes: pandas.Categorical, the class of each row of the loader.
-        num_samples: rows of a pass, exactly.
-        class_weights: one for each of ``classes.categories``, not above 0 = never; None = all alike. Those of the
-            classes that the mask holds are scaled to sum up to 1.
-        mask: the rows to take, a contiguous slice; None = all.
-        drop_last: leave out the last batch if it is not full.
+        num_samples: exact number of rows of a pass.
+        class_weights: one for each of ``classes.categories``, 0 or less = never; None = all equal. The weights of the
+            classes in the mask are scaled to a sum of 1.
+        mask: the rows to use, a contiguous slice; None = all.
+        drop_last: drop the last batch if it is not full.
         rng: generator or seed; None = other draws in every process.
 
     Raises:
         ConfigError: sizes, mask or weights do not fit, a row has no class, or runs of a class are shorter than a chunk.
-        TypeError: `classes`, `class_weights` or `rng` are of another kind.
+        TypeError: `classes`, `class_weights` or `rng` have another type.
     """
 
     handles_workers = True
@@ -249,7 +249,7 @@ class ClassSampler(Sampler):
 
     @property
     def mask(self) -> slice:
-        """The range of rows that may be taken; it cannot be moved while a pass is under way."""
+        """The range of rows to use; it cannot change during a pass."""
         return self._mask
 
     @mask.setter
@@ -271,11 +271,11 @@ class ClassSampler(Sampler):
         return True
 
     def n_batches(self, n_obs: int) -> int:  # noqa: ARG002
-        """Return the number of batches of a pass: it follows from num_samples alone."""
+        """Return the number of batches of a pass; it depends on num_samples alone."""
         return self._sizes.num_batches(self._num_samples, drop_last=self._drop_last)
 
     def validate(self, n_obs: int) -> None:
-        """Refuse a loader that has not one row for each entry of `classes`."""
+        """Refuse a loader whose number of rows differs from the length of `classes`."""
         if n_obs != len(self._codes):
             raise ConfigError(
                 f"classes length ({len(self._codes)}) does not match the {n_obs} rows of the loader: pass one class "
@@ -283,13 +283,13 @@ class ClassSampler(Sampler):
             )
 
     def can_draw(self, part: slice) -> bool:
-        """Whether rows of a class of positive weight lie in a range."""
+        """Whether a range has rows of a class with positive weight."""
         codes = self._codes[part]
-        starts = range(0, len(codes), _LOOK_ROWS)  # the first of them most often has one
+        starts = range(0, len(codes), _LOOK_ROWS)  # usually the first of them has one
         return any((self._weights[codes[start : start + _LOOK_ROWS]] > 0).any() for start in starts)
 
     def pass_settings(self) -> Mapping[str, JSON] | None:
-        """Return what decides the batches of a pass; of classes and weights a hash."""
+        """Return the settings that decide the batches of a pass; classes and weights as a hash."""
         return {
             "kind": type(self).__name__,
             **asdict(self._sizes),
@@ -312,7 +312,7 @@ class ClassSampler(Sampler):
         self._mask, self._lines = slice(*bounds), lines
 
     def restrict(self, mask: slice) -> None:
-        """Take a part of the mask for the passes that begin now; runs that it cuts may be shorter than a chunk."""
+        """Use a part of the mask for the next passes; runs that it cuts may be shorter than a chunk."""
         self._mask, self._lines = slice(*mask_bounds(check_mask(mask), len(self._codes))), None
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:  # noqa: ARG002
@@ -341,7 +341,7 @@ class ClassSampler(Sampler):
         return lengths
 
     def _classes_of_chunks(self, lines: ClassLines, rng: np.random.Generator, count: int) -> IntArray:
-        """One class for as many chunks as it takes until the edges of chunks and batches meet again."""
+        """Draw one class for as many chunks as needed until the edges of chunks and batches coincide again."""
         together = self.batch_size // math.gcd(self._sizes.chunk_size, self.batch_size)
         return np.repeat(lines.draw_classes(rng, -(-count // together)), together)[:count]
 
@@ -352,7 +352,7 @@ class ClassSampler(Sampler):
 class WeightedClassSampler(ClassSampler):
     """Draws chunks of one class each, as `ClassSampler` does, and mixes the rows of all chunks of a load request.
 
-    Batches then hold classes in proportion to their weights; the more chunks a request has, the closer.
+    Batches then have classes in proportion to their weights; more chunks per request are closer to it.
     """
 
     def _classes_of_chunks(self, lines: ClassLines, rng: np.random.Generator, count: int) -> IntArray:

@@ -1,4 +1,4 @@
-"""A sampler's requests shared by ranks."""
+"""`DistributedSampler`: divides a sampler's rows among ranks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def find_rank(dist_info: DistInfo) -> tuple[int, int]:
     """Return (rank, number of ranks).
 
     Raises:
-        ConfigError: `dist_info` is something else, or it names a rank that there is not.
-        WorldError: the framework has not been told yet.
+        ConfigError: `dist_info` is anything else, or it gives an invalid rank.
+        WorldError: the framework is not initialized.
         MissingExtraError: the framework is not installed.
     """
     known = {"torch": _torch, "jax": _jax}
@@ -72,19 +72,19 @@ def _jax() -> tuple[int, int]:
 
 
 class DistributedSampler(Sampler):
-    """Gives each rank a contiguous part of the rows of another sampler's mask; parts never overlap and leave nothing.
+    """Gives each rank a contiguous part of the rows in another sampler's mask; parts are disjoint and cover the mask.
 
-    With equal batches, a rank takes as many rows of its part as fill whole batches on every rank. The few that it
-    leaves lie at the end of its part in one epoch and at the beginning in the next: two epochs show every row.
+    With equal batches, a rank uses as many rows of its part as fill whole batches on every rank. The few remaining rows
+    are at the end of its part in one epoch and at the beginning in the next: two epochs cover every row.
 
     Args:
-        sampler: what draws the rows. It is copied; its mask (a training split, for example) is what the ranks share.
+        sampler: draws the rows. It is copied; the ranks share its mask (for example a training split).
         dist_info: "torch" or "jax", which must be initialized, or a function that returns (rank, ranks).
         enforce_equal_batches: the same number of batches on every rank, all full. False = all rows in every epoch;
-            the parts then differ by one row at most, and the numbers of batches by one at most.
+            sizes of parts, and numbers of batches, then differ by at most one.
 
     Raises:
-        ConfigError: `dist_info` is something else. In a pass: a rank would have no row, no full batch,
+        ConfigError: `dist_info` is anything else. In a pass: a rank would have no row, no full batch,
             or no class that can be drawn.
         WorldError: the framework is not initialized.
     """
@@ -101,19 +101,19 @@ class DistributedSampler(Sampler):
 
     @property
     def rng(self) -> np.random.Generator | None:
-        """Generator of the copied sampler; from one that is assigned each rank derives its own."""
+        """The generator of the copied sampler; each rank derives its own from an assigned one."""
         return self._sampler.rng
 
     @rng.setter
     def rng(self, value: np.random.Generator | int | None) -> None:
-        self._sampler.rng = value  # seeds become generators there
+        self._sampler.rng = value  # converts seeds to generators
         self._is_seeded = value is not None
         self._derive()
         self._epoch, self._last_pass = 0, None
 
     @property
     def rank(self) -> int:
-        """Which rank this is."""
+        """This rank."""
         return self._rank
 
     @property
@@ -123,7 +123,7 @@ class DistributedSampler(Sampler):
 
     @property
     def has_equal_batches(self) -> bool:
-        """Whether all ranks have batches of the same lengths: for own samplers inside it is not known."""
+        """Whether all ranks have batches of equal lengths; False for samplers of users, where it is unknown."""
         ours = isinstance(self._sampler, RandomSampler | SequentialSampler | ClassSampler)
         return self._equal and ours and known_settings(self._sampler) is not None
 
@@ -144,10 +144,10 @@ class DistributedSampler(Sampler):
         return probe.n_batches(n_obs)
 
     def validate(self, n_obs: int) -> None:
-        """Refuse more ranks than there are rows or full batches, and parts without a class that can be drawn.
+        """Refuse more ranks than rows or full batches, and parts without a class that can be drawn.
 
-        Every rank refuses what one of them cannot do: none goes on and waits for the others. The copied sampler
-        validates its part.
+        Every rank raises an error that concerns any of them, so that no rank continues and waits for the others. The
+        copied sampler validates its part.
         """
         self._part(n_obs, is_odd=False)
         if isinstance(self._sampler, RandomSampler):
@@ -170,19 +170,19 @@ class DistributedSampler(Sampler):
                 )
 
     def pass_settings(self) -> Mapping[str, JSON] | None:
-        """Return what decides the batches of a rank, None where that of the copied sampler is not known."""
+        """Return the settings that decide the batches of a rank, None if those of the copied sampler are unknown."""
         of_copy = known_settings(self._sampler)
         if of_copy is None:
             return None
-        mask = mask_settings(self._mask)  # that of the copy is this rank's part of it, which changes
+        mask = mask_settings(self._mask)  # the copy's mask is this rank's part, which changes
         return {**of_copy, "mask": mask, "ranks": self._world_size, "enforce_equal_batches": self._equal}
 
     def pass_seed(self) -> int | None:
-        """Return the seed that the ranks derive theirs from; None without a generator."""
+        """Return the seed from which the ranks derive theirs; None without a generator."""
         return self._shared_seed
 
     def go_to(self, epoch: int, *, seed: int | None, salt: int | None = None) -> None:
-        """Make the next pass one that another process of this rank began; see `Sampler.go_to`."""
+        """Make the next pass repeat one that another process of this rank began; see `Sampler.go_to`."""
         super().go_to(epoch, seed=None, salt=salt)
         if seed is not None:
             self._take_seed(seed)
@@ -193,13 +193,13 @@ class DistributedSampler(Sampler):
         return self._sampler.sample(n_obs)
 
     def _begin_pass(self) -> PassDraws:
-        """Numbers only: what is random is drawn by the copy."""
+        """Only count the pass: the copied sampler draws random numbers."""
         draws = self._next_draws(seed=0)
         self._epoch += 1
         return draws
 
     def _derive(self) -> None:
-        """From the generator that the ranks share to one of this rank."""
+        """Derive the generator of this rank from the shared one."""
         self._shared_seed: int | None = None
         if self._sampler.rng is not None:
             self._take_seed(fresh_seed(copy.deepcopy(self._sampler.rng)))
@@ -212,7 +212,7 @@ class DistributedSampler(Sampler):
         rank = self._rank if rank is None else rank
         start, stop = mask_bounds(self._mask, n_obs)
         size = stop - start
-        if size < self._world_size and not self._equal:  # on every rank
+        if size < self._world_size and not self._equal:  # the same on every rank
             raise ConfigError(
                 f"{self._world_size} ranks share {size} rows, so that some have none: take fewer ranks, or a larger "
                 "mask"
@@ -238,16 +238,16 @@ class DistributedSampler(Sampler):
         return rows
 
 
-# exactly these: a class that inherits from one may draw otherwise
+# exact types: a subclass may draw in another way
 _KEYED = (RandomSampler, SequentialSampler, ClassSampler, WeightedClassSampler)
 
 
 def foreseen(sampler: Sampler) -> Sampler | None:
-    """Return a copy that draws what `sampler` will draw in its next pass, if nothing about it changes until then.
+    """Return a copy that draws the next pass of `sampler`, provided that nothing changes until then.
 
-    Passes of our samplers are functions of a seed and of the number of the pass. A seed that is still to be drawn, at
-    the first pass, is drawn by the copy from a copy of the generator: who else draws from that one changes what comes.
-    None for all other samplers: they may draw from anywhere.
+    A pass of our samplers is a function of the seed and the epoch. If the seed is still to be drawn, the copy draws it
+    from a copy of the generator: the result is wrong if other code draws from the generator before the pass.
+    None for all other samplers: they may use any source of random numbers.
     """
     kind = type(sampler)
     if kind in _KEYED:
@@ -255,7 +255,7 @@ def foreseen(sampler: Sampler) -> Sampler | None:
     if kind is not DistributedSampler:
         return None
     inner = foreseen(sampler.__dict__["_sampler"])
-    if inner is None or isinstance(inner, ClassSampler):  # which sorts its part anew in each pass
+    if inner is None or isinstance(inner, ClassSampler):  # it sorts its part again in each pass
         return None
     outer = copy.copy(sampler)
     outer.__dict__["_sampler"] = inner
@@ -265,5 +265,5 @@ def foreseen(sampler: Sampler) -> Sampler | None:
 def _copied(sampler: Sampler) -> Sampler:
     made = copy.copy(sampler)
     if not sampler.knows_seed:
-        made.__dict__["_rng"] = copy.deepcopy(sampler.rng)  # not by assigning it: that begins at epoch 0 again
+        made.__dict__["_rng"] = copy.deepcopy(sampler.rng)  # not by assignment, which starts again at epoch 0
     return made

@@ -1,4 +1,4 @@
-"""Writing AnnData stores in chunks of rows."""
+"""Writes AnnData stores in chunks of rows."""
 
 from __future__ import annotations
 

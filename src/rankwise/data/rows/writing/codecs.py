@@ -1,4 +1,4 @@
-"""How matrices are encoded when they are written: codecs, compressors, padding."""
+"""Encoding of written matrices: codecs, compressors, padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ChunkEncoder:
     """Encodes chunks of one sharded array with its inner codecs.
 
     Args:
-        array: a Zarr array that is cut along its first axis only.
+        array: a Zarr array that is chunked along its first axis only.
         keep_zeros: see `ArrayStream`.
     """
 
@@ -30,21 +30,21 @@ class ChunkEncoder:
         self._blosc = _plain_blosc(array)
         cores = usable_cores(len(cpu_mask()))
         self._threads = choose_threads(None, environ=os.environ, cores=min(cores, 8), sharers=1)
-        # also with one thread: Blosc orders the blocks of a chunk by chance where it is called from the main one
+        # a pool even for one thread: called from the main thread, Blosc orders the blocks of a chunk at random
         self._pool = ThreadPoolExecutor(self._threads)
 
     def close(self) -> None:
-        """Let go of its threads."""
+        """Stop its threads."""
         self._pool.shutdown()
 
     def encode(self, values: NDArray) -> list[bytes | None]:
-        """Encode whole chunks; the last one may be short, and is filled up.
+        """Encode whole chunks; the last one may be short, and is padded.
 
         Args:
             values: rows, chunk after chunk.
 
         Returns:
-            The bytes of each chunk; None for one that holds nothing but the fill value and is not stored.
+            The bytes of each chunk; None for a chunk of the fill value alone, which is not stored.
         """
         size = self._chunk[0]
         chunks = [values[start : start + size] for start in range(0, len(values), size)]
@@ -84,7 +84,7 @@ class ChunkEncoder:
 
 
 def _plain_blosc(array: Any) -> Any:
-    """Return the codec of numcodecs, where the codecs are Blosc alone; else None."""
+    """Return the codec of numcodecs if Blosc is the only codec; else None."""
     import numcodecs
     from zarr.codecs import BloscCodec
 
@@ -100,14 +100,14 @@ def _plain_blosc(array: Any) -> Any:
 
 
 def codecs_of(given: Any, argument: str) -> tuple[Any, ...] | None:
-    """Return codecs of Zarr, of one or several; None stays None.
+    """Return Zarr codecs as a tuple, from one or several; None stays None.
 
     Args:
         given: what the user passed.
         argument: its name, for the message.
 
     Raises:
-        ConfigError: it is something else, such as the name of a codec.
+        ConfigError: it is anything else, for example the name of a codec.
     """
     if given is None:
         return None
@@ -122,7 +122,7 @@ def codecs_of(given: Any, argument: str) -> tuple[Any, ...] | None:
 def pad_rows(
     data: NDArray, indices: NDArray, lengths: IntArray, pads: IntArray, num_cols: int
 ) -> tuple[NDArray, NDArray]:
-    """Put zeros after the elements of rows, in the first columns that each of them does not use.
+    """Append zeros to the elements of rows, in the first unused columns of each row.
 
     Args:
         data: [nnz], elements of the rows, one row after the other.

@@ -1,4 +1,4 @@
-"""Matrices as they are written, also row by row."""
+"""Writes matrices, as a whole or in pieces of rows."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def create_array(
     compressors: Any,
     attributes: dict[str, Any] | None = None,
 ) -> Any:
-    """Create an array that is cut along its first axis only.
+    """Create an array that is chunked along its first axis only.
 
     Args:
-        group: Zarr v3 group that will hold it.
+        group: Zarr v3 group for the array.
         name: its name there.
         shape: its whole shape.
         dtype: dtype of its elements.
         chunk: extent of a chunk along the first axis.
         shard: extent of a shard along the first axis, rounded to whole chunks.
-        compressors: codecs of Zarr.
+        compressors: Zarr codecs.
         attributes: its attributes.
     """
     chunk = max(1, min(chunk, shape[0]))
@@ -62,11 +62,11 @@ def create_array(
 
 
 class ArrayStream:
-    """An array whose rows come in pieces of any length; every shard is encoded once, when it is full.
+    """An array that receives rows in pieces of any length; each shard is encoded once, when it is full.
 
     Args:
-        array: what `create_array` made.
-        keep_zeros: store chunks of nothing but zeros, too: in a CSR matrix one that is not there is taken for lost.
+        array: from `create_array`.
+        keep_zeros: also store chunks of zeros: in a CSR matrix a missing chunk counts as lost.
     """
 
     def __init__(self, array: Any, *, keep_zeros: bool = False) -> None:
@@ -79,7 +79,7 @@ class ArrayStream:
         self._written = 0
 
     def append(self, values: NDArray) -> None:
-        """Add rows at the end."""
+        """Append rows."""
         while len(values):
             part = values[: self._shard - self._num_held]
             self._held.append(np.asarray(part, dtype=self._array.dtype))
@@ -89,10 +89,10 @@ class ArrayStream:
                 self._flush()
 
     def close(self) -> None:
-        """Write what is left.
+        """Write the remaining rows.
 
         Raises:
-            RuntimeError: other than the announced number of rows came.
+            RuntimeError: the number of rows differs from the announced one.
         """
         if self._num_held:
             self._flush()
@@ -106,24 +106,24 @@ class ArrayStream:
 
 
 _POINTER_CHUNK = 2**16
-# Blosc makes blocks of 64 KiB of it, whatever the dtype. Left to itself it makes one block of a chunk of 64 rows, so
-# that half a chunk costs a whole one; and blocks of this size stay in the caches while their bytes are shuffled.
+# Blosc makes blocks of 64 KiB from it, for any dtype. By default it makes one block of a chunk of 64 rows, so that
+# reading half a chunk costs a whole one. Blocks of this size also stay in the caches while bytes are shuffled.
 _BLOCK = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixFormat:
-    """How matrices are stored.
+    """The storage format of matrices.
 
     Attributes:
         n_obs_per_chunk: rows of a chunk.
-        shard_size: of a file: rows (1000 or "1000"), or decoded bytes as a text with a unit, such as "1GB".
-        compressors: codecs of Zarr; None = Blosc with lz4 at level 3 and byte shuffle, in blocks of 64 KiB (without
-            `align_rows` in those that Blosc chooses).
-        align_rows: whether the chunk edges of CSR matrices fall on row edges.
+        shard_size: of a file: rows (1000 or "1000"), or decoded bytes as text with a unit, for example "1GB".
+        compressors: Zarr codecs; None = Blosc with lz4 at level 3 and byte shuffle, in blocks of 64 KiB (of Blosc's
+            choice without `align_rows`).
+        align_rows: whether to align the chunk edges of CSR matrices to row edges.
 
     Raises:
-        ConfigError: a number is below 1, or a size is none.
+        ConfigError: a number is below 1, or a size is invalid.
     """
 
     n_obs_per_chunk: int = 64
@@ -138,7 +138,7 @@ class MatrixFormat:
 
     @property
     def codecs(self) -> Any:
-        """Codecs of Zarr."""
+        """The Zarr codecs."""
         if self.compressors is not None:
             return self.compressors
         from zarr.codecs import BloscCodec
@@ -146,22 +146,22 @@ class MatrixFormat:
         return (BloscCodec(cname="lz4", clevel=3, shuffle="shuffle", blocksize=_BLOCK if self.align_rows else 0),)
 
     def shard_rows(self, row_bytes: float) -> int:
-        """Rows of a shard, for rows of so many bytes."""
+        """Return the rows of a shard, for rows of `row_bytes` bytes."""
         return rows_of_size(self.shard_size, "shard_size", row_bytes)
 
 
 def create_sparse(
     group: Any, name: str, *, lengths: IntArray, num_cols: int, dtype: DType, form: MatrixFormat
 ) -> SparseLayout:
-    """Create a CSR matrix as AnnData stores it: whole but for its elements.
+    """Create a CSR matrix in the format of AnnData, complete except for its elements.
 
     Args:
-        group: Zarr v3 group that will hold it.
+        group: Zarr v3 group for the matrix.
         name: its name there.
-        lengths: int64[rows], elements of every row that will come.
+        lengths: int64[rows], elements of each row to come.
         num_cols: columns.
         dtype: dtype of the elements.
-        form: how it is stored.
+        form: its storage format.
     """
     rows_per_chunk = min(form.n_obs_per_chunk, max(1, len(lengths)))
     layout = lay_out(lengths, num_cols, rows_per_chunk, align=form.align_rows)
@@ -215,15 +215,15 @@ def _write_pointers(made: Any, lengths: IntArray, layout: SparseLayout, form: Ma
 def create_dense(
     group: Any, name: str, *, num_rows: int, row_shape: tuple[int, ...], dtype: DType, form: MatrixFormat
 ) -> Any:
-    """Create a dense matrix, or an array of any number of axes, as AnnData stores it; return the empty array.
+    """Create a dense matrix, or an array with any number of axes, in the format of AnnData; return the empty array.
 
     Args:
-        group: Zarr v3 group that will hold it.
+        group: Zarr v3 group for the array.
         name: its name there.
-        num_rows: rows that will come.
+        num_rows: number of rows to come.
         row_shape: shape of a row.
         dtype: dtype of the elements.
-        form: how it is stored.
+        form: its storage format.
     """
     return create_array(
         group,
@@ -238,7 +238,7 @@ def create_dense(
 
 
 def write_sparse(group: Any, name: str, matrix: Any, form: MatrixFormat) -> None:
-    """Write a CSR matrix that is in memory."""
+    """Write a CSR matrix from memory."""
     lengths = np.diff(matrix.indptr).astype(np.int64)
     facts: dict[str, Any] = {"num_cols": matrix.shape[1], "dtype": matrix.dtype, "form": form}
     pads = create_sparse(group, name, lengths=lengths, **facts).pads
@@ -250,7 +250,7 @@ def write_sparse(group: Any, name: str, matrix: Any, form: MatrixFormat) -> None
 
 
 def write_dense(group: Any, name: str, values: NDArray, form: MatrixFormat) -> None:
-    """Write an array that is in memory."""
+    """Write an array from memory."""
     facts: dict[str, Any] = {"num_rows": len(values), "row_shape": values.shape[1:], "dtype": values.dtype}
     _write_whole(create_dense(group, name, form=form, **facts), values)
 

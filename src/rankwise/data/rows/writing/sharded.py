@@ -1,4 +1,4 @@
-"""`write_sharded`: one AnnData as a store that training reads fast."""
+"""`write_sharded`: writes one AnnData as a store that training reads fast."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def write_sharded(
 ) -> None:
     """Write an AnnData into a Zarr v3 group, in chunks of rows.
 
-    X, layers and obsm are stored in chunks of `n_obs_per_chunk` rows; matrices stored by columns (CSC) among them are
-    turned to rows. Everything else is stored as anndata does.
+    X, layers and obsm are stored in chunks of `n_obs_per_chunk` rows; CSC matrices among them are converted to CSR.
+    anndata writes everything else.
 
     Args:
-        group: Zarr v3 group, or a path where one is made.
+        group: Zarr v3 group, or a path to create one.
         adata: the AnnData, in memory.
-        n_obs_per_chunk: rows of a chunk. A CSR matrix with `align_rows=False` gets chunks of as many elements as so
-            many rows have on average.
-        shard_size: of a file: rows (1000 or "1000"), or decoded bytes as a text with a unit, such as "1GB".
-        compressors: codecs of Zarr; None = Blosc with lz4 at level 3, byte shuffle and blocks of 64 KiB.
+        n_obs_per_chunk: rows of a chunk. A CSR matrix with `align_rows=False` gets chunks with the average number of
+            elements in that many rows.
+        shard_size: of a file: rows (1000 or "1000"), or decoded bytes as text with a unit, for example "1GB".
+        compressors: Zarr codecs; None = Blosc with lz4 at level 3, byte shuffle and blocks of 64 KiB.
         key: name inside the group; None = the group itself, whose store is cleared first.
-        align_rows: let the chunk edges of CSR matrices fall on row edges, by explicit zeros after some rows, which an
-            array `row_nnz` beside `indptr` tells from true elements. Readers that do not know it see the zeros.
+        align_rows: align the chunk edges of CSR matrices to row edges, by explicit zeros after some rows. The array
+            `row_nnz` beside `indptr` separates them from true elements. Readers that do not know it see the zeros.
 
     Raises:
-        ConfigError: there are no rows, the group is not of Zarr v3, or a number makes no sense.
+        ConfigError: there are no rows, the group is not Zarr v3, or a number is invalid.
         MissingExtraError: anndata or zarr is not installed.
     """
     codecs = codecs_of(compressors, "compressors")
@@ -66,7 +66,7 @@ def write_sharded(
         raise ConfigError(f"write_sharded wants a group of Zarr v3, got one of v{group.metadata.zarr_format}: {group}")
     if group.store.read_only:
         raise ConfigError(f"{group.store_path} was opened to read: write_sharded wants a group that can be written to")
-    if group.metadata.consolidated_metadata is not None:  # written before; anndata refuses what Zarr says of it
+    if group.metadata.consolidated_metadata is not None:  # written before; anndata refuses such metadata
         group = zarr.open_group(group.store, path=group.path, mode="r+", use_consolidated=False)
     if not adata.n_obs:
         raise ConfigError(f"write_sharded wants an AnnData with rows, got {adata.shape}")
@@ -77,7 +77,7 @@ def write_sharded(
         zarr.consolidate_metadata(group.store)
 
 
-_SETTINGS = {  # of which each version of anndata has some
+_SETTINGS = {  # each version of anndata has some of these
     "write_csr_csc_indices_with_min_possible_dtype": True,
     "zarr_write_format": 3,
     "auto_shard_zarr_v3": False,
@@ -86,12 +86,12 @@ _SETTINGS = {  # of which each version of anndata has some
 
 
 class quiet_anndata:  # noqa: N801  (a context, used as a function)
-    """anndata set to Zarr v3 with narrow columns, and silent about coming defaults."""
+    """Sets anndata to Zarr v3 with compact columns, and silences warnings about future defaults."""
 
     def __enter__(self) -> None:
         settings = load_anndata().settings
         self._stack = ExitStack()
-        self._stack.enter_context(warnings.catch_warnings())  # it also warns of settings that it will give up
+        self._stack.enter_context(warnings.catch_warnings())  # it also warns about settings that it will remove
         warnings.simplefilter("ignore")
         differing = {name: value for name, value in _SETTINGS.items() if getattr(settings, name, value) != value}
         self._stack.enter_context(settings.override(**differing))
@@ -101,7 +101,7 @@ class quiet_anndata:  # noqa: N801  (a context, used as a function)
 
 
 class _Callback:
-    """Writes the matrices of rows; leaves the rest to anndata."""
+    """Writes the row matrices; leaves the rest to anndata."""
 
     def __init__(self, form: MatrixFormat, num_rows: int) -> None:
         self._form, self._num_rows = form, num_rows

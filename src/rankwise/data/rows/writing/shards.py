@@ -1,4 +1,4 @@
-"""Shards of written arrays: their layout, and how large they should be."""
+"""Shards of written arrays: writing them, and the choice of their size."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _MOST_CHUNKS = 64
 
 
 class ShardStream:
-    """Rows of an array from one shard edge to another; what is held in memory is a few chunks, never a shard.
+    """Writes rows of an array from one shard edge to another; memory holds a few chunks, never a whole shard.
 
-    The files are those that zarr-python writes: encoded chunks in their order, then the index with its checksum. As a
-    context it lets go of file and threads where an error comes before `close`.
+    The files equal those of zarr-python: encoded chunks in order, then the index with its checksum. Used as a context
+    manager, it closes file and threads if an error comes before `close`.
 
     Args:
-        array: what `create_array` made, in a local folder.
+        array: from `create_array`, in a local folder.
         start: first row, at a shard edge.
         stop: last row + 1, at a shard edge or the end.
-        scratch: folder on the same file system; files lie there until they are whole.
-        batch_bytes: decoded bytes that are encoded at once, one chunk at least.
+        scratch: folder on the same file system; files stay there until they are complete.
+        batch_bytes: decoded bytes to encode at once, at least one chunk.
         keep_zeros: see `ArrayStream`.
     """
 
@@ -59,7 +59,7 @@ class ShardStream:
             self._file.abandon()
 
     def append(self, values: NDArray) -> None:
-        """Add rows at the end."""
+        """Append rows."""
         while len(values):
             part = values[: self._room() - self._num_held]
             self._held.append(np.asarray(part, dtype=self._array.dtype))
@@ -69,10 +69,10 @@ class ShardStream:
                 self._flush()
 
     def close(self) -> dict[str, str]:
-        """Write what is left; return the digest of each file by its path in the folder of the array.
+        """Write the remaining rows; return the digest of each file by its path in the folder of the array.
 
         Raises:
-            RuntimeError: other than the announced number of rows came.
+            RuntimeError: the number of rows differs from the announced one.
         """
         with self:
             if self._num_held:
@@ -82,7 +82,7 @@ class ShardStream:
         return self.digests
 
     def _room(self) -> int:
-        """Rows that are encoded together: a batch, but no further than the shard."""
+        """Rows to encode together: a batch, but no further than the shard."""
         return min(self._batch, self._shard - self._place % self._shard, self._stop - self._place)
 
     def _flush(self) -> None:
@@ -102,7 +102,7 @@ class ShardStream:
 
 
 class _ShardFile:
-    """One file on its way."""
+    """One file being written."""
 
     def __init__(self, scratch: Path, num_chunks: int) -> None:
         scratch.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ class _ShardFile:
         self._next = self._end = 0
 
     def add(self, encoded: bytes | None) -> None:
-        """Add the next chunk; None = it is not stored."""
+        """Append the next chunk; None = it is not stored."""
         if encoded is not None:
             self._write(encoded)
             self._index[self._next] = self._end, len(encoded)
@@ -121,11 +121,11 @@ class _ShardFile:
         self._next += 1
 
     def abandon(self) -> None:
-        """Leave the file as it is, without its name."""
+        """Leave the file unfinished, in the scratch folder."""
         self._file.close()
 
     def publish(self, place: Path) -> str | None:
-        """Finish the file and give it its name; a shard without stored chunks has none. Return its digest."""
+        """Finish the file and move it to its place; a shard without stored chunks gets no file. Return its digest."""
         index = self._index.tobytes()
         self._write(index + crc32c(index).to_bytes(4, "little"))
         self._file.close()
@@ -146,14 +146,14 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def parse_size(size: int | str, name: str) -> int:
-    """Turn "1GB", "512MB", "64 KiB" or a plain number into bytes; units are powers of 1,024, as annbatch takes them.
+    """Convert "1GB", "512MB", "64 KiB" or a plain number to bytes; units are powers of 1,024, as in annbatch.
 
     Args:
-        size: what was given.
+        size: the size to convert.
         name: the argument, for messages.
 
     Raises:
-        ConfigError: it is no size, or below 1.
+        ConfigError: it is not a size, or below 1.
     """
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match:
@@ -164,33 +164,33 @@ def parse_size(size: int | str, name: str) -> int:
 
 
 def rows_of_size(size: int | str, name: str, row_bytes: float) -> int:
-    """Return the rows that a size stands for: a whole number, as such or as a text, is rows; a text with a unit bytes.
+    """Return the number of rows for a size: an integer, also as text, is rows; text with a unit is bytes.
 
     Args:
-        size: what was given, such as 250, "250" or "20GB".
+        size: the size, for example 250, "250" or "20GB".
         name: the argument, for messages.
         row_bytes: decoded bytes of a row.
 
     Raises:
-        ConfigError: it is no size, or below 1.
+        ConfigError: it is not a size, or below 1.
     """
     number = parse_size(size, name)
     in_rows = not isinstance(size, str) or size.strip().isdigit()
     return max(1, int(min(number if in_rows else number / max(row_bytes, 1e-9), 2**62)))
 
 
-_CHUNK_COST = 1_000  # opening a chunk costs about as much as decoding so many elements
+_CHUNK_COST = 1_000  # opening a chunk costs about as much as decoding this many elements
 _QUANTILES = np.linspace(0.5, 1.0, 101)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SparseLayout:
-    """How the rows of one matrix are stored.
+    """The storage layout of the rows of one matrix.
 
     Attributes:
         chunk: elements of a chunk.
-        pads: int64[rows], explicit zeros after the true elements of each row; None = the rows are stored as they are.
-        num_elements: elements that are stored, zeros included.
+        pads: int64[rows], explicit zeros after the true elements of each row; None = no padding.
+        num_elements: stored elements, zeros included.
     """
 
     chunk: int
@@ -201,16 +201,16 @@ class SparseLayout:
 def lay_out(lengths: IntArray, num_cols: int, rows_per_chunk: int, *, align: bool) -> SparseLayout:
     """Choose the chunks of a CSR matrix.
 
-    With `align` every block of `rows_per_chunk` rows begins at a chunk edge: the last rows of the block before it carry
-    explicit zeros up to that edge, in columns that they do not use. The size of a chunk is the one with the least to
-    decode: blocks that are longer than it take several. Where the rows of a block have too few free columns for the
-    zeros, the next block begins where it ended.
+    With `align` every block of `rows_per_chunk` rows begins at a chunk edge: the last rows of the previous block get
+    explicit zeros up to that edge, in unused columns. The chunk size minimises the elements to decode; longer blocks
+    take several chunks. If the rows of a block have too few free columns for the zeros, the next block begins directly
+    after it.
 
     Args:
         lengths: int64[rows], elements of each row.
         num_cols: columns of the matrix.
         rows_per_chunk: rows that belong together.
-        align: whether chunk edges fall on row edges.
+        align: whether to align chunk edges to row edges.
     """
     total = int(lengths.sum())
     if not align or total == 0:
@@ -234,7 +234,7 @@ def _mean_chunk(lengths: IntArray, rows_per_chunk: int) -> int:
 
 
 def _best_chunk(sums: IntArray) -> int:
-    """The chunk size with the least to decode for blocks of so many elements."""
+    """Return the chunk size with the fewest elements to decode for blocks of these sizes."""
     sizes = np.unique(np.quantile(sums, _QUANTILES, method="higher")).astype(np.int64)
     sizes = sizes[sizes > 0]
     chunks = [-(-sums // size) for size in sizes]
@@ -243,10 +243,10 @@ def _best_chunk(sums: IntArray) -> int:
 
 
 def _give(pads: IntArray, lengths: IntArray, num_cols: int, block: slice, need: int) -> bool:
-    """Give zeros to the last rows of a block that have columns free for them; False if all together have not."""
+    """Add zeros to the last rows of a block that have free columns; return False if all rows together have too few."""
     free = num_cols - lengths[block]
     if int(free.sum()) < need:
         return False
-    later = np.cumsum(free[::-1])[::-1] - free  # what the rows after each one can take
+    later = np.cumsum(free[::-1])[::-1] - free  # number of zeros that fit into the rows after each one
     pads[block] = np.clip(need - later, 0, free)
     return True

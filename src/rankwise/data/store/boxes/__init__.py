@@ -1,4 +1,4 @@
-"""Boxes out of arrays: what is asked for, how it is planned, how it is read."""
+"""Boxes of arrays: requests, reports, and conversions of values."""
 
 from __future__ import annotations
 

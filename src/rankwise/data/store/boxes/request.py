@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what it answers: `BoxRequest` and `BoxReport`."""
+"""Requests to the engine and its answers: `BoxRequest` and `BoxReport`."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _FARTHEST = 2**61  # sums of a place and an extent stay within 64 bits
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BoxRequest:
-    """Boxes of one shape out of arrays with the same number of axes, to be cast to one dtype: one field of a batch.
+    """Boxes of one shape from arrays with equally many axes, cast to one dtype: one field of a batch.
 
     Attributes:
-        arrays: the different arrays.
+        arrays: the distinct arrays.
         which: int64[B], for each box its array, an index into `arrays`.
         starts: int64[B, ndim], first element of each box along each axis; may be negative or past the end with `pad`.
         shape: extent of every box along each axis, all at least 1.
-        dtype: dtype that comes out, in native byte order. Narrowing to integers is checked value by value.
-        pad: what stands for elements outside the array: its fill value, the nearest element ("edge"), or the mirror
-            image without repeating the edge ("reflect", as in ``numpy.pad``). None refuses boxes that stick out.
-        scale: float64[len(arrays)] or None: elements x come out as ``x * scale + offset``, computed in float32
+        dtype: dtype of the output, in native byte order. Narrowing to integers is checked value by value.
+        pad: replaces elements outside the array: by its fill value, the nearest element ("edge"), or the mirror
+            image without repeating the edge ("reflect", as in ``numpy.pad``). None refuses boxes that extend beyond it.
+        scale: float64[len(arrays)] or None: elements x become ``x * scale + offset``, computed in float32
             (float64 where `dtype` is float64).
-        offset: float64[len(arrays)] or None; given exactly when `scale` is.
+        offset: float64[len(arrays)] or None; required exactly if `scale` is given.
         runs: for boxes of unequal length along the first axis, their lengths and places in an output of the shape
             [runs.num_rows, *shape[1:]]; `shape` is then that of one row, [1, ...], and `pad` is None.
-        keep: False reads past the reader's cache: what is decoded is not put there, nor looked for by our decoders.
+        keep: False bypasses the reader's cache: our decoders neither look there nor store decoded chunks there.
 
     Raises:
-        ConfigError: tables do not fit together, a box sticks out without `pad`, or there is nothing to pad with.
+        ConfigError: tables do not fit together, a box leaves its array without `pad`, or padding has nothing to use.
     """
 
     arrays: tuple[ArrayMeta, ...]
@@ -130,7 +130,7 @@ class BoxRequest:
 
     @property
     def extents(self) -> IntArray:
-        """int64[B, ndim], how far each box reaches along each axis."""
+        """int64[B, ndim], extent of each box along each axis."""
         extents = np.empty(self.starts.shape, dtype=np.int64)
         extents[:] = self.shape
         if self.runs is not None:
@@ -139,7 +139,7 @@ class BoxRequest:
 
     @property
     def firsts(self) -> IntArray:
-        """int64[B], element of the flat output where each box begins."""
+        """int64[B], first element of each box in the flat output."""
         places = np.arange(len(self), dtype=np.int64) if self.runs is None else self.runs.places
         return places * math.prod(self.shape)
 
@@ -155,14 +155,14 @@ class BoxRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxError:
-    """Why one box could not be read.
+    """The error of one box that could not be read.
 
     Attributes:
         box: its place in the request.
         place: array, chunk and byte range, for messages.
         error: what happened.
-        damage: whether the content is damaged (such a sample may be skipped); False for trouble with the storage.
-        unfit: whether values do not fit the dtype that was asked for; no damage, as far as one can tell here.
+        damage: whether the content is damaged (such a sample may be skipped); False for storage errors.
+        unfit: whether values do not fit the requested dtype; this is not counted as damage.
     """
 
     box: int
@@ -174,20 +174,20 @@ class BoxError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxReport:
-    """How reading one request went.
+    """The result of reading one request.
 
     Attributes:
-        valid: bool[B], False where a box could not be read; its place in the output then holds anything.
+        valid: bool[B], False for a box that could not be read; its part of the output is then undefined.
         errors: one for each box that is not valid.
-        fill_chunks: chunks that are not in the store and stand for the fill value.
+        fill_chunks: chunks that are not in the store, read as the fill value.
         fast_chunks: chunks that our own decoders decoded.
         slow_chunks: chunks that zarr-python decoded.
-        cached_chunks: chunks that were decoded already.
-        missing_boxes: bool[B], True where a chunk that is needed is not in the store, as far as one can tell: what only
-            zarr-python reads, behind a URL or in a store of its own, it takes for the fill value.
-        fill_boxes: bool[B], True where every element is the fill value because nothing was ever written there.
-        lost_boxes: bool[B], those of `missing_boxes` where a whole file is not there: that a chunk holds nothing but
-            the fill value is not written down, as it is in the index of a shard.
+        cached_chunks: chunks that were already decoded.
+        missing_boxes: bool[B], True if a needed chunk is not in the store. Not detected for arrays that only
+            zarr-python reads, behind a URL or in its own stores: zarr-python returns the fill value.
+        fill_boxes: bool[B], True if every element is the fill value because it was never written.
+        lost_boxes: bool[B], those of `missing_boxes` where a whole file is missing: nothing records that a chunk has
+            only the fill value, as the index of a shard does.
     """
 
     valid: BoolArray
@@ -202,12 +202,12 @@ class BoxReport:
 
 
 def sum_reports(num_samples: int, errors: Mapping[int, SampleError], reports: Sequence[BoxReport]) -> ReadReport:
-    """Return what `Source.read` reports.
+    """Return the report for `Source.read`.
 
     Args:
         num_samples: samples of the share.
-        errors: what went wrong, by place in the share; a sample that stands at several places is reported once.
-        reports: of the fields, one each.
+        errors: errors by place in the share; a sample at several places is reported once.
+        reports: the reports of the fields.
     """
     valid = np.ones(num_samples, dtype=np.bool_)
     valid[list(errors)] = False

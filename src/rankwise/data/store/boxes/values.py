@@ -1,4 +1,4 @@
-"""From the elements of an array to those of a batch: conversions, runs of unequal length, elements of sparse rows."""
+"""Converts elements of arrays for batches; also describes runs of unequal length, and columns of sparse rows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NUMBERS = "?biufc"
 
 
 def check_conversion(stored: DType, wanted: DType, *, scaled: bool, place: str) -> None:
-    """Refuse what cannot be converted at all, whatever the values are.
+    """Refuse conversions that are impossible for any value.
 
     Raises:
-        ConfigError: a complex array is to become real, something is no number, or integers are to be scaled.
+        ConfigError: a complex array is to become real, a dtype is not numeric, or scaling is to give integers.
     """
     if stored == wanted and not scaled:
         return
@@ -36,14 +36,14 @@ def check_conversion(stored: DType, wanted: DType, *, scaled: bool, place: str) 
 
 
 def conversion_loss(stored: DType, wanted: DType, *, scaled: bool) -> str:
-    """Return what a conversion that is not refused may lose of a value, as a clause; "" = nothing that matters.
+    """Return what an allowed conversion may lose, as a clause; "" = nothing that matters.
 
-    Judged by the dtypes alone. Left out are the rounding of floats to fewer bits and of anything to floats of 16 bits,
-    which is what these are, and whatever scaling does, as nobody expects the stored numbers of it.
+    It looks at dtypes only. It ignores the rounding of floats to fewer bits and of anything to 16-bit floats, which is
+    expected, and all effects of scaling, because the stored numbers are not expected then.
 
     Args:
         stored: dtype of the array.
-        wanted: dtype that comes out.
+        wanted: dtype of the output.
         scaled: whether elements are scaled first.
     """
     if stored == wanted or stored.kind == "b" or scaled:
@@ -62,7 +62,7 @@ def conversion_loss(stored: DType, wanted: DType, *, scaled: bool) -> str:
 
 
 def is_float(dtype: DType) -> bool:
-    """Whether a dtype is a real floating point one, bfloat16 included."""
+    """Whether a dtype is a real floating-point one, including bfloat16."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
@@ -71,15 +71,15 @@ def converted(
 ) -> NDArray:
     """Return values as another dtype.
 
-    Floats round to nearest even; what is too large becomes infinite. To integers and bool only values that fit exactly
-    in range pass (fractions are cut towards zero).
+    Floats round to nearest even; values that are too large become infinite. For integers and bool, only values in
+    range are accepted (fractions are truncated towards zero).
 
     Args:
         values: any shape.
-        dtype: the dtype that is wanted.
+        dtype: the requested dtype.
         scale: with `offset`: return ``values * scale + offset``, computed in float32 (float64 if `dtype` is float64).
         offset: see `scale`.
-        place: names the array in messages.
+        place: name of the array for messages.
 
     Raises:
         DataError: a value does not fit an integer dtype.
@@ -104,7 +104,7 @@ def _refuse_out_of_range(values: NDArray, dtype: DType, place: str) -> None:
         return
     limits = np.iinfo(dtype)
     low, high = values.min(), values.max()
-    # NaN fails both comparisons; Python's own numbers compare exactly
+    # NaN fails both comparisons; Python numbers compare exactly
     fits = float(low) > limits.min - 1 and float(high) < limits.max + 1 if values.dtype.kind == "f" else None
     if fits is None:
         fits = int(low) >= limits.min and int(high) <= limits.max
@@ -117,11 +117,11 @@ def _refuse_out_of_range(values: NDArray, dtype: DType, place: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Runs:
-    """How far each box reaches along the first axis, and where its rows go in the output.
+    """The length of each box along the first axis, and the place of its rows in the output.
 
     Attributes:
-        lengths: int64[B], rows of each box; 0 asks for nothing.
-        places: int64[B], row of the output where each begins; the boxes may come in any order, with gaps between them.
+        lengths: int64[B], rows of each box; 0 requests nothing.
+        places: int64[B], first output row of each box; boxes may be in any order, with gaps between them.
         num_rows: rows of the output.
 
     Raises:
@@ -138,7 +138,7 @@ class Runs:
                 raise ConfigError(
                     f"{name} of runs want int64[{len(self.lengths)}], got {values.dtype}{list(values.shape)}"
                 )
-        filled = np.flatnonzero(self.lengths)  # a negative length is seen as well
+        filled = np.flatnonzero(self.lengths)  # also keeps negative lengths, to find them
         in_order = filled[np.argsort(self.places[filled])]
         begin, length = self.places[in_order], self.lengths[in_order]
         edges = np.append(begin[1:], self.num_rows)
@@ -156,7 +156,7 @@ class Runs:
 
         Args:
             lengths: int64[B].
-            order: int64[B], the runs in the order in which they lie in the output; None = in their own.
+            order: int64[B], the runs in the order of the output; None = in their own order.
         """
         ends = np.cumsum(lengths if order is None else lengths[order], dtype=np.int64)
         places = ends - (lengths if order is None else lengths[order])
@@ -166,24 +166,24 @@ class Runs:
         return cls(lengths=lengths, places=places, num_rows=int(ends[-1]) if len(ends) else 0)
 
 
-OUTSIDE, TWICE = 1, 2  # of a row: it names a column that there is not, or one twice
+OUTSIDE, TWICE = 1, 2  # of a row: it has an invalid column number, or one column twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spread:
-    """In which columns the elements of a request with runs come out, each run in a dense row of its own.
+    """Maps the elements of a request with runs to columns of dense rows, one row for each run.
 
     Attributes:
-        columns: uint16 or int32 [runs.num_rows], the column of each element of the packed output; anything may stand in
-            those of runs that could not be read.
+        columns: uint16 or int32 [runs.num_rows], the column of each element of the packed output; undefined for runs
+            that could not be read.
         num_cols: columns of the sparse rows, fewer than 2^31: one number for all arrays of the request, or one for
             each.
-        places: for each of these int32[num_cols], where a column comes out in a dense row, `width` = nowhere; None =
-            where it is.
+        places: for each of these int32[num_cols], the target of a column in a dense row, `width` = drop it; None =
+            its own number.
         width: elements of a dense row, at least 1.
 
     Raises:
-        ConfigError: something does not fit together.
+        ConfigError: the attributes do not fit together.
     """
 
     columns: NDArray

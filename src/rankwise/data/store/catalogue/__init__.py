@@ -1,4 +1,4 @@
-"""Catalogues: what many stores hold, in one file."""
+"""Catalogues: the contents of many stores in one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build a catalogue: look at every place below some URIs, many at a time."""
+"""Builds a catalogue: reads every place below some URIs, many in parallel."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rankwise.errors import DataError
 
 __all__ = ["build_catalogue"]
 
-_Key = tuple[int, ...]  # place in the order of the search: number of the URI, of the child, of its child, ...
+_Key = tuple[int, ...]  # position in the search: number of the URI, of the child, of its child, ...
 
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """A search under way.
+    """A running search.
 
     Attributes:
-        nodes: what remembers the nodes.
+        nodes: records the nodes.
         refs: the images found so far.
-        bad: what could not be read.
+        bad: errors of places that could not be read.
     """
 
     nodes: RecordingNodes
@@ -40,7 +40,7 @@ class _Search:
     bad: dict[str, str] = field(default_factory=dict)
 
     def begin(self, uri: str) -> Sequence[Spot]:
-        """Return where the search of a URI begins."""
+        """Return the first places to search for a URI."""
         try:
             return [start_spot(uri, self.nodes)]
         except DataError as error:
@@ -48,7 +48,7 @@ class _Search:
             return []
 
     def examine(self, key: _Key, spot: Spot) -> Sequence[Spot]:
-        """Look at a spot, open the image there with its labels, and return the spots below it."""
+        """Read a place, open the image there with its labels, and return the places below it."""
         try:
             seen = look(spot, self.nodes)
             if seen.ref is not None and seen.node is not None:
@@ -64,7 +64,7 @@ class _Search:
         for name in image.labels() if ref.kind == "image" else ():
             try:
                 image.label(name)
-            except DataError as error:  # the image is good without it
+            except DataError as error:  # the image is usable without it
                 self.bad[f"{ref.place}/labels/{name}"] = str(error)
 
 
@@ -77,13 +77,13 @@ def build_catalogue(
 ) -> Catalogue:
     """Return a catalogue of every image, array, label and plate below some URIs.
 
-    What cannot be read is left out and stands in `Catalogue.bad` with the reason.
+    Places that cannot be read are left out; `Catalogue.bad` has the reasons.
 
     Args:
-        uris: arrays, groups, plates, or plain folders that hold some.
-        workers: threads that read; more help where storage answers slowly.
-        progress: called with the number of images found and of places still to look at.
-        nodes: where to look: `StoredNodes` with own options for URLs.
+        uris: arrays, groups, plates, or plain folders that contain some.
+        workers: threads that read; more help if storage is slow.
+        progress: called with the number of images found and of places still to read.
+        nodes: how to read: `StoredNodes` with your own options for URLs.
 
     Raises:
         MissingExtraError: a store needs zarr-python or obstore, which is not installed.
@@ -95,7 +95,7 @@ def build_catalogue(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    refs: dict[str, ImageRef] = {}  # a place that two URIs cover is one image
+    refs: dict[str, ImageRef] = {}  # an image found through two URIs counts once
     for _, ref in sorted(search.refs, key=itemgetter(0)):
         refs.setdefault(ref.place, ref)
     rows = [_row(ref) for ref in refs.values()]

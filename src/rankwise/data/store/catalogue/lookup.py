@@ -1,4 +1,4 @@
-"""`Catalogue`: what many stores hold, looked up without touching them."""
+"""`Catalogue`: the contents of many stores, looked up without reading them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["Catalogue"]
 
 
 class Catalogue:
-    """Arrays, groups and images of many stores, as they were when it was built.
+    """Arrays, groups and images of many stores, as of the time of building.
 
-    Everything that opens something takes it as ``nodes=``: ``read_meta(place, nodes=catalogue)``, `open_image`,
-    `list_arrays`, `open_plate`. Built by `build_catalogue`, or `rankwise data index`.
+    Functions that open something accept it as ``nodes=``: ``read_meta(place, nodes=catalogue)``, `open_image`,
+    `list_arrays`, `open_plate`. `build_catalogue` or `rankwise data index` makes it.
 
     Args:
         table: its columns.
@@ -36,7 +36,7 @@ class Catalogue:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._rows = {place: row for row, place in enumerate(table.places)}
-        # Many arrays share their documents, so that parsing each different one once is nearly free.
+        # Many arrays have equal documents, so parsing each distinct one once costs almost nothing.
         self._parsed = lru_cache(maxsize=4096)(self._parse_text)
         self._bare = lru_cache(maxsize=4096)(self._bare_array)
 
@@ -46,11 +46,11 @@ class Catalogue:
 
         Args:
             path: the file.
-            verify: look at every metadata document whether it changed since (`check`).
-            workers: threads for that.
+            verify: check for every metadata document whether it has changed since (`check`).
+            workers: threads for the check.
 
         Raises:
-            DataError: there is no such file, it is damaged, or (with `verify`) no longer true.
+            DataError: there is no such file, it is damaged, or (with `verify`) outdated.
         """
         try:
             packed = Path(path).read_bytes()
@@ -63,7 +63,7 @@ class Catalogue:
 
     @classmethod
     def from_bytes(cls, packed: bytes) -> Self:
-        """Return the catalogue that `to_bytes` packed.
+        """Return the catalogue from the bytes of `to_bytes`.
 
         Raises:
             DataError: the bytes are damaged.
@@ -71,11 +71,11 @@ class Catalogue:
         return cls(unpack_table(packed, "that arrived as bytes"))
 
     def to_bytes(self) -> bytes:
-        """Return it as bytes, to be sent to other ranks."""
+        """Return it as bytes, for sending to other ranks."""
         return pack_table(self._table)
 
     def save(self, path: str | os.PathLike[str]) -> int:
-        """Write it into a file, whole or not at all; return the number of bytes.
+        """Write it to a file atomically; return the number of bytes.
 
         Raises:
             DataError: the file cannot be written.
@@ -102,46 +102,46 @@ class Catalogue:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """What was searched."""
+        """The URIs that were searched."""
         return tuple(self._table.roots)
 
     @property
     def bad(self) -> dict[str, str]:
-        """What could not be read, by place, and why."""
+        """Errors of places that could not be read."""
         return dict(self._table.bad)
 
     def images(self) -> tuple[ImageRef, ...]:
-        """Return the images in the order in which `iter_images` finds them."""
+        """Return the images in the order of `iter_images`."""
         return self._images
 
     def arrays(self) -> tuple[str, ...]:
-        """Return the places of all arrays, levels and labels of images included, sorted."""
+        """Return the places of all arrays, including levels and labels of images, sorted."""
         return self._arrays
 
     def check(self, *, workers: int = 16) -> None:
-        """Look at every metadata document whether it is still the one that was read.
+        """Check for every metadata document whether it is still the one that was read.
 
-        Size and time of the last change of local documents are compared; documents behind URLs are read again.
+        For local documents it compares size and modification time; documents behind URLs are read again.
 
         Args:
             workers: threads.
 
         Raises:
-            DataError: some have changed or are gone; the message names the first.
+            DataError: some have changed or do not exist any more; the message names the first.
         """
         check_stores(self._table, self.node, workers=workers)
 
     def node(self, place: str) -> Node | None:
-        """Return the array or group at a place, None where none was found."""
+        """Return the array or group at a place, None if none was found."""
         row = self._rows.get(place)
         return None if row is None else self._node(place, *self._key(row))
 
     def array(self, node: Node) -> ArrayMeta:
-        """Return what the documents of an array say."""
+        """Return the metadata of an array from its documents."""
         return self.kept(node.place, lambda _: array_of(node))
 
     def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
-        """Return what the metadata of an array say; `read` explains a place that is no good array here."""
+        """Return the metadata of an array; if there is no valid array, `read` raises the error that explains it."""
         row = self._rows.get(place)
         if row is None or not self._table.kinds[row].startswith("array"):
             return read(place)
@@ -151,12 +151,12 @@ class Catalogue:
             return array_of(self._node(place, *self._key(row)))
 
     def inside(self, place: str, group: Node | None) -> dict[str, Node | None]:
-        """Return the names in a place below which something was found, in natural order."""
+        """Return the names in a place that have nodes at or below them, in natural order."""
         del group
         return dict.fromkeys(sorted(self._folders.get(place, ()), key=natural_order))
 
     def missing(self, place: str) -> DataError:
-        """Return the error that says why a place is not here."""
+        """Return the error that explains why a place is not in the catalogue."""
         if place in self.bad:
             return DataError(f"{place} could not be read when the catalogue was made: {self.bad[place]}")
         roots = ", ".join(self.roots[:4]) + (", ..." if len(self.roots) > 4 else "")
@@ -196,7 +196,7 @@ class Catalogue:
 
     @cached_property
     def _folders(self) -> dict[str, set[str]]:
-        """For each folder the names below which there are nodes."""
+        """Return for each folder the names that have nodes at or below them."""
         folders: dict[str, set[str]] = {}
         for place in self._table.places:
             parent, _, name = place.rpartition("/")

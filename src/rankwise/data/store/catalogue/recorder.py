@@ -1,4 +1,4 @@
-"""Look nodes up in their stores, remember what was found, and check whether it is still true."""
+"""Looks nodes up in their stores, records them, and checks whether they have changed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rankwise.errors import DataError
 
 __all__ = ["RecordingNodes", "check_stores", "record_of", "stamps_of"]
 
-_NOT_KEPT = {"attributes", "consolidated_metadata"}  # kept apart; replaced by the catalogue
+_NOT_KEPT = {"attributes", "consolidated_metadata"}  # stored separately; replaced by the catalogue
 
 
 class RecordingNodes:
-    """`Nodes` that remember every node that was looked up; thread-safe.
+    """`Nodes` that record every node that was looked up; thread-safe.
 
     Args:
-        nodes: where they are looked up.
+        nodes: where to look nodes up.
     """
 
     def __init__(self, nodes: Nodes) -> None:
@@ -39,7 +39,7 @@ class RecordingNodes:
         return node
 
     def array(self, node: Node) -> ArrayMeta:
-        """Return what the documents of an array say; one that cannot be read is forgotten."""
+        """Return the metadata of an array from its documents; forget an array that cannot be read."""
         try:
             return array_of(node)
         except DataError:
@@ -47,7 +47,7 @@ class RecordingNodes:
             raise
 
     def inside(self, place: str, group: Node | None) -> dict[str, Node | None]:
-        """Return the names of the folders in a place, with their node where it is known already."""
+        """Return the names of the folders in a place, with their nodes if already known."""
         inside = self._nodes.inside(place, group)
         for node in inside.values():
             if node is not None:
@@ -55,7 +55,7 @@ class RecordingNodes:
         return inside
 
     def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
-        """Return what the metadata of the array at a place say."""
+        """Return the metadata of the array at a place."""
         return read(place)
 
     def missing(self, place: str) -> DataError:
@@ -68,7 +68,7 @@ class RecordingNodes:
 
 
 def record_of(node: Node) -> Recorded:
-    """Return what is remembered of a node, without stamps."""
+    """Return the record of a node, without stamps."""
     attributes = node.document.get("attributes", ...) if node.zarr_format == 3 else node.attributes
     return Recorded(
         kind=node.kind,
@@ -80,7 +80,7 @@ def record_of(node: Node) -> Recorded:
 
 
 def stamps_of(place: str, kind: str, zarr_format: int) -> tuple[int, int, int, int]:
-    """Return bytes and time of the last change of a node's document and of its .zattrs; -1 where there is none."""
+    """Return size and modification time of a node's document and of its .zattrs; -1 if it does not exist."""
     if "://" in place:
         return -1, -1, -1, -1
     first = stamp_document(place, "zarr.json" if zarr_format == 3 else f".z{kind}")
@@ -96,15 +96,15 @@ _BATCH = 256  # places for one task of a thread
 
 
 def check_stores(table: Table, node_at: Callable[[str], Node | None], *, workers: int) -> None:
-    """Compare every document with what a catalogue holds; see `Catalogue.check`.
+    """Compare every document with the catalogue; see `Catalogue.check`.
 
     Args:
         table: the catalogue.
-        node_at: what the catalogue says is at a place.
+        node_at: returns the catalogue's node for a place.
         workers: threads.
 
     Raises:
-        DataError: some have changed or are gone.
+        DataError: some have changed or do not exist any more.
     """
 
     def changed(rows: range) -> list[str]:

@@ -1,4 +1,4 @@
-"""The columns of a catalogue, and the bytes that they travel in."""
+"""The columns of a catalogue, and their file format."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _VERSION = 1
 
 
 class Recorded(NamedTuple):
-    """One node as it was found.
+    """One recorded node.
 
     Attributes:
         kind: "array" or "group".
         zarr_format: 2 or 3.
         document: its document as JSON, without attributes.
         attributes: its attributes as JSON; None if it has none.
-        stamps: bytes and time of the last change (ns) of its document, then of its .zattrs; -1 where there is none.
+        stamps: size and modification time (ns) of its document, then of its .zattrs; -1 if it does not exist.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Recorded(NamedTuple):
 
 
 class RefRow(NamedTuple):
-    """One image as it was found: the facts of an `ImageRef`."""
+    """One recorded image: the facts of an `ImageRef`."""
 
     place: str
     kind: str
@@ -51,17 +51,17 @@ class RefRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """A catalogue by columns.
+    """A catalogue stored by columns.
 
     Attributes:
         roots: the URIs that were searched.
-        bad: what could not be read: place and reason.
+        bad: places that could not be read, with the reason.
         places: absolute path or URL of each node.
-        kinds: "array" or "group" and the version for each node, such as "array3".
-        documents: int64[N], which text is the document of each node.
-        attributes: int64[N], which text are its attributes; -1 = none.
+        kinds: "array" or "group" and the version for each node, for example "array3".
+        documents: int64[N], index of the node's document in `texts`.
+        attributes: int64[N], index of its attributes in `texts`; -1 = none.
         stamps: int64[N, 4], see `Recorded`.
-        texts: the different JSON texts.
+        texts: the distinct JSON texts.
         refs: the images, in the order of the search.
     """
 
@@ -77,7 +77,7 @@ class Table:
 
     @classmethod
     def build(cls, roots: list[str], bad: dict[str, str], nodes: dict[str, Recorded], refs: list[RefRow]) -> Table:
-        """Return the columns of what was found."""
+        """Return the columns for recorded nodes and images."""
         texts: dict[str, int] = {}
 
         def number(text: str | None) -> int:
@@ -114,14 +114,14 @@ def pack_table(table: Table) -> bytes:
 
 
 def unpack_table(packed: bytes, place: str) -> Table:
-    """Return a table out of its bytes.
+    """Return a table from its bytes.
 
     Args:
-        packed: what `pack_table` returned.
-        place: where they come from, for messages.
+        packed: from `pack_table`.
+        place: their origin, for messages.
 
     Raises:
-        DataError: they are no catalogue, of another version, or damaged.
+        DataError: they are not a catalogue, have another version, or are damaged.
     """
     head, payload = packed[: len(_MAGIC) + 36], packed[len(_MAGIC) + 36 :]
     if not head.startswith(_MAGIC):

@@ -1,4 +1,4 @@
-"""Chunks of bytes to elements in a batch: read, decode, cast and place, compiled where that works."""
+"""Reads, decodes, casts and places chunks in a batch, in compiled code if possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which decoder this process uses, and why: known chunks are decoded before one is trusted with data."""
+"""Chooses the decoder of this process: it must decode known chunks before it is used for data."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _CHOICES = ("kernel", "threads")
 
 
 def choose_decoder() -> tuple[Decoder, str]:
-    """Return the decoder of this process, and why it is not the compiled one ("" if it is).
+    """Return the decoder of this process, and the reason if it is not the compiled one (else "").
 
-    The compiled one where it works here, else Python threads with numcodecs; tried once for each process. The
-    environment variable `VARIABLE` asks for one of them: "kernel" or "threads".
+    It is the compiled one if that works here, else Python threads with numcodecs; tested once per process. The
+    environment variable `VARIABLE` selects one of them: "kernel" or "threads".
 
     Raises:
-        ConfigError: the variable holds something else, or asks for the compiled one, which does not work here.
+        ConfigError: the variable has another value, or selects the compiled one, which does not work here.
     """
     asked = os.environ.get(VARIABLE, "")
     if asked not in ("", *_CHOICES):
@@ -82,14 +82,14 @@ _START, _EXTENT = (2, 3, 5), (4, 9, 20)
 
 
 class SelfTestError(DataError):
-    """A decoder got known chunks wrong: it must not be used."""
+    """A decoder decoded known chunks incorrectly: it must not be used."""
 
 
 def self_test(decoder: Decoder) -> None:
     """Decode and cast chunks of every kind, and one damaged frame of each.
 
     Raises:
-        SelfTestError: it differs from what NumPy says, or damage passed.
+        SelfTestError: a result differs from NumPy's, or damage was not detected.
     """
     values = np.arange(8 * 16 * 32, dtype=np.uint16).reshape(8, 16, 32) * 37 % 4099
     frames = _frames(values)

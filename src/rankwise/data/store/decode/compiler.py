@@ -1,4 +1,4 @@
-"""From a Python function to the address of a compiled one, by way of numba's cache on disk.
+"""Compiles a Python function, or loads it from numba's disk cache, and returns its address.
 
 This module imports numba: import it late.
 """
@@ -23,24 +23,24 @@ _cpu: Any = importlib.import_module("numba.core.registry").cpu_target
 
 _SOURCES = ("machine", "tasks", "symbols", "planes", "spread", "fetching", "placing")
 
-_kept: list[Any] = []  # compiled code lives as long as the process: addresses of it are handed out
+_kept: list[Any] = []  # compiled code must live as long as the process: its address is handed out
 
 
 def compiled_address(function: Callable[..., Any], name: str, signature: Any) -> tuple[int, bool]:
-    """Return the address of a function compiled for a signature, as C calls it, and whether it was on disk already.
+    """Return the address of a function compiled for a signature, for calls from C, and whether it was on disk.
 
-    It comes from numba's cache on disk where it is there, else it is compiled and put there. A folder for the cache
-    is looked for where numba looks: ``NUMBA_CACHE_DIR``, beside the package, the user's cache folder. Where none can
-    be written, every process compiles; so does one whose sources were replaced while it ran: its code is the old one,
-    and others would take it for that of the new sources.
+    It is loaded from numba's disk cache, else compiled and stored there. The cache folder is the one that numba would
+    use: ``NUMBA_CACHE_DIR``, beside the package, or the user's cache folder. If none is writable, every process
+    compiles. So does a process whose sources were replaced while it ran: its code is the old one, and must not be
+    stored as that of the new sources.
 
     Args:
-        function: a function of numbers; what it closes over are constants.
-        name: tells it apart from all others of its module.
+        function: a function of numbers; its closure has constants only.
+        name: distinguishes it from all others of its module.
         signature: its types.
     """
-    # Files of the cache then hold one function each, for one version of everything that shapes it: several processes,
-    # also on different processors, write the same bytes to one file, or different bytes to different files.
+    # Each cache file then has one function, for one version of all inputs of compilation: several processes, even on
+    # different processors, write the same bytes to one file, or different bytes to different files.
     function.__qualname__ = f"{name}_{_versions()}"
     is_current = not _were_replaced(function)
     address = _loaded(function, signature) if is_current else None
@@ -48,7 +48,7 @@ def compiled_address(function: Callable[..., Any], name: str, signature: Any) ->
 
 
 def _were_replaced(function: Callable[..., Any]) -> bool:
-    """Whether files were written that this process has read before, or whether that cannot be told."""
+    """Whether source files were written after this process read them, or whether this is unknown."""
     try:
         return max(path.stat().st_ctime for path in (*_sources(), Path(function.__code__.co_filename))) > IMPORTED_S
     except OSError:
@@ -56,9 +56,9 @@ def _were_replaced(function: Callable[..., Any]) -> bool:
 
 
 def _loaded(function: Callable[..., Any], signature: Any) -> int | None:
-    """Return the address of what lies on disk.
+    """Return the address of the function in the disk cache.
 
-    numba's own way loads all that compiling needs first, which takes longer than everything else here.
+    numba's own method first imports everything for compiling, which takes longer than all the rest here.
     """
     try:
         found = _caching.FunctionCache(function)._load_overload(signature, _cpu.target_context)  # noqa: SLF001
@@ -78,7 +78,7 @@ def _compiled(function: Callable[..., Any], signature: Any, *, cached: bool) -> 
         with contextlib.suppress(Exception):  # the cache, or the code: without the cache we see which
             made = compile_it(cache=True)(function)
     if made is None and cached:
-        with contextlib.suppress(Exception):  # damaged files are forgotten, and written anew
+        with contextlib.suppress(Exception):  # damaged files are ignored, and rewritten
             _caching.FunctionCache(function).flush()
             made = compile_it(cache=True)(function)
     if made is None:
@@ -93,7 +93,7 @@ def _sources() -> list[Path]:
 
 @functools.cache
 def _versions() -> str:
-    """Return a short hash of our sources, of the compilers, and of the processor compiled for."""
+    """Return a short hash of our sources, the compilers, and the target processor."""
     digest = hashlib.sha256()
     for path in _sources():
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""`Decoder`: what reads, decodes and places chunks; and the one that needs no compiled code.
+"""`Decoder`: reads, decodes and places chunks; and an implementation without compiled code.
 
-`ThreadsDecoder` does it with numcodecs and NumPy, where compiled code cannot be had.
+`ThreadsDecoder` uses numcodecs and NumPy, for systems without compiled code.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _STEP = 2**16
 
 
 class Scratch:
-    """Buffers of one thread: they grow to the largest chunk met, are reused, and are freed at the end.
+    """Buffers of one thread: they grow to the largest chunk, are reused, and are freed at the end.
 
-    Never used by two threads at once. A context manager; also freed when the last reference goes.
+    Only one thread may use it at a time. A context manager; also freed with the last reference.
 
     Attributes:
         read: uint8 buffer for encoded bytes.
-        decode: uint8 buffer for one decoded chunk, small enough for the second-level cache if chunks are.
-        job: int64 table through which Python and the compiled loop talk.
+        decode: uint8 buffer for one decoded chunk, small enough for the L2 cache if chunks are.
+        job: int64 table for passing arguments to the compiled loop and results back.
         stage: uint8 buffer for a row of the output.
-        blank: uint8 buffer for dense rows, zero whenever no chunk is at work.
+        blank: uint8 buffer for dense rows, all zero while no chunk is being processed.
         rows: rows of fill values, of any dtype.
-        context: address of a decoder's own memory (of zstd), 0 until one is needed.
+        context: address of a decoder's own memory (of zstd), 0 until needed.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Scratch:
         self._free: weakref.finalize[[int], Scratch] | None = None
 
     def reserve(self, *, read_bytes: int, decode_bytes: int, job_slots: int) -> None:
-        """Make the buffers at least this large."""
+        """Grow the buffers to at least these sizes."""
         if len(self.read) < read_bytes:
             self.read = _aligned(read_bytes)
         if len(self.decode) < decode_bytes:
@@ -81,11 +81,11 @@ class Scratch:
             self.blank[:] = 0
 
     def wipe(self) -> None:
-        """Make the memory for dense rows blank again, after chunks failed that rows were waiting for."""
+        """Zero the memory for dense rows again, after chunks failed for which rows were waiting."""
         self.blank[:] = 0
 
     def ensure_context(self, make: Callable[[], int], free: Callable[[int], object]) -> None:
-        """Create the decoder's context if there is none yet.
+        """Create the decoder's context if it does not exist.
 
         Raises:
             MemoryError: it cannot be created.
@@ -96,10 +96,10 @@ class Scratch:
         if not self.context:
             raise MemoryError("no memory for the context of a decoder")
         self._free = weakref.finalize(self, free, self.context)
-        self._free.atexit = False  # at the exit of the interpreter a thread may still be decoding with it
+        self._free.atexit = False  # at interpreter exit a thread may still be decoding with it
 
     def close(self) -> None:
-        """Free everything; using it again allocates anew."""
+        """Free everything; later use allocates again."""
         if self._free is not None:
             self._free()
         self.context, self._free = 0, None
@@ -114,7 +114,7 @@ class Scratch:
 
 
 def _aligned(num_bytes: int) -> NDArray:
-    """Return an uninitialised buffer that starts at a cache line: unshuffling falls back to a copy on others."""
+    """Return an uninitialised buffer aligned to a cache line; other buffers make unshuffling fall back to a copy."""
     whole = -(-num_bytes // _STEP) * _STEP
     block: NDArray = np.empty(whole + _ALIGNMENT, dtype=np.uint8)
     skip = -address_of(block) % _ALIGNMENT
@@ -131,17 +131,17 @@ class Decoder(Protocol):
     name: str
 
     def run(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
-        """Do the chunks from `first` to `last` (exclusive), and write how each went into ``tasks.status``.
+        """Process the chunks from `first` to `last` (exclusive), and write the result of each to ``tasks.status``.
 
         Args:
-            tasks: what is to be done; several threads may work on different chunks of it.
+            tasks: the work; several threads may process different chunks of it.
             first: first chunk.
-            last: end of the chunks.
+            last: end of the chunks (exclusive).
             out: the output, C-contiguous and writeable.
             scratch: memory of the calling thread.
 
         Raises:
-            ValueError: chunks or targets that are not there: a bug in the planner, not damage.
+            ValueError: chunks or targets do not exist: a bug in the planner, not damage.
         """
 
 
@@ -152,23 +152,23 @@ class Spreader(Protocol):
         self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch,
         *, named: tuple[ChunkTasks, Scratch] | None = None,
     ) -> None:  # fmt: skip
-        """Do the chunks from `first` to `last` (exclusive), and write how it went into the statuses and marks.
+        """Process the chunks from `first` to `last` (exclusive), and write the results to the statuses and marks.
 
-        A row that one target fills comes out whole; one of several pieces must be zero before.
+        A row filled by one target is written completely; a row of several pieces must be zero before.
 
-        With `named`, columns are decoded chunk by chunk beside their elements, and looked at where they are: into the
-        memory for columns come only those of rows of several pieces, of marked ones, and of missing chunks. A chunk
-        whose columns fail gets their status.
+        With `named`, the columns of each chunk are decoded just before its elements, and used in place. Only columns of
+        rows in several pieces, of marked rows, and of missing chunks are written to the memory for columns. If the
+        columns of a chunk fail, the chunk gets their status.
 
         Args:
-            tasks: what is to be done; `is_castable` to the dtype of the output.
-            dense: where it goes.
+            tasks: the work; `is_castable` to the dtype of the output.
+            dense: the target rows.
             first: first chunk.
-            last: end of the chunks.
+            last: end of the chunks (exclusive).
             out: [B, width], C-contiguous and writeable, of elements of 1, 2, 4 or 8 bytes.
             scratch: memory of the calling thread.
             named: chunks of the columns, with the same targets, castable to the dtype of the memory for columns; and
-                other memory of the thread. None = columns were decoded before.
+                a second scratch of the thread. None = columns were decoded before.
 
         Raises:
             ValueError: tables do not fit together: a bug in the planner, not damage.
@@ -176,7 +176,7 @@ class Spreader(Protocol):
 
 
 def check_run(tasks: ChunkTasks, first: int, last: int, out: NDArray) -> None:
-    """Refuse a run that would touch what is not there."""
+    """Refuse a run with chunks or output places that do not exist."""
     if not (0 <= first <= last <= len(tasks)):
         raise ValueError(f"chunks {first} to {last} of {len(tasks)}")
     if not (out.flags.c_contiguous and out.flags.writeable) or tasks.reach >= out.size:
@@ -196,10 +196,10 @@ class _ChunkError(Exception):
 
 
 class ThreadsDecoder:
-    """Runs chunks one after the other in the calling thread; decoders and large copies run without the lock.
+    """Processes chunks one by one in the calling thread; decoders and large copies release the interpreter's lock.
 
-    The same meaning as `KernelDecoder`, chunk by chunk and code by code, but that damage is always found: it decodes
-    whole chunks. Every pair of dtypes that `converted` knows.
+    The same results as `KernelDecoder`, with the same status codes, except that it always detects damage, because it
+    decodes whole chunks. Supports every pair of dtypes that `converted` supports.
 
     Attributes:
         name: "threads".
@@ -208,7 +208,7 @@ class ThreadsDecoder:
     name = "threads"
 
     def run(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:  # noqa: ARG002
-        """Do the chunks from `first` to `last`; see `Decoder.run`."""
+        """Process the chunks from `first` to `last`; see `Decoder.run`."""
         check_run(tasks, first, last, out)
         flat = out.reshape(-1)
         for chunk in range(first, last):
@@ -302,7 +302,7 @@ def _known_compressors() -> int:
 
 
 def _check_blosc(frame: Any, size: int) -> None:
-    """Check what a Blosc frame says of itself: numcodecs believes it."""
+    """Check the header of a Blosc frame: numcodecs trusts it."""
     if len(frame) < _BLOSC_HEADER.itemsize:
         raise _ChunkError(codes.BAD_FRAME)
     head, nbytes, _, cbytes = np.frombuffer(frame, dtype=_BLOSC_HEADER, count=1)[0].tolist()
@@ -316,7 +316,7 @@ def _check_blosc(frame: Any, size: int) -> None:
 
 
 def _check_zstd(frame: Any, size: int) -> None:
-    """Refuse a frame that claims more than a chunk (RFC 8878, 3.1.1.1): numcodecs would get the memory for it."""
+    """Refuse a frame that claims more bytes than a chunk (RFC 8878, 3.1.1.1): numcodecs would allocate them."""
     head = bytes(frame[:18])
     if len(head) < 5:
         raise _ChunkError(codes.BAD_FRAME)
@@ -337,7 +337,7 @@ def _check_lz4(frame: Any, size: int) -> None:
 
 
 def _read(fd: int, offset: int, length: int) -> bytes:
-    """Read a range, in as many pieces as the system makes of it."""
+    """Read a range; the system may return it in several pieces."""
     pieces: list[bytes] = []
     got = 0
     while got < length:

@@ -1,4 +1,4 @@
-"""`DenseRows`: where the targets of some tasks go in dense rows, also rows that the edge of a chunk cuts in two."""
+"""`DenseRows`: maps the targets of tasks to dense rows, including rows split by a chunk edge."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rankwise.data.store.decode.tasks import SLOTS, ChunkTasks, address_of
 
 __all__ = ["ONE_PIECE", "OTHER_PIECE", "OUTSIDE", "PARKED", "PIECE", "UNSURE", "WHOLE", "DenseRows", "cut_in_two"]
 
-PIECE, WHOLE, PARKED = 0, 1, 2  # what elements are of their row; a piece that waits for the other one is parked
-ONE_PIECE, OTHER_PIECE = -1, -2  # of a row that is joined, instead of its length
+PIECE, WHOLE, PARKED = 0, 1, 2  # part of a row, a whole row, or a part that waits for the other one
+ONE_PIECE, OTHER_PIECE = -1, -2  # in place of the length of a row that is joined
 
 
 def cut_in_two(
     bounds: IntArray, rows: IntArray, cut: IntArray, slabs: Sequence[tuple[int, int]]
 ) -> tuple[IntArray, IntArray]:
-    """Return the targets that are one piece of a row, and those that are the other one, in the chunk after it.
+    """Return the targets that are the first piece of a row, and those that are the second, in the next chunk.
 
-    There is one row at most for each pair of chunks: a row that is asked for twice comes together once.
+    Each pair of neighbouring chunks has at most one such row: a row requested twice is joined once.
 
     Args:
-        bounds: int64[K + 1], the targets of chunk k are those from ``bounds[k]`` to ``bounds[k + 1]``.
+        bounds: int64[K + 1], the targets of chunk k are ``bounds[k]`` to ``bounds[k + 1]``.
         rows: int64[T], the row of each target.
         cut: int64[n], targets that are one of the two pieces of a row.
-        slabs: which chunks are decoded in order by one thread, as ``first:last``.
+        slabs: chunks that one thread decodes in order, as ``first:last``.
     """
     cut = cut[np.argsort(rows[cut], kind="stable")]  # pairs, in the order of their chunks
     one, other = cut[::2], cut[1::2]
@@ -42,24 +42,24 @@ def cut_in_two(
     return one[near[alone]], other[near[alone]]
 
 
-UNSURE = TWICE  # a column may have come twice
+UNSURE = TWICE  # a column may appear twice
 
-# What compiled code is told, and where in its job
+# Arguments of the compiled code, in the order of their job slots
 _NAMES = ("columns", "column_bytes", "width", "rows", "row_lengths", "tables", "num_cols", "places", "marks")
 _PLACES = np.array([SLOTS[name] // 8 for name in _NAMES])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DenseRows:
-    """Tasks of one axis whose targets are pieces of sparse rows; each piece goes to its dense row.
+    """Tasks with one axis whose targets are pieces of sparse rows; each piece goes to its dense row.
 
     Attributes:
-        spread: the columns of the elements; element p of the flat output is in column ``spread.columns[p]``.
+        spread: the columns of the elements; element p of the flat output has column ``spread.columns[p]``.
         rows: int64[T], the row of each target.
         lengths: int64[B], elements of each row.
-        tables: int64[T], which of the tables of `spread` holds for each target.
-        marks: uint8[T], written: `OUTSIDE` where a column that there is not was left out, `UNSURE` where a column may
-            have come twice.
+        tables: int64[T], index of the table of `spread` for each target.
+        marks: uint8[T], written: `OUTSIDE` if an invalid column was skipped, `UNSURE` if a column may
+            appear twice.
 
     Raises:
         ValueError: tables do not fit together: a bug in the planner, not damage.
@@ -78,7 +78,7 @@ class DenseRows:
 
     def __post_init__(self) -> None:
         spread = self.spread
-        # as narrow as they can be: they compete with the row for the first-level cache
+        # as narrow as possible: they share the L1 cache with the row
         held = () if spread.places is None else tuple(table.astype(self.place_dtype) for table in spread.places)
         addresses = [address_of(table) for table in held] or [0] * len(spread.num_cols)
         object.__setattr__(self, "num_cols", np.array(spread.num_cols, dtype=np.int64))
@@ -91,7 +91,7 @@ class DenseRows:
             numbers = getattr(self, name)
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < end:
                 raise ValueError(f"{name} of dense rows want numbers from 0 to {end - 1}")
-        # in the order of targets: rows come in any order, and looking one up waits for memory
+        # in the order of targets: rows come in any order, and a random lookup waits for memory
         object.__setattr__(self, "_row_lengths", self.lengths[self.rows])
         settings = {
             "columns": address_of(spread.columns), "column_bytes": spread.columns.itemsize, "width": spread.width,
@@ -103,11 +103,11 @@ class DenseRows:
 
     @property
     def place_dtype(self) -> DType:
-        """Dtype of the tables of places that compiled code looks into."""
+        """Dtype of the tables of places in compiled code."""
         return np.dtype(np.uint16 if self.spread.width < 2**16 else np.int32)
 
     def check(self, tasks: ChunkTasks, out: NDArray) -> None:
-        """Refuse what would touch memory that is not there.
+        """Refuse tasks that would access invalid memory.
 
         Raises:
             ValueError: tasks or output do not fit the tables: a bug in the planner, not damage.
@@ -121,10 +121,10 @@ class DenseRows:
             raise ValueError("dense rows want targets of one axis that are not scaled, and a row for each")
 
     def check_columns(self, tasks: ChunkTasks, named: ChunkTasks, first: int, last: int) -> None:
-        """Refuse chunks of columns, from `first` to `last`, that do not have the targets of those of elements.
+        """Refuse chunks of columns, from `first` to `last`, whose targets differ from those of the elements.
 
         Raises:
-            ValueError: they do not: a bug in the planner, not damage.
+            ValueError: they differ: a bug in the planner, not damage.
         """
         bounds, targets = slice(first, last + 1), slice(int(tasks.bounds[first]), int(tasks.bounds[last]))
         alike = tasks.bounds is named.bounds or np.array_equal(tasks.bounds[bounds], named.bounds[bounds])
@@ -133,24 +133,24 @@ class DenseRows:
             raise ValueError("columns want the targets of their elements, and whole numbers that are not scaled")
 
     def join(self, tasks: ChunkTasks, cut: IntArray, slabs: Sequence[tuple[int, int]]) -> IntArray:
-        """Have rows of two pieces that are decoded one after the other come out as a whole; return which, int64[n].
+        """Let rows whose two pieces are decoded in sequence be written as a whole; return these rows, int64[n].
 
         Args:
             tasks: the tasks.
             cut: int64[n], targets that are one of two pieces of a row.
-            slabs: which chunks will be done together, as ``first:last``.
+            slabs: chunks that are processed together, as ``first:last``.
         """
         one, other = cut_in_two(tasks.bounds, self.rows, cut, slabs)
         self._row_lengths[one], self._row_lengths[other] = ONE_PIECE, OTHER_PIECE
         return self.rows[one]
 
     def part(self, tasks: ChunkTasks, first: int, last: int) -> IntArray:
-        """Take back `join` for the chunks from `first` to `last`; return the rows, which must be zero now, int64[n]."""
+        """Undo `join` for the chunks from `first` to `last`; return the rows, which must be zeroed now, int64[n]."""
         targets = slice(int(tasks.bounds[first]), int(tasks.bounds[last]))
         joined = np.flatnonzero(self._row_lengths[targets] < 0) + targets.start
         self._row_lengths[joined] = self.lengths[self.rows[joined]]
         return self.rows[joined]
 
     def write(self, job: IntArray) -> None:
-        """Write what compiled code needs to know into its job."""
+        """Write the arguments of compiled code into its job."""
         job[_PLACES] = self._settings

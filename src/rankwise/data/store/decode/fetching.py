@@ -1,4 +1,4 @@
-"""Compiled: get the elements of one chunk into memory, past the caches where it helps. Imports numba: import late."""
+"""Compiled: loads the elements of one chunk into memory, past the caches if that helps. Imports numba: import late."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ memcpy = external(f"{PREFIX}memcpy", _long, _long, _long, _long)
 
 @inlined
 def stream_bytes(target: int, source: int, num_bytes: int) -> int:
-    """Copy bytes, whole lines of the target past the caches; returns 0."""
+    """Copy bytes, whole lines of the target past the caches; return 0."""
     head = min(-target & 63, num_bytes)
     memcpy(target, source, head)
     target, source, rest = target + head, source + head, num_bytes - head
@@ -41,7 +41,7 @@ _OK, _CUT_SHORT, _OS_ERROR, _BAD_FRAME = codes.OK, codes.CUT_SHORT, codes.OS_ERR
 _WRONG_SIZE, _WRONG_LENGTH, _TOO_LONG = codes.WRONG_SIZE, codes.WRONG_LENGTH, codes.TOO_LONG
 _UNKNOWN_COMPRESSOR, _UNKNOWN_KIND = codes.UNKNOWN_COMPRESSOR, codes.UNKNOWN_KIND
 _EINTR = errno.EINTR
-_ZSTD_NO_ROOM = -70  # what zstd returns where the decoded bytes are more than there is room for
+_ZSTD_NO_ROOM = -70  # zstd's error code if the decoded bytes exceed the buffer
 _INT_MAX = 2**31 - 1
 
 _FD, _OFFSET, _LENGTH, _ENCODED = SLOTS["fd"], SLOTS["offset"], SLOTS["length"], SLOTS["encoded"]
@@ -54,7 +54,7 @@ _FIRST, _SOURCE, _STRIDED = SLOTS["first"], SLOTS["source"], SLOTS["strided"]
 
 @inlined
 def _read(job: int, chunk: int, buffer: int, low: int, high: int) -> int:
-    """Read bytes `low` to `high` of the encoded chunk into a buffer, in as many pieces as the system makes of it."""
+    """Read bytes `low` to `high` of the encoded chunk into a buffer; the system may return them in several pieces."""
     fd, offset = types.int32(entry(job, _FD, chunk)), entry(job, _OFFSET, chunk)
     while low < high:
         got = _pread(fd, buffer, high - low, offset + low)
@@ -72,7 +72,7 @@ def _read(job: int, chunk: int, buffer: int, low: int, high: int) -> int:
 
 @inlined
 def _blosc_part(job: int, chunk: int, frame: int, target: int) -> int:
-    """Decode a checked frame, or the blocks of it that are needed; returns the decoded bytes of a whole chunk."""
+    """Decode a checked frame, or only the blocks that are needed; return the decoded bytes of a whole chunk."""
     size, low, high = entry(job, _SIZE, chunk), entry(job, _LOW, chunk), entry(job, _HIGH, chunk)
     item, block = (peek32(frame) >> 24) & 0xFF, peek32(frame + 8)
     start, end = low // item, (high + item - 1) // item
@@ -90,7 +90,7 @@ def _blosc_part(job: int, chunk: int, frame: int, target: int) -> int:
 
 @inlined
 def _decode_blosc(job: int, chunk: int, frame: int, target: int) -> int:
-    """Check what a Blosc frame says of itself before anybody believes it, then decode it."""
+    """Check the header of a Blosc frame, then decode it."""
     length = entry(job, _LENGTH, chunk)
     if length < 16:
         return ended(job, chunk, _BAD_FRAME, 0)
@@ -109,7 +109,7 @@ def _decode_blosc(job: int, chunk: int, frame: int, target: int) -> int:
 
 @inlined
 def _decode_lz4(job: int, chunk: int, frame: int, target: int) -> int:
-    """Decode a block after the number of its decoded bytes."""
+    """Decode an LZ4 block, which follows its decoded size."""
     size, length = entry(job, _SIZE, chunk), entry(job, _LENGTH, chunk)
     if length <= 4 or length > _INT_MAX:
         return ended(job, chunk, _BAD_FRAME, 0)
@@ -121,7 +121,7 @@ def _decode_lz4(job: int, chunk: int, frame: int, target: int) -> int:
 
 @inlined
 def _judged(job: int, chunk: int, got: int) -> int:
-    """Return the status of a decoder that returned how many bytes it made, or something negative."""
+    """Return the status for a decoder's result: a number of bytes, or a negative error."""
     if got == entry(job, _SIZE, chunk):
         return _OK
     if got == _ZSTD_NO_ROOM:
@@ -144,7 +144,7 @@ def _decode(job: int, chunk: int, frame: int, target: int) -> int:
 
 @inlined
 def _bring(job: int, chunk: int, target: int) -> int:
-    """Have the encoded bytes of a chunk in memory, of an uncompressed one those needed; then decode them."""
+    """Load the encoded bytes of a chunk (of an uncompressed one only those needed), then decode them."""
     frame, length, buffer, low = entry(job, _ENCODED, chunk), entry(job, _LENGTH, chunk), get(job, _READ_BUFFER), 0
     raw, high, size = entry(job, _KIND, chunk) == KIND_RAW, length, entry(job, _SIZE, chunk)
     if raw:
@@ -168,7 +168,7 @@ def _bring(job: int, chunk: int, target: int) -> int:
 
 @inlined
 def fetch(job: int, chunk: int) -> int:
-    """Get a chunk's elements; returns a status, and in the job `source` (where element 0 is, or would be)."""
+    """Load a chunk's elements; return a status, and set `source` in the job (address of element 0)."""
     source, target = entry(job, _DECODED, chunk), entry(job, _KEEP, chunk)
     fills = entry(job, _KIND, chunk) == KIND_FILL and source == 0
     put(job, _STRIDED, 0 if fills else 1)

@@ -1,4 +1,4 @@
-"""`KernelDecoder`: chunks in compiled code, without the interpreter."""
+"""`KernelDecoder`: processes chunks in compiled code, without the interpreter."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ __all__ = ["KernelDecoder"]
 
 _FIRST_SLOT = SLOTS["first"] // 8
 _SLACK = 2**16
-_LINE_BYTES = 64  # of a cache
-_LARGE_BYTES = 2**22  # an output that is not in the caches any more when somebody looks at it
-_LONG_BYTES, _LONGEST_BYTES = 2**10, 2**16  # of a row that is worth streaming, and that is cast in the caches
+_LINE_BYTES = 64  # of a cache line
+_LARGE_BYTES = 2**22  # an output that has left the caches before it is read
+_LONG_BYTES, _LONGEST_BYTES = 2**10, 2**16  # of a row: worth streaming; cast inside the caches
 
 
 class KernelDecoder:
-    """Runs chunks in one compiled loop without the interpreter's lock. Thread-safe.
+    """Processes chunks in one compiled loop without the interpreter's lock. Thread-safe.
 
-    The loop is compiled once, and a loop over the elements for each pair of dtypes when it is first met. What it has
-    no loop for (complex numbers to wider ones, other byte orders) it hands to `ThreadsDecoder`.
+    The chunk loop is compiled once, and an element loop for each pair of dtypes on first use. Unsupported pairs
+    (complex numbers to wider ones, other byte orders) go to `ThreadsDecoder`.
 
     Attributes:
         name: "kernel".
-        num_compiled: functions that had to be compiled, so far.
-        num_loaded: functions that were found compiled on disk, so far.
+        num_compiled: functions compiled so far.
+        num_loaded: compiled functions loaded from disk so far.
 
     Raises:
         SymbolsMissingError: numcodecs does not export its decoders.
@@ -49,7 +49,7 @@ class KernelDecoder:
     def __init__(self) -> None:
         from rankwise.data.store.decode import symbols
 
-        symbols.register()  # before any compiled code may load: it would end the process on a name that is not there
+        symbols.register()  # before any compiled code is loaded: an unknown symbol would end the process
         self._symbols = symbols
         self._compressors = symbols.known_compressors()
         self._others: Decoder = ThreadsDecoder()
@@ -60,7 +60,7 @@ class KernelDecoder:
         self._run = self._compiled_loop()
 
     def run(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
-        """Do the chunks from `first` to `last`; see `Decoder.run`."""
+        """Process the chunks from `first` to `last`; see `Decoder.run`."""
         stored = tasks.fill.dtype
         if not is_castable(stored, out.dtype, scaled=tasks.scaled):
             self._others.run(tasks, first, last, out, scratch)
@@ -74,7 +74,7 @@ class KernelDecoder:
 
     def _write_job(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
         largest = int(tasks.layout.size[first:last].max())
-        # No encoder makes more of a chunk than this: a longer one is damage, and gets no memory
+        # No encoder makes more bytes of a chunk: a longer one is damaged, and gets no memory
         most = 2 * largest + _SLACK
         longest = int(tasks.length[first:last].max(where=tasks.encoded[first:last] == 0, initial=0))
         scratch.reserve(read_bytes=min(longest, most), decode_bytes=largest, job_slots=NUM_SLOTS)
@@ -92,7 +92,7 @@ class KernelDecoder:
         self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch,
         *, named: tuple[ChunkTasks, Scratch] | None = None,
     ) -> None:  # fmt: skip
-        """Do the chunks from `first` to `last`, into dense rows; see `Spreader.spread`."""
+        """Process the chunks from `first` to `last`, into dense rows; see `Spreader.spread`."""
         dense.check(tasks, out)
         if first == last:
             return
@@ -112,7 +112,7 @@ class KernelDecoder:
         self._run(address_of(scratch.job))
 
     def _write_cast(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
-        """Write a job whose targets are cast one by one into the stage, if they are cast at all."""
+        """Write a job whose targets are cast one by one into the stage, if they need a cast."""
         self._write_job(tasks, first, last, out, scratch)
         stored, plane = tasks.fill.dtype, 0
         if not copies(stored, out.dtype, scaled=False):
@@ -122,7 +122,7 @@ class KernelDecoder:
         _write(scratch.job, plane=plane, stage=address_of(scratch.stage), spread=0)
 
     def _write_planes(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
-        """Choose the loops: rows of outputs that are larger than caches are written past them."""
+        """Choose the loops: rows of outputs larger than the caches are written past them."""
         plane, stream = self._plane((tasks.fill.dtype, out.dtype, tasks.scaled)), 0
         longest = _streamed_bytes(tasks, first, last, out)
         if longest:
@@ -151,7 +151,7 @@ class KernelDecoder:
         return self._loop("streamed", make)
 
     def _spread_loops(self, element: DType, dense: DenseRows) -> tuple[int, int]:
-        """Return the addresses of the two loops: one that can do everything, and its quick part."""
+        """Return the addresses of the two loops: the general one, and a fast one for the common case."""
         key = (element.itemsize, dense.spread.columns.dtype, dense.place_dtype, dense.spread.places is not None)
         if key not in self._spreads:
             self._spreads[key] = self._made_spread_loops(*key)
@@ -175,7 +175,7 @@ class KernelDecoder:
         return self._loop(f"spread_{name}", make_spread), weave
 
     def _loop(self, name: str, make: Callable[[], PlaneLoop]) -> int:
-        """Return the address of a compiled loop, which is made if it is not known yet."""
+        """Return the address of a compiled loop, making it if necessary."""
         with forks_wait:
             if name not in self._addresses:
                 from rankwise.data.store.decode.planes import PLANE_SIGNATURE
@@ -188,7 +188,7 @@ class KernelDecoder:
         from rankwise.data.store.decode.placing import run_chunks
 
         address = self._compiled(run_chunks, "run_chunks", types.int64(types.int64))
-        # Calls of such a function let the interpreter's lock go
+        # Calls of such a function release the interpreter's lock
         return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)
 
     def _compiled(self, function: Callable[..., int], name: str, signature: object) -> int:
@@ -206,7 +206,7 @@ def _write(job: IntArray, **settings: int) -> None:
 
 
 def _streamed_bytes(tasks: ChunkTasks, first: int, last: int, out: NDArray) -> int:
-    """Return the bytes of the longest row of some targets, 0 where they are not worth writing past the caches."""
+    """Return the bytes of the longest row of some targets, 0 if streaming past the caches is not worth it."""
     if out.nbytes < _LARGE_BYTES:
         return 0
     cols = tasks.layout.extents[int(tasks.bounds[first]) : int(tasks.bounds[last]), -1]
@@ -216,7 +216,7 @@ def _streamed_bytes(tasks: ChunkTasks, first: int, last: int, out: NDArray) -> i
 
 
 def _fill_rows(tasks: ChunkTasks, first: int, last: int, scratch: Scratch) -> tuple[int, int]:
-    """Return where rows of the fill values of missing chunks lie, and the bytes from a chunk's to the next chunk's."""
+    """Return the address of rows with the fill values of missing chunks, and the distance between chunks in bytes."""
     missing = first + np.flatnonzero(tasks.kind[first:last] == KIND_FILL)
     if len(missing) == 0:
         return 0, 0

@@ -1,4 +1,4 @@
-"""What compiled code needs and Python has no words for: memory at an address, calls through one, 16-bit floats."""
+"""Low-level operations for compiled code that Python lacks: memory at an address, indirect calls, 16-bit floats."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 
 ir: Any = importlib.import_module("llvmlite.ir")
 
-numba: Any = importlib.import_module("numba")  # typed in some releases, and not in others
+numba: Any = importlib.import_module("numba")  # typed only in some releases
 types: Any = numba.types
 
 _Function = TypeVar("_Function", bound=Callable[..., int])
@@ -52,7 +52,7 @@ _long = types.int64
 
 
 def inlined(function: _Function) -> _Function:
-    """Compile a helper of compiled functions when it is first called by one; not for calls from Python."""
+    """Compile a helper for compiled functions on first use; not callable from Python."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy", "boundscheck": False}
     compiled: _Function = numba.njit(_nrt=False, **options)(function)
     return compiled
@@ -64,7 +64,7 @@ def external(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
     return function
 
 
-# numba counts the parameters of what it asks for the types of a call
+# numba counts the parameters of functions that return call types
 _WITH_PARAMETERS: dict[int, Callable[[Any], Any]] = {
     0: lambda answer: lambda _typing: answer,
     1: lambda answer: lambda _typing, _1: answer,
@@ -159,12 +159,12 @@ def _cast(result: Any, argument: Any, emit: _Emit) -> Callable[[Any], Any]:
 
 
 def falls_of(element: Any) -> Callable[[int], int]:
-    """Return a function for compiled code that looks at 64 bytes of whole numbers at any address.
+    """Return a function for compiled code that checks 64 bytes of integers at any address.
 
-    It returns 0 where each of them is larger than the one before it, that before the first one included.
+    It returns 0 if each of them, including the first, is larger than its predecessor in memory.
 
     Args:
-        element: type such as `numpy.uint16`.
+        element: a type, for example `numpy.uint16`.
     """
     dtype = np.dtype(element)
     line = ir.VectorType(ir.IntType(8 * dtype.itemsize), 64 // dtype.itemsize)
@@ -178,7 +178,7 @@ def falls_of(element: Any) -> Callable[[int], int]:
     return _emitted(_long, (_long,), emit)
 
 
-# The job's slots and the tables whose addresses they hold
+# Slots of the job, and the tables whose addresses they contain
 get: Callable[[int, int], int] = _emitted(
     _long, (_long,) * 2, lambda builder, values: builder.load(_slot(builder, *values), align=8)
 )
@@ -194,23 +194,23 @@ real_entry: Callable[[int, int, int], float] = _emitted(
     lambda builder, values: builder.load(_place(builder, values, ir.DoubleType()), align=8),
 )
 put8, put32 = _put_entry(8), _put_entry(32)
-# Notes the detail of a chunk and returns its status
+# Set the detail of a chunk and return its status
 ended: Callable[[int, int, int, int], int] = _emitted(_long, (_long,) * 4, _end)
 
-# Memory at addresses
+# Loads from addresses
 peek32: Callable[[int], int] = _emitted(_long, (_long,), _load32)
 peek64: Callable[[int], int] = _emitted(_long, (_long,), _load64)
-# Looks an address up that is written soon; nothing happens where there is no memory
+# Prefetch an address that will be written soon; harmless for invalid addresses
 prefetch: Callable[[int], None] = _emitted(types.void, (_long,), _prefetch)
 elements: Callable[[int, Any], Any] = numba.extending.intrinsic(_elements)
-# Zeroes 64 bytes at any address
+# Zero 64 bytes at any address
 blank64: Callable[[int], None] = _emitted(types.void, (_long,), _blank)
-# Writes 64 bytes to an aligned address past the caches: (to, from); `streamed` makes them seen before what follows
+# Write 64 bytes to an aligned address past the caches: (to, from); `streamed` orders them before later writes
 stream64: Callable[[int, int], None] = _emitted(types.void, (_long,) * 2, _stream)
 streamed: Callable[[], None] = _emitted(types.void, (), lambda builder, _values: builder.fence("seq_cst"))
 call_plane: Callable[..., int] = _emitted(_long, (_long,) * 7 + (types.float64,) * 2, _call)
 
-# Floats of 16 bits, by way of the bits of wider ones
+# 16-bit floats, via the bits of wider ones
 _word32 = _cast(types.uint32, types.float32, lambda builder, value: builder.bitcast(value, _I32))
 _real32 = _cast(types.float32, types.uint32, lambda builder, bits: builder.bitcast(bits, ir.FloatType()))
 _word64 = _cast(types.uint64, types.float64, lambda builder, value: builder.bitcast(value, _I64))
@@ -221,14 +221,14 @@ _Cast = Callable[[Any], Any]
 def _half_casts(word: Any, word_of: _Cast, real_of: _Cast, mantissa: int, bias: int) -> tuple[_Cast, _Cast]:
     """Return the casts to the 16 bits of half precision, rounded to nearest even, and back, for compiled code.
 
-    All cases are computed and one is chosen, so that loops run on vectors; `word` cuts what numba widens to 64 bits.
+    All cases are computed and one is selected, so that loops vectorise; `word` truncates what numba widens to 64 bits.
 
     Args:
-        word: unsigned type of the bits of a wider float, such as `numpy.uint32`.
+        word: unsigned type of the bits of a wider float, for example `numpy.uint32`.
         word_of: returns its bits.
-        real_of: returns the float of bits.
-        mantissa: bits of its mantissa.
-        bias: bias of its exponent.
+        real_of: returns the float for given bits.
+        mantissa: number of mantissa bits.
+        bias: bias of the exponent.
     """
     bits = 8 * np.dtype(word).itemsize
     dropped, to_sign, sign, one = word(mantissa - 10), word(bits - 16), word(0x8000), word(1)
@@ -236,7 +236,7 @@ def _half_casts(word: Any, word_of: _Cast, real_of: _Cast, mantissa: int, bias: 
     infinity, half_infinity, payload = word((2 * bias + 1) << mantissa), word(0x7C00), word(0x3FF)
     rebias, size_of_half, nothing = word((bias - 15) << mantissa), word(0x7FFF), word(0)
     rounding = word((1 << (mantissa - 11)) - 1)
-    # adding a number whose last bit weighs as much as that of a subnormal half rounds to it
+    # adding a number whose last bit has the weight of a subnormal half rounds to it
     magic = word((bias + mantissa - 24) << mantissa)
 
     @inlined
@@ -257,7 +257,7 @@ def _half_casts(word: Any, word_of: _Cast, real_of: _Cast, mantissa: int, bias: 
     def from_half(half: Any) -> Any:
         own = word(half)
         size, exponent = word(word(own & size_of_half) << dropped), word(own & half_infinity)
-        # a subnormal half is a mantissa at the smallest exponent, less the leading one that it does not have
+        # a subnormal half is a mantissa at the smallest exponent, minus the leading one that it lacks
         subnormal = word_of(real_of(word(size | least)) - real_of(least))
         result = subnormal if exponent == nothing else word(size + rebias)
         result = word(size | infinity) if exponent == half_infinity else result
@@ -274,7 +274,7 @@ _SIGN, _NAN = np.uint16(0x8000), np.uint16(0x7FC0)
 
 @inlined
 def bfloat16_bits(value: Any) -> Any:
-    """Return the 16 bits of bfloat16 of a float of 32 bits, rounded to nearest even; every NaN is the quiet one."""
+    """Return the 16 bits of bfloat16 for a 32-bit float, rounded to nearest even; every NaN becomes the quiet one."""
     own = _word32(value)
     size = np.uint32(own & _SIZE)
     odd = np.uint32(np.uint32(size >> _UPPER) & _ONE)

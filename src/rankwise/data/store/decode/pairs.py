@@ -1,4 +1,4 @@
-"""Which loop casts which pair of dtypes."""
+"""Selects the cast loop for a pair of dtypes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _CAST = "?bBhHiIlLqQefd"
 
 
 def copies(stored: DType, wanted: DType, *, scaled: bool) -> bool:
-    """Whether elements go to the output as they are, whatever they are."""
+    """Whether elements are copied to the output unchanged."""
     return stored == wanted and not scaled
 
 
 def is_castable(stored: DType, wanted: DType, *, scaled: bool) -> bool:
-    """Whether there is a loop for a pair of dtypes; all others go through NumPy."""
+    """Whether there is a loop for a pair of dtypes; NumPy casts all others."""
     if stored.hasobject or not (stored.isnative and wanted.isnative):
         return False
     if copies(stored, wanted, scaled=scaled):
@@ -34,14 +34,14 @@ def is_castable(stored: DType, wanted: DType, *, scaled: bool) -> bool:
 
 
 def plane_name(stored: DType, wanted: DType, *, scaled: bool) -> str:
-    """Return what the loop of a pair is known by."""
+    """Return the name of the loop for a pair."""
     if copies(stored, wanted, scaled=scaled):
         return "copied"
     return f"{stored.name}_to_{wanted.name}{'_scaled' if scaled else ''}"
 
 
 def plane_for(stored: DType, wanted: DType, *, scaled: bool) -> PlaneLoop:
-    """Return the loop of a pair that `is_castable`. Needs numba."""
+    """Return the loop for a pair that `is_castable`. Needs numba."""
     from rankwise.data.store.decode import planes
 
     if copies(stored, wanted, scaled=scaled):
@@ -64,12 +64,12 @@ def _in_memory(dtype: DType) -> tuple[Any, int]:
         return np.uint16, planes.BFLOAT16
     if dtype.name == "float16":
         return np.uint16, planes.HALF
-    # by name: NumPy has two types of 64 bits on some systems
+    # by name: NumPy has two 64-bit types on some systems
     return getattr(np, dtype.name), planes.NUMBER
 
 
 def _working(stored: DType, wanted: DType, *, scaled: bool) -> Any:
-    """Return the type between source and target, as NumPy goes: float32 to 16 bits, but float64 to half precision."""
+    """Return the intermediate type, as in NumPy: float32 for 16-bit targets, but float64 for half precision."""
     if scaled:
         return np.float64 if wanted == np.float64 else np.float32
     if wanted.name == "float16":
@@ -80,7 +80,7 @@ def _working(stored: DType, wanted: DType, *, scaled: bool) -> Any:
 
 
 def _limits(stored: DType, wanted: DType) -> tuple[Any, Any]:
-    """Return bounds of what fits: inclusive ones for integers, exclusive ones in float64 for floats."""
+    """Return bounds of valid values: inclusive for integers, exclusive in float64 for floats."""
     limits = np.iinfo(wanted)
     if stored.kind == "f":
         low = np.float64(limits.min) - 1

@@ -1,4 +1,4 @@
-"""Compiled: the loop over chunks, and from the elements of a chunk to their places in the output, dense rows too.
+"""Compiled: the loop over chunks, which places their elements in the output, also in dense rows.
 
 This module imports numba: import it late.
 """
@@ -41,7 +41,7 @@ _PAGE_BYTES, _ROWS_AHEAD = 4096, 8
 
 @inlined
 def fetch_columns(job: int, chunk: int) -> int:
-    """Get the chunk of columns that belongs to one of elements, if they are decoded beside them; returns a status."""
+    """Load the chunk of columns that belongs to a chunk of elements, if both are decoded together; return a status."""
     named = get(job, _NAMED) if get(job, _SPREAD) != 0 else 0
     if named == 0:
         return _OK
@@ -52,7 +52,7 @@ def fetch_columns(job: int, chunk: int) -> int:
 
 @inlined
 def _cast(job: int, target: int, count: int) -> int:
-    """Note where the elements of a target are, cast if need be; returns whether a value does not fit."""
+    """Set the address of a target's elements, cast if necessary; return whether a value does not fit."""
     src, unfit = get(job, _SOURCE) + entry(job, _SRC_FIRST, target) * get(job, _STRIDED), 0
     if get(job, _PLANE) != 0:
         unfit = call_plane(get(job, _PLANE), src, get(job, _STAGE), 1, count, 0, 0, 1.0, 0.0)
@@ -63,9 +63,9 @@ def _cast(job: int, target: int, count: int) -> int:
 
 @inlined
 def _announce(job: int, target: int) -> int:
-    """Have the pages of rows looked up before they are written, several rows at a time: rows lie anywhere.
+    """Touch the pages of several rows before they are written: rows can be anywhere.
 
-    A processor that does not know where a page is waits for memory; for several pages it waits once.
+    A processor waits for memory on a TLB miss; touching several pages together costs one wait.
     """
     if target % _ROWS_AHEAD == 0:
         size, end = get(job, _WIDTH) * get(job, _DST_UNIT), entry(job, _BOUNDS, get(job, _LAST))
@@ -79,7 +79,7 @@ def _announce(job: int, target: int) -> int:
 
 @inlined
 def _columns(job: int, chunk: int, target: int, count: int) -> int:
-    """Return where the columns of a target are."""
+    """Return the address of a target's columns."""
     named = get(job, _NAMED)
     if named == 0:
         return get(job, _COLUMNS) + entry(job, _DST_START, target) * get(job, _COLUMN_BYTES)
@@ -91,7 +91,7 @@ def _columns(job: int, chunk: int, target: int, count: int) -> int:
 
 @inlined
 def finish_rows(job: int) -> int:
-    """Write the row that still waits; returns 0."""
+    """Write the row that is still waiting; return 0."""
     if get(job, _SPREAD) != 0:
         call_plane(get(job, _SPREAD), 0, 0, 0, 0, 1, job, 0.0, 0.0)
     return 0
@@ -99,7 +99,7 @@ def finish_rows(job: int) -> int:
 
 @inlined
 def _leave(job: int, park: int, row: int) -> int:
-    """Have a row that was parked wait to be written, as whole ones do; the memory of the one before it is free then."""
+    """Queue a parked row for writing, like whole rows; then the memory of the row before it is free."""
     finish_rows(job)
     spare = get(job, _SPARE)
     put(job, _SPARE, get(job, park))
@@ -110,7 +110,7 @@ def _leave(job: int, park: int, row: int) -> int:
 
 @inlined
 def spread(job: int, chunk: int, target: int) -> int:
-    """Spread elements over their dense row, cast first if need be; returns whether a value does not fit."""
+    """Write elements to their dense row, cast first if necessary; return whether a value does not fit."""
     row, count, table = entry(job, _ROWS, target), entry(job, _EXTENTS, target), entry(job, _TABLES, target)
     length, kind, park = entry(job, _ROW_LENGTHS, target), PIECE, 0
     _announce(job, target)
@@ -120,13 +120,13 @@ def spread(job: int, chunk: int, target: int) -> int:
     row = get(job, _OUT) + row * get(job, _WIDTH) * get(job, _DST_UNIT)
     if length == count:
         kind = WHOLE
-    elif length < 0:  # a chunk has one row at most that goes on in the next one
+    elif length < 0:  # a chunk has at most one row that continues in the next chunk
         kind, park = PARKED, _PARK + 8 * ((chunk + length) & 1)
     dst = row if park == 0 else get(job, park)
     mark = call_plane(get(job, _SPREAD), get(job, _ELEMENTS), dst, columns, count, kind, job, 0.0, 0.0)
     if length == OTHER_PIECE:
         _leave(job, park, row)
-    if named != 0 and (mark != 0 or kind != WHOLE or get(named, _STRIDED) == 0):  # these are looked at afterwards
+    if named != 0 and (mark != 0 or kind != WHOLE or get(named, _STRIDED) == 0):  # these are checked afterwards
         size = get(job, _COLUMN_BYTES)
         memcpy(get(job, _COLUMNS) + entry(job, _DST_START, target) * size, columns, count * size)
     put8(job, _MARKS, target, mark)
@@ -134,7 +134,7 @@ def spread(job: int, chunk: int, target: int) -> int:
 
 
 def run_chunks(job: int) -> int:
-    """Read, decode and place the chunks from `first` to `last` of a job; returns 0."""
+    """Read, decode and place the chunks from `first` to `last` of a job; return 0."""
     for chunk in range(get(job, _FIRST), get(job, _LAST)):
         status = fetch_columns(job, chunk)
         if status == _OK:
@@ -153,7 +153,7 @@ def run_chunks(job: int) -> int:
 
 @inlined
 def _place(job: int, chunk: int, target: int) -> int:
-    """Cast a region plane by plane; returns whether a value does not fit."""
+    """Cast a region plane by plane; return whether a value does not fit."""
     axes, unit, strided = get(job, _AXES), get(job, _DST_UNIT), get(job, _STRIDED)
     src = get(job, _SOURCE) + entry(job, _SRC_FIRST, target) * strided
     dst = get(job, _OUT) + entry(job, _DST_START, target) * unit
@@ -188,7 +188,7 @@ def _place(job: int, chunk: int, target: int) -> int:
 def _staged(  # noqa: PLR0917
     job: int, src: int, dst: int, rows: int, cols: int, src_step: int, dst_step: int, scale: float, offset: float
 ) -> int:
-    """Cast row by row into memory that stays in the caches, and write from there past them."""
+    """Cast row by row into memory that stays in the caches, then write from there past them."""
     stage, unit, unfit = get(job, _STAGE), get(job, _DST_UNIT), 0
     for row in range(rows):
         unfit |= call_plane(get(job, _PLANE), src + row * src_step, stage, 1, cols, 0, 0, scale, offset)

@@ -1,10 +1,10 @@
-"""Loops that cast the elements of a plane (rows of adjacent elements) on their way into the output.
+"""Loops that cast the elements of a plane (rows of adjacent elements) and write them to the output.
 
-One is compiled for each pair of dtypes that is met. They take addresses, so that one compiled loop over chunks can
+Each pair of dtypes gets its own compiled loop. Loops take addresses, so that one compiled loop over chunks can
 call any of them. This module imports numba: import it late.
 
-The variants are branches on constants of the enclosing function: numba drops those that are not taken before it looks
-at types, and its cache on disk tells them apart by the values of these constants.
+Variants are branches on constants of the enclosing function: numba removes branches that are not taken before it
+infers types, and its disk cache distinguishes variants by the values of these constants.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rankwise.data.store.decode.machine import (
 __all__ = ["BFLOAT16", "BOOLEAN", "HALF", "NUMBER", "PLANE_SIGNATURE", "PlaneLoop", "checked_plane", "copied_plane"]
 __all__ += ["cast_plane", "streamed_plane"]
 
-# Returns whether a value does not fit; strides are in bytes, columns in elements (in bytes where they are copied).
+# Returns whether a value does not fit; strides are in bytes, columns in elements (in bytes for copies).
 PlaneLoop = Callable[[int, int, int, int, int, int, float, float], int]
 PLANE_SIGNATURE = types.int64(*[types.int64] * 6, types.float64, types.float64)
 
-# What the elements are, where a dtype of numba does not say it.
+# Kinds of elements that a numba dtype does not distinguish.
 NUMBER, BOOLEAN, HALF, BFLOAT16 = range(4)
 
 
@@ -48,7 +48,7 @@ def copied_plane() -> PlaneLoop:
 
 
 def streamed_plane() -> PlaneLoop:
-    """Return the loop for outputs of the stored dtype that are larger than caches."""
+    """Return the loop for outputs of the stored dtype that are larger than the caches."""
 
     def plane(  # noqa: PLR0917
         src: int, dst: int, rows: int, cols: int, src_stride: int, dst_stride: int, _scale: float, _offset: float
@@ -64,11 +64,11 @@ def cast_plane(source: Any, source_is: int, target: Any, target_is: int, working
     """Return the loop that casts, and scales if asked.
 
     Args:
-        source: scalar type in memory, such as `numpy.uint16`; that of the bits for half precision.
+        source: scalar type in memory, for example `numpy.uint16`; for half precision the type of its bits.
         source_is: `NUMBER`, `BOOLEAN` or `HALF`.
         target: scalar type in memory.
         target_is: `NUMBER`, `BOOLEAN`, `HALF` or `BFLOAT16`.
-        working: float type in which elements are computed on, between source and target; None = in none.
+        working: intermediate float type between source and target; None = none.
         scaled: whether elements become ``x * scale + offset``, in `working`.
     """
     through = working is not None
@@ -105,14 +105,14 @@ def cast_plane(source: Any, source_is: int, target: Any, target_is: int, working
 
 
 def checked_plane(source: Any, source_is: int, target: Any, low: Any, high: Any) -> PlaneLoop:
-    """Return the loop to integers that may not hold every value.
+    """Return the loop to an integer type that may not hold every value.
 
     Args:
         source: scalar type in memory.
         source_is: `NUMBER` or `HALF`.
         target: integer type.
-        low: of integers, the smallest value that fits, as `source`; of floats, the largest float64 below all that fit.
-        high: the largest value that fits, or the smallest float64 above all that fit.
+        low: for integers, the smallest valid value, as `source`; for floats, the largest float64 below all valid ones.
+        high: the largest valid value, or the smallest float64 above all valid ones.
     """
     exact = source.__name__.startswith(("int", "uint")) and source_is == NUMBER
 

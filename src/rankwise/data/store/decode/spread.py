@@ -1,4 +1,4 @@
-"""Loops that spread the elements of sparse rows over dense ones. Imports numba: import it late."""
+"""Loops that write the elements of sparse rows to dense ones. Imports numba: import it late."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from rankwise.data.store.decode.tasks import SLOTS
 
 __all__ = ["PER_LINE", "spread_loop", "weave_loop"]
 
-PER_LINE = 4  # elements that are put to their places for each line of 64 bytes that is written
+PER_LINE = 4  # elements to place for each line of 64 bytes that is written
 
 _long = types.int64
 
 
 def weave_loop(element: Any, column: Any, place: Any, *, chosen: bool) -> PlaneLoop:
-    """Return the loop for elements, columns and places of types such as `numpy.uint32`.
+    """Return the loop for elements, columns and places of types like `numpy.uint32`.
 
-    Its arguments are those of a plane with other meanings: address of the elements, of their columns, which rise and
-    are all there; lines; address of the line where the row before begins to be written, and of its bytes, which are
-    blank afterwards; the job. It takes `PER_LINE` elements a line.
+    Its arguments are those of a plane with other meanings: address of the elements; of their columns, which must be
+    valid and rising; number of lines; address where the waiting row is written, and of its bytes, which are zeroed
+    afterwards; the job. It places `PER_LINE` elements per line.
 
     Args:
         element: unsigned integer as wide as an element.
         column: type of columns.
         place: type of the table of places.
-        chosen: whether there is one; else columns are places.
+        chosen: whether there is such a table; else columns are places.
     """
     of_two, of_four = np.dtype(column).itemsize == 2, np.dtype(element).itemsize == 4
 
@@ -55,14 +55,14 @@ def weave_loop(element: Any, column: Any, place: Any, *, chosen: bool) -> PlaneL
         moved = elements(get(job, _PLACES), place)
         for line in range(lines):
             at = PER_LINE * line
-            if of_two:  # four in one go
+            if of_two:  # four at once
                 word = peek64(columns + 8 * line)
                 a, b, c, d = word & 0xFFFF, (word >> 16) & 0xFFFF, (word >> 32) & 0xFFFF, (word >> 48) & 0xFFFF
             else:
                 a, b, c, d = _long(named[at]), _long(named[at + 1]), _long(named[at + 2]), _long(named[at + 3])
             if chosen:
                 a, b, c, d = _long(moved[a]), _long(moved[b]), _long(moved[c]), _long(moved[d])
-            if of_four:  # two in one go
+            if of_four:  # two at once
                 low, high = peek64(values + 16 * line), peek64(values + 16 * line + 8)
                 given[a], given[b], given[c], given[d] = low, low >> 32, high, high >> 32
             else:
@@ -82,7 +82,7 @@ _memset = external(f"{PREFIX}memset", _long, _long, types.int32, _long)
 
 @inlined
 def _moved_elements(taken: Any, named: Any, moved: Any, count: int, row: int, job: int, element: Any, size: int) -> int:  # noqa: PLR0917
-    """Put elements of rising columns to their places in a row, those left out to the place beside; returns 0."""
+    """Put elements with rising columns to their places in a row, dropped ones to the extra place; return 0."""
     width = get(job, _WIDTH)
     beside = get(job, _BLANK) + width * size
     for at in range(count):
@@ -97,7 +97,7 @@ def _moved_elements(taken: Any, named: Any, moved: Any, count: int, row: int, jo
 def _searched_elements(  # noqa: PLR0917
     taken: Any, given: Any, named: Any, moved: Any, count: int, job: int
 ) -> int:
-    """Put elements of columns in any order to their places; returns what is to be said of them."""
+    """Put elements with columns in any order to their places; return the marks for them."""
     num_cols, width, places, mark = get(job, _NUM_COLS), get(job, _WIDTH), get(job, _PLACES), 0
     for at in range(count):
         wanted = _long(named[at])
@@ -114,7 +114,7 @@ def _searched_elements(  # noqa: PLR0917
 
 @inlined
 def _write_edges(target: int, source: int, num_bytes: int) -> int:
-    """Write what does not fill a line of the target, and blank it; returns the bytes before the first line."""
+    """Write the parts that do not fill a line of the target, and zero them; return the bytes before the first line."""
     head = min(-target & 63, num_bytes)
     tail = (num_bytes - head) & 63
     if head != 0:
@@ -128,7 +128,7 @@ def _write_edges(target: int, source: int, num_bytes: int) -> int:
 
 @inlined
 def _woven(values: int, columns: int, count: int, num_bytes: int, job: int) -> int:
-    """Write the row that waits, and put elements to their places meanwhile, if there are any; returns how many."""
+    """Write the waiting row while placing elements, if there are any; return how many were placed."""
     target, source = get(job, _WAITING), get(job, _SPARE)
     if target == 0:
         return 0
@@ -146,7 +146,7 @@ def _woven(values: int, columns: int, count: int, num_bytes: int, job: int) -> i
 
 @inlined
 def _wait(row: int, job: int) -> int:
-    """Have the row that was put together wait until it is written, and the next one begin in blank memory."""
+    """Queue the completed row for writing, and start the next one in zeroed memory."""
     blank = get(job, _BLANK)
     put(job, _WAITING, row)
     put(job, _BLANK, get(job, _SPARE))
@@ -155,9 +155,9 @@ def _wait(row: int, job: int) -> int:
 
 
 def _rising(column: Any) -> Callable[[int, int, int], int]:
-    """Return a function for compiled code: whether columns rise and are all there.
+    """Return a function for compiled code that checks whether columns are rising and valid.
 
-    Then none comes twice, and nothing else needs to be looked at. They are compared line by line, the last ones again.
+    Then no column appears twice, and no other check is needed. It compares line by line, the last ones twice.
     """
     falls, size = falls_of(column), np.dtype(column).itemsize
     many = _LINE_BYTES // size
@@ -178,15 +178,15 @@ def _rising(column: Any) -> Callable[[int, int, int], int]:
 
 
 def spread_loop(element: Any, column: Any, place: Any) -> PlaneLoop:
-    """Return the loop for elements, columns and places of types such as `numpy.uint32`.
+    """Return the loop for elements, columns and places of types like `numpy.uint32`.
 
-    Its arguments are those of a plane with other meanings: address of the elements, of the dense row, of the columns;
-    how many there are; 1 if they are all of their row, 2 if they are a piece that is parked, 0 for other pieces; the
-    job. It returns `OUTSIDE` and `UNSURE`.
+    Its arguments are those of a plane with other meanings: addresses of the elements, the dense row and the columns;
+    number of elements; 1 for a whole row, 2 for a piece that is parked, 0 for other pieces; the job. It returns
+    `OUTSIDE` and `UNSURE`.
 
-    A whole row is put together in memory that stays in the caches and is blank otherwise, and that has one place more,
-    for columns that are left out; it is written while the next one is put together, or when the loop is called without
-    elements. A piece goes to its row at once, which is zero already; that of a parked one has one place more too.
+    A whole row is assembled in memory that stays in the caches, is zero otherwise, and has one extra place for dropped
+    columns. It is written while the next one is assembled, or when the loop is called without elements. A piece is
+    written to its row directly, which must be zero; the row of a parked piece also has one extra place.
     """
     itemsize, rising = np.dtype(element).itemsize, _rising(column)
 
@@ -204,7 +204,7 @@ def spread_loop(element: Any, column: Any, place: Any) -> PlaneLoop:
         elif places == 0:
             for at in range(done, count):
                 given[named[at]] = taken[at]
-        elif kind != PIECE:  # what is left out goes to the one place more: cheaper than asking
+        elif kind != PIECE:  # dropped elements go to the extra place: cheaper than a branch
             for at in range(done, count):
                 given[moved[named[at]]] = taken[at]
             if count != 0:

@@ -1,7 +1,7 @@
-"""The decoders inside the numcodecs wheel, as symbols that compiled code can call.
+"""The decoders in the numcodecs wheel, as symbols that compiled code can call.
 
-Compiled code that was kept on disk refers to them by name, and calling a name that was never registered ends the
-process: so all are looked up and registered, or none.
+Compiled code on disk refers to them by name, and calling an unregistered name ends the process. So either all of
+them are found and registered, or none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["PREFIX", "SymbolsMissingError", "free_zstd_context", "known_compress
 
 PREFIX = "rankwise_"
 
-# Which extension module of numcodecs exports what.
+# Exported functions by extension module of numcodecs.
 _EXPORTED = {
     "zstd": ("ZSTD_decompressDCtx",),
     "blosc": ("blosc_decompress_ctx", "blosc_getitem", "blosc_cbuffer_validate"),
@@ -29,14 +29,14 @@ _FORMATS = {"blosclz": 0, "lz4": 1, "lz4hc": 1, "snappy": 2, "zlib": 3, "zstd": 
 
 
 class SymbolsMissingError(DataError):
-    """This build of numcodecs (or of the C library) does not export what compiled code calls."""
+    """This build of numcodecs (or of the C library) does not export a function that compiled code calls."""
 
 
 def register() -> None:
-    """Make every symbol known to compiled code, under its name with `PREFIX`.
+    """Register every symbol for compiled code, under its name with `PREFIX`.
 
     Raises:
-        SymbolsMissingError: something is not exported; nothing is registered then.
+        SymbolsMissingError: a symbol is not exported; then none is registered.
     """
     binding = importlib.import_module("llvmlite.binding")
     for name, address in _addresses().items():
@@ -44,20 +44,20 @@ def register() -> None:
 
 
 def known_compressors() -> int:
-    """Return which compressors inside Blosc frames this build knows: bit i for format i."""
+    """Return which compressors inside Blosc frames this build supports: bit i for format i."""
     from numcodecs import blosc
 
     return functools.reduce(lambda bits, name: bits | 1 << _FORMATS.get(name, 31), blosc.list_compressors(), 0)
 
 
 def make_zstd_context() -> int:
-    """Return the address of a new context for decoding zstd, 0 if there is no memory for it."""
+    """Return the address of a new zstd decoding context, 0 if there is no memory for it."""
     make = ctypes.CFUNCTYPE(ctypes.c_void_p)(_address("zstd", _CONTEXT[0]))
     return int(make() or 0)
 
 
 def free_zstd_context(context: int) -> None:
-    """Free a context of `make_zstd_context`."""
+    """Free a context from `make_zstd_context`."""
     ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p)(_address("zstd", _CONTEXT[1]))(context)
 
 
@@ -76,7 +76,7 @@ def _address(module: str, name: str) -> int:
     """Return the address of an exported function of an extension module of numcodecs."""
     try:
         path = importlib.import_module(f"numcodecs.{module}").__file__
-        # The module is loaded: this finds the same copy again and hides none of its dependencies
+        # The module is loaded: this returns the same copy, with its dependencies
         return _address_in(ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL), name)
     except (ImportError, OSError, AttributeError, ValueError) as error:
         raise SymbolsMissingError(f"numcodecs.{module} does not export {name} ({error})") from error

@@ -1,4 +1,4 @@
-"""`ChunkTasks`: what is to be read, decoded and placed, as flat tables that a compiled loop walks; and how it went."""
+"""`ChunkTasks`: chunks to read, decode and place, as flat tables for a compiled loop; and their results."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ __all__ = [
     "memory_at",
 ]
 
-# When this package was read from its files: what is in them may be other code later.
+# When this package was read from its files; they may have other contents later.
 IMPORTED_S = time.time()
 
-# The tables in the order in which the compiled loop finds their addresses.
+# The tables in the order of their addresses in the job of the compiled loop.
 LAYOUT_FIELDS = ("size", "low", "high", "src_first", "extents", "src_strides", "strides")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layout:
-    """Where regions begin and how they step, over as few axes as possible.
+    """Start and strides of regions, over as few axes as possible.
 
-    Axes that are contiguous in the chunk and in the output, for every target, are one axis; those of extent 1 are
-    gone. A axes are left, at least one.
+    Axes that are contiguous in the chunk and in the output, for every target, are merged into one; axes of extent 1 are
+    removed. A axes remain, at least one.
 
     Attributes:
         size: int64[K], bytes of each decoded chunk.
-        low: int64[K], first byte of each chunk that any target takes.
-        high: int64[K], end of the last byte that any target takes; `low` if there is no target.
-        src_first: int64[T], byte of the chunk where each region begins.
+        low: int64[K], first byte of each chunk that any target needs.
+        high: int64[K], end of the last byte that any target needs; `low` if there is no target.
+        src_first: int64[T], first byte of each region in its chunk.
         extents: int64[T, A], extents of each region.
-        src_strides: int64[K, A], bytes from one element of a chunk to the next along each axis.
-        strides: int64[A], elements from one to the next along each axis of the output; 1 for the last.
+        src_strides: int64[K, A], bytes between neighbouring elements of a chunk along each axis.
+        strides: int64[A], elements between neighbours along each axis of the output; 1 for the last.
     """
 
     size: IntArray
@@ -86,7 +86,7 @@ class Layout:
         itemsize: int,
     ) -> Self:
         """Return the layout of regions; for the tables see `ChunkTasks`."""
-        # From the last axis to the first: how many elements lie between two neighbours
+        # From the last axis to the first: the number of elements between two neighbours
         sizes = np.cumprod(chunk_shape[:, ::-1], axis=1)
         strides = np.ones_like(chunk_shape)
         strides[:, :-1] = sizes[:, -2::-1]
@@ -119,7 +119,7 @@ def _per_chunk(first: IntArray, end: IntArray, bounds: IntArray) -> tuple[IntArr
 
 
 def _merged(extent: IntArray, strides: IntArray, dst_strides: IntArray) -> tuple[list[int], IntArray]:
-    """Return which axes step where axes are merged, and the extents along these."""
+    """Return which axes have strides after merging, and the extents along these."""
     axes = [extent.shape[1] - 1]
     extents = [extent[:, -1]]
     for axis in range(extent.shape[1] - 2, -1, -1):
@@ -137,7 +137,7 @@ def _merged(extent: IntArray, strides: IntArray, dst_strides: IntArray) -> tuple
 
 KIND_RAW, KIND_ZSTD, KIND_BLOSC, KIND_LZ4, KIND_FILL = range(5)
 
-# The tables in the order in which the compiled loop finds their addresses.
+# The tables in the order of their addresses in the job of the compiled loop.
 TASK_FIELDS = (
     "fd", "offset", "length", "encoded", "decoded", "keep", "kind", "bounds", "dst_start",
     "scale", "offset_", "status", "detail", "unfit",
@@ -148,32 +148,32 @@ TASK_FIELDS = (
 class ChunkTasks:
     """K chunks of one stored dtype whose elements go to T places of one output.
 
-    All tables are C-contiguous. "Address" is that of memory that lives at least as long as the tasks.
+    All tables are C-contiguous. An address must be valid at least as long as the tasks exist.
 
     Attributes:
-        fd: int64[K], file to read each chunk from; -1 = none (see `encoded`, `decoded`, or a missing chunk).
+        fd: int64[K], file to read each chunk from; -1 = none (see `encoded`, `decoded`; also for a missing chunk).
         offset: int64[K], first byte of the encoded chunk in its file.
         length: int64[K], encoded bytes.
-        encoded: int64[K], address of the encoded bytes where they lie in memory already, else 0.
-        decoded: int64[K], address of the whole decoded chunk where it was decoded before, else 0.
-        keep: int64[K], address of a buffer of one chunk's bytes that receives the whole decoded chunk, else 0.
+        encoded: int64[K], address of the encoded bytes if they are already in memory, else 0.
+        decoded: int64[K], address of the decoded chunk if it was decoded before, else 0.
+        keep: int64[K], address of a buffer of one chunk's size that receives the whole decoded chunk, else 0.
         kind: int64[K], how the chunk is encoded: one of ``KIND_*``; `KIND_FILL` is a missing chunk.
-        fill: stored dtype [1] or [K], what the elements of a missing chunk are; its dtype is the stored dtype.
+        fill: stored dtype [1] or [K], value of the elements of a missing chunk; its dtype is the stored dtype.
         chunk_shape: int64[K, D], shape of the stored chunk.
-        bounds: int64[K + 1], the targets of chunk k are those from ``bounds[k]`` to ``bounds[k + 1]``.
-        src_start: int64[T, D], where the region of each target begins inside the chunk.
-        extent: int64[T, D], how far it reaches, all at least 1.
-        dst_start: int64[T], element of the flat output where the region begins.
-        dst_strides: int64[D], elements from one to the next along each axis of the output; 1 for the last axis.
+        bounds: int64[K + 1], the targets of chunk k are ``bounds[k]`` to ``bounds[k + 1]``.
+        src_start: int64[T, D], start of the region of each target inside the chunk.
+        extent: int64[T, D], extent of the region, all at least 1.
+        dst_start: int64[T], first element of the region in the flat output.
+        dst_strides: int64[D], elements between neighbours along each axis of the output; 1 for the last axis.
         scale: float64[T] with `offset_`, or None: elements x become ``x * scale + offset_``.
         offset_: float64[T] or None.
-        status: int32[K], written: 0 where all went well, else a code of `rankwise.data.store.decode.tasks`.
-        detail: int64[K], written: what goes with the status (errno, bytes that came, decoded bytes, ...).
-        unfit: bool[T], written: True where a value does not fit the output's integer dtype. Only such targets of a
-            chunk with the status `OUT_OF_RANGE` are spoiled; of all other failures, every target of the chunk.
-        reach: largest element of the flat output that any target touches; -1 without targets.
-        layout: how the regions step, worked out from the tables.
-        addresses: where the tables of the tasks and of the layout lie, 0 for None.
+        status: int32[K], written: 0 for success, else a code of `rankwise.data.store.decode.tasks`.
+        detail: int64[K], written: details of the status (errno, bytes read, decoded bytes, ...).
+        unfit: bool[T], written: True if a value does not fit the output's integer dtype. For the status `OUT_OF_RANGE`
+            only these targets of the chunk are invalid; for other failures, all targets of the chunk.
+        reach: largest element of the flat output that any target writes; -1 without targets.
+        layout: strides of the regions, derived from the tables.
+        addresses: addresses of the tables of the tasks and of the layout, 0 for None.
 
     Raises:
         ValueError: tables do not fit together, or a region leaves its chunk: a bug in the planner, not damage.
@@ -224,7 +224,7 @@ class ChunkTasks:
 
     @property
     def scaled(self) -> bool:
-        """Whether elements are scaled on their way."""
+        """Whether elements are scaled."""
         return self.scale is not None
 
     def _check_tables(self) -> None:
@@ -255,7 +255,7 @@ class ChunkTasks:
         )
 
     def _checked_reach(self) -> int:
-        """Return the last element that is written. What a compiled loop must not find out is found out here."""
+        """Return the last element that is written. Everything that a compiled loop cannot check is checked here."""
         per_chunk = np.diff(self.bounds)
         owner = np.repeat(np.arange(len(self)), np.maximum(per_chunk, 0))
         if self.bounds[0] != 0 or len(owner) != len(self.dst_start) or (per_chunk < 0).any():
@@ -269,12 +269,12 @@ class ChunkTasks:
 
 
 def address_of(array: NDArray) -> int:
-    """Return where the first byte of an array lies. Quicker than `ndarray.ctypes`."""
+    """Return the address of an array's first byte. Faster than `ndarray.ctypes`."""
     return int(array.__array_interface__["data"][0])
 
 
 def memory_at(address: int, num_bytes: int) -> NDArray:
-    """Return the bytes at an address as an array, without a copy."""
+    """Return the bytes at an address as an array, without copying."""
     view: NDArray = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
     return view
 
@@ -291,12 +291,12 @@ _NAMES = (
     # set before each run
     "first", "last", "axes", "dst_unit", "col_unit", "out", "plane", "fill_rows", "fill_step",
     "read_buffer", "read_bytes", "decode_buffer", "context", "compressors", "stage", "stream",
-    # set before runs that spread sparse rows over dense ones
+    # set before runs that write sparse rows to dense ones
     "spread", "weave", "columns", "column_bytes", "rows", "row_lengths", "tables", "places", "num_cols", "width",
     "marks", "named",
-    # written and read by the loop, target by target
+    # written and read by the loop for each target
     "its_places", "its_num_cols", "elements", "blank", "spare", "waiting", "parked", "parked_too",
-    # written and read by the loop, chunk by chunk
+    # written and read by the loop for each chunk
     "source", "strided", "blosc_bytes",
 )  # fmt: skip
 
@@ -305,22 +305,22 @@ SLOTS = {name: 8 * index for index, name in enumerate(_NAMES)}
 NUM_SLOTS = len(_NAMES)
 
 OK = 0
-CUT_SHORT = 1  # the file ends inside the chunk; detail: bytes that came
+CUT_SHORT = 1  # the file ends inside the chunk; detail: bytes read
 OS_ERROR = 2  # detail: errno
-BAD_FRAME = 3  # the decoder refuses the bytes; detail: what it returned
-WRONG_SIZE = 4  # decodes to something else than a chunk; detail: bytes it decodes to, -1 if unknown
-WRONG_LENGTH = 5  # more or fewer encoded bytes than the frame (or the shape, of raw chunks) says; detail: what it says
+BAD_FRAME = 3  # the decoder rejects the bytes; detail: its return value
+WRONG_SIZE = 4  # decoded size differs from that of a chunk; detail: decoded bytes, -1 if unknown
+WRONG_LENGTH = 5  # encoded size differs from that in the frame (or the shape, for raw chunks); detail: that size
 OUT_OF_RANGE = 6  # a value does not fit the output's integer dtype
-UNKNOWN_COMPRESSOR = 7  # inside a Blosc frame; detail: its number there
-TOO_LONG = 8  # more encoded bytes than any encoder makes of a chunk; detail: the most that were expected
+UNKNOWN_COMPRESSOR = 7  # inside a Blosc frame; detail: its number
+TOO_LONG = 8  # more encoded bytes than any encoder makes of a chunk; detail: the maximum
 UNKNOWN_KIND = 9  # detail: the kind
-NOT_RUN = -1  # for callers that mark what no thread has reached yet
+NOT_RUN = -1  # for callers: marks chunks that no thread has reached yet
 
 _BLOSC_COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
 
 
 def is_damage(status: int) -> bool:
-    """Whether the content is to blame; False for trouble with the storage, which may pass, and for our own limits."""
+    """Whether the content is damaged; False for storage errors, which may be temporary, and for our own limits."""
     return status in (CUT_SHORT, BAD_FRAME, WRONG_SIZE, WRONG_LENGTH, TOO_LONG)
 
 
@@ -330,8 +330,8 @@ def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
     Args:
         status: code from ``ChunkTasks.status``.
         detail: number from ``ChunkTasks.detail``.
-        length: encoded bytes that were to be read.
-        chunk_bytes: bytes that one decoded chunk has.
+        length: encoded bytes to read.
+        chunk_bytes: bytes of one decoded chunk.
     """
     size = "another number of" if detail < 0 else f"{detail}"
     return {
@@ -350,7 +350,7 @@ def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
 
 
 def _system_error(status: int, detail: int) -> str:
-    """Words for a number of the system; other statuses have details that are too large for it."""
+    """Return the system's message for an errno; details of other statuses are too large for one."""
     return os.strerror(max(detail, 0)) if status == OS_ERROR else ""
 
 

@@ -1,4 +1,4 @@
-"""The files of arrays: what is in them, told once, and handles to read them with."""
+"""The files of arrays: facts about them, read once, and open handles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a file before its data are read, and whether arrays still are what they were."""
+"""Facts about files before their data are read, and checks whether arrays have changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["PAUSES_S", "FileAddress", "FileBook", "FileFacts", "Standing", "is_p
 
 PAUSES_S = (0.05, 0.25, 1.0)
 
-# What a network file system or a busy device answers once and not the next time.
+# Errors of network file systems and busy devices that may be temporary.
 _PASSING = frozenset(
     getattr(errno, name)
     for name in ("EIO", "EAGAIN", "EINTR", "ESTALE", "ETIMEDOUT", "EBUSY", "ENOBUFS", "ENFILE", "EMFILE", "ECONNRESET")
@@ -34,7 +34,7 @@ _PASSING = frozenset(
 
 
 def is_passing(error: object) -> bool:
-    """Whether an error, or the number of one, may be gone on the next try."""
+    """Whether an error, or an errno, may be gone at the next attempt."""
     number = error.errno if isinstance(error, OSError) else error
     return number in _PASSING
 
@@ -45,10 +45,10 @@ _V3 = 3
 
 
 class Standing:
-    """Looks at the metadata of arrays again; thread-safe.
+    """Checks the metadata of arrays again; thread-safe.
 
-    Behind a URL it asks once, when the first of an array's objects is missing: missing objects are the fill value only
-    where the array is there. On local disks it asks the system, at each read, whether the document was written since.
+    Behind a URL it checks once, when the first of an array's objects is missing: missing objects are the fill value
+    only if the array exists. On local disks it checks at each read whether the document was written since.
 
     Args:
         remote: returns the reader of object stores.
@@ -59,25 +59,25 @@ class Standing:
         self._known: dict[str, DataError | None] = {}
         self._stamps: dict[str, Stamp | None] = {}
         self._looked_s: dict[str, float] = {}
-        # For what is known and the stamps; disks and stores are asked outside, for as long as that takes. Two threads
-        # may ask about the same array: they hear the same.
+        # Guards the results and stamps; disks and stores are read without it, however long that takes. Two threads may
+        # check the same array: they get the same answer.
         self._lock = threading.Lock()
 
     def forget(self) -> None:
-        """Ask again."""
+        """Drop all results."""
         with self._lock:
             self._known.clear()
             self._stamps.clear()
             self._looked_s.clear()
 
     def is_due(self, path: str, now_s: float) -> bool:
-        """Return whether a file of one chunk should be looked at again, and count it as looked at if so.
+        """Return whether a file of one chunk is due for a check, and record the check.
 
-        It is whole, old or new, whenever it was read, and loaders read ahead by more than this: asking the system about
-        every file of every batch would cost a tenth where chunks are small and kept decoded.
+        Such a file is complete, old or new, whenever it was read, and loaders prefetch by more than this interval.
+        Checking every file of every batch would cost a tenth of the time if chunks are small and cached.
         """
-        # Without the lock, for it is asked about every file of every batch. Each line is one step for all threads: at
-        # worst two of them look at the same file, or all files once too often.
+        # Without the lock, because it is called for every file of every batch. Each line is atomic: at worst two
+        # threads check the same file, or all files are checked once too often.
         if now_s - self._looked_s.get(path, -LOOK_AGAIN_S) < LOOK_AGAIN_S:
             return False
         if len(self._looked_s) >= _MOST_STAMPS:
@@ -86,16 +86,16 @@ class Standing:
         return True
 
     def suspect(self, path: str) -> None:
-        """Look at a file that has changed at every read from now on: it must not pass for what it was in between."""
+        """Check a changed file at every read from now on: the data read before must not pass as current."""
         self._looked_s.pop(path, None)
 
     def changed(self, array: ArrayMeta) -> DataError | None:
-        """Return what is wrong with a local array that was resized, replaced or removed since its first read."""
+        """Return the error of a local array that was resized, replaced or removed since its first read, else None."""
         name = "zarr.json" if array.zarr_format == _V3 else ".zarray"
-        # Taken before the document is read: what is written in between has another stamp at the next look.
+        # Taken before the document is read: a write in between gives another stamp at the next check.
         stamp = stamp_document(array.place, name)
         with self._lock:
-            # the first thread that reads an array says what all later looks are compared with
+            # the first thread that reads an array sets the stamp for all later checks
             if self._stamps.setdefault(array.place, stamp) == stamp:
                 if len(self._stamps) > _MOST_STAMPS:
                     del self._stamps[next(iter(self._stamps))]
@@ -114,7 +114,7 @@ class Standing:
         return None
 
     def trouble(self, array: ArrayMeta) -> DataError | None:
-        """Return what is wrong with an array as a whole, None if it is there. Trouble that may pass is not kept."""
+        """Return the error of an array as a whole, None if it exists. Errors that may be temporary are not kept."""
         with self._lock:
             if array.place in self._known:
                 return self._known[array.place]
@@ -142,10 +142,10 @@ class FileFacts:
 
     Attributes:
         path: local path or URL.
-        size: bytes; -1 if the file does not exist (its chunks were never written), -2 if nobody has asked.
-        identity: device, inode, size and time of change (ns) of a local file; tells whether it was replaced later.
+        size: bytes; -1 if the file does not exist (its chunks were never written), -2 if not yet known.
+        identity: device, inode, size and time of change (ns) of a local file; shows whether it was replaced later.
         etag: the version of a remote object, None if unknown.
-        index: int64[chunks of a shard, 2], offset and length of each, see `read_index`; None where the whole file is
+        index: int64[chunks of a shard, 2], offset and length of each, see `read_index`; None if the whole file is
             one chunk.
     """
 
@@ -157,7 +157,7 @@ class FileFacts:
 
     @property
     def exists(self) -> bool:
-        """Whether there is such a file, as far as known."""
+        """Whether the file exists, as far as known."""
         return self.size != _ABSENT
 
     @property
@@ -168,11 +168,11 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileAddress:
-    """A file of an array, by coordinates.
+    """A file of an array, given by coordinates.
 
     Attributes:
-        serial: tells arrays apart.
-        number: the file's place in the array's grid of files.
+        serial: identifies the array.
+        number: the file's index in the array's grid of files.
         array: the array.
         coords: coordinates of the file in that grid.
     """
@@ -189,17 +189,17 @@ class FileAddress:
 
 
 class FileBook:
-    """Looks at each file once and remembers the last ones; thread-safe.
+    """Reads the facts of each file once and remembers the most recent ones; thread-safe.
 
-    Files that do not exist are remembered too; one that is made later is an error where it is read (`changed_chunks`).
+    Missing files are remembered too; if one is created later, reading it raises an error (`changed_chunks`).
 
     Args:
         remote: returns the reader of object stores.
-        capacity_bytes: most bytes of remembered indexes, about.
-        most_files: most files that are remembered; None = as many as the bytes allow.
+        capacity_bytes: approximate limit for the bytes of remembered indexes.
+        most_files: limit for remembered files; None = as many as the bytes allow.
 
     Attributes:
-        standing: whether arrays behind URLs are still there.
+        standing: checks whether arrays behind URLs still exist.
     """
 
     def __init__(
@@ -214,22 +214,22 @@ class FileBook:
         self._most_files = most_files
         self._held: OrderedDict[tuple[int, int], FileFacts] = OrderedDict()
         self._held_bytes = 0
-        # For the table, its bytes and the counts. Facts never change: what was found may be used without it.
+        # Guards the table, its bytes and the counts. Facts never change: they may be used without it.
         self._lock = threading.Lock()
         self.standing = Standing(remote)
         self.num_looked_at = self.num_recalled = 0
         self.num_retries = 0
 
     def forget(self) -> None:
-        """Look at every file anew."""
-        # A look that is under way puts an old answer back afterwards, under an old serial: nobody asks for that again.
+        """Forget all facts."""
+        # A read in progress may add an old answer afterwards, but under an old serial, which is not used again.
         with self._lock:
             self._held.clear()
             self._held_bytes = 0
         self.standing.forget()
 
     def recall(self, keys: Sequence[tuple[int, int]]) -> list[FileFacts | None]:
-        """Return the facts of files that were looked at already, None for the others.
+        """Return the known facts of files, None for the others.
 
         Args:
             keys: serial of the array and number of the file, see `FileAddress`.
@@ -240,16 +240,16 @@ class FileBook:
             return found
 
     def look(self, files: Sequence[FileAddress]) -> list[FileFacts | DataError | OSError]:
-        """Return the facts of files, in their order; in the place of a file that cannot be looked at, its error.
+        """Return the facts of files, in their order; for a file that cannot be read, its error.
 
-        A DataError tells that a file is no file, is shorter than its index, or that the index is damaged. Trouble with
-        the storage that may pass is told only when it stays.
+        A DataError means that it is not a file, is shorter than its index, or has a damaged index. Storage errors that
+        may be temporary are returned only if they persist.
         """
         with self._lock:
             found: list[FileFacts | DataError | OSError | None] = [
                 self._touch((file.serial, file.number)) for file in files
             ]
-        # From here on without the lock: a look may take a second, and other threads plan other files meanwhile.
+        # From here on without the lock: this may take a second, and other threads plan other files meanwhile.
         absent = [at for at, facts in enumerate(found) if facts is None]
         far = [at for at in absent if files[at].array.is_remote]
         for at, answer in zip(far, look_at_remote([files[k] for k in far], self._remote), strict=True):
@@ -283,7 +283,7 @@ class FileBook:
 
     def _keep(self, key: tuple[int, int], facts: FileFacts) -> None:
         self.num_looked_at += 1
-        old = self._held.pop(key, None)  # another thread may have looked at the same time
+        old = self._held.pop(key, None)  # another thread may have read it at the same time
         self._held_bytes -= 0 if old is None else _weight(old)
         self._held[key] = facts
         self._held_bytes += _weight(facts)
@@ -320,9 +320,9 @@ def _look_at(array: ArrayMeta, path: str) -> FileFacts:
 
 
 def look_at_remote(files: Sequence[FileAddress], remote: Callable[[], RemoteFiles]) -> list[FileFacts | DataError]:
-    """Return the facts of objects: the indexes of shards in as many requests at once as the options allow.
+    """Return the facts of objects; the indexes of shards are requested concurrently, as far as the options allow.
 
-    An object that is one chunk is not asked for before it is read.
+    There is no request for an object that is one chunk before it is read.
     """
     answers: list[FileFacts | DataError] = [
         FileFacts(path=file.path, size=_UNASKED, identity=(), index=None) for file in files

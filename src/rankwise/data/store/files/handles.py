@@ -1,4 +1,4 @@
-"""Open files, the least recently used of which are closed when there are too many."""
+"""Open files; the least recently used ones are closed if there are too many."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = [
     "system_file_limit",
 ]
 
-_RESERVED = 64  # for sockets, logs, libraries and whatever else the process opens
+_RESERVED = 64  # for sockets, logs, libraries and other files of the process
 MOST_FILES = 4096
-_NUM_DOORS = 16  # so many files can be in the middle of being opened at once
+_NUM_DOORS = 16  # this many files can be opened concurrently
 
 
 def file_limit() -> int:
-    """Return how many files a reader may keep open: half of what the process may have beyond 64, 16 to 4,096."""
+    """Return how many files a reader may keep open: half of the process limit minus 64, from 16 to 4,096."""
     try:
         import resource
     except ImportError:
@@ -39,17 +39,17 @@ def file_limit() -> int:
 
 
 def limit_for(num_files: int) -> int:
-    """Return which limit of the process lets a reader keep so many files open; the inverse of `file_limit`."""
+    """Return the process limit that lets a reader keep so many files open; the inverse of `file_limit`."""
     return 2 * num_files + _RESERVED
 
 
 def identity_of(status: os.stat_result) -> tuple[int, ...]:
-    """Return what tells a file from one that replaces it: device, inode, size, time of change."""
+    """Return an identity that differs if a file was replaced: device, inode, size, time of change."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def local_identity(path: str) -> tuple[int, ...]:
-    """Return the identity of the file that lies at a path now; () if there is none."""
+    """Return the identity of the file at a path; () if there is none."""
     try:
         return identity_of(os.stat(path))  # noqa: PTH116  (hot: once for each file of a batch)
     except OSError:
@@ -60,7 +60,7 @@ def local_size(path: str) -> int:
     """Return the bytes of a file, -1 if there is none.
 
     Raises:
-        DataError: it cannot be looked at.
+        DataError: its size cannot be read.
     """
     try:
         return os.stat(path).st_size  # noqa: PTH116
@@ -71,7 +71,7 @@ def local_size(path: str) -> int:
 
 
 class OpenFile:
-    """A file descriptor that is closed when nobody holds it any more."""
+    """A file descriptor that is closed with the last reference to this object."""
 
     __slots__ = ("fd", "identity")
 
@@ -80,9 +80,9 @@ class OpenFile:
         self.identity = identity_of(os.fstat(self.fd))
 
     def __del__(self) -> None:
-        # Threads that read hold the object, so none of them ever meets a number that was closed, or means another file
-        # by now. Runs in any thread, also under the lock of the cache, and asks for none. In a forked child it closes
-        # the child's copy, which its parent does not notice.
+        # Reading threads hold the object, so the descriptor is never closed or reused under them. This runs in any
+        # thread, even while the cache's lock is held, and takes no lock. In a forked child it closes the child's copy,
+        # which does not affect the parent.
         if hasattr(self, "fd"):
             os.close(self.fd)
 
@@ -90,14 +90,14 @@ class OpenFile:
 class HandleCache:
     """Opens files once and keeps the last `capacity` of them open; thread-safe.
 
-    A file that leaves the cache while somebody reads it stays open until that read is done.
+    A file that leaves the cache stays open until reads in progress are done.
     """
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = file_limit() if capacity is None else capacity
         self._open: OrderedDict[str, OpenFile] = OrderedDict()
-        self._lock = threading.Lock()  # for the table; never held while a file is opened or read
-        # Who opens a file holds the door of its path, so that a second thread waits for it and no file is opened twice.
+        self._lock = threading.Lock()  # guards the table; never held while a file is opened or read
+        # A thread that opens a file holds the door of its path; a second thread waits, so no file is opened twice.
         self._doors = tuple(threading.Lock() for _ in range(_NUM_DOORS))
         self.num_opened = 0
 
@@ -112,9 +112,9 @@ class HandleCache:
         """
         handle = self._known(path)
         if handle is None:
-            # Paths that share a door only wait longer. A door is taken before the lock, and nobody takes two doors.
+            # Paths that share a door only wait longer. A door is taken before the lock, and no thread takes two doors.
             with self._doors[hash(path) % _NUM_DOORS]:
-                handle = self._known(path) or self._opened(path)  # who had the door before may have opened it
+                handle = self._known(path) or self._opened(path)  # the previous holder of the door may have opened it
         return handle
 
     def _known(self, path: str) -> OpenFile | None:
@@ -134,12 +134,12 @@ class HandleCache:
         return handle
 
     def forget(self, path: str) -> None:
-        """Open the file anew next time."""
+        """Open the file again next time."""
         with self._lock:
             self._open.pop(path, None)
 
     def close(self) -> None:
-        """Close what nobody is reading."""
+        """Close files that are not being read."""
         with self._lock:
             self._open.clear()
 
@@ -149,7 +149,7 @@ _FILE_MAX = Path("/proc/sys/fs/file-max")
 
 
 def system_file_limit(path: Path = _FILE_MAX) -> int | None:
-    """Return how many files all processes of this machine may have open together; None where it does not say."""
+    """Return how many files all processes of this machine together may open; None if unknown."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -157,14 +157,14 @@ def system_file_limit(path: Path = _FILE_MAX) -> int | None:
 
 
 def say_few_handles(*, wanted: int, capacity: int, local_ranks: int, system_limit: int | None) -> None:
-    """Warn if files will be closed and opened again all the time, or all ranks together may open too many.
+    """Warn if files will be reopened all the time, or if all ranks together may open too many.
 
-    Nothing fails for the first reason: the files that were used last stay open, the others are opened anew.
+    Reopening is not an error: the most recently used files stay open, the others are opened again.
 
     Args:
         wanted: files that one rank reads from at a time, over all steps in flight.
         capacity: files that its reader keeps open.
-        local_ranks: ranks of this machine.
+        local_ranks: number of ranks on this machine.
         system_limit: see `system_file_limit`.
     """
     if wanted > capacity:

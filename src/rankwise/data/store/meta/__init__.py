@@ -1,4 +1,4 @@
-"""What the metadata of Zarr arrays and groups say, parsed once; images (`ngff`) and catalogues stand beside it."""
+"""Metadata of Zarr arrays and groups, parsed once; `ngff` and catalogues use it."""
 
 from __future__ import annotations
 

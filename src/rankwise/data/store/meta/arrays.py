@@ -1,4 +1,4 @@
-"""From the documents of one array to an `ArrayMeta`, kept in memory for as long as its documents do not change."""
+"""Turns the documents of one array into an `ArrayMeta`, cached until the documents change."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["KeptMetas", "array_of"]
 
 
 def array_of(node: Node) -> ArrayMeta:
-    """Return what the documents of an array say.
+    """Return the metadata of an array from its documents.
 
     Raises:
-        DataError: nobody understands them, or batches cannot hold the array.
+        DataError: they are not understood, or the array cannot form batches.
         MissingExtraError: they need zarr-python, which is not installed.
     """
     try:
@@ -35,7 +35,7 @@ def array_of(node: Node) -> ArrayMeta:
 
 
 _FRESH_NS = 50_000_000  # file systems count time in ticks: a file may change twice within one and keep its stamp
-_REMOTE_NS = 60 * 10**9  # a URL has no stamp to look at for free, so what is kept of it expires
+_REMOTE_NS = 60 * 10**9  # remote documents cannot be checked for free, so cached ones expire
 
 
 _NAMES = ("zarr.json", ".zarray", ".zattrs")
@@ -44,9 +44,9 @@ _Stamps = tuple[Stamp | None, ...]
 
 
 class KeptMetas:
-    """The last `capacity` arrays by place; thread-safe.
+    """Caches the last `capacity` arrays by place; thread-safe.
 
-    The documents of a local array are looked at each time (one call of stat in version 3, three in version 2), a
+    The documents of a local array are checked each time (one stat call in version 3, three in version 2); a
     remote one is read again after a minute.
 
     Args:
@@ -62,22 +62,22 @@ class KeptMetas:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Take a new lock; for processes that are forked while threads are at work."""
-        # what is kept may stay: each step of a change is one step for all threads, and leaves it whole
+        """Make a new lock; for processes that are forked while threads run."""
+        # entries may stay: each step of a change is atomic, and leaves them valid
         self._lock = threading.Lock()
 
     def get(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
-        """Return the metadata of an array, from memory if they are still true.
+        """Return the metadata of an array, from memory if they are still valid.
 
         Args:
             place: absolute path or URL.
             read: reads them.
         """
-        with self._lock:  # not while documents are read: two threads may read the same ones, and keep equals
+        with self._lock:  # not while documents are read: two threads may read the same ones, and keep equal results
             kept = self._kept.get(place)
         if kept is not None and self._is_true(place, kept[1], kept[2]):
             return kept[0]
-        # Stamps from before and after: what another process writes in between is given back, and not kept.
+        # Stamps from before and after: if another process writes in between, the result is returned but not kept.
         began, before = self._clock(), _stamps(place)
         meta = read(place)
         if before == _stamps(place) and all(stamp is None or stamp[1] < began - _FRESH_NS for stamp in before):
@@ -98,7 +98,7 @@ class KeptMetas:
 
 
 def _stamps(place: str) -> _Stamps:
-    """Stamps of the documents that decide; zarr.json alone where there is one."""
+    """Return the stamps of the documents that matter; only zarr.json if it exists."""
     if "://" in place:
         return ()
     first = stamp_document(place, _NAMES[0])

@@ -1,4 +1,4 @@
-"""How chunks are cut, encoded and kept in files: `Coding`, dtypes and fill values, from documents."""
+"""How chunks are split, encoded and stored in files: `Coding`, dtypes and fill values, from documents."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = [
 
 
 class UnusualError(Exception):
-    """A part of a document is not exactly what we know: zarr-python decides what it means. Never leaves this room.
+    """A part of a document that we do not support exactly: zarr-python interprets it. Never leaves this package.
 
-    The message is short, such as "gzip" or "big-endian": it becomes `ChunkCodec.why`.
+    The message is short, for example "gzip" or "big-endian": it becomes `ChunkCodec.why`.
     """
 
 
 class UnreadableError(Exception):
-    """A document makes no sense to anybody; becomes a `DataError` that names the place. Never leaves this room."""
+    """A document that is invalid for zarr-python, too; becomes a `DataError`. Never leaves this package."""
 
 
 def is_int(value: Any) -> bool:
@@ -62,7 +62,7 @@ def named(value: Any, what: str) -> tuple[str, dict[str, Any]]:
     """Return name and configuration of {"name": ..., "configuration": {...}}; a missing configuration is empty.
 
     Raises:
-        UnusualError: it is anything else, or says more.
+        UnusualError: it is anything else, or has more keys.
     """
     if type(value) is not dict or type(value.get("name")) is not str or not value.keys() <= {"name", "configuration"}:
         raise UnusualError(f"{what} {value!r}")
@@ -76,7 +76,7 @@ def subset(config: dict[str, Any], allowed: set[str], what: str) -> None:
     """Check that a configuration has no keys but the allowed ones.
 
     Raises:
-        UnusualError: it has.
+        UnusualError: it has other keys.
     """
     if not config.keys() <= allowed:
         raise UnusualError(f"{what} with {', '.join(sorted(config.keys() - allowed))}")
@@ -90,13 +90,13 @@ _Kind = Literal["raw", "zstd", "blosc", "lz4"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coding:
-    """From an array to bytes in files.
+    """How elements of an array are stored in files.
 
     Attributes:
         chunks: shape of an inner chunk.
-        files: shape of what one file holds.
-        codec: how an inner chunk is encoded.
-        index: how shards keep their index, if there are shards.
+        files: shape of the part in one file.
+        codec: encoding of an inner chunk.
+        index: layout of the index of shards, if there are shards.
     """
 
     chunks: tuple[int, ...]
@@ -106,15 +106,15 @@ class Coding:
 
 
 def v3_coding(codecs: Any, grid: tuple[int, ...], dtype: DType) -> Coding:
-    """Return the coding that the codecs of a version 3 document say.
+    """Return the coding from the codecs of a version 3 document.
 
     Args:
         codecs: the document's "codecs".
-        grid: chunk shape of the document's chunk grid: what one file holds.
+        grid: chunk shape of the document's chunk grid: the part in one file.
         dtype: dtype of the elements.
 
     Raises:
-        UnusualError: our decoders do not know the chain.
+        UnusualError: our decoders do not support the codecs.
     """
     if type(codecs) is not list or not codecs:
         raise UnusualError(f"codecs {codecs!r}")
@@ -130,10 +130,10 @@ def v3_coding(codecs: Any, grid: tuple[int, ...], dtype: DType) -> Coding:
 
 
 def v2_coding(document: Mapping[str, Any], chunks: tuple[int, ...], *, big_endian: bool) -> Coding:
-    """Return the coding that a version 2 document says.
+    """Return the coding from a version 2 document.
 
     Raises:
-        UnusualError: our decoders do not know it.
+        UnusualError: our decoders do not support it.
     """
     if document.get("filters") not in (None, []):
         raise UnusualError(f"filter {_ids(document['filters'])}")
@@ -146,7 +146,7 @@ def v2_coding(document: Mapping[str, Any], chunks: tuple[int, ...], *, big_endia
 
 
 def index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout | None:
-    """Return how the shards of an array keep their index, None where there are none or we do not know their index."""
+    """Return the index layout of an array's shards, None if there are no shards or the index is unsupported."""
     try:
         return _index_layout(codecs, grid)
     except UnusualError:
@@ -186,7 +186,7 @@ def _why_no_index(codecs: list[Any]) -> str:
 
 
 def _chain(codecs: Any, dtype: DType) -> _Kind:
-    """Kind of a chain [bytes] or [bytes, compressor]."""
+    """Return the kind of the codecs [bytes] or [bytes, compressor]."""
     parts = [named(codec, "codec") for codec in _listed(codecs)]
     names = [name for name, _ in parts]
     if names[:1] != ["bytes"]:
@@ -233,7 +233,7 @@ def _v3_compressor(codec: dict[str, Any]) -> _Kind:
 
 
 def _numcodec(name: str, config: dict[str, Any]) -> _Kind:
-    """Kind of a codec of numcodecs: the compressors of version 2, which version 3 knows with a prefix."""
+    """Return the kind of a numcodecs codec: the compressors of version 2, which version 3 names with a prefix."""
     if name == "zstd":
         return _zstd(config)
     if name == "blosc":
@@ -299,10 +299,10 @@ _HEX_DIGITS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 def core_dtype(name: Any) -> DType:
-    """Return the dtype that a version 3 document names.
+    """Return the dtype for a name in a version 3 document.
 
     Raises:
-        UnusualError: it is not one of Zarr's core set.
+        UnusualError: it is not in Zarr's core set.
     """
     if type(name) is not str or name not in _CORE:
         raise UnusualError(f"dtype {name!r}")
@@ -310,15 +310,15 @@ def core_dtype(name: Any) -> DType:
 
 
 def is_core(dtype: DType) -> bool:
-    """Whether a dtype is one of Zarr's core set."""
+    """Whether a dtype is in Zarr's core set."""
     return dtype.name in _CORE and dtype.kind in "biufc"
 
 
 def v2_dtype(text: Any) -> tuple[DType, bool]:
-    """Return the dtype that a version 2 document names, in native byte order, and whether it is stored big-endian.
+    """Return the dtype for a name in a version 2 document, in native byte order, and whether it is stored big-endian.
 
     Raises:
-        UnusualError: it is no plain number, or written in a way that zarr-python itself does not write.
+        UnusualError: it is not numeric, or has a form that zarr-python does not write.
     """
     if type(text) is not str or text not in _V2:
         raise UnusualError(f"dtype {text!r}")
@@ -328,11 +328,11 @@ def v2_dtype(text: Any) -> tuple[DType, bool]:
 def fill_scalar(dtype: DType, value: Any, *, zarr_format: int) -> Any:
     """Return a fill value as a value of `dtype`.
 
-    Version 2 knows null (zero) and version 3 hexadecimal floats ("0x7fc00000"). Both know "NaN", "Infinity" and
+    Version 2 allows null (zero), version 3 hexadecimal floats ("0x7fc00000"). Both allow "NaN", "Infinity" and
     "-Infinity"; complex numbers are pairs.
 
     Raises:
-        UnusualError: it is written in another way, or does not fit.
+        UnusualError: it has another form, or does not fit.
     """
     if value is None and zarr_format == 2:
         return np.zeros((), dtype)[()]
@@ -350,7 +350,7 @@ def fill_scalar(dtype: DType, value: Any, *, zarr_format: int) -> Any:
 
 
 def _rounded(dtype: DType, value: complex) -> Any:
-    with np.errstate(over="ignore"):  # 1e300 as float32 is infinity, as it is when written
+    with np.errstate(over="ignore"):  # 1e300 as float32 is infinity, as when it is written
         return dtype.type(value)
 
 

@@ -1,4 +1,4 @@
-"""The metadata documents of a store, as bytes: the one place that touches the storage."""
+"""The metadata documents of a store, as bytes; only this module reads them from storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Stamp = tuple[int, int, int]  # bytes, time of the last change in ns, inode
 
 
 def resolve_place(uri: str | os.PathLike[str]) -> str:
-    """Return the absolute local path (without a trailing slash), or the URL, that a URI means."""
+    """Return the absolute local path (without a trailing slash) or the URL for a URI."""
     text = os.fspath(uri)
     if text.startswith("file://"):
         text = text.removeprefix("file://")
@@ -24,15 +24,15 @@ def resolve_place(uri: str | os.PathLike[str]) -> str:
 
 
 def read_document(place: str, name: str, remote: RemoteFiles | None = None) -> bytes | None:
-    """Return the bytes of a document, None where there is none.
+    """Return the bytes of a document, None if it does not exist.
 
     Args:
         place: absolute path, or URL, of an array or group.
-        name: such as "zarr.json".
-        remote: how to read behind URLs; by default with the options of `RemoteFiles`, shared by the process.
+        name: for example "zarr.json".
+        remote: reads from URLs; by default with the options of `RemoteFiles`, shared by the process.
 
     Raises:
-        DataError: it is there and cannot be read.
+        DataError: it exists but cannot be read.
     """
     if "://" in place:
         return (remote or _shared_remote()).read_document(f"{place}/{name}")
@@ -47,7 +47,7 @@ def read_document(place: str, name: str, remote: RemoteFiles | None = None) -> b
 
 
 def list_folders(place: str, remote: RemoteFiles | None = None) -> list[str]:
-    """Return the names of the folders in a place, in any order; none where there is no folder.
+    """Return the names of the folders in a place, in any order; empty if there is no folder.
 
     Raises:
         DataError: it cannot be listed.
@@ -64,7 +64,7 @@ def list_folders(place: str, remote: RemoteFiles | None = None) -> list[str]:
 
 
 def stamp_document(place: str, name: str) -> Stamp | None:
-    """Return size, time of the last change and inode of a local document; None where there is none."""
+    """Return size, modification time and inode of a local document; None if it does not exist."""
     try:
         found = os.stat(os.path.join(place, name))  # noqa: PTH116, PTH118
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What lies at a place: an array, a group, or nothing; from documents, one by one or consolidated."""
+"""The node at a place: an array, a group, or nothing; from single or consolidated documents."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Node:
 
     Attributes:
         place: absolute path or URL.
-        kind: which of the two.
+        kind: "array" or "group".
         zarr_format: 2 or 3.
         document: its parsed zarr.json, .zarray or .zgroup.
         attributes: the user's attributes.
-        names: the documents that decided: they are there, or their absence was needed.
-        consolidated: nodes below a group by path, where they came from the consolidated metadata of a group above.
+        names: the documents that determined it, by their existence or their absence.
+        consolidated: nodes below a group by path, if they come from the consolidated metadata of a group above.
     """
 
     place: str
@@ -51,10 +51,10 @@ class Node:
 
 
 def read_node(place: str, remote: RemoteFiles | None = None) -> Node | None:
-    """Return the node at a place, None where there is none. Version 3 goes before version 2.
+    """Return the node at a place, None if there is none. Version 3 takes precedence over version 2.
 
     Raises:
-        DataError: a document cannot be read, or is no JSON object.
+        DataError: a document cannot be read, or is not a JSON object.
     """
     found = read_document(place, "zarr.json", remote)
     if found is not None:
@@ -98,7 +98,7 @@ def _instead(place: str) -> str:
 
 
 def node_of(place: str, document: Mapping[str, Any]) -> Node:
-    """Return the node that a parsed zarr.json describes.
+    """Return the node for a parsed zarr.json.
 
     Raises:
         DataError: it is neither an array nor a group.
@@ -122,7 +122,7 @@ def node_of(place: str, document: Mapping[str, Any]) -> Node:
 def ome_attributes(node: Node) -> Mapping[str, Any]:
     """Return the OME-Zarr part of a node's attributes, empty if it has none.
 
-    From version 0.5 on it is the attribute "ome"; before, it is spread over the attributes.
+    From version 0.5 on it is the attribute "ome"; before, its parts are separate attributes.
 
     Raises:
         DataError: "ome" is not an object.
@@ -136,7 +136,7 @@ def ome_attributes(node: Node) -> Mapping[str, Any]:
 
 
 def parse_object(found: bytes, place: str, name: str) -> dict[str, Any]:
-    """Return a JSON object out of the bytes of a document.
+    """Return a JSON object from the bytes of a document.
 
     Raises:
         DataError: they are anything else.
@@ -154,10 +154,10 @@ _V2_NAMES = {".zarray": "array", ".zgroup": "group"}
 
 
 def consolidated_children(group: Node, remote: RemoteFiles | None = None) -> dict[str, Node] | None:
-    """Return the nodes directly in a group by name, as its consolidated metadata tell; None without them.
+    """Return the direct children of a group by name, from its consolidated metadata; None without them.
 
-    They are a copy that nothing keeps true, so the documents of the nodes themselves go before them wherever those are
-    cheap to read. Nodes that come from here carry the rest of the copy.
+    Consolidated metadata are a copy that may be outdated, so the documents of the nodes take precedence if they are
+    cheap to read. Nodes from the copy carry the rest of it.
 
     Raises:
         DataError: they are damaged.
@@ -220,6 +220,6 @@ _DIGITS = re.compile(r"([0-9]+)")
 
 
 def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a key to sort by that puts "2" before "10"."""
+    """Return a sort key that puts "2" before "10"."""
     parts = _DIGITS.split(name)
     return tuple((0, int(part), part) if place % 2 else (1, 0, part) for place, part in enumerate(parts))

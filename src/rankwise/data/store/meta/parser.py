@@ -1,4 +1,4 @@
-"""From the documents of one array to an `ArrayMeta`; what they say in unusual words is looked up in zarr-python."""
+"""Turns the documents of one array into an `ArrayMeta`; zarr-python interprets unusual ones."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ __all__ = ["Vetted", "parse_array", "vet"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vetted:
-    """What zarr-python reads out of a document.
+    """The result of zarr-python for a document.
 
     Attributes:
         shape: shape of the array.
         chunks: shape of an inner chunk.
-        files: shape of what one file holds.
+        files: shape of the part in one file.
         dtype: dtype in native byte order.
         fill_value: as a value of `dtype`.
-        keys: how files are named.
+        keys: names of files.
     """
 
     shape: tuple[int, ...]
@@ -57,10 +57,10 @@ class Vetted:
 
 @lru_cache(maxsize=512)
 def vet(text: str, *, zarr_format: int) -> Vetted:
-    """Return what zarr-python says about the text of a zarr.json or .zarray.
+    """Return zarr-python's interpretation of the text of a zarr.json or .zarray.
 
     Raises:
-        UnreadableError: it refuses the document, or batches cannot hold the elements.
+        UnreadableError: it rejects the document, or its elements cannot form batches.
         MissingExtraError: zarr is not installed.
     """
     zarr = load_zarr()
@@ -70,7 +70,7 @@ def vet(text: str, *, zarr_format: int) -> Vetted:
             return _facts(array, zarr_format)
     except (MemoryError, UnreadableError):
         raise
-    except Exception as error:  # whatever a codec, a dtype or a grid raises
+    except Exception as error:  # any error of a codec, dtype or grid
         raise UnreadableError(f"{type(error).__name__}: {str(error).rstrip('.')}") from error
 
 
@@ -102,7 +102,7 @@ def _facts(array: Any, zarr_format: int) -> Vetted:
 
 def _fill(value: Any, dtype: DType) -> Any:
     one = np.zeros((), dtype) if value is None else np.asarray(value)
-    if one.ndim:  # zarr-python takes a list for truth values
+    if one.ndim:  # zarr-python would read a list as booleans
         raise UnreadableError(f"its fill value {one.tolist()} is not one element of {dtype}")
     return one.astype(dtype)[()]
 
@@ -126,15 +126,15 @@ _LARGEST = 2**63 - 1
 
 
 def parse_array(document: Mapping[str, Any], attributes: Mapping[str, Any], *, zarr_format: int) -> ArrayMeta:
-    """Return what a parsed document says, without a place.
+    """Return the metadata of a parsed document, without a place.
 
     Args:
         document: of zarr.json or .zarray.
         attributes: the user's attributes, from .zattrs or from the document itself.
-        zarr_format: 2 or 3, after the name of the file.
+        zarr_format: 2 or 3, from the name of the file.
 
     Raises:
-        UnreadableError: zarr-python makes no sense of it either, or batches cannot hold such an array.
+        UnreadableError: zarr-python rejects it, too, or such an array cannot form batches.
     """
     if zarr_format == 3:
         _refuse_extensions(document)
@@ -186,10 +186,10 @@ def _strict_v2(document: Mapping[str, Any], attributes: Mapping[str, Any]) -> Ar
 
 
 def _looked_up(document: Mapping[str, Any], attributes: Mapping[str, Any], zarr_format: int, why: str) -> ArrayMeta:
-    """What zarr-python says; only `why` may still be ours: the chain of codecs, if it alone was not unusual."""
+    """Return zarr-python's interpretation; our codec is kept if only another part was unusual, else `why` names it."""
     bare = {key: value for key, value in document.items() if key != "attributes"}
     if bare.get("filters") == []:
-        bare["filters"] = None  # the same, but zarr-python grumbles
+        bare["filters"] = None  # equivalent, but zarr-python warns
     found = vet(json.dumps(bare), zarr_format=zarr_format)
     return _meta(
         document,
@@ -277,7 +277,7 @@ def _separator(value: Any) -> str:
 def _dimension_names(
     document: Mapping[str, Any], attributes: Mapping[str, Any], zarr_format: int, ndim: int
 ) -> tuple[str | None, ...]:
-    """Names of the axes; version 2 has none of its own, and xarray's custom of keeping them in an attribute counts."""
+    """Return the names of the axes; for version 2 from the attribute that xarray uses."""
     names = document.get("dimension_names") if zarr_format == 3 else attributes.get("_ARRAY_DIMENSIONS")
     if names is None:
         return (None,) * ndim
@@ -304,7 +304,7 @@ def _checked(meta: ArrayMeta) -> ArrayMeta:
     cuts = list(zip(meta.shape, meta.chunks, meta.files, strict=True))
     if any(extent > 0 and 0 in (chunk, file) for extent, chunk, file in cuts):
         raise UnreadableError(f"its chunks {list(meta.chunks)} in files of {list(meta.files)} cannot be empty")
-    # along an axis without elements a chunk may be empty; nothing is lost by calling it 1
+    # along an axis without elements a chunk may be empty; 1 is equivalent
     chunks = tuple(max(1, chunk) for _, chunk, _ in cuts)
     files = tuple(max(file, chunk) for file, chunk in zip(meta.files, chunks, strict=True))
     num_chunks = math.prod(-(-extent // chunk) for extent, chunk in zip(meta.shape, chunks, strict=True))

@@ -1,4 +1,4 @@
-"""From a path to an `ArrayMeta`; what a group holds, in a few words, for messages."""
+"""Reads an `ArrayMeta` from a path; describes groups in messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = 8
 
 
 def describe_group(group: Node, nodes: Nodes) -> str:
-    """Return what to say after "it": "is an OME-Zarr image with the levels ...", "holds the arrays ..."."""
+    """Return a predicate for "it": "is an OME-Zarr image with the levels ...", "holds the arrays ..."."""
     try:
         ome = ome_attributes(group)
         if "plate" in ome:
@@ -56,18 +56,18 @@ def _listed(datasets: list[dict[str, str]]) -> str:
 
 
 def read_meta(uri: str | os.PathLike[str], *, nodes: Nodes = STORES) -> ArrayMeta:
-    """Return what the metadata of one array say.
+    """Return the metadata of one array.
 
-    They are kept in memory, and read again when a document has changed.
+    They are cached, and read again if a document has changed.
 
     Args:
         uri: folder of the array, or URL.
-        nodes: where to look, if not into the stores themselves: a `Catalogue`, or `StoredNodes` with own options for
-            URLs.
+        nodes: where to look, instead of the stores themselves: a `Catalogue`, or `StoredNodes` with your own options
+            for URLs.
 
     Raises:
-        DataError: there is no array (the message says what there is instead), or its metadata are damaged, or say
-            what neither we nor zarr-python understand.
+        DataError: there is no array (the message says what there is instead), or its metadata are damaged, or neither
+            we nor zarr-python understand them.
         MissingExtraError: they need zarr-python, or the URL needs obstore, which is not installed.
     """
     return nodes.kept(resolve_place(uri), partial(_read, nodes))

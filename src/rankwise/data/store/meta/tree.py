@@ -1,4 +1,4 @@
-"""`Nodes`: where nodes are looked up, a store or a catalogue of stores; and the arrays of a group."""
+"""`Nodes`: looks up nodes, in a store or in a catalogue of stores; and lists the arrays of a group."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Nodes(Protocol):
     """Arrays and groups by their place (absolute path, or URL, without a trailing slash)."""
 
     def node(self, place: str) -> Node | None:
-        """Return the array or group at a place, None where there is none.
+        """Return the array or group at a place, None if there is none.
 
         Raises:
             DataError: its documents cannot be read.
         """
 
     def array(self, node: Node) -> ArrayMeta:
-        """Return what the documents of an array say.
+        """Return the metadata of an array from its documents.
 
         Raises:
-            DataError: nobody understands them, or batches cannot hold the array.
+            DataError: they are not understood, or the array cannot form batches.
         """
 
     def inside(self, place: str, group: Node | None) -> dict[str, Node | None]:
-        """Return the names of the folders in a place in natural order, with their node where it is known already.
+        """Return the names of the folders in a place in natural order, with their nodes if already known.
 
         Args:
             place: a group, or a plain folder.
@@ -45,20 +45,20 @@ class Nodes(Protocol):
         """
 
     def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
-        """Return what is known of the array at a place already, else read it."""
+        """Return the metadata of the array at a place if already known, else read them."""
 
     def missing(self, place: str) -> DataError:
         """Return the error that says that nothing is at a place."""
 
 
 class StoredNodes:
-    """The stores themselves.
+    """Looks nodes up in the stores.
 
-    On this machine every node is asked for its own documents. Behind a URL, where that is dear, the consolidated
-    metadata of a group are believed if it has some.
+    On local disks it reads the documents of every node. Behind a URL, where that is expensive, it trusts the
+    consolidated metadata of a group if it has some.
 
     Args:
-        remote: how to read behind URLs; by default with the options of `RemoteFiles`.
+        remote: reads from URLs; by default with the options of `RemoteFiles`.
     """
 
     def __init__(self, remote: RemoteFiles | None = None) -> None:
@@ -70,11 +70,11 @@ class StoredNodes:
         return read_node(place, self._remote)
 
     def array(self, node: Node) -> ArrayMeta:
-        """Return what the documents of an array say."""
+        """Return the metadata of an array from its documents."""
         return array_of(node)
 
     def inside(self, place: str, group: Node | None) -> dict[str, Node | None]:
-        """Return the names of the folders in a place, with their node where it is known already."""
+        """Return the names of the folders in a place, with their nodes if already known."""
         known = consolidated_children(group, self._remote) if group is not None and "://" in place else None
         if known is not None:
             return {name: known[name] for name in sorted(known, key=natural_order)}
@@ -82,7 +82,7 @@ class StoredNodes:
         return dict.fromkeys(sorted(names, key=natural_order))
 
     def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
-        """Return what is known of the array at a place already, if it is still true, else read it."""
+        """Return the cached metadata of the array at a place if they are still valid, else read them."""
         return self._kept.get(place, read)
 
     def missing(self, place: str) -> DataError:
@@ -103,8 +103,8 @@ def list_arrays(
 
     Args:
         uri: the group.
-        bad: where arrays that cannot be read are put, by their path; without it the first one raises.
-        nodes: where to look, if not into the stores themselves.
+        bad: receives errors of arrays that cannot be read, by path; without it the first error is raised.
+        nodes: where to look, instead of the stores themselves.
 
     Raises:
         DataError: there is no group, or an array in it is damaged or cannot form batches.
@@ -127,7 +127,7 @@ def list_arrays(
 
 
 def _arrays(group: Node, nodes: Nodes, prefix: str = "") -> Iterator[tuple[str, Node]]:
-    """The arrays below a group by path, depth first."""
+    """Yield the arrays below a group by path, depth first."""
     for name, known in nodes.inside(group.place, group).items():
         inner = known or nodes.node(f"{group.place}/{name}")
         if inner is not None and inner.kind == "array":

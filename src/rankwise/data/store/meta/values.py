@@ -1,4 +1,4 @@
-"""`ArrayMeta`: everything about one Zarr array that reading its chunks needs."""
+"""`ArrayMeta`: all metadata of one Zarr array that reading its chunks needs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["ArrayMeta", "ChunkCodec", "KeyEncoding"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkCodec:
-    """How the bytes of one (inner) chunk are encoded, as far as our own decoders know it.
+    """The encoding of one (inner) chunk, as far as our decoders support it.
 
     Attributes:
-        kind: "raw" = the elements themselves, "zstd" = a zstd frame, "blosc" = a Blosc 1 frame (the frame itself says
-            with which compressor), "lz4" = an LZ4 block after its decoded size as 4 bytes, "zarr" = anything else,
+        kind: "raw" = the elements themselves, "zstd" = a zstd frame, "blosc" = a Blosc 1 frame (its header names
+            the compressor), "lz4" = an LZ4 block after its decoded size in 4 bytes, "zarr" = anything else,
             which only zarr-python decodes.
-        why: for "zarr": which part our decoders do not know, such as "gzip" or "big-endian"; else "".
+        why: for "zarr": the part that our decoders do not support, for example "gzip" or "big-endian"; else "".
     """
 
     kind: Literal["raw", "zstd", "blosc", "lz4", "zarr"]
@@ -30,7 +30,7 @@ class ChunkCodec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyEncoding:
-    """From coordinates of the grid of files to the store key, relative to the array.
+    """Maps coordinates in the grid of files to the store key, relative to the array.
 
     Attributes:
         prefix: "c" for the default encoding of version 3, "" for that of version 2.
@@ -41,7 +41,7 @@ class KeyEncoding:
     separator: str
 
     def key(self, coords: tuple[int, ...]) -> str:
-        """Return the key of a file: "c/0/3", "c.0.3", "0.3"; of an array without axes "c" or "0"."""
+        """Return the key of a file: "c/0/3", "c.0.3", "0.3"; for an array without axes "c" or "0"."""
         if self.prefix:
             return self.separator.join([self.prefix, *map(str, coords)])
         return self.separator.join(map(str, coords)) or "0"
@@ -49,19 +49,19 @@ class KeyEncoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayMeta:
-    """One Zarr array (version 2 or 3) as its metadata describe it.
+    """One Zarr array (version 2 or 3) as described by its metadata.
 
     Attributes:
         place: absolute local path, or URL, of the array; for opening and for messages.
         zarr_format: 2 or 3.
         shape: shape of the array; at least one axis.
         chunks: shape of an inner chunk, the unit of decoding (padded at the array's edges).
-        files: shape of what one file holds: a shard, or a chunk where there are no shards. A multiple of `chunks`.
+        files: shape of the part in one file: a shard, or a chunk without shards. A multiple of `chunks`.
         dtype: dtype of the elements, in native byte order.
-        fill_value: what a chunk that was never written stands for, as a value of `dtype`.
-        codec: how an inner chunk is encoded.
-        keys: how files are named.
-        index: how shards keep their index; None where one file is one chunk.
+        fill_value: value of the elements in chunks that were never written, as a value of `dtype`.
+        codec: encoding of an inner chunk.
+        keys: names of files.
+        index: layout of the index of shards; None if one file is one chunk.
         dimension_names: names of the axes, None where unnamed; one for each axis.
         attributes: the user's attributes.
         document: the metadata document as it was read, for zarr-python.

@@ -1,4 +1,4 @@
-"""Images, labels and plates after OME-Zarr (NGFF), versions 0.1 to 0.5."""
+"""OME-Zarr (NGFF) images, labels and plates, versions 0.1 to 0.5."""
 
 from __future__ import annotations
 

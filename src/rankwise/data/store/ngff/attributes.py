@@ -1,4 +1,4 @@
-"""Where a group keeps its OME-Zarr metadata: axes, scales and translations as versions have named them."""
+"""OME-Zarr metadata in group attributes: axes, scales and translations in all versions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Axis:
     """One axis of an image.
 
     Attributes:
-        name: such as "t", "c", "z", "y", "x".
-        type: "space", "time", "channel", another word, or None where nothing is said.
-        unit: such as "micrometer"; None where nothing is said.
+        name: for example "t", "c", "z", "y", "x".
+        type: "space", "time", "channel", another word, or None if not given.
+        unit: for example "micrometer"; None if not given.
     """
 
     name: str
@@ -28,17 +28,17 @@ class Axis:
 
 
 def take(values: Any, key: str, kind: type | tuple[type, ...], place: str, default: Any = ...) -> Any:
-    """Return ``values[key]``, checked.
+    """Return ``values[key]``, with a check of its type.
 
     Args:
         values: a parsed JSON object.
-        key: what to take.
+        key: the key.
         kind: type, or types, that it must have.
-        place: where it stands, for the message.
-        default: what stands for a missing value; without one it must be there.
+        place: its location, for the message.
+        default: replaces a missing value; without it the value is required.
 
     Raises:
-        DataError: it is missing or of another type.
+        DataError: it is missing or has another type.
     """
     if not isinstance(values, dict):
         raise DataError(f"{place} is {values!r:.80}, wanted an object")
@@ -71,11 +71,11 @@ def take_numbers(values: Any, key: str, place: str, num_axes: int) -> tuple[floa
 
 
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
-_OLDEST = "tczyx"  # versions 0.1 and 0.2 do not say it
+_OLDEST = "tczyx"  # versions 0.1 and 0.2 do not name axes
 
 
 def read_axes(multiscale: Any, place: str) -> tuple[Axis, ...]:
-    """Return the axes that the metadata of a multiscale image name.
+    """Return the axes from the metadata of a multiscale image.
 
     Raises:
         DataError: they are damaged, or two have the same name.
@@ -89,7 +89,7 @@ def read_axes(multiscale: Any, place: str) -> tuple[Axis, ...]:
 
 
 def plain_axes(array: ArrayMeta) -> tuple[Axis, ...]:
-    """Return axes for a plain array: its dimension names, or its places counted from the end, "-1" for the last."""
+    """Return axes for a plain array: its dimension names, or numbers counted from the end, "-1" for the last."""
     names = [name or str(place - array.ndim) for place, name in enumerate(array.dimension_names)]
     return tuple(Axis(name=name, type=_TYPES.get(name)) for name in names)
 
@@ -107,9 +107,9 @@ Placing = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def compose(*lists: Any, num_axes: int, place: str) -> Placing:
-    """Return scale and translation of lists of transformations that are applied one after the other.
+    """Return scale and translation of lists of transformations that are applied in sequence.
 
-    ``x * scale + translation`` of the whole is what the lists do to an index x, the first list first.
+    ``x * scale + translation`` is the result for an index x, with the first list applied first.
 
     Args:
         lists: each a list of {"type": "scale" | "translation" | "identity", ...}, in the order of application.
@@ -117,7 +117,7 @@ def compose(*lists: Any, num_axes: int, place: str) -> Placing:
         place: where they stand, for messages.
 
     Raises:
-        DataError: a transformation is damaged, or of a kind that is no scale and no translation.
+        DataError: a transformation is damaged, or is neither a scale, nor a translation, nor the identity.
     """
     scale, translation = (1.0,) * num_axes, (0.0,) * num_axes
     for transforms in lists:

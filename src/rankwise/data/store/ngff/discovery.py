@@ -1,4 +1,4 @@
-"""Find every image below a place, with its identity."""
+"""Finds every image below a place, with its identity."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from rankwise.errors import DataError
 
 __all__ = ["ImageRef", "Seen", "Spot", "iter_images", "look", "start_spot"]
 
-_DEEPEST = 64  # links between folders may lead in circles
+_DEEPEST = 64  # links between folders may form cycles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRef:
-    """An image that was found, and who it is.
+    """An image that was found, and its identity.
 
     Attributes:
         place: absolute path or URL of its group, or of a plain array.
-        kind: "image" after OME-Zarr, or a plain "array".
-        name: identity, equal for a copy elsewhere: the path below the folder that was searched, beginning with the
+        kind: "image" for OME-Zarr, or a plain "array".
+        name: identity, equal for a copy elsewhere: the path below the searched folder, beginning with the
             name of the store.
-        plate: name of the plate's store as `name` begins; "" where there is no plate.
-        well: row and column, such as "B/03"; "" where there is no plate.
-        field: path of the field in its well; "" where there is no plate.
-        acquisition: number of the acquisition; None where nothing is said.
+        plate: name of the plate's store as in `name`; "" without a plate.
+        well: row and column, for example "B/03"; "" without a plate.
+        field: path of the field in its well; "" without a plate.
+        acquisition: number of the acquisition; None if not given.
     """
 
     place: str
@@ -59,13 +59,13 @@ class ImageRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """A place that is still to be looked at.
+    """A place that still has to be searched.
 
     Attributes:
-        ref: what is known of an image there.
-        expect: what it must be, after the metadata above it; "any" in a folder or a group without meaning.
-        node: its node, where it is known already.
-        depth: folders between it and the place where the search began.
+        ref: facts known about an image there.
+        expect: what it must be according to the metadata above it; "any" for a folder or a group without such metadata.
+        node: its node, if already known.
+        depth: number of folders between it and the start of the search.
     """
 
     ref: ImageRef
@@ -74,17 +74,17 @@ class Spot:
     depth: int = 0
 
     def known(self, **facts: Any) -> Spot:
-        """Return the same spot, knowing more about its image."""
+        """Return the same spot with more facts about its image."""
         return replace(self, ref=replace(self.ref, **facts))
 
 
 class Seen(NamedTuple):
-    """What is at a spot.
+    """The content of a spot.
 
     Attributes:
         ref: the image there, if there is one.
         node: its node.
-        more: spots below it that are still to be looked at.
+        more: spots below it that still have to be searched.
     """
 
     ref: ImageRef | None = None
@@ -95,18 +95,18 @@ class Seen(NamedTuple):
 def iter_images(
     uri: str | os.PathLike[str], *, bad: dict[str, DataError] | None = None, nodes: Nodes = STORES
 ) -> Iterator[ImageRef]:
-    """Yield every image below a place: of plates, of series, of folders of stores, or the one that lies there.
+    """Yield every image below a place: a plate, a series, a folder of stores, or a single image.
 
-    Levels and label images of an image are parts of it and do not come by themselves; any other array does. The order
-    is that of the metadata (wells, fields, series) and else of names, "2" before "10".
+    Levels and label images of an image are part of it and are not yielded; any other array is. The order
+    is that of the metadata (wells, fields, series), else of names, with "2" before "10".
 
     Args:
-        uri: an array, a group, or a plain folder that holds some.
-        bad: where places that cannot be read are put; without it the first one raises.
-        nodes: where to look, if not into the stores themselves.
+        uri: an array, a group, or a plain folder that contains some.
+        bad: receives errors of places that cannot be read; without it the first error is raised.
+        nodes: where to look, instead of the stores themselves.
 
     Raises:
-        DataError: nothing is there, or something is damaged or missing.
+        DataError: there is nothing, or a part is damaged or missing.
     """
     pending = [start_spot(uri, nodes)]
     while pending:
@@ -124,10 +124,10 @@ def iter_images(
 
 
 def start_spot(uri: str | os.PathLike[str], nodes: Nodes) -> Spot:
-    """Return where a search begins.
+    """Return the start of a search.
 
     Raises:
-        DataError: nothing is there, or its documents cannot be read.
+        DataError: there is nothing, or its documents cannot be read.
     """
     place = resolve_place(uri)
     node = nodes.node(place)
@@ -138,10 +138,10 @@ def start_spot(uri: str | os.PathLike[str], nodes: Nodes) -> Spot:
 
 
 def look(spot: Spot, nodes: Nodes) -> Seen:
-    """Look at a spot.
+    """Read a spot.
 
     Raises:
-        DataError: what should be there is missing or damaged.
+        DataError: an expected part is missing or damaged.
     """
     node = spot.node or nodes.node(spot.ref.place)
     if node is None:
@@ -181,7 +181,7 @@ def _fields(spot: Spot, node: Node, nodes: Nodes) -> list[Spot]:
 
 
 def _series(spot: Spot, node: Node, nodes: Nodes) -> list[Spot]:
-    """The images of a store that bioformats2raw wrote, in the order that it states."""
+    """Return the images of a store written by bioformats2raw, in the order that it states."""
     if "bioformats2raw.layout" not in ome_attributes(node):
         return []
     listing = nodes.node(f"{node.place}/OME")
@@ -199,7 +199,7 @@ def _children(spot: Spot, node: Node | None, nodes: Nodes) -> list[Spot]:
 
 
 def _inner(spot: Spot, path: str) -> Spot:
-    """The spot at a path below another one."""
+    """Return the spot at a path below another one."""
     ref = replace(
         spot.ref,
         place=f"{spot.ref.place}/{path}",

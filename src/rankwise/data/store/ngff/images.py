@@ -1,4 +1,4 @@
-"""`Image`: one picture at several resolutions, with its axes, scales, channels and labels; how it is opened."""
+"""`Image`: one picture at several resolutions, with axes, scales, channels and labels; and functions to open it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rankwise.errors import DataError
 
 __all__ = ["Image", "ImageLevel", "image_of", "label_names", "open_image", "open_label", "set_state", "state_of"]
 
-_ROUNDING = 1.001  # scales are written rounded
+_ROUNDING = 1.001  # scales are written with rounding
 
 
 def choose_level(image: Image, spacing: float | Sequence[float] | Mapping[str, float]) -> int:
-    """Return the number of the coarsest level that is at least as fine as wanted; see `Image.level_for`."""
+    """Return the index of the coarsest level that is at least as fine as requested; see `Image.level_for`."""
     wanted = _by_axis(image, spacing)
     if not all(distance > 0 for distance in wanted.values()):
         raise DataError(f"a spacing must be above 0, asked the image {image.place} for {spacing!r}")
@@ -48,12 +48,12 @@ def _by_axis(image: Image, spacing: float | Sequence[float] | Mapping[str, float
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass but for `nodes`; to be its ``__getstate__``."""
+    """Return the fields of a dataclass except `nodes`; for use as its ``__getstate__``."""
     return {field.name: getattr(value, field.name) for field in fields(value) if field.name != "nodes"}
 
 
 def set_state(value: Any, state: Mapping[str, Any]) -> None:
-    """Fill a dataclass in; what it opens later is read from the stores. To be its ``__setstate__``."""
+    """Set the fields of a dataclass; it later reads from the stores. For use as its ``__setstate__``."""
     for name, part in {**state, "nodes": STORES}.items():
         object.__setattr__(value, name, part)
 
@@ -66,9 +66,9 @@ class ImageLevel:
 
     Attributes:
         path: path of its array in the image's group; "" for a plain array.
-        array: what the array's metadata say.
+        array: metadata of the array.
         scale: distance between neighbouring elements along each axis.
-        translation: where the first element lies along each axis.
+        translation: position of the first element along each axis.
     """
 
     path: str
@@ -79,15 +79,15 @@ class ImageLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An image after OME-Zarr, or a plain array seen as one.
+    """An OME-Zarr image, or a plain array treated as one.
 
     Attributes:
         place: absolute path or URL of its group, or of the plain array.
-        name: the name that its metadata give it, "" if none.
-        version: version of OME-Zarr that it states, "" if none.
+        name: its name in the metadata, "" if none.
+        version: its OME-Zarr version, "" if none.
         axes: its axes, in stored order.
         levels: its resolutions, the finest first.
-        channels: names of the channels, in stored order; "" for one without a name. Empty where nothing is said.
+        channels: names of the channels, in stored order; "" for one without a name. Empty if not given.
     """
 
     place: str
@@ -103,13 +103,13 @@ class Image:
 
     @property
     def spatial(self) -> tuple[int, ...]:
-        """The axes of space, by number; the axes named z, y and x where no types are given."""
+        """The numbers of the spatial axes; those named z, y and x if no types are given."""
         typed = tuple(place for place, axis in enumerate(self.axes) if axis.type == "space")
         return typed or tuple(place for place, axis in enumerate(self.axes) if axis.name in {"z", "y", "x"})
 
     @property
     def channel_axis(self) -> int | None:
-        """Number of the axis of channels; None if there is none."""
+        """Number of the channel axis; None if there is none."""
         typed = [place for place, axis in enumerate(self.axes) if axis.type == "channel"]
         named = [place for place, axis in enumerate(self.axes) if axis.name in {"c", "channel"}]
         return next(iter(typed or named), None)
@@ -126,7 +126,7 @@ class Image:
         return names.index(name)
 
     def channel(self, wanted: str | int) -> int:
-        """Return the number of a channel along the axis of channels.
+        """Return the number of a channel along the channel axis.
 
         Args:
             wanted: its name, or its number (negative ones count from the end).
@@ -149,21 +149,21 @@ class Image:
         )
 
     def level_for(self, spacing: float | Sequence[float] | Mapping[str, float]) -> int:
-        """Return the number of the coarsest level that is at least as fine as wanted along each given axis.
+        """Return the index of the coarsest level that is at least as fine as requested along each given axis.
 
-        The finest level if none is. A thousandth more counts as equal, because scales are rounded.
+        The finest level if none is. A difference of a thousandth counts as equal, because scales are rounded.
 
         Args:
-            spacing: wanted distance between elements, in the units of the axes: one number for all axes of space, one
+            spacing: requested distance between elements, in the units of the axes: one number for all spatial axes, one
                 for each of them, or by name of axis.
 
         Raises:
-            DataError: an axis is not there, or the number of values is not that of the axes of space.
+            DataError: there is no such axis, or the number of values is not that of the spatial axes.
         """
         return choose_level(self, spacing)
 
     def labels(self) -> tuple[str, ...]:
-        """Return the names of the label images that belong to this image; reads one document.
+        """Return the names of the label images of this image; reads one document.
 
         Raises:
             DataError: the list of labels is damaged.
@@ -185,7 +185,7 @@ def open_image(uri: str | os.PathLike[str], *, multiscale: int = 0, nodes: Nodes
     Args:
         uri: the group of the image, or an array.
         multiscale: which image, for the rare group that describes several.
-        nodes: where to look, if not into the stores themselves.
+        nodes: where to look, instead of the stores themselves.
 
     Raises:
         DataError: there is no image (the message says what there is), or a part of it is missing or damaged.
@@ -198,7 +198,7 @@ def open_image(uri: str | os.PathLike[str], *, multiscale: int = 0, nodes: Nodes
 
 
 def image_of(node: Node, nodes: Nodes, *, multiscale: int = 0) -> Image:
-    """Return the image that a node describes; as `open_image`."""
+    """Return the image for a node; see `open_image`."""
     if node.kind == "array":
         return _plain_image(node, nodes)
     ome = ome_attributes(node)
@@ -263,7 +263,7 @@ def _level(node: Node, dataset: Any, of_all: Any, axes: tuple[Axis, ...], nodes:
 
 
 def _below(node: Node, path: str, nodes: Nodes) -> Node | None:
-    """The node at a path below a group; by its consolidated metadata where `Nodes.inside` believes those."""
+    """Return the node at a path below a group; from its consolidated metadata if `Nodes.inside` trusts them."""
     name, _, rest = path.partition("/")
     if ".." in path.split("/"):
         raise DataError(f"the image {node.place} names the level {path!r}, which lies outside of it")
@@ -274,7 +274,7 @@ def _below(node: Node, path: str, nodes: Nodes) -> Node | None:
 
 
 def _relative(levels: list[ImageLevel]) -> tuple[ImageLevel, ...]:
-    """Scales of versions before 0.4, which state none: relative to the finest level, after the shapes."""
+    """Derive scales from the shapes, relative to the finest level; for versions before 0.4, which have none."""
     first = levels[0].array.shape
     return tuple(
         ImageLevel(

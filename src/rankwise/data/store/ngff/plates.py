@@ -37,7 +37,7 @@ class Field:
     Attributes:
         path: path in the well's group.
         place: absolute path or URL of its image.
-        acquisition: number of the acquisition that it belongs to; None where nothing is said.
+        acquisition: number of the acquisition that it belongs to; None if not given.
     """
 
     path: str
@@ -62,7 +62,7 @@ class Well:
     """One well of a plate.
 
     Attributes:
-        path: path in the plate's group, such as "B/03": row and column.
+        path: path in the plate's group, for example "B/03": row and column.
         place: absolute path or URL of its group.
         row: name of its row.
         column: name of its column.
@@ -91,15 +91,15 @@ class Well:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plate:
-    """A plate after OME-Zarr.
+    """An OME-Zarr plate.
 
     Attributes:
         place: absolute path or URL of its group.
-        name: the name that its metadata give it, "" if none.
+        name: its name in the metadata, "" if none.
         rows: names of the rows.
         columns: names of the columns.
-        acquisitions: its rounds of imaging; empty where nothing is said.
-        wells: the wells that were imaged, in stored order.
+        acquisitions: its rounds of imaging; empty if not given.
+        wells: the imaged wells, in stored order.
     """
 
     place: str
@@ -110,10 +110,10 @@ class Plate:
     wells: tuple[Well, ...]
 
     def well(self, path: str) -> Well:
-        """Return the well at a path such as "B/03".
+        """Return the well at a path, for example "B/03".
 
         Raises:
-            DataError: the plate names no such well.
+            DataError: the plate has no such well.
         """
         for well in self.wells:
             if well.path == path.strip("/"):
@@ -126,11 +126,11 @@ class Plate:
 
 
 def open_plate(uri: str | os.PathLike[str], *, nodes: Nodes = STORES) -> Plate:
-    """Open a plate: one document; wells are looked at when their fields are asked for.
+    """Open a plate: reads one document; wells are read when their fields are requested.
 
     Args:
         uri: the group of the plate.
-        nodes: where to look, if not into the stores themselves.
+        nodes: where to look, instead of the stores themselves.
 
     Raises:
         DataError: there is no plate, or its metadata are damaged.
@@ -145,7 +145,7 @@ def open_plate(uri: str | os.PathLike[str], *, nodes: Nodes = STORES) -> Plate:
 
 
 def plate_of(node: Node, nodes: Nodes) -> Plate:
-    """Return the plate that a group describes; as `open_plate`."""
+    """Return the plate for a group; see `open_plate`."""
     where = f"the plate {node.place}"
     plate = ome_attributes(node)["plate"]
     rows, columns = _names(plate, "rows", where), _names(plate, "columns", where)
@@ -160,10 +160,10 @@ def plate_of(node: Node, nodes: Nodes) -> Plate:
 
 
 def fields_of(node: Node, nodes: Nodes) -> tuple[Field, ...]:
-    """Return the fields of view that the group of a well describes.
+    """Return the fields of view of a well's group.
 
     Raises:
-        DataError: it is no well, or damaged.
+        DataError: it is not a well, or is damaged.
     """
     where = f"the well {node.place}"
     well = take(dict(ome_attributes(node)), "well", dict, where)

@@ -1,4 +1,4 @@
-"""From boxes to chunks: which chunks a request touches, where they lie, and which places they fill."""
+"""Plans requests: the chunks that a request needs, their location, and the places that they fill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grids of chunks and files: from boxes to the chunks they touch, for all boxes at once. Arithmetic only."""
+"""Grids of chunks and files: the chunks that boxes overlap, for all boxes at once. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankwise.data.store.meta import ArrayMeta
 __all__ = ["Pieces", "any_axis", "different", "expand", "grid_of", "per_file", "ravel"]
 
 _LARGEST = 2**63 - 1
-_SPARSEST = 8  # times as many values as rows are still marked, not sorted
+_SPARSEST = 8  # up to this ratio of values to rows, marking is faster than sorting
 
 
 def grid_of(shape: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
@@ -27,7 +27,7 @@ def per_file(meta: ArrayMeta) -> tuple[int, ...]:
 
 
 def ravel(coords: IntArray, sizes: IntArray) -> IntArray:
-    """Return the place of each row of coordinates in its own grid, in C order.
+    """Return the index of each row of coordinates in its own grid, in C order.
 
     Args:
         coords: int64[n, ndim].
@@ -40,7 +40,7 @@ def ravel(coords: IntArray, sizes: IntArray) -> IntArray:
 
 
 def any_axis(marks: BoolArray) -> BoolArray:
-    """Return ``marks.any(axis=1)``, for few axes: column by column, as NumPy is slow along short rows.
+    """Return ``marks.any(axis=1)`` for few axes: column by column, because NumPy is slow along short rows.
 
     Args:
         marks: bool[n, ndim], at least one axis.
@@ -52,19 +52,19 @@ def any_axis(marks: BoolArray) -> BoolArray:
 
 
 def different(array: IntArray, number: IntArray, sizes: list[int]) -> tuple[IntArray, IntArray]:
-    """Return a row of each different (array, number), in their order, and for each row which of them it is.
+    """Return one row index for each distinct (array, number), in order, and for each row the index of its pair.
 
     Args:
         array: int64[n].
         number: int64[n], each below the size of its array.
-        sizes: for each array, how many numbers there are.
+        sizes: for each array, the number of possible numbers.
     """
     total = sum(sizes)
     if total <= _SPARSEST * len(number):
         return _marked(number + _bases(sizes)[array], total)
     if total <= _LARGEST:
         _, first, which = np.unique(number + _bases(sizes)[array], return_index=True, return_inverse=True)
-    else:  # absurd grids: slower, but nothing overflows
+    else:  # absurdly large grids: slower, but without overflow
         rows = np.stack([array, number], axis=1)
         _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return first, which.reshape(-1)
@@ -75,9 +75,9 @@ def _bases(sizes: list[int]) -> IntArray:
 
 
 def _marked(values: IntArray, total: int) -> tuple[IntArray, IntArray]:
-    """The same by marking which of `total` values there are: quicker than sorting where many rows share few values."""
+    """Return the same, by marking which of `total` values occur: faster than sorting if many rows share few values."""
     place = np.full(total, -1, dtype=np.int64)
-    place[values] = np.arange(len(values), dtype=np.int64)  # of equals, any one stays
+    place[values] = np.arange(len(values), dtype=np.int64)  # of equal values, any one remains
     there = np.flatnonzero(place >= 0)
     rows = place[there]
     place[there] = np.arange(len(there), dtype=np.int64)
@@ -86,7 +86,7 @@ def _marked(values: IntArray, total: int) -> tuple[IntArray, IntArray]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pieces:
-    """The parts into which the grids of chunks cut boxes: T pieces, box by box, in C order of the chunks.
+    """The parts into which chunk grids cut boxes: T pieces, box by box, in C order of the chunks.
 
     Attributes:
         box: int64[T], row of the input.
@@ -116,7 +116,7 @@ def expand(low: IntArray, high: IntArray, chunk: IntArray) -> Pieces:
     sizes = counts[:, 0].copy()
     for axis in range(1, counts.shape[1]):  # column by column: NumPy is slow along short rows
         sizes *= counts[:, axis]
-    if (sizes == 1).all():  # rows often are: each in one chunk
+    if (sizes == 1).all():  # often true for rows: each is in one chunk
         box = np.arange(len(low), dtype=np.int64)
         return Pieces(box=box, coords=first, src_start=low - first * chunk, extent=high - low, begin=low)
     ends = np.cumsum(sizes)
@@ -126,7 +126,7 @@ def expand(low: IntArray, high: IntArray, chunk: IntArray) -> Pieces:
     coords = np.empty((total, low.shape[1]), dtype=np.int64)
     for axis in range(low.shape[1] - 1, 0, -1):
         local, coords[:, axis] = np.divmod(local, counts[box, axis])
-    coords[:, 0] = local  # what is left is the slowest axis
+    coords[:, 0] = local  # the remainder is the slowest axis
     coords += first[box]
     chunk_begin = coords * chunk[box]
     begin = np.maximum(low[box], chunk_begin)

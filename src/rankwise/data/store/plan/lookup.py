@@ -1,4 +1,4 @@
-"""Where chunks lie: from coordinates in grids of chunks to files and byte ranges, and the tables of a plan."""
+"""Locates chunks: maps coordinates in chunk grids to files and byte ranges; and the tables of a plan."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from rankwise.errors import DataError
 
 __all__ = ["UNREADABLE", "BoxPlan", "ChunkTable", "Located", "LookupFailure", "OddBox", "TargetTable", "locate"]
 
-UNREADABLE = -2  # offset of a chunk whose place in its file is not known
+UNREADABLE = -2  # offset of a chunk whose location in its file is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class LookupFailure:
-    """Why chunks of a file cannot be found.
+    """The reason why chunks of a file cannot be located.
 
     Attributes:
         place: the file.
         error: what happened.
-        damage: whether the content is damaged, False for trouble with the storage.
+        damage: whether the content is damaged, False for storage errors.
     """
 
     place: str
@@ -39,14 +39,14 @@ class LookupFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Located:
-    """Where K chunks lie.
+    """The locations of K chunks.
 
     Attributes:
-        files: the different files.
+        files: the distinct files.
         file: int64[K], index into `files`.
-        offset: int64[K]; `MISSING` for a chunk that was never written, `UNREADABLE` for one that cannot be found.
-        length: int64[K], encoded bytes; -1 where only zarr-python knows, 0 for chunks that are not there.
-        failures: what is wrong, by index into `files`.
+        offset: int64[K]; `MISSING` for a chunk that was never written, `UNREADABLE` for one that cannot be located.
+        length: int64[K], encoded bytes; -1 if only zarr-python knows, 0 for missing chunks.
+        failures: errors, by index into `files`.
     """
 
     files: tuple[FileFacts, ...]
@@ -59,14 +59,14 @@ class Located:
 def locate(
     arrays: tuple[ArrayMeta, ...], array: IntArray, coords: IntArray, book: FileBook, serial: Callable[[ArrayMeta], int]
 ) -> Located:
-    """Return where chunks lie; what cannot be found is told, not raised.
+    """Return the locations of chunks; failures are reported, not raised.
 
     Args:
-        arrays: the different arrays.
+        arrays: the distinct arrays.
         array: int64[K], the array of each chunk.
         coords: int64[K, ndim], coordinates of each chunk in its array's grid.
-        book: what is known of files.
-        serial: returns a number that tells arrays apart.
+        book: facts about files.
+        serial: returns a number that identifies an array.
     """
     ndim = coords.shape[1]
     ratio = np.array([per_file(meta) for meta in arrays], dtype=np.int64).reshape(len(arrays), ndim)[array]
@@ -90,13 +90,13 @@ def locate(
 def _facts_of(
     arrays: list[ArrayMeta], keys: list[tuple[int, int]], coords: IntArray, book: FileBook
 ) -> tuple[list[FileFacts], dict[int, LookupFailure]]:
-    """What is known of files, and what is wrong with some of them.
+    """Return the facts of files, and the failures of some of them.
 
     Args:
         arrays: the array of each file.
         keys: serial of the array and number of each file.
         coords: int64[F, ndim], coordinates of each file.
-        book: what is known.
+        book: facts about files.
     """
     found: list[FileFacts | DataError | OSError | None] = [*book.recall(keys)]
     new = [k for k, facts in enumerate(found) if facts is None]
@@ -120,12 +120,12 @@ def _facts_of(
 
 
 def _whole_files(files: list[FileFacts], failures: Collection[int], whole: BoolArray) -> tuple[IntArray, IntArray]:
-    """Offset and length that every chunk of a file has, unless an index says more.
+    """Return offset and length for all chunks of a file, to be used unless an index says more.
 
     Args:
         files: F files.
-        failures: those that cannot be looked at.
-        whole: bool[F], files that hold one chunk each, of a known size.
+        failures: files that cannot be read.
+        whole: bool[F], files that are one chunk each, of a known size.
     """
     size = np.array([facts.size for facts in files], dtype=np.int64)
     exists = np.array([facts.exists for facts in files], dtype=np.bool_)
@@ -136,12 +136,12 @@ def _whole_files(files: list[FileFacts], failures: Collection[int], whole: BoolA
 
 
 def _look_up(files: list[FileFacts], file: IntArray, entry: IntArray, offset: IntArray, length: IntArray) -> None:
-    """Put the offsets and lengths of chunks of shards in place.
+    """Write the offsets and lengths of chunks in shards.
 
     Args:
         files: F files.
         file: int64[K], the file of each chunk.
-        entry: int64[K], place of each chunk in its file.
+        entry: int64[K], index of each chunk in its file.
         offset: int64[K], written.
         length: int64[K], written.
     """
@@ -175,7 +175,7 @@ def _cut(path: str) -> LookupFailure:
 
 
 class _StillThere:
-    """Missing files are the fill value only while the array itself exists: it may have been moved or unmounted."""
+    """Missing files are the fill value only if the array itself exists: it may have been moved or unmounted."""
 
     def __init__(self, book: FileBook) -> None:
         self._book = book
@@ -184,7 +184,7 @@ class _StillThere:
     def checked(
         self, array: ArrayMeta, answer: FileFacts | DataError | OSError | None
     ) -> FileFacts | DataError | OSError | None:
-        """Return the answer about a file, or an error where it is missing because the whole array is."""
+        """Return the facts of a file, or an error if it is missing because the whole array is."""
         place = array.place
         if not isinstance(answer, FileFacts) or answer.exists or place in self._seen:
             return answer
@@ -200,16 +200,16 @@ class _StillThere:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkTable:
-    """The K different chunks of a plan, sorted by file and offset; those that were never written come last.
+    """The K distinct chunks of a plan, sorted by file and offset; chunks that were never written come last.
 
     Attributes:
         array: int64[K], index into the arrays of the request.
-        number: int64[K], place of the chunk in its array's grid of chunks, in C order.
+        number: int64[K], index of the chunk in its array's grid of chunks, in C order.
         coords: int64[K, ndim], the same as coordinates.
         file: int64[K], index into the files of the plan.
         offset: int64[K], first byte in the file; -1 for a chunk that was never written, less for one
-            that cannot be found.
-        length: int64[K], encoded bytes; -1 where only zarr-python knows.
+            that cannot be located.
+        length: int64[K], encoded bytes; -1 if only zarr-python knows.
     """
 
     array: IntArray
@@ -226,14 +226,14 @@ class ChunkTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TargetTable:
-    """The T places that chunks fill: those of chunk k are ``bounds[k]:bounds[k + 1]``.
+    """The T places that chunks fill: chunk k fills places ``bounds[k]:bounds[k + 1]``.
 
     Attributes:
         bounds: int64[K + 1].
         box: int64[T], the box.
         src_start: int64[T, ndim], first element inside the chunk.
-        extent: int64[T, ndim], how many elements along each axis, at least 1.
-        dst_start: int64[T], element of the flat output [B, *shape] where they go.
+        extent: int64[T, ndim], number of elements along each axis, at least 1.
+        dst_start: int64[T], first element in the flat output [B, *shape].
     """
 
     bounds: IntArray
@@ -245,12 +245,12 @@ class TargetTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OddBox:
-    """A box that sticks out of its array and is made of a region inside it ("edge", "reflect").
+    """A box that extends beyond its array and is made from a region inside it ("edge", "reflect").
 
     Attributes:
         box: its place in the request.
-        plan: how the region is read, as a request of one box.
-        picks: for each axis, int64[extent]: which element of the region comes at each place.
+        plan: the plan for the region, as a request of one box.
+        picks: for each axis, int64[extent]: the element of the region for each place.
     """
 
     box: int
@@ -260,16 +260,16 @@ class OddBox:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BoxPlan:
-    """How one request is read; made by `BoxReader.plan`, read by the same reader.
+    """The plan for one request; made by `BoxReader.plan`, read by the same reader.
 
     Attributes:
-        request: what was asked.
-        files: the files that it touches, in the order of first use.
-        chunks: its different chunks.
-        targets: what they fill.
-        filled: bool[B], boxes that are filled with the fill value first, because they stick out of their array.
+        request: the request.
+        files: the files that it needs, in the order of first use.
+        chunks: its distinct chunks.
+        targets: the places that they fill.
+        filled: bool[B], boxes to initialise with the fill value, because they extend beyond their array.
         odd: boxes that are made from another region.
-        failed: boxes that cannot be read, known before reading.
+        failed: errors of boxes that are known before reading.
         read_bytes: encoded bytes to read, as far as known without reading the data.
         decode_bytes: bytes to decode.
     """
@@ -286,5 +286,5 @@ class BoxPlan:
 
     @property
     def num_chunks(self) -> int:
-        """Different chunks that it touches."""
+        """Number of distinct chunks that it needs."""
         return len(self.chunks) + sum(odd.plan.num_chunks for odd in self.odd)

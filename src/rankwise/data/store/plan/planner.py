@@ -1,4 +1,4 @@
-"""`make_plan`: a request for boxes becomes chunks in files, and the places they fill."""
+"""`make_plan`: turns a request for boxes into chunks in files, and the places that they fill."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _COUNTED = 2**16
 def make_plan(
     request: BoxRequest, book: FileBook, serial: Callable[[ArrayMeta], int], *, like: BoxPlan | None = None
 ) -> BoxPlan:
-    """Return how a request is read. Looks at files and shard indexes, not at data.
+    """Return the plan for a request. Reads facts of files and shard indexes, not data.
 
     Args:
-        request: what is asked.
-        book: what is known of files.
-        serial: returns a number that tells arrays apart.
-        like: a plan for the same boxes out of other arrays: where grids of chunks are the same, only the places of
+        request: the request.
+        book: facts about files.
+        serial: returns a number that identifies an array.
+        like: a plan for the same boxes of other arrays: if the chunk grids are equal, only the locations of
             chunks in files are looked up.
     """
     twin = None if like is None or not _same_boxes(request, like) else _twin(request, like, book, serial)
@@ -63,7 +63,7 @@ def make_plan(
 
 
 def _row_plan(request: BoxRequest, cut: RowCut, book: FileBook, serial: Callable[[ArrayMeta], int]) -> BoxPlan:
-    """The plan of boxes that are whole rows."""
+    """Return the plan for boxes that are whole rows."""
     coords = cut.coords
     located = locate(request.arrays, cut.array, coords, book, serial)
     order = np.lexsort((located.offset, located.file, located.offset < 0))
@@ -93,7 +93,7 @@ def _finished(request: BoxRequest, chunks: ChunkTable, targets: TargetTable, loc
 
 
 def _same_boxes(request: BoxRequest, like: BoxPlan) -> bool:
-    """Whether boxes are the very same ones, and cut by the same grids."""
+    """Whether boxes are identical, and cut by the same grids."""
     other = like.request
     same = request.which is other.which and request.starts is other.starts and request.runs is other.runs
     if not same or request.shape != other.shape or request.pad is not None or other.pad is not None:
@@ -102,7 +102,7 @@ def _same_boxes(request: BoxRequest, like: BoxPlan) -> bool:
 
 
 def _twin(request: BoxRequest, like: BoxPlan, book: FileBook, serial: Callable[[ArrayMeta], int]) -> BoxPlan | None:
-    """The same plan with other files; None where its chunks do not lie in the same order in these."""
+    """Return the same plan with other files; None if their chunks have another order."""
     located = locate(request.arrays, like.chunks.array, like.chunks.coords, book, serial)
     keys = (located.offset < 0, located.file, located.offset)
     if not _ascending(keys):
@@ -112,7 +112,7 @@ def _twin(request: BoxRequest, like: BoxPlan, book: FileBook, serial: Callable[[
 
 
 def _ascending(keys: tuple[NDArray, ...]) -> bool:
-    """Whether rows of keys are in order, the first key counting most."""
+    """Whether rows of keys are sorted, with the first key as the primary one."""
     in_order: NDArray = np.ones(max(0, len(keys[0]) - 1), dtype=np.bool_)
     for key in reversed(keys):
         in_order = (key[:-1] < key[1:]) | ((key[:-1] == key[1:]) & in_order)
@@ -120,7 +120,7 @@ def _ascending(keys: tuple[NDArray, ...]) -> bool:
 
 
 def _by_box(request: BoxRequest, name: str) -> IntArray:
-    """A shape of each box's array, int64[B, ndim]."""
+    """Return one shape for each box, from its array: int64[B, ndim]."""
     rows = np.array([getattr(array, name) for array in request.arrays], dtype=np.int64)
     by_box: IntArray = rows.reshape(len(request.arrays), len(request.shape))[request.which]
     return by_box
@@ -149,7 +149,7 @@ def _tables(
 
 
 def _targets(request: BoxRequest, pieces: Pieces, chunk: IntArray, num_chunks: int) -> TargetTable:
-    # NumPy sorts 16 bits by counting
+    # NumPy sorts 16 bits by radix sort
     by_chunk = np.argsort(chunk.astype(np.uint16) if num_chunks <= _COUNTED else chunk, kind="stable")
     strides = np.cumprod((1, *request.shape[:0:-1]), dtype=np.int64)[::-1]
     at = (pieces.begin - request.starts[pieces.box]) @ strides + request.firsts[pieces.box]
@@ -170,7 +170,7 @@ def _decode_bytes(request: BoxRequest, chunks: ChunkTable) -> int:
 
 
 def _failed(located: Located, chunks: ChunkTable, targets: TargetTable) -> tuple[BoxError, ...]:
-    """One error for each box that needs a chunk whose place in its file could not be found."""
+    """Return one error for each box with a chunk that could not be located."""
     failed: dict[int, BoxError] = {}
     for file, failure in located.failures.items():
         for chunk in np.flatnonzero((chunks.file == file) & (chunks.offset < MISSING)).tolist():
@@ -204,7 +204,7 @@ def _odd_box(request: BoxRequest, box: int, book: FileBook, serial: Callable[[Ar
 
 
 def _inside(axis: IntArray, size: int, pad: str | None) -> IntArray:
-    """Which elements stand for those of an axis that lie outside."""
+    """Return the elements that replace those of an axis outside the array."""
     if pad == "edge" or size == 1:
         return np.clip(axis, 0, size - 1)
     period = 2 * (size - 1)
@@ -216,11 +216,11 @@ _MOST_NAMED = 3
 
 
 def name_lacking(plan: BoxPlan, box: int) -> str:
-    """Return such as ``chunks (3,), (4,) of the array PLACE are not in the store``, as far as planning knew.
+    """Return, for example, ``chunks (3,), (4,) of the array PLACE are not in the store``, as far as planning knew.
 
     Args:
         plan: the plan.
-        box: a box with a chunk that is not in the store.
+        box: a box with a missing chunk.
     """
     owner = np.repeat(np.arange(len(plan.chunks)), np.diff(plan.targets.bounds))
     lacking = owner[(plan.targets.box == box) & (plan.chunks.offset[owner] == -1)]

@@ -1,4 +1,4 @@
-"""The compiled loops that cut rows at the edges of chunks and deal them out to these.
+"""Compiled loops that cut rows at chunk edges and assign the pieces to chunks.
 
 They take the address of a table of numbers and addresses. This module imports numba: import it late.
 """
@@ -11,7 +11,7 @@ from rankwise.data.store.decode.machine import elements
 
 __all__ = ["count_pieces", "place_pieces"]
 
-# What the table of a job holds. Addresses are those of int64 tables; `lengths` may be 0: all boxes then have the length
+# Slots of a job's table. Addresses are those of int64 tables; if `lengths` is 0, all boxes have the length
 # `length`.
 _NUM, _STARTS, _STEP, _LENGTHS, _LENGTH, _WHICH, _CHUNKS, _BASES, _COUNTS = range(9)
 _PLACES, _WIDTH, _NDIM, _BOX, _SRC_START, _EXTENT, _DST_START = range(9, 16)
@@ -19,7 +19,7 @@ _word = np.int64
 
 
 def count_pieces(address: int) -> int:
-    """Add to `counts` how many pieces each chunk gets; return how many there are in all."""
+    """Add the number of pieces of each chunk to `counts`; return the total number."""
     job = elements(address, _word)
     starts, which, lengths = elements(job[_STARTS], _word), elements(job[_WHICH], _word), elements(job[_LENGTHS], _word)
     chunks, bases, counts = elements(job[_CHUNKS], _word), elements(job[_BASES], _word), elements(job[_COUNTS], _word)
@@ -36,7 +36,7 @@ def count_pieces(address: int) -> int:
 
 
 def place_pieces(address: int) -> int:
-    """Write pieces into the tables, those of a chunk from the place on that `counts` holds for it; return 0."""
+    """Write pieces into the tables, those of a chunk from the index in `counts` on; return 0."""
     job = elements(address, _word)
     starts, which, lengths = elements(job[_STARTS], _word), elements(job[_WHICH], _word), elements(job[_LENGTHS], _word)
     chunks, bases, counts = elements(job[_CHUNKS], _word), elements(job[_BASES], _word), elements(job[_COUNTS], _word)

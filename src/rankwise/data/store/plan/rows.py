@@ -1,4 +1,4 @@
-"""Plans for boxes that are whole rows, or runs of them: cut along the first axis only, in compiled loops."""
+"""Plans for boxes that are whole rows or runs of rows: cut along the first axis only, in compiled loops."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rankwise.data.store.plan.lookup import TargetTable
 __all__ = ["RowCut", "cut_rows"]
 
 _LOG = logging.getLogger("rankwise.data")
-_SPARSEST = 8  # times as many chunks as rows are still counted one by one
+_SPARSEST = 8  # up to this ratio of chunks to rows, all chunks are counted one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowCut:
-    """Rows cut at the edges of chunks.
+    """Rows cut at chunk edges.
 
     Attributes:
-        array: int64[K], array of each chunk that is touched, ascending.
-        number: int64[K], its place along the first axis, ascending in each array.
+        array: int64[K], array of each needed chunk, ascending.
+        number: int64[K], its index along the first axis, ascending in each array.
     """
 
     array: IntArray
@@ -48,10 +48,10 @@ class RowCut:
         return coords
 
     def targets(self, order: IntArray) -> TargetTable:
-        """Return what chunks fill; to be called once.
+        """Return the places that chunks fill; call it once only.
 
         Args:
-            order: int64[K], the chunks in the order in which they are read.
+            order: int64[K], the chunks in reading order.
         """
         from rankwise.data.store.decode.tasks import address_of
 
@@ -117,7 +117,7 @@ def _are_rows(request: BoxRequest) -> bool:
 
 @functools.cache
 def _loops() -> tuple[Callable[[int], int], Callable[[int], int]] | None:
-    """The loops, which run without the interpreter's lock; None where NumPy has to do."""
+    """Return the loops, which run without the interpreter's lock; None if NumPy has to be used."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Carrying plans out: slabs of chunks, read and decoded by several threads straight into the batch."""
+"""Carries out plans: several threads read and decode slabs of chunks directly into the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which decoded chunks are worth keeping: those that come again."""
+"""Decides which decoded chunks to cache: those that are needed again."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rankwise.data.store.plan import BoxPlan
 
 __all__ = ["Admission", "used_up"]
 
-_WORTH = 0.15  # share of touches that repeat, above which every chunk is kept
+_WORTH = 0.15  # share of repeated touches above which every chunk is kept
 _SMOOTHING = 1 / 512  # of the running mean over touches
 _GHOSTS_PER_PLACE = 4
 _FEWEST_GHOSTS = 1024
 
 
 class Admission:
-    """Decides whether a chunk that is about to be decoded is kept; thread-safe.
+    """Decides whether to cache a chunk that is about to be decoded; thread-safe.
 
-    Writing every decoded chunk to memory costs as much as casting it, and under a global shuffle hardly any chunk comes
-    back before it must leave. So the keys of chunks that were not kept are remembered for a while: one that comes back
-    is kept, and as soon as enough of them come back (a window order, overlapping crops) all of them are.
+    Writing every decoded chunk to memory costs as much as casting it, and under a global shuffle hardly any chunk
+    is needed again before it is evicted. So the keys of chunks that were not kept are remembered for a while: a chunk
+    that returns is kept, and once enough of them return (a window order, overlapping crops) all are kept.
 
     Args:
         capacity_bytes: size of the cache.
-        everything: keep every chunk at once, for an order that is known to come back soon.
+        everything: keep every chunk at first use, for an order that is known to return soon.
     """
 
     def __init__(self, capacity_bytes: int, *, everything: bool = False) -> None:
@@ -37,16 +37,16 @@ class Admission:
         self._capacity_bytes = capacity_bytes
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
         self._met: dict[int, int] = {}
-        # For the three of them and the share: they are one memory of what was touched, in some order of the threads.
+        # Guards all three and the share: together they record the touches, in some order of the threads.
         self._lock = threading.Lock()
         self.repeat_share = 0.0
 
     def wants(self, keys: Sequence[Hashable], num_bytes: int) -> list[bool]:
-        """Return which of some chunks to keep that were touched and not found.
+        """Return which of some chunks to keep that were needed and not in the cache.
 
         Args:
             keys: the chunks.
-            num_bytes: size of each when decoded.
+            num_bytes: decoded size of each.
         """
         if num_bytes > self._capacity_bytes:
             return [False] * len(keys)
@@ -58,10 +58,10 @@ class Admission:
         return answers
 
     def outgrows(self, sizes: Mapping[int, int]) -> bool:
-        """Whether all arrays that were met so far are larger than the cache, where every chunk is kept at once.
+        """Whether the arrays seen so far exceed the cache; only if every chunk is kept at first use.
 
-        An order that shows each row once comes back to a chunk that was used up in the next epoch only. By then it has
-        left the cache, unless all arrays fit in: keeping it costs and gains nothing.
+        An order that uses each row once returns to a used-up chunk only in the next epoch. By then it has been evicted,
+        unless all arrays fit into the cache: keeping it has a cost and no benefit.
 
         Args:
             sizes: decoded bytes of the arrays of a request, by their numbers.
@@ -73,7 +73,7 @@ class Admission:
             return sum(self._met.values()) > self._capacity_bytes
 
     def found(self, num_chunks: int) -> None:
-        """Record that chunks were touched and found in the cache."""
+        """Record that chunks were needed and found in the cache."""
         with self._lock:
             for _ in range(num_chunks):
                 self._touch(repeat=True)
@@ -95,17 +95,17 @@ _MOST = 7 / 8
 
 
 def used_up(plan: BoxPlan) -> BoolArray:
-    """Return for each chunk of a plan, bool[K], whether its targets take seven eighths of its elements, or more.
+    """Return for each chunk of a plan, bool[K], whether its targets use at least seven eighths of its elements.
 
-    Not all: chunks of sparse rows that end where a row ends hold some elements of no row. Targets that follow each
-    other and begin alike are one that is asked for several times, and count once. Where boxes overlap otherwise a chunk
-    may seem to be used up that is not. One at the edge of its array hardly ever is.
+    Not all, because chunks of sparse rows that end with a row have padding elements. Consecutive targets with equal
+    starts are the same region requested several times, and count once. With other overlaps a chunk may wrongly seem to
+    be used up. One at the edge of its array hardly ever does.
     """
     targets, sizes = plan.targets, np.array([math.prod(meta.chunks) for meta in plan.request.arrays], dtype=np.int64)
     taken: IntArray = targets.extent.prod(axis=1)
     again = np.zeros(len(taken), dtype=np.bool_)
     again[1:] = (targets.src_start[1:] == targets.src_start[:-1]).all(axis=1)
-    again[targets.bounds[:-1][targets.bounds[:-1] < len(taken)]] = False  # of another chunk
+    again[targets.bounds[:-1][targets.bounds[:-1] < len(taken)]] = False  # the first target of another chunk
     taken[again] = 0
     ends = np.concatenate([[0], np.cumsum(taken)])
     whole: BoolArray = np.diff(ends[targets.bounds]) >= _MOST * sizes[plan.chunks.array]

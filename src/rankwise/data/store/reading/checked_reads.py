@@ -1,8 +1,8 @@
-"""A store for zarr-python in which what was cut is noticed. Imports zarr: import this module late.
+"""A store for zarr-python that detects truncated data. Imports zarr: import this module late.
 
-numcodecs believes what a frame of Blosc says of its length. Of one that was cut it reads on, into whatever lies behind
-it in memory. So zarr-python is shown metadata in which Blosc has another name, under which there is one that looks.
-And a chunk that should lie behind the end of a shard is to zarr-python one that was never written.
+numcodecs trusts the length in a Blosc frame. For a truncated frame it reads beyond the buffer, into unrelated memory.
+So zarr-python gets metadata in which Blosc has another name, which refers to a codec that checks the frame first.
+Also, zarr-python reads a chunk that should lie beyond the end of a shard as one that was never written.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _DOCUMENTS = ("zarr.json", ".zarray")
 
 
 class CheckedStore(WrapperStore[Store]):
-    """A store that hands out all bytes that are asked for, and documents that name the Blosc that looks first.
+    """A store that returns all requested bytes or raises, and metadata that name the checking Blosc codec.
 
     Args:
-        store: what it stands before.
-        trouble: returns what is wrong with all of it; asked when a value is missing.
+        store: the wrapped store.
+        trouble: returns the error of the whole array; called when a value is missing.
     """
 
     def __init__(self, store: Store, trouble: Callable[[], DataError | None] = lambda: None) -> None:
@@ -47,10 +47,10 @@ class CheckedStore(WrapperStore[Store]):
         self._trouble = trouble
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Return a value or a part of it, documents of metadata changed.
+        """Return a value or a part of it; metadata documents are changed.
 
         Raises:
-            DataError: a part lies behind the end, or everything has gone.
+            DataError: a part lies beyond the end, or the whole array does not exist any more.
         """
         found = await self._store.get(key, prototype, byte_range)
         if found is None:
@@ -69,7 +69,7 @@ def _renamed(text: bytes) -> bytes:
     try:
         document = json.loads(text)
     except ValueError:
-        return text  # zarr-python says what is wrong with it
+        return text  # zarr-python reports the error
     if not isinstance(document, dict):
         return text
     parts = {key: _replaced(document[key]) for key in ("codecs", "compressor", "filters") if key in document}
@@ -77,7 +77,7 @@ def _renamed(text: bytes) -> bytes:
 
 
 def _replaced(codecs: Any) -> Any:
-    """A part of a document that holds codecs, at any depth."""
+    """Return a part of a document with its codecs replaced, at any depth."""
     if isinstance(codecs, list):
         return [_replaced(part) for part in codecs]
     if not isinstance(codecs, dict):
@@ -98,20 +98,20 @@ class _CheckedV3(BytesBytesCodec):
 
     @classmethod
     def from_dict(cls, data: Any) -> Self:
-        """Return one of a part of a document."""
+        """Return the codec for a part of a document."""
         document = data["configuration"]["codec"]
         return cls(codec=get_codec_class(document["name"]).from_dict(document))  # type: ignore[arg-type]
 
     def to_dict(self) -> Any:
-        """Return the part of a document."""
+        """Return the codec as part of a document."""
         return {"name": _NAME, "configuration": {"codec": self.codec.to_dict()}}
 
     def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
-        """Return one that knows the dtype."""
+        """Return a codec that knows the dtype."""
         return type(self)(codec=self.codec.evolve_from_array_spec(array_spec))
 
     def compute_encoded_size(self, input_byte_length: int, chunk_spec: ArraySpec) -> int:
-        """Return what the other says."""
+        """Return the size from the wrapped codec."""
         return self.codec.compute_encoded_size(input_byte_length, chunk_spec)
 
     async def _decode_single(self, chunk_data: Buffer, chunk_spec: ArraySpec) -> Buffer:
@@ -129,11 +129,11 @@ class _CheckedV2(Codec):  # type: ignore[misc]
         self._inner = get_codec(codec)
 
     def encode(self, buf: Any) -> Any:
-        """Return what the other makes of it."""
+        """Return the result of the wrapped codec."""
         return self._inner.encode(buf)
 
     def decode(self, buf: Any, out: Any = None) -> Any:
-        """Look, then decode."""
+        """Check, then decode."""
         _check(np.frombuffer(buf, dtype=np.uint8))
         return self._inner.decode(buf, out)
 

@@ -26,12 +26,12 @@ __all__ = ["Beside", "Executor"]
 
 
 class Beside:
-    """Spreads elements over dense rows, chunks of elements and of their columns in turn.
+    """Writes elements to dense rows, decoding chunks of elements and of their columns in turn.
 
     Args:
-        elements: chunks of elements, to be spread.
-        columns: as many chunks of columns, each with the targets of the one of elements in its place.
-        num_threads: threads that will do them.
+        elements: chunks of elements.
+        columns: as many chunks of columns; each has the targets of the corresponding chunk of elements.
+        num_threads: threads that will process them.
     """
 
     def __init__(self, elements: FastChunks, columns: FastChunks, num_threads: int) -> None:
@@ -40,7 +40,7 @@ class Beside:
         self._is_near = elements.is_near and columns.is_near
 
     def join(self, cut: IntArray) -> IntArray:
-        """Return which rows of two pieces come out whole nevertheless, int64[n]; the others must be zero before.
+        """Return which rows in two pieces are still written as a whole, int64[n]; the others must be zero before.
 
         Args:
             cut: int64[n], targets that are one of two pieces of a row.
@@ -48,7 +48,7 @@ class Beside:
         return self._elements.join(cut, self._slabs) if self._is_near else cut[:0]
 
     def tasks(self) -> Iterator[Callable[[], None]]:
-        """Yield pieces of work, in the order in which they should start."""
+        """Yield tasks in the order in which they should start."""
         for first, last in self._slabs:
             tasks = self._columns.task(first, last), self._elements.task(first, last)
             if self._is_near:
@@ -68,14 +68,14 @@ def _in_turn(tasks: tuple[Callable[[], None], ...]) -> None:
 
 
 _TWO = 2  # pieces
-_ONE_KIND = 2  # parts of a run: one of our decoders, and what zarr-python decodes, which is nothing then
+_ONE_KIND = 2  # parts of a run: one for our decoders, and one for zarr-python, which is then empty
 
 
 class Executor:
     """Reads plans on a crew of threads.
 
     Args:
-        tools: what runs share.
+        tools: shared by all runs.
         crew: the threads.
     """
 
@@ -85,26 +85,26 @@ class Executor:
 
     @property
     def decoder_name(self) -> str:
-        """Which decoder is at work."""
+        """The decoder in use."""
         return self._tools.decoder.name
 
     def run(self, jobs: Sequence[tuple[BoxPlan, NDArray]]) -> tuple[tuple[BoxReport, ...], ReaderStats]:
-        """Fill the outputs; return a report for each job, and what was done."""
+        """Fill the outputs; return a report for each job, and the counts."""
         return self._run([_Run(plan, out, self._tools) for plan, out in jobs])
 
     def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
-        """Whether `spread` can carry plans for these arrays out."""
+        """Whether `spread` supports plans for these arrays."""
         return self._tools.spreads(arrays, dtype)
 
     def spread(
         self, plans: tuple[BoxPlan, BoxPlan], out: NDArray, spread: Spread
     ) -> tuple[tuple[BoxReport, BoxReport], States, ReaderStats]:
-        """Fill dense rows; return reports, what was noticed about the columns of each row, and what was done.
+        """Fill dense rows; return reports, the marks on the columns of each row, and the counts.
 
         Args:
             plans: of the elements and of their columns.
             out: dense rows.
-            spread: has the memory into which columns come.
+            spread: has the memory for columns.
         """
         plan = plans[0]
         pieces = np.bincount(plan.targets.box, minlength=len(plan.request))
@@ -131,7 +131,7 @@ class Executor:
 
 
 class _Run:
-    """One plan on its way into one output."""
+    """One plan being read into one output."""
 
     def __init__(self, plan: BoxPlan, out: NDArray, tools: Tools, spread: Spread | None = None) -> None:
         self._plan = plan
@@ -151,19 +151,19 @@ class _Run:
 
     @property
     def only(self) -> FastChunks | None:
-        """All chunks, where all are of one kind."""
+        """All chunks if all are of one kind, else None."""
         part = self._parts[0]
         return part if len(self._parts) == _ONE_KIND and isinstance(part, FastChunks) else None
 
     def beside(self, elements: _Run, num_threads: int) -> Beside | None:
-        """Return how elements are done beside these, their columns, if chunk k of both always has the same targets."""
+        """Return a joint run with the elements of these columns, if chunk k of both always has the same targets."""
         if self._plan.targets is not elements._plan.targets or self.only is None or elements.only is None:
             return None
         fits = self.only.num_chunks == elements.only.num_chunks == len(self._plan.chunks)
         return Beside(elements.only, self.only, num_threads) if fits else None
 
     def states(self) -> States:
-        """What the decoder noticed about the columns of each row of a spread, uint8[B]."""
+        """The decoder's marks on the columns of each row of a spread, uint8[B]."""
         states = np.zeros(len(self._plan.request), dtype=np.uint8)
         for part in self._parts:
             if isinstance(part, FastChunks):
@@ -177,7 +177,7 @@ class _Run:
         return functools.reduce(operator.add, parts, own)
 
     def report(self, stats: ReaderStats) -> BoxReport:
-        """How it went, after the counts of what was done."""
+        """Return the report, after the counts."""
         failed: dict[int, ChunkFailure] = {}
         for part in self._parts:
             failed |= part.failed
@@ -203,7 +203,7 @@ class _Run:
 
 
 class _OddRun:
-    """A box that is made of a region inside its array."""
+    """A box that is made from a region inside its array."""
 
     def __init__(self, odd: OddBox, plan: BoxPlan, tools: Tools) -> None:
         self._odd = odd
@@ -211,7 +211,7 @@ class _OddRun:
         self.run = _Run(odd.plan, self._region, tools)
 
     def finish(self, out: NDArray, boxes: tuple[BoolArray, ...]) -> list[BoxError]:
-        """Put the box together; return what went wrong with it."""
+        """Assemble the box; return its errors."""
         box, report = self._odd.box, self.run.report(self.run.stats)
         for flags, mine in zip(boxes, (report.missing_boxes, report.fill_boxes, report.lost_boxes), strict=True):
             flags[box] = mine[0]
@@ -220,7 +220,7 @@ class _OddRun:
 
 
 def _prefill(plan: BoxPlan, out: NDArray) -> list[BoxError]:
-    """Boxes that stick out begin as the fill value; returns an error for each whose dtype it does not fit."""
+    """Fill boxes that extend beyond their array with the fill value; return an error for each that it does not fit."""
     request = plan.request
     errors: list[BoxError] = []
     for box in np.flatnonzero(plan.filled).tolist():
@@ -240,7 +240,7 @@ def _prefill(plan: BoxPlan, out: NDArray) -> list[BoxError]:
 
 
 def _split(plan: BoxPlan) -> tuple[list[IntArray], IntArray]:
-    """The readable chunks: for our decoders by stored dtype (missing ones included), and for zarr-python."""
+    """Return the readable chunks: for our decoders by stored dtype (missing ones included), and for zarr-python."""
     metas, chunks = plan.request.arrays, plan.chunks
     exotic = np.array([meta.codec.kind == "zarr" for meta in metas], dtype=np.bool_)[chunks.array]
     dtypes = sorted({meta.dtype for meta in metas}, key=str)

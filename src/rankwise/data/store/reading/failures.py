@@ -1,4 +1,4 @@
-"""What went wrong with chunks, which boxes it concerns, and which arrays take the slower way."""
+"""Failures of chunks, the boxes that they affect, and warnings about slow arrays and lossy conversions."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class ChunkFailure:
 
     Attributes:
         what: what happened, in words.
-        damage: whether the content is damaged; False for trouble with the storage.
-        cause: the error behind it.
-        boxes: the boxes with values that do not fit the dtype that was asked for, where that is all that happened; None
-            = something else did, which concerns all boxes that the chunk fills.
+        damage: whether the content is damaged; False for storage errors.
+        cause: the underlying error.
+        boxes: the boxes with values that do not fit the requested dtype, if this is the only failure; None
+            = another failure, which affects all boxes that the chunk fills.
     """
 
     what: str
@@ -56,7 +56,7 @@ class ChunkFailure:
 
 
 def place_of(plan: BoxPlan, chunk: int) -> str:
-    """Name a chunk: array, coordinates, file and bytes."""
+    """Return the name of a chunk: array, coordinates, file and bytes."""
     table = plan.chunks
     array = plan.request.arrays[int(table.array[chunk])]
     where = f"chunk {tuple(table.coords[chunk].tolist())} of the array {array.place}"
@@ -66,7 +66,7 @@ def place_of(plan: BoxPlan, chunk: int) -> str:
 
 
 def box_errors(plan: BoxPlan, failed: dict[int, ChunkFailure]) -> tuple[BoxError, ...]:
-    """Return one error for each box that cannot be trusted, those known since planning included."""
+    """Return one error for each box that is invalid, including those known from planning."""
     found = {error.box: error for error in plan.failed}
     for chunk, failure in sorted(failed.items()):
         place = place_of(plan, chunk)
@@ -91,20 +91,20 @@ def unwritten(plan: BoxPlan, absent: IntArray) -> tuple[BoolArray, BoolArray, Bo
 
     Args:
         plan: the plan.
-        absent: chunks that turned out not to be there; of the others, the plan knows.
+        absent: chunks that turned out to be missing during the read; the plan knows the others.
     """
     missing: BoolArray = plan.chunks.offset == -1
     exists = np.array([facts.exists for facts in plan.files], dtype=np.bool_)
     lost: BoolArray = missing & ~exists[plan.chunks.file]
     missing[absent] = lost[absent] = True
     filled = ~_touched(plan, ~missing)
-    if plan.request.runs is not None:  # a run of no rows has no chunks at all
+    if plan.request.runs is not None:  # a run of no rows has no chunks
         filled &= plan.request.runs.lengths > 0
     return _touched(plan, missing), filled, _touched(plan, lost)
 
 
 def _touched(plan: BoxPlan, chosen: BoolArray) -> BoolArray:
-    """Which boxes need one of some chunks, bool[B]."""
+    """Return which boxes need any of some chunks, bool[B]."""
     touched: BoolArray = np.zeros(len(plan.request), dtype=np.bool_)
     if chosen.all():
         touched[plan.targets.box] = True
@@ -114,16 +114,15 @@ def _touched(plan: BoxPlan, chosen: BoolArray) -> BoolArray:
 
 
 def changed_chunks(plan: BoxPlan, standing: Standing) -> dict[int, ChunkFailure]:
-    """Return the chunks on local disks that are not what the plan and the caches know of them.
+    """Return the chunks on local disks that differ from what the plan and the caches know.
 
-    Their file was replaced, written to, removed, or made where there was none, or their whole array is another one.
-    The system is asked: an open file goes on to give what was replaced, and so do chunks that are kept decoded. About
-    shards it is asked for each plan, since their index is older than their bytes; about files of one chunk now and
-    then.
+    Their file was replaced, modified, removed, or created, or their whole array was replaced. This asks the system,
+    because open files and cached chunks still give the old data. Shards are checked for each plan, since their index is
+    older than their bytes; files of one chunk are checked only now and then.
 
     Args:
         plan: the plan.
-        standing: knows what the arrays were.
+        standing: knows the earlier state of the arrays.
     """
     found, now_s = dict[int, ChunkFailure](), time.monotonic()
     for number, facts in enumerate(plan.files):
@@ -147,7 +146,7 @@ _judged: set[tuple[DType, DType, bool]] = set()
 
 
 def say_slow_arrays(arrays: Iterable[ArrayMeta]) -> None:
-    """Name the first array of each kind that only zarr-python decodes: once for a process, on the main rank."""
+    """Warn about the first array of each kind that only zarr-python decodes: once per process, on the main rank."""
     for array in arrays:
         why = array.codec.why
         if array.codec.kind != "zarr" or why in _said:
@@ -163,19 +162,19 @@ def say_slow_arrays(arrays: Iterable[ArrayMeta]) -> None:
 
 
 def say_losses(request: BoxRequest) -> None:
-    """Name the first array of each conversion that may lose something of its values: once, on the main rank.
+    """Warn about the first array of each conversion that may lose information: once, on the main rank.
 
-    What does not fit an integer dtype is not said but an error, value by value.
+    Values that do not fit an integer dtype are not part of this: they raise errors, value by value.
     """
     scaled = request.scale is not None
-    for stored in {array.dtype for array in request.arrays}:  # every plan comes here: a look is all that it may cost
+    for stored in {array.dtype for array in request.arrays}:  # called for every plan: it must be cheap
         if (stored, request.dtype, scaled) not in _judged:
             place = next(array.place for array in request.arrays if array.dtype == stored)
             say_loss(place, stored, request.dtype, scaled=scaled)
 
 
 def say_loss(place: str, stored: DType, wanted: DType, *, scaled: bool = False) -> None:
-    """Say of one array what `say_losses` does of those of a request."""
+    """Warn about one array, as `say_losses` does."""
     if (stored, wanted, scaled) in _judged:
         return
     _judged.add((stored, wanted, scaled))
@@ -194,5 +193,5 @@ def say_loss(place: str, stored: DType, wanted: DType, *, scaled: bool = False) 
 def _is_main() -> bool:
     try:
         return find_place(os.environ).rank == 0
-    except WorldError:  # half a launcher's variables: whoever needs the place says so
+    except WorldError:  # incomplete launcher variables: code that needs the place reports them
         return True

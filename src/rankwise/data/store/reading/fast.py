@@ -1,4 +1,4 @@
-"""The chunks of a plan that our own decoders know, as tables for them, slab by slab."""
+"""The chunks of a plan that our own decoders support, as tables for them, slab by slab."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from rankwise.data.store.reading.tools import ReaderStats, Tools
 __all__ = ["FastChunks"]
 
 States: TypeAlias = npt.NDArray[np.uint8]
-_READ_BYTES = 2**16  # what a thread could place in the time that a small read takes
+_READ_BYTES = 2**16  # bytes that a thread could place during a small read
 _KINDS = {"raw": KIND_RAW, "zstd": KIND_ZSTD, "blosc": KIND_BLOSC, "lz4": KIND_LZ4}
 
 
@@ -52,8 +52,8 @@ class FastChunks:
         plan: the plan.
         chosen: int64[n], which of its chunks, ascending.
         out: [B, *shape], C-contiguous.
-        tools: what runs share.
-        spread: in which columns of dense rows elements come out; `out` is then [B, width], and zero in rows of several
+        tools: shared by all runs.
+        spread: maps elements to columns of dense rows; `out` is then [B, width], and zero in rows of several
             pieces.
     """
 
@@ -68,20 +68,20 @@ class FastChunks:
         self._box, self._tasks = self._tables()
         self._dense = None if spread is None else _dense_rows(plan, spread, self._box)
         self._local = LocalFiles(plan, chosen, self._tasks, tools.handles)
-        # A slab is one task. It writes its own stretch of the tables, its own places in `out`, its own keys of these:
-        # no thread needs a lock for them, and no decoder that of the interpreter. All are read when the crew is done.
+        # A slab is one task. It writes its own range of the tables, its own places in `out`, its own keys of these:
+        # threads need no lock for them, and decoders need no interpreter lock. All are read after the crew is done.
         self._trouble: dict[int, ChunkFailure] = {}  # position -> why no decoder could begin
         self.failed: dict[int, ChunkFailure] = {}
-        # Chunks stayed unreadable for so long that others need not wait as well. Only ever set: seen late, it costs a
-        # pause.
+        # Chunks stayed unreadable for so long that others need not wait as well. Only ever set: a late reader waits
+        # once more.
         self._hopeless = False
-        self._lock = threading.Lock()  # for the two sums: adding is reading and writing
+        self._lock = threading.Lock()  # for the two sums: adding is a read and a write
         self.retries = 0
         self.seconds = 0.0
 
     @property
     def stats(self) -> ReaderStats:
-        """What was done."""
+        """The counts."""
         tasks = self._tasks
         done = (tasks.status == OK) | (tasks.status == OUT_OF_RANGE)
         decoded = done & (tasks.kind != KIND_FILL) & (tasks.decoded == 0)
@@ -89,7 +89,7 @@ class FastChunks:
         return ReaderStats(
             fast_chunks=int(decoded.sum()),
             cached_chunks=self._keeping.num_found,
-            fill_chunks=int((done & (tasks.kind == KIND_FILL) & expected).sum()),  # objects that are not there
+            fill_chunks=int((done & (tasks.kind == KIND_FILL) & expected).sum()),  # missing objects
             read_bytes=int(tasks.length[decoded].sum()),
             decoded_bytes=int(self._chunk_bytes[decoded].sum()),
             retries=self.retries,
@@ -98,13 +98,13 @@ class FastChunks:
 
     @property
     def absent(self) -> IntArray:
-        """Chunks of the plan whose objects turned out not to be there when they were read."""
+        """Chunks of the plan whose objects turned out to be missing during the read."""
         absent: IntArray = self._chosen[(self._tasks.kind == KIND_FILL) & (self._plan.chunks.offset[self._chosen] >= 0)]
         return absent
 
     @property
     def marked(self) -> tuple[IntArray, States]:
-        """Rows about whose columns there is something to say, and what; some several times."""
+        """Rows with marks on their columns, and the marks; a row may appear several times."""
         if self._dense is None:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8)
         told = np.flatnonzero(self._dense.marks)
@@ -112,66 +112,66 @@ class FastChunks:
 
     @property
     def num_chunks(self) -> int:
-        """How many there are."""
+        """Number of chunks."""
         return len(self._chosen)
 
     @property
     def is_near(self) -> bool:
-        """Whether no chunk lies behind a URL."""
+        """Whether no chunk is behind a URL."""
         return not any(facts.is_remote for facts in self._plan.files)
 
     def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
-        """Yield pieces of work, in the order in which they should start.
+        """Yield tasks in the order in which they should start.
 
         Args:
-            num_threads: threads that will do them.
+            num_threads: threads that will process them.
         """
         for first, last in self.slabs(num_threads):
             yield self.task(first, last)
 
     def slabs(self, num_threads: int) -> list[tuple[int, int]]:
-        """Return which chunks are done together, as ``first:last``."""
+        """Return which chunks are processed together, as ``first:last``."""
         largest = max(self._plan.request.arrays[int(k)].chunk_bytes for k in np.unique(self._array))
         files = self._plan.chunks.file[self._chosen]
         return cut_slabs(files, largest, num_threads, work_bytes=self._work_bytes)
 
     def task(self, first: int, last: int) -> Callable[[], None]:
-        """Return a piece of work, whose bytes behind URLs are asked for at once.
+        """Return a task; requests its bytes behind URLs immediately.
 
         Args:
             first: first chunk.
-            last: end of the chunks.
+            last: end of the chunks (exclusive).
         """
-        # In the thread that makes the tasks: the bytes of all slabs are under way before the first of them is decoded.
+        # In the thread that makes the tasks: the bytes of all slabs are requested before the first slab is decoded.
         fetched = start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last)
         return partial(self._run, first, last, fetched)
 
     def join(self, cut: IntArray, slabs: Sequence[tuple[int, int]]) -> IntArray:
-        """Have `spread_beside` put rows of two pieces together where it meets both; return which rows, int64[n].
+        """Let `spread_beside` join rows whose two pieces it meets; return these rows, int64[n].
 
         Args:
             cut: int64[n], targets that are one of two pieces of a row.
-            slabs: which chunks are done together.
+            slabs: chunks that are processed together.
         """
         assert self._dense is not None
         return self._dense.join(self._tasks, cut, slabs)
 
     def part(self, first: int, last: int) -> None:
-        """Take that back, for chunks that are done one after the other."""
+        """Undo `join` for chunks that are processed one after the other."""
         assert self._dense is not None
         self._out[self._dense.part(self._tasks, first, last)] = 0
 
     def spread_beside(self, columns: FastChunks, first: int, last: int) -> bool:
-        """Decode chunks and those of their columns one beside the other, which spares a way through memory.
+        """Decode chunks together with those of their columns, which saves a pass through memory.
 
         Args:
-            columns: as many chunks, each with the targets of the one of ours in its place.
+            columns: as many chunks; each has the targets of the corresponding chunk of elements.
             first: first chunk.
-            last: end of the chunks.
+            last: end of the chunks (exclusive).
 
         Returns:
-            Whether all went well; if not, they are still to be done one after the other, which does what can be done:
-            see `part`.
+            Whether all succeeded; if not, process them one after the other, which reads as much as possible: see
+            `part`.
         """
         started = time.perf_counter()
         assert self._dense is not None
@@ -195,14 +195,14 @@ class FastChunks:
         return True
 
     def _begin(self, first: int, last: int) -> tuple[dict[int, NDArray], list[OpenFile]] | None:
-        """Return memory for the chunks to keep, and open files, to be held meanwhile; None if one cannot be opened."""
+        """Return memory for chunks to keep, and open files, for the caller to hold; None if a file cannot be opened."""
         buffers = self._buffers(first, last)
         held, unread = self._local.open(first, last)
         return None if unread else (buffers, held)
 
     @property
     def _work_bytes(self) -> int:
-        """Bytes to place and to decode, reads counted as so many; dense rows are mostly zeros, which are not placed."""
+        """Return bytes to place and decode, with reads counted as bytes; zeros of dense rows are not placed."""
         read = (self._tasks.kind != KIND_FILL) & (self._tasks.decoded == 0)
         placed = self._out.nbytes if self._dense is None else 0
         return placed + int((self._chunk_bytes[read] + _READ_BYTES).sum())
@@ -218,7 +218,7 @@ class FastChunks:
         return self._plan.chunks.array[self._chosen]
 
     def _tables(self) -> tuple[IntArray, ChunkTasks]:
-        """The box of each target, and what the decoder is told."""
+        """Return the box of each target, and the tables for the decoder."""
         request, chunks = self._plan.request, self._plan.chunks
         array, num = self._array, len(self._chosen)
         kinds = np.array([_KINDS.get(meta.codec.kind, KIND_FILL) for meta in request.arrays], dtype=np.int64)
@@ -250,7 +250,7 @@ class FastChunks:
         )
 
     def _targets(self) -> tuple[IntArray, IntArray | None]:
-        """Where the targets of the chosen chunks begin, and which rows of the plan's table they are; None = all."""
+        """Return the bounds of the targets of the chosen chunks, and their rows in the plan's table; None = all."""
         plan_bounds = self._plan.targets.bounds
         if len(self._chosen) == len(self._plan.chunks):
             return plan_bounds, None
@@ -270,7 +270,7 @@ class FastChunks:
             self.seconds += time.perf_counter() - started
 
     def _attempt(self, first: int, last: int, fetched: Fetched | None) -> None:
-        """Make the bytes of chunks reachable and decode them, all once; how it went stands in the tables."""
+        """Provide the bytes of chunks and decode them, once each; the tables have the results."""
         held, unread = self._local.open(first, last)
         pieces: list[object] = []
         if fetched is not None:
@@ -279,7 +279,7 @@ class FastChunks:
         self._decode(first, last)
         for at, failure in unread.items():
             self._refuse(at, failure)
-        # The decoder has descriptors and addresses only, which keep nothing alive.
+        # The decoder has only descriptors and addresses, which keep nothing alive.
         del held, pieces  # files may be closed and bytes freed from here on, not before
 
     def _decode(self, first: int, last: int) -> None:
@@ -304,7 +304,7 @@ class FastChunks:
         self._tasks.detail[at] = number or 0
 
     def _again(self, first: int, last: int) -> None:
-        """Try chunks again that met passing trouble, all of them after each pause; record what stays wrong."""
+        """Retry chunks with temporary errors, all of them after each pause; record the errors that persist."""
         status, detail = self._tasks.status, self._tasks.detail
         for pause in () if self._hopeless else PAUSES_S:
             waiting = [
@@ -325,7 +325,7 @@ class FastChunks:
 
     def _once_more(self, at: int) -> None:
         path = self._plan.files[int(self._plan.chunks.file[self._chosen[at]])].path
-        # An old handle may be what is stale. Threads that read from it keep it open until they are done.
+        # An old handle may be stale. Threads that read from it keep it open until they are done.
         self._tools.handles.forget(path)
         self._trouble.pop(at, None)
         self._attempt(at, at + 1, None)
@@ -350,7 +350,7 @@ class FastChunks:
 
     def _keep(self, buffers: dict[int, NDArray]) -> None:
         for at, buffer in buffers.items():
-            # an object that was not there is asked for again, so that it is told again
+            # a missing object is requested again, so that it is reported again
             if int(self._chosen[at]) not in self.failed and self._tasks.kind[at] != KIND_FILL:
                 self._keeping.put(at, buffer)
 
@@ -368,7 +368,7 @@ def _of(column: IntArray, chosen: IntArray | None) -> IntArray:
 
 
 def _fill_values(arrays: Sequence[ArrayMeta], dtype: DType) -> NDArray:
-    """The fill value of each array that has the dtype; anything for the others."""
+    """Return the fill value of each array with the dtype; undefined for the others."""
     fills: NDArray = np.zeros(len(arrays), dtype=dtype)
     for which, meta in enumerate(arrays):
         if meta.dtype == dtype:

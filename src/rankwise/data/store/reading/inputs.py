@@ -1,4 +1,4 @@
-"""Where decoders find the bytes of chunks: in open files, advised of to the system, or sent by an object store."""
+"""Provides the bytes of chunks to decoders: from open files, or from an object store; and read-ahead hints."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NO_FILE = -1
 
 
 class LocalFiles:
-    """Opens the files of chunks and writes their descriptors into the decoder's tables.
+    """Opens the files of chunks and writes their descriptors to the decoder's tables.
 
     Args:
         plan: the plan.
-        chosen: int64[n], its chunks that the tables are about.
+        chosen: int64[n], its chunks in the tables.
         tasks: the tables.
         handles: open files.
     """
@@ -39,7 +39,7 @@ class LocalFiles:
         self._handles = handles
 
     def open(self, first: int, last: int) -> tuple[list[OpenFile], dict[int, ChunkFailure]]:
-        """Open what chunks need; return the handles, to be held while they are read, and what cannot be opened."""
+        """Open the files of chunks; return the handles, which the caller must hold while reading, and the failures."""
         handles: list[OpenFile] = []
         failed: dict[int, ChunkFailure] = {}
         needed = _needed(self._tasks, first, last)
@@ -51,7 +51,7 @@ class LocalFiles:
             members = first + np.flatnonzero(needed & (files == file))
             found = self._open(facts)
             if isinstance(found, ChunkFailure):
-                self._tasks.fd[members] = NO_FILE  # never that of an earlier try, which may be another file's by now
+                self._tasks.fd[members] = NO_FILE  # that of an earlier try may belong to another file by now
                 failed |= dict.fromkeys(members.tolist(), found)
                 continue
             self._tasks.fd[members] = found.fd
@@ -71,12 +71,12 @@ class LocalFiles:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """Bytes that are on their way.
+    """Bytes requested from object stores.
 
     Attributes:
         places: int64[n], the chunks, as rows of the decoder's tables.
         pending: their bytes, in the same order.
-        trouble: tells of a chunk that is not there whether its whole array is not.
+        trouble: for a missing chunk, returns whether its whole array is missing.
     """
 
     places: IntArray
@@ -84,7 +84,7 @@ class Fetched:
     trouble: Callable[[int], DataError | None]
 
     def receive(self, tasks: ChunkTasks) -> tuple[list[object], dict[int, ChunkFailure]]:
-        """Wait for them and note where they lie; return what must be held meanwhile, and what did not come."""
+        """Wait for them and write their addresses; return objects that the caller must hold, and the failures."""
         held: list[object] = []
         failed: dict[int, ChunkFailure] = {}
         for at, piece in zip(self.places.tolist(), self.pending.result(), strict=True):
@@ -104,7 +104,7 @@ class Fetched:
 def start_fetch(
     plan: BoxPlan, chosen: IntArray, tasks: ChunkTasks, tools: Tools, *, first: int, last: int
 ) -> Fetched | None:
-    """Ask for the bytes of those of some chunks that lie behind URLs; None if none does."""
+    """Request the bytes of those chunks that are behind URLs; None if there are none."""
     far = [facts.is_remote for facts in plan.files]
     if not any(far):
         return None
@@ -127,19 +127,19 @@ def _range(plan: BoxPlan, chunk: int) -> RemoteRange:
 
 
 def _different(files: IntArray) -> list[int]:
-    if len(files) and files[0] == files[-1]:  # ascending: one shard holds them all
+    if len(files) and files[0] == files[-1]:  # ascending: one shard has them all
         return [int(files[0])]
     different: list[int] = np.unique(files).tolist()
     return different
 
 
 def _needed(tasks: ChunkTasks, first: int, last: int) -> BoolArray:
-    """Which chunks have to be read."""
+    """Return which chunks have to be read."""
     needed: BoolArray = (tasks.kind[first:last] != KIND_FILL) & (tasks.decoded[first:last] == 0)
     return needed
 
 
-_GAP_BYTES = 16 * 2**10  # four pages: the disk reads on through smaller gaps anyway
+_GAP_BYTES = 16 * 2**10  # four pages: the disk reads through smaller gaps anyway
 _MOST_BYTES = 8 * 2**20  # of one hint
 _FEWEST_CHUNKS = 2
 
@@ -147,12 +147,12 @@ _FEWEST_CHUNKS = 2
 def advise_plans(
     plans: Sequence[BoxPlan], handles: HandleCache, *, kept: Callable[[BoxPlan], BoolArray] | None
 ) -> None:
-    """Call ``posix_fadvise(WILLNEED)`` for the bytes of plans, neighbours fused. Best effort: says nothing.
+    """Call ``posix_fadvise(WILLNEED)`` for the bytes of plans, with neighbours merged. Best effort: reports no errors.
 
     Args:
-        plans: what will be read.
+        plans: plans to be read.
         handles: open files.
-        kept: tells which chunks of a plan, bool[K], need no reading; None = all need it.
+        kept: returns which chunks of a plan, bool[K], need no reading; None = all need it.
     """
     if not hasattr(os, "posix_fadvise"):
         return
@@ -170,25 +170,25 @@ def advise_plans(
             try:
                 _advise(handles.get(facts.path).fd, begin, size)
             except OSError:
-                continue  # reading it will say what is wrong
+                continue  # reading it will report the error
 
 
 def _advise(fd: int, begin: int, size: int) -> None:
     if size > 0 and _in_memory(fd, begin) and _in_memory(fd, begin + size - 1):
-        return  # a hint would walk all pages to find out that nothing is to be done: ten times the cost of two looks
+        return  # a hint would visit all pages without effect: ten times the cost of two checks
     os.posix_fadvise(fd, begin, max(0, size), os.POSIX_FADV_WILLNEED)
 
 
 def _in_memory(fd: int, offset: int) -> bool:
-    """Whether the byte of a file can be read without waiting for storage."""
+    """Whether a byte of a file can be read without waiting for storage."""
     try:
         return bool(os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT))
-    except (AttributeError, OSError):  # another system; a file system that cannot tell; or it would have to wait
+    except (AttributeError, OSError):  # another system; a file system without support; or it would have to wait
         return False
 
 
 def fused(file: IntArray, offset: IntArray, length: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Join byte ranges of the same file that touch or nearly do, up to 8 MiB each.
+    """Join byte ranges of the same file that touch or nearly touch, up to 8 MiB each.
 
     Args:
         file: int64[K], ascending.

@@ -1,4 +1,4 @@
-"""Which chunks of a plan are decoded already, and which are worth keeping once they are."""
+"""Which chunks of a plan are in the cache, and which to keep after decoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Keeping"]
 
 
 class Keeping:
-    """What the cache has for chunks of a plan, and gets from them.
+    """Takes chunks of a plan from the cache, and adds chunks to it.
 
     Args:
         plan: the plan.
@@ -26,14 +26,14 @@ class Keeping:
         tools: has the cache.
 
     Attributes:
-        decoded: int64[n], addresses of chunks that are decoded already, else 0.
-        num_found: how many are.
+        decoded: int64[n], addresses of chunks that are already decoded, else 0.
+        num_found: number of such chunks.
     """
 
     def __init__(self, plan: BoxPlan, chosen: IntArray, tools: Tools) -> None:
         self._plan, self._chosen, self._tools = plan, chosen, tools
-        self._held: list[NDArray] = []  # so that what is found stays where it is
-        self._keys: dict[int, int] = {}  # position -> key, of what is worth keeping
+        self._held: list[NDArray] = []  # keeps the arrays that were found alive
+        self._keys: dict[int, int] = {}  # position -> key, for chunks to keep
         self.decoded = np.zeros(len(chosen), dtype=np.int64)
         self._array: IntArray = plan.chunks.array[chosen]
         if tools.cache.capacity_bytes and plan.request.keep:
@@ -41,11 +41,11 @@ class Keeping:
 
     @property
     def num_found(self) -> int:
-        """Chunks that are decoded already."""
+        """Number of chunks that are already decoded."""
         return len(self._held)
 
     def buffers(self, first: int, last: int, keep: IntArray) -> dict[int, NDArray]:
-        """Return memory for the chunks to keep, by position: only now, so that no more waits than is at work.
+        """Return memory for the chunks to keep, by position; called late, so that only slabs at work hold memory.
 
         Args:
             first: first chunk.
@@ -67,7 +67,7 @@ class Keeping:
         self._tools.cache.put(self._keys[at], values)
 
     def _look(self) -> None:
-        """Ask the cache, and decide which of the others are worth keeping."""
+        """Query the cache, and decide which of the other chunks to keep."""
         cache, admission, chunks = self._tools.cache, self._tools.admission, self._plan.chunks
         there, numbers = chunks.offset[self._chosen] >= 0, chunks.number[self._chosen]
         serials = {
@@ -84,13 +84,13 @@ class Keeping:
             if spent is not None:
                 absent = absent[~spent[places[absent]]]
             wanted = admission.wants([keys[k] for k in absent.tolist()], size)
-            most = max(0, room // max(1, size))  # more would only push out what is used here
+            most = max(0, room // max(1, size))  # more would only evict chunks that are used here
             kept = list(itertools.islice(itertools.compress(absent.tolist(), wanted), most))
             self._keys.update((int(places[k]), keys[k]) for k in kept)
             room -= size * len(kept)
 
     def _found(self, places: IntArray, kept: list[NDArray | None]) -> list[int]:
-        """Note where decoded chunks are; return which there are not."""
+        """Record the addresses of decoded chunks; return the positions that were not found."""
         absent = []
         for k, array in enumerate(kept):
             if array is None:
@@ -101,7 +101,7 @@ class Keeping:
         return absent
 
     def _spent(self, serials: dict[int, int]) -> BoolArray | None:
-        """Chunks that are not worth keeping, as little of them is left to be used; None = there are none."""
+        """Return which chunks are not worth keeping, because almost all of them is used; None = there are none."""
         metas = {serial: self._plan.request.arrays[which] for which, serial in serials.items()}
         sizes = {serial: math.prod(meta.shape) * meta.dtype.itemsize for serial, meta in metas.items()}
         return used_up(self._plan)[self._chosen] if self._tools.admission.outgrows(sizes) else None

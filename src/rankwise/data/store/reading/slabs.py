@@ -1,4 +1,4 @@
-"""How the chunks of a plan are dealt out to threads, a few neighbours at a time, and numbers for arrays."""
+"""Divides the chunks of a plan among threads, a few neighbours at a time; and numbers for arrays."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from rankwise.data.store.plan import BoxPlan
 
 __all__ = ["Serials", "chunk_keys", "cut_slabs", "settled"]
 
-_SLAB_BYTES = 16 * 2**20  # decoded; some ten milliseconds, after which an interrupt is heard
-_GOOD_BYTES = 16 * 2**20  # touching these takes so long that handing a slab out costs nothing beside it
-_SLABS_PER_THREAD = 2, 4  # at least and at most, to share out evenly
-_WORTH_BYTES = 2**18  # touching these takes about as long as handing a slab out
+_SLAB_BYTES = 16 * 2**20  # decoded; some ten milliseconds, after which an interrupt is handled
+_GOOD_BYTES = 16 * 2**20  # processing these takes so long that the cost of a task does not matter
+_SLABS_PER_THREAD = 2, 4  # at least and at most, for an even distribution
+_WORTH_BYTES = 2**18  # processing these takes about as long as handing out a task
 _LARGE_BYTES = 2**62
 
 
 def cut_slabs(
     file: IntArray, chunk_bytes: int, num_threads: int, *, work_bytes: int = _LARGE_BYTES
 ) -> list[tuple[int, int]]:
-    """Return runs ``first:last`` of chunks that one thread takes at a time, in the order in which they are taken.
+    """Return runs ``first:last`` of chunks, each for one thread at a time, in the order in which threads take them.
 
-    The chunks of a file stay in order. Where several files are long, their runs take turns: reads of one file wait
-    for each other on network file systems, reads of several do not.
+    The chunks of a file stay in order. If several files are long, their runs alternate: on network file systems, reads
+    of one file wait for each other, but reads of several files do not.
 
     Args:
         file: int64[K], the file of each chunk, ascending.
         chunk_bytes: bytes of a decoded chunk.
         num_threads: threads that will take them.
-        work_bytes: bytes that are touched in all, about; few of them are not worth more hands.
+        work_bytes: approximate number of bytes to process; for few bytes more threads do not help.
     """
     few, many = (count * num_threads for count in _SLABS_PER_THREAD)
     parts = max(1, min(few, work_bytes // _WORTH_BYTES), min(many, work_bytes // _GOOD_BYTES))
-    if num_threads == 1:  # one thread has nobody to share with
+    if num_threads == 1:  # a single thread needs no division
         parts = 1
     fair = -(-len(file) // parts)
     most = max(1, min(fair, _SLAB_BYTES // max(1, chunk_bytes)))
@@ -55,13 +55,13 @@ def cut_slabs(
     return [(first, last) for _, first, last in sorted(slabs)]
 
 
-_MOST_OBJECTS = 2**14  # each holds a document
+_MOST_OBJECTS = 2**14  # each has a document
 _MOST_PLACES = 2**17
-_numbers = itertools.count()  # no number comes twice, so that what was kept under an old one is never taken for new
+_numbers = itertools.count()  # never reused, so an old cache entry is never taken for a new array
 
 
 def chunk_keys(serial: int, numbers: IntArray) -> list[int]:
-    """Return keys of chunks of an array: numbers, as the collector of garbage walks over tuples again and again.
+    """Return keys for chunks of an array: integers, because the garbage collector would visit tuples repeatedly.
 
     Args:
         serial: number of the array.
@@ -72,7 +72,7 @@ def chunk_keys(serial: int, numbers: IntArray) -> list[int]:
 
 
 class Serials:
-    """Remembers the numbers of the arrays that were used last; thread-safe."""
+    """Remembers the numbers of the most recently used arrays; thread-safe."""
 
     def __init__(self, most_objects: int = _MOST_OBJECTS, most_places: int = _MOST_PLACES) -> None:
         self._limits = most_objects, most_places
@@ -88,7 +88,7 @@ class Serials:
                 value = (array.place, array.fingerprint)
                 serial = self._by_value.pop(value, None)
                 self._by_value[value] = next(_numbers) if serial is None else serial
-                known = self._by_object[id(array)] = array, self._by_value[value]  # held, so that its id stays its own
+                known = self._by_object[id(array)] = array, self._by_value[value]  # held, so that its id is not reused
                 _cut(self._by_value, self._limits[1])
                 _cut(self._by_object, self._limits[0])
             else:
@@ -108,14 +108,14 @@ def _cut(known: OrderedDict[Any, Any], most: int) -> None:
 
 
 def settled(states: npt.NDArray[np.uint8], plan: BoxPlan, cut: IntArray, spread: Spread) -> npt.NDArray[np.uint8]:
-    """Return `OUTSIDE` and `TWICE` of each row, once those are looked at where a column may have come twice.
+    """Return `OUTSIDE` and `TWICE` for each row, after checking rows in which a column may appear twice.
 
-    Those are rows whose columns do not rise and of which a decoder saw pieces, or met a column twice.
+    These are rows with columns that are not rising, if a decoder saw them in pieces or met a column twice.
 
     Args:
-        states: uint8[B], of the decoder.
+        states: uint8[B], from the decoder.
         plan: of the elements.
-        cut: int64[n], targets of rows that came in several pieces.
+        cut: int64[n], targets of rows in several pieces.
         spread: their columns.
     """
     runs, targets = plan.request.runs, plan.targets

@@ -23,15 +23,15 @@ _MOST = 1024
 
 
 class SlowArrays:
-    """Arrays as zarr-python opens them, the last 1,024 of them; thread-safe.
+    """The last 1,024 arrays, opened with zarr-python; thread-safe.
 
-    They use zarr-python's own codecs, even where another pipeline is configured: what ends here is what others may not
-    know. Only what lies in shards is decoded by what that pipeline makes of a list of codecs; zarr-python asks it then.
+    They use zarr-python's own codecs, even if another pipeline is configured, which may not support these codecs. Only
+    the contents of shards go through the configured pipeline, because zarr-python uses it there.
 
     Args:
         remote: returns the reader of object stores.
-        adopted: arrays in stores of zarr-python's.
-        trouble: returns what is wrong with an array behind a URL as a whole, when one of its objects is missing.
+        adopted: arrays in zarr-python's own stores.
+        trouble: returns the error of a whole array behind a URL; called when one of its objects is missing.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class SlowArrays:
         self._trouble = trouble
         self._adopted = AdoptedArrays() if adopted is None else adopted
         self._opened: OrderedDict[int, Any] = OrderedDict()
-        # Held while an array is opened, too: the threads of a crew meet its first chunks together, and each would ask
-        # the store for its documents. Inside, `plain_codecs` takes its turn; nothing there comes back here.
+        # Also held while an array is opened: the crew's threads meet its first chunks together, and each would read its
+        # documents. `plain_codecs` takes its lock inside; it never calls back here.
         self._lock = threading.Lock()
 
     def chunk(self, serial: int, array: ArrayMeta, coords: tuple[int, ...]) -> NDArray:
-        """Return one chunk, decoded, in native byte order; cut at the array's edges.
+        """Return one decoded chunk, in native byte order; cropped at the array's edges.
 
         Raises:
             DataError: it cannot be decoded.
@@ -61,12 +61,12 @@ class SlowArrays:
             slice(at * extent, min((at + 1) * extent, size))
             for at, extent, size in zip(coords, array.chunks, array.shape, strict=True)
         )
-        # Opened arrays are read without the lock: zarr-python's may be read by many threads, and so may stores.
+        # Opened arrays are read without the lock: zarr-python's arrays and stores allow reads from many threads.
         try:
             return np.asarray(self._open(serial, array)[region]).astype(array.dtype, copy=False)
-        except (MemoryError, DataError):  # the second comes from an object store, and says already what it is
+        except (MemoryError, DataError):  # a DataError comes from an object store, and is complete
             raise
-        except Exception as error:  # whatever a codec raises, which may be an OSError without a number
+        except Exception as error:  # any error of a codec, possibly an OSError without a number
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise DataError(f"cannot be decoded by zarr-python: {type(error).__name__}: {error}") from error
@@ -81,7 +81,7 @@ class SlowArrays:
             with plain_codecs(zarr):
                 version: Any = array.zarr_format
                 opened = zarr.open_array(self._store(array), mode="r", zarr_format=version)
-            _check_same(array, opened)  # before it is kept: the next chunk of one that is refused looks again
+            _check_same(array, opened)  # before it is kept: if it is refused, the next chunk checks again
             self._opened[serial] = opened
             while len(self._opened) > _MOST:
                 self._opened.popitem(last=False)

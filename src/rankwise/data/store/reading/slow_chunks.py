@@ -25,13 +25,13 @@ _NO_MEMORY = "cannot be decoded: there is not enough memory"
 
 
 class SlowChunks:
-    """Chunks that are decoded one by one, each through zarr-python, and scattered by NumPy.
+    """Chunks that zarr-python decodes one by one, and NumPy copies to their places.
 
     Args:
         plan: the plan.
         chosen: int64[n], which of its chunks.
         out: [B, *shape], C-contiguous.
-        tools: what runs share.
+        tools: shared by all runs.
     """
 
     def __init__(self, plan: BoxPlan, chosen: IntArray, out: NDArray, tools: Tools) -> None:
@@ -39,15 +39,15 @@ class SlowChunks:
         self._chosen = chosen
         self._out = out
         self._tools = tools
-        # Each chunk is one task, so no key has two writers, and the crew has ended before anybody reads them. The same
-        # holds for `out`: no place of it belongs to two chunks.
+        # Each chunk is one task, so no key has two writers, and the crew has ended before the keys are read. The same
+        # holds for `out`: no place in it belongs to two chunks.
         self.failed: dict[int, ChunkFailure] = {}
-        self._lock = threading.Lock()  # for the counts: adding is reading and writing
-        self._hopeless = False  # one chunk stayed unreadable for so long that the others need not wait as well
+        self._lock = threading.Lock()  # for the counts: adding is a read and a write
+        self._hopeless = False  # a chunk stayed unreadable for so long that the others need not wait as well
         self.stats = ReaderStats()
 
     def tasks(self, _num_threads: int) -> Iterator[Callable[[], None]]:
-        """Yield one piece of work for each chunk."""
+        """Yield one task for each chunk."""
         for chunk in self._chosen.tolist():
             yield partial(self._run, chunk)
 
@@ -72,7 +72,7 @@ class SlowChunks:
             self.stats += done
 
     def _decoded(self, chunk: int) -> tuple[NDArray, bool]:
-        """The values of a chunk, and whether they were in the cache."""
+        """Return the values of a chunk, and whether they were in the cache."""
         table = self._plan.chunks
         meta = self._plan.request.arrays[int(table.array[chunk])]
         serial = self._tools.serial(meta)
@@ -84,7 +84,7 @@ class SlowChunks:
         # Two reads may decode the same chunk at once: waiting for each other would cost more than it saves.
         values = self._persistently(lambda: self._tools.slow.chunk(serial, meta, coords))
         self._refuse_changed(chunk)
-        if self._tools.cache.capacity_bytes and self._plan.request.keep:  # decoding these is dear: each is kept at once
+        if self._tools.cache.capacity_bytes and self._plan.request.keep:  # expensive to decode: keep each at first use
             values = np.ascontiguousarray(values)
             self._tools.cache.put(key, values)
         return values, False
@@ -96,23 +96,23 @@ class SlowChunks:
             except OSError as error:
                 if self._hopeless or not is_passing(error):
                     raise
-                time.sleep(pause)  # no lock is held, and there is nobody to wake: pauses are short
+                time.sleep(pause)  # no lock is held, and no other thread needs waking: pauses are short
                 with self._lock:
                     self.stats += ReaderStats(retries=1)
         try:
             return decode()
         except OSError:
-            self._hopeless = True  # only ever set: a thread that sees it late has paused once for nothing
+            self._hopeless = True  # only ever set: a thread that sees it late has paused once in vain
             raise
 
     def _refuse_changed(self, chunk: int) -> None:
-        """What zarr-python opened was perhaps not the file that was planned; a missing one it takes for fill values."""
+        """Raise if zarr-python may have opened another file than planned; it reads a missing one as fill values."""
         facts = self._plan.files[int(self._plan.chunks.file[chunk])]
         if not facts.is_remote and local_identity(facts.path) != facts.identity:
             raise DataError(REPLACED)
 
     def _scatter(self, chunk: int, values: NDArray) -> list[int]:
-        """Put values where they belong; return the boxes whose dtype they do not fit."""
+        """Copy values to their places; return the boxes whose dtype they do not fit."""
         unfit: list[int] = []
         request, targets = self._plan.request, self._plan.targets
         which = int(self._plan.chunks.array[chunk])

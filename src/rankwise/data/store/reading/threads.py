@@ -1,4 +1,4 @@
-"""Threads that read and decode: how many, and a small pool in which the caller works too."""
+"""Threads that read and decode: their number, and a small pool in which the calling thread also works."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PART = "RANKWISE_CORES"
 
 
 def reading_threads() -> int:
-    """Return how many threads this rank reads with: its fair part of the cores that it may use, at least 1.
+    """Return the number of reading threads of this rank: its fair share of the cores that it may use, at least 1.
 
-    A rank of `rankwise run` is told its part, which goes with its binding. Elsewhere, cores that the ranks of a machine
-    share are divided among them; a rank that was bound to cores of its own has those.
+    `rankwise run` tells a rank its share together with its core binding. Without it, ranks that share the cores of a
+    machine divide them; a rank that is bound to its own cores uses those.
     """
     mask = len(cpu_mask())
     told = os.environ.get(_PART, "")
@@ -33,29 +33,29 @@ def reading_threads() -> int:
 
 
 class WorkCrew:
-    """Runs tasks on `num_threads` threads, the calling one among them.
+    """Runs tasks on `num_threads` threads, including the calling one.
 
-    The threads are started with the first work that is worth them, and end with `close` or the interpreter.
+    Threads start with the first work that is large enough, and end with `close` or the interpreter.
 
     Args:
         num_threads: of this process, or of all workers of a DataLoader together.
-        shared: whether workers of a DataLoader have them together; this is asked when there is work to do, as a worker
-            has its copy before it knows that it is one.
+        shared: whether workers of a DataLoader share them; this is checked when there is work, because a worker
+            receives its copy before it knows that it is a worker.
     """
 
     def __init__(self, num_threads: int, *, shared: bool = False) -> None:
         self._num_threads, self._shared = num_threads, shared
         self._pool: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()  # for the pool: `close` must not end one that is about to be given work
+        self._lock = threading.Lock()  # for the pool: `close` must not end one that is about to get work
 
     @property
     def num_threads(self) -> int:
-        """Threads of this process."""
+        """Number of threads of this process."""
         return part_of_worker(self._num_threads) if self._shared else self._num_threads
 
     def run(self, tasks: Iterable[Callable[[], None]]) -> None:
-        """Run all tasks, in order of their start; the first error stops what has not begun and is raised."""
-        waiting = deque(tasks)  # taken from its left end in one step for all threads: no task runs twice
+        """Run all tasks, starting them in order; the first error cancels tasks that have not begun and is raised."""
+        waiting = deque(tasks)  # popleft is atomic: no task runs twice
         helpers: list[Future[None]] = []
         try:
             self._call(helpers, waiting)
@@ -64,24 +64,24 @@ class WorkCrew:
             waiting.clear()
             raise
         finally:
-            # Also after an error or a Ctrl-C: what helpers write into is given back to somebody by who called.
+            # Also after an error or a Ctrl-C: the caller will reuse the memory that helpers write to.
             errors = _ended(helpers, waiting)
         for error in errors:
             if error is not None:
                 raise error
 
     def close(self) -> None:
-        """Let the threads go."""
+        """End the threads."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
-            pool.shutdown(wait=True)  # outside the lock: runs of other threads go on, with a new pool
+            pool.shutdown(wait=True)  # outside the lock: runs of other threads continue, with a new pool
 
     def _call(self, helpers: list[Future[None]], waiting: deque[Callable[[], None]]) -> None:
-        """Have the other threads help."""
+        """Start the other threads as helpers."""
         for _ in range(min(self.num_threads, len(waiting)) - 1):
-            # Our own future, not that of the pool: `submit` puts the work in line before it fails to start a thread for
-            # it, and a thread that is there may take it. Who waits for all helpers must know of that one, too.
+            # Our own future, not the pool's: `submit` queues the work before it fails to start a thread for it, and an
+            # existing thread may take it. The caller must wait for that helper, too.
             helper: Future[None] = Future()
             helpers.append(helper)
             with self._lock:
@@ -89,14 +89,14 @@ class WorkCrew:
                     self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="rankwise-decoder")
                 try:
                     self._pool.submit(_help, helper, waiting)
-                except RuntimeError:  # the program is ending, or may have no more threads: the calling one can do it
+                except RuntimeError:  # the interpreter exits, or no thread can start: the calling thread works alone
                     return
 
 
 def _ended(helpers: list[Future[None]], waiting: deque[Callable[[], None]]) -> list[BaseException | None]:
-    """Wait until nothing is written any more; return what the helpers raised.
+    """Wait until no helper writes any more; return the errors of the helpers.
 
-    Interrupted here, what has begun ends and the rest does not begin; interrupted again, it is left alone.
+    If interrupted here, running tasks finish and the others do not begin; if interrupted again, stop waiting.
     """
     try:
         return [_outcome(helper) for helper in helpers]
@@ -108,7 +108,7 @@ def _ended(helpers: list[Future[None]], waiting: deque[Callable[[], None]]) -> l
 
 
 def _outcome(helper: Future[None]) -> BaseException | None:
-    """Wait for a helper; one that has not begun, because others keep the threads busy, is not needed any more."""
+    """Wait for a helper; cancel one that has not begun, because other runs keep the threads busy."""
     return None if helper.cancel() else helper.exception()
 
 
@@ -119,13 +119,13 @@ def _help(helper: Future[None], waiting: deque[Callable[[], None]]) -> None:
         _work(waiting)
     except BaseException as error:  # noqa: BLE001  (raised again by who called for help)
         helper.set_exception(error)
-        del helper  # else the error keeps this frame, and the frame the error
+        del helper  # else the error keeps this frame alive, and the frame the error
     else:
         helper.set_result(None)
 
 
 def _work(waiting: deque[Callable[[], None]]) -> None:
-    # No thread works off a share of its own: one that the system puts aside holds up no more than the task it has.
+    # Threads have no fixed share: a thread that the system suspends delays only its current task.
     try:
         while True:
             try:

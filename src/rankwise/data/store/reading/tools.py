@@ -1,4 +1,4 @@
-"""What all runs of a reader share, and what they have done so far."""
+"""Objects that all runs of a reader share, and the reader's counts."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _LOG = logging.getLogger(__name__)
 
 
 class ScratchPool:
-    """Scratch memory, one for each thread that works at a time."""
+    """Scratch memory, one for each thread that works at the same time."""
 
     def __init__(self) -> None:
-        # A list, no thread-locals: `clear` reaches the memory of all threads, and those that wait for a task keep none.
+        # A list instead of thread-locals: `clear` reaches the memory of all threads, and idle threads keep none.
         self._free: list[Scratch] = []
         self._lock = threading.Lock()
 
     @contextmanager
     def borrow(self) -> Iterator[Scratch]:
-        """Lend one."""
-        # Never waits for one: who needs two takes two, and no two threads can each hold what the other wants.
+        """Lend a scratch."""
+        # Never waits: a caller that needs two takes two, so that two threads cannot deadlock.
         with self._lock:
-            scratch = self._free.pop() if self._free else Scratch()  # the last one used: it may still lie in a cache
+            scratch = self._free.pop() if self._free else Scratch()  # the last one used: it may still be in a CPU cache
         try:
             yield scratch
         finally:
@@ -48,8 +48,8 @@ class ScratchPool:
                 self._free.append(scratch)
 
     def clear(self) -> None:
-        """Free what is not lent."""
-        with self._lock:  # what is lent comes back afterwards, whole, and is lent again
+        """Free all scratches that are not lent."""
+        with self._lock:  # lent ones come back later, intact, and are lent again
             self._free.clear()
 
 
@@ -58,16 +58,16 @@ class Tools:
     """Shared by the runs of one reader; every part is thread-safe.
 
     Attributes:
-        decoder: decodes what it knows.
+        decoder: decodes the chunks that it supports.
         scratches: memory to decode into.
         handles: open files.
         cache: decoded chunks.
-        admission: which of them are worth keeping.
-        slow: arrays as zarr-python opens them.
-        serial: returns a number that tells arrays apart.
+        admission: decides which of them to keep.
+        slow: arrays opened with zarr-python.
+        serial: returns a number that identifies an array.
         remote: returns the reader of object stores.
-        trouble: returns what is wrong with an array behind a URL as a whole, when one of its objects is missing.
-        standing: whether arrays and their files are what they were.
+        trouble: returns the error of a whole array behind a URL; called when one of its objects is missing.
+        standing: checks whether arrays and their files have changed.
     """
 
     decoder: Decoder
@@ -83,7 +83,7 @@ class Tools:
 
     @classmethod
     def choose(cls, **parts: Any) -> Self:
-        """Return tools with the best decoder that works here; says once when that is not the kernel."""
+        """Return tools with the best decoder that works here; warn once if that is not the kernel."""
         decoder, why = choose_decoder()
         if why:
             _say_slower(why)
@@ -91,11 +91,11 @@ class Tools:
 
     @property
     def spreader(self) -> Spreader:
-        """The decoder, which can place elements in dense rows: see `spreads`."""
+        """The decoder, if it can place elements in dense rows: see `spreads`."""
         return cast("Spreader", self.decoder)
 
     def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
-        """Whether runs of arrays of one axis can be placed in dense rows of a dtype while they are decoded."""
+        """Whether runs of arrays with one axis can be written to dense rows of a dtype while decoding."""
         if not hasattr(self.decoder, "spread") or dtype.itemsize not in _ITEMSIZES:
             return False
         return all(
@@ -106,7 +106,7 @@ class Tools:
 
 @functools.cache
 def _say_slower(why: str) -> None:
-    """Once for a process, however many readers it has."""
+    """Warn once per process, for any number of readers."""
     _LOG.warning("chunks are decoded by threads of Python, which is slower than the compiled kernel: %s", why)
 
 
@@ -115,20 +115,20 @@ class ReaderStats:
     """Counts since a reader was made or its counts were reset.
 
     Attributes:
-        boxes: boxes asked for.
-        failed_boxes: of these, boxes that could not be read.
+        boxes: boxes requested.
+        failed_boxes: boxes that could not be read.
         fast_chunks: chunks that our own decoders decoded.
         slow_chunks: chunks that zarr-python decoded.
-        cached_chunks: chunks that were decoded already.
-        fill_chunks: chunks that are not in the store and stand for the fill value.
-        targets: places that chunks filled; more than chunks where boxes share some.
-        read_bytes: encoded bytes that were read.
-        decoded_bytes: bytes that were decoded.
-        out_bytes: bytes that were handed out.
-        retries: reads that were tried again after trouble with the storage.
+        cached_chunks: chunks that were already decoded.
+        fill_chunks: chunks that are not in the store, read as the fill value.
+        targets: places that chunks filled; more than chunks if boxes share some.
+        read_bytes: encoded bytes read.
+        decoded_bytes: bytes decoded.
+        out_bytes: bytes returned.
+        retries: reads that were repeated after storage errors.
         plan_s: seconds spent on planning.
-        read_s: seconds spent on reading and decoding, as the caller saw them.
-        decode_s: seconds that all threads together spent on it.
+        read_s: seconds spent on reading and decoding, as seen by the caller.
+        decode_s: the same, summed over all threads.
     """
 
     boxes: int = 0
@@ -148,7 +148,7 @@ class ReaderStats:
 
     @property
     def chunks_decoded(self) -> int:
-        """Chunks that were decoded, by whomever."""
+        """Number of chunks decoded by any decoder."""
         return self.fast_chunks + self.slow_chunks
 
     def __add__(self, other: ReaderStats) -> ReaderStats:

@@ -1,4 +1,4 @@
-"""Object stores: byte ranges of objects behind URLs, joined, bounded, tried again, counted."""
+"""Object stores: byte ranges of objects behind URLs, with merged, limited, retried and counted requests."""
 
 from __future__ import annotations
 

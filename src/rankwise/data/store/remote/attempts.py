@@ -1,4 +1,4 @@
-"""Requests that are tried again when the reason passes, counted, and explained when they are given up."""
+"""Requests with retries for temporary errors, with counts, and with explanations when they are given up."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ class BeyondError(Exception):
 
 
 class NoRangesError(Exception):
-    """The server does not answer for this kind of part. Handled by callers, never shown."""
+    """The server does not support this kind of range. Handled by callers, never shown."""
 
 
 class Requests:
     """Sends requests for one reader; thread-safe.
 
     Args:
-        options: how.
-        counters: where they are counted.
+        options: for requests.
+        counters: counts the requests.
     """
 
     def __init__(self, options: RemoteOptions, counters: Tally[RemoteStats]) -> None:
         self.options = options
         self.counters = counters
-        # of all threads: those of `Workers`, and callers that ask for a document by themselves
+        # of all threads: those of `Workers`, and callers that request a document themselves
         self._slots = threading.BoundedSemaphore(options.concurrency)
-        self._closing = threading.Event()  # whoever waits for a further attempt wakes up at once
+        self._closing = threading.Event()  # wakes every thread that waits for a further attempt
         # No lock: two threads may both find none, and `open_store` gives them the same one.
         self._stores: dict[str, Any] = {}
-        # Random, as reads that one failure of a store has hit must not come back together. Threads share it: a draw is
-        # one step. Its own generator: waiting must not move the random numbers of a training.
+        # Random, so that reads hit by one failure of a store do not return together. Threads share it: a draw is
+        # atomic. A separate generator: waiting must not change the random numbers of the training.
         self._jitter = random.Random()  # noqa: S311
 
     def close(self) -> None:
-        """Send nothing more; what waits for a further attempt is given up."""
+        """Send no more requests; give up those that wait for a further attempt."""
         self._closing.set()
 
     def ask(self, ask: Ask) -> Part | None:
@@ -65,8 +65,8 @@ class Requests:
         Raises:
             BeyondError: the object ends before the range begins.
             ConfigError: the URL or the options of the store cannot work.
-            NoRangesError: the server cannot answer for this kind of part.
-            ObjectChangedError: it is not the version that was asked for.
+            NoRangesError: the server does not support this kind of range.
+            ObjectChangedError: it is not the requested version.
             TransferError: the store could not be reached, or refused.
         """
         location = locate(ask.url)
@@ -96,7 +96,7 @@ class Requests:
         return store
 
     def run(self, call: Callable[[], T], *, url: str, what: str) -> T | None:
-        """Return what a request brings, trying again while the reason of a failure may pass; None if it is not there.
+        """Return the result of a request, with retries for temporary errors; None if the object does not exist.
 
         Raises:
             BeyondError, NoRangesError, ObjectChangedError, TransferError: as `ask`.
@@ -104,7 +104,7 @@ class Requests:
         from obstore.exceptions import BaseError
 
         began, attempt = time.monotonic(), 0
-        # Asked between attempts only: a request that was sent ends by itself, within the time that its client has.
+        # Checked between attempts only: a request that was sent ends by itself, within the timeout of its client.
         while not self._closing.is_set():
             attempt += 1
             try:
@@ -125,7 +125,7 @@ class Requests:
         raise TransferError(f"{url} ({what}): not read, its reader was closed", url=url, attempts=attempt)
 
     def _once(self, call: Callable[[], T], *, retried: bool) -> T:
-        with self._slots:  # not during the pause before the next attempt: others send theirs meanwhile
+        with self._slots:  # released during the pause before the next attempt: others send theirs meanwhile
             began = time.monotonic()
             try:
                 return call()
@@ -151,7 +151,7 @@ class Requests:
         if trouble.kind == "no_ranges":
             raise NoRangesError from error
         self.counters.add(RemoteStats(failures=1))
-        # Credentials in the environment may be mended before the next request; those that are under way have a store.
+        # Credentials in the environment may be fixed before the next request; requests in flight keep their store.
         self._stores.clear()
         mend = f". {trouble.mend[:1].upper()}{trouble.mend[1:]}" if trouble.mend else ""
         if trouble.kind == "changed":

@@ -1,4 +1,4 @@
-"""`RemoteFiles`: what a reader needs of object stores."""
+"""`RemoteFiles`: a reader's interface to object stores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class _Session(NamedTuple):
-    """What is given back by closing and made anew by the next read."""
+    """The parts that closing releases and the next read recreates."""
 
     requests: Requests
     workers: Workers
@@ -45,25 +45,25 @@ class _Session(NamedTuple):
 class RemoteFiles:
     """Reads objects behind URLs (s3, gs, az, http, https, file, memory); thread-safe; one for each reader.
 
-    Pickles as its options: a copy connects anew and counts from zero. Threads start with the first `fetch`.
+    Pickles as its options: a copy makes new connections and counts from zero. Threads start with the first `fetch`.
 
     Every method raises `ConfigError` for a URL or an option that cannot work, `MissingExtraError` without obstore,
-    `WorldError` in a process that was forked from one that read from object stores, `TransferError` when the store
-    cannot be reached or refuses, and `ObjectChangedError` when an object is not the one that was opened.
+    `WorldError` in a process that was forked from one that used object stores, `TransferError` if the store cannot be
+    reached or refuses, and `ObjectChangedError` if an object is not the one that was opened.
 
     Args:
-        options: how to talk to the stores.
+        options: for requests to the stores.
     """
 
     def __init__(self, options: RemoteOptions | None = None) -> None:
         self.options = RemoteOptions() if options is None else options
         self._counters = Tally(RemoteStats())
-        self._lock = threading.Lock()  # for the session; nobody waits for a store while he has it
+        self._lock = threading.Lock()  # for the session; no thread waits for a store while holding it
         self._session: _Session | None = None
 
     @property
     def stats(self) -> RemoteStats:
-        """What was asked so far, and what it cost."""
+        """Counts of requests so far, and their costs."""
         return self._counters.stats
 
     def read_document(self, url: str) -> bytes | None:
@@ -72,7 +72,7 @@ class RemoteFiles:
         return None if part is None else bytes(part.data)
 
     def size(self, url: str) -> tuple[int, str | None] | None:
-        """Return bytes and version of an object, None if there is none."""
+        """Return size and version of an object, None if there is none."""
         part = read_size(self._open().requests, url)
         return None if part is None else (part.size, part.etag)
 
@@ -88,27 +88,27 @@ class RemoteFiles:
         return read_tail(self._open().requests, url, num_bytes)
 
     def read_heads(self, wanted: Iterable[tuple[str, int]]) -> list[Part | DataError | None]:
-        """`read_head` of many (URL, number of bytes) at once; errors stand in the place of what they kept away."""
+        """`read_head` for many (URL, number of bytes) at once; an error takes the place of a part that failed."""
         return self._at_once(read_head, wanted)
 
     def read_tails(self, wanted: Iterable[tuple[str, int]]) -> list[Part | DataError | None]:
-        """`read_tail` of many (URL, number of bytes) at once; errors stand in the place of what they kept away."""
+        """`read_tail` for many (URL, number of bytes) at once; an error takes the place of a part that failed."""
         return self._at_once(read_tail, wanted)
 
     def fetch(self, ranges: Sequence[RemoteRange]) -> list[memoryview | DataError | None]:
         """Return bytes, in the order of `ranges`.
 
-        In the place of a piece that could not be had stands its error; the others are not lost. None stands for a
-        whole object that does not exist. Pieces that came with one request share memory.
+        An error takes the place of a piece that could not be read; the others are returned. None stands for a
+        whole object that does not exist. Pieces from one request share memory.
         """
         return _patiently(self.start(ranges))
 
     def start(self, ranges: Sequence[RemoteRange]) -> PendingReads[memoryview]:
-        """Begin what `fetch` does, and return at once: take the pieces as they arrive, or all together later."""
+        """Begin a `fetch`, and return at once: take the pieces as they arrive, or all together later."""
         for url in {piece.url for piece in ranges}:
             locate(url)
         runs = join_ranges(ranges, gap_bytes=self.options.coalesce_gap_bytes, max_bytes=self.options.max_read_bytes)
-        # Both of one session, for all of this call: when another thread closes the reader, these workers refuse.
+        # Both from one session, for this whole call: if another thread closes the reader, these workers refuse.
         requests, workers = self._open()
         pending: PendingReads[memoryview] = PendingReads(len(ranges))
         pending.deliver((index, memoryview(b"")) for index, piece in enumerate(ranges) if piece.length == 0)
@@ -117,19 +117,19 @@ class RemoteFiles:
         return pending
 
     def list_prefix(self, url: str) -> Listing:
-        """Return what lies directly below a URL: folders and objects."""
+        """Return the folders and objects directly below a URL."""
         return list_below(self._open().requests, url)
 
     def zarr_store(self, url: str) -> Store:
-        """Return a read-only store for zarr-python with what lies below a URL, for what only zarr-python decodes."""
+        """Return a read-only zarr-python store over the objects below a URL, for data that only zarr-python decodes."""
         from rankwise.data.store.remote.zarr_view import ZarrView
 
         locate(url)
         return ZarrView(url, self._open)
 
     def close(self) -> None:
-        """Give threads back. What is under way is given up; reading again opens anew."""
-        with self._lock:  # two that close at once: one of them gets the session
+        """End the threads. Requests in progress are given up; reading again restarts them."""
+        with self._lock:  # if two threads close at once, one of them gets the session
             session, self._session = self._session, None
         if session is not None:
             session.workers.close()
@@ -144,10 +144,10 @@ class RemoteFiles:
         return type(self), (self.options,)
 
     def _open(self) -> _Session:
-        load_obstore()  # before the lock, which in a forked child may be held for ever: this one raises there
+        load_obstore()  # before the lock, which in a forked child may be held for ever: this call raises there
         with self._lock:
             if self._session is None:
-                # told of the end through its requests: a reference to this reader would keep it from being collected
+                # the end is signalled through its requests: a reference to this reader would keep it alive
                 requests = Requests(self.options, self._counters)
                 self._session = _Session(requests, Workers(self.options.concurrency, on_end=requests.close))
             return self._session
@@ -172,8 +172,8 @@ def _single(
 def _bring(
     pending: PendingReads[T], members: Sequence[int], read: Callable[[], Iterable[tuple[int, T | DataError | None]]]
 ) -> None:
-    """Read on a worker thread and hand in what came, or why nothing did."""
-    if pending.cancelled:  # asked before each: of a call that was given up, what has not begun is never sent
+    """Read on a worker thread, and deliver the pieces or the error."""
+    if pending.cancelled:  # checked before each request: of a cancelled call no further requests are sent
         return
     try:
         pieces = list(read())
@@ -188,6 +188,6 @@ def _bring(
 def _patiently(pending: PendingReads[T]) -> list[T | DataError | None]:
     try:
         return pending.result()
-    except BaseException:  # a Ctrl-C while it waits: nobody will take what is still to come
+    except BaseException:  # a Ctrl-C during the wait: the remaining pieces will not be taken
         pending.cancel()
         raise

@@ -1,4 +1,4 @@
-"""How to talk to object stores: options, URLs, and what was asked of them."""
+"""Options and URLs of object stores, and counts of requests."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["Location", "RemoteOptions", "RemoteStats", "locate", "understands_ur
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOptions:
-    """How one reader of one rank talks to object stores.
+    """Options for requests to object stores, of one reader on one rank.
 
     Attributes:
         concurrency: requests in flight at once.
-        timeout_s: an attempt is given up when no byte arrives for so long.
-        connect_timeout_s: an attempt is given up when no connection is made within this time.
-        retries: further attempts after the first one failed for a passing reason.
-        retry_deadline_s: no further attempt begins so long after the first; no single attempt takes longer either.
+        timeout_s: an attempt is given up if no byte arrives for this time.
+        connect_timeout_s: an attempt is given up if no connection is made within this time.
+        retries: further attempts after a temporary error.
+        retry_deadline_s: no attempt begins later than this after the first; no single attempt takes longer either.
         backoff_s: longest wait before the first retry; it doubles with each one. The wait is drawn from the upper half
-            of this time, so that ranks which failed together do not come back together.
+            of this time, so that ranks which failed together do not return together.
         max_backoff_s: longest wait before any retry.
-        coalesce_gap_bytes: two ranges of an object become one request when at most so many bytes lie between them.
-        max_read_bytes: a request that joins ranges does not grow beyond this.
-        store: what the store itself wants, passed on to obstore: ``endpoint``, ``region``, ``anonymous``,
+        coalesce_gap_bytes: two ranges of an object become one request if at most this many bytes lie between them.
+        max_read_bytes: size limit for a request that joins ranges.
+        store: options of the store, passed on to obstore: ``endpoint``, ``region``, ``anonymous``,
             ``access_key_id``, ``account_name``, ``credential_provider``, ``allow_http``, ``proxy_url``, ... A key that
-            is a scheme ("s3", "gs", "az", "http") holds a mapping of options for URLs of that scheme only. Never shown.
+            is a scheme ("s3", "gs", "az", "http") has a mapping of options for URLs of that scheme only. Never shown.
 
     Raises:
-        ConfigError: a number is out of range, or `store` is no mapping of names.
+        ConfigError: a number is out of range, or `store` is not a mapping of names.
     """
 
     concurrency: int = 32
@@ -45,7 +45,7 @@ class RemoteOptions:
     max_backoff_s: float = 10.0
     coalesce_gap_bytes: int = 256 * 2**10
     max_read_bytes: int = 8 * 2**20
-    # keys and tokens stand in it: they must not reach a log through a repr
+    # it may contain keys and tokens, which must not reach a log through a repr
     store: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -70,15 +70,15 @@ class RemoteOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteStats:
-    """What a reader has asked of object stores since it was opened.
+    """Counts of requests to object stores since a reader was opened.
 
     Attributes:
         requests: requests sent, each attempt counted.
         retries: attempts after a first one.
-        failures: requests that were given up (an object that is not there is an answer, not a failure).
-        wanted_bytes: bytes that were asked for and delivered.
-        fetched_bytes: bytes that came over the network for them; more than `wanted_bytes` by the gaps between ranges.
-        request_s: seconds spent in requests, summed over those that ran at the same time.
+        failures: requests that were given up (a missing object is an answer, not a failure).
+        wanted_bytes: bytes requested and delivered.
+        fetched_bytes: bytes transferred for them; exceeds `wanted_bytes` by the gaps between ranges.
+        request_s: seconds spent in requests, summed over concurrent ones.
         backoff_s: seconds spent waiting before retries, summed likewise.
     """
 
@@ -112,7 +112,7 @@ _SCHEMES = {
 
 
 class Location(NamedTuple):
-    """Where an object lies.
+    """The location of an object.
 
     Attributes:
         kind: "s3", "gs", "az", "http", "file" or "memory".
@@ -128,8 +128,8 @@ class Location(NamedTuple):
 def locate(url: str) -> Location:
     """Split a URL into its store and the path inside.
 
-    Paths of s3, gs, az, file and memory URLs are taken as they stand; those of http(s) are percent-encoded, as in a
-    browser. Slashes at the end mean nothing.
+    Paths of s3, gs, az, file and memory URLs are used literally; those of http(s) are percent-encoded, as in a
+    browser. Trailing slashes are ignored.
 
     Raises:
         ConfigError: the scheme is unknown, the bucket or host is missing, or the URL holds a query, a fragment, a
@@ -154,13 +154,13 @@ def locate(url: str) -> Location:
 
 
 def understands_url(url: str) -> bool:
-    """Whether the scheme of a URL is one that `locate` knows."""
+    """Whether `locate` supports the scheme of a URL."""
     scheme, found, _ = url.partition("://")
     return bool(found) and scheme.lower() in _SCHEMES
 
 
 def _check_http(scheme: str, host: str, path: str) -> None:
-    # such a URL may hold a secret: the message does not repeat it
+    # such a URL may contain a secret: the message does not repeat it
     where = f"{scheme}://{host.rpartition('@')[2]}/..."
     if "@" in host:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Parts of objects out of requests: ranges of a run joined over small gaps, heads, tails, sizes, folders below."""
+"""Reads parts of objects: joined ranges, heads, tails, sizes, and listings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_whole(requests: Requests, url: str, etag: str | None = None) -> Part | 
     """Return an object, None if there is none.
 
     Raises:
-        DataError: as `Requests.ask`.
+        DataError: see `Requests.ask`.
     """
     return _counted(requests, requests.ask(Ask(url=url, etag=etag)))
 
@@ -40,7 +40,7 @@ def read_size(requests: Requests, url: str) -> Part | None:
     """Return size and version of an object without its bytes, None if there is none.
 
     Raises:
-        DataError: as `Requests.ask`.
+        DataError: see `Requests.ask`.
     """
     return requests.ask(Ask(url=url, body=False))
 
@@ -49,13 +49,13 @@ def read_part(requests: Requests, url: str, start: int, length: int | None) -> P
     """Return bytes of an object from `start` on, None if there is none.
 
     Args:
-        requests: sends them.
+        requests: sends the requests.
         url: the object.
         start: first byte.
-        length: how many; None = up to the end.
+        length: number of bytes; None = up to the end.
 
     Raises:
-        DataError: as `Requests.ask`; the object ends before the last byte, or the server sends no parts.
+        DataError: see `Requests.ask`; the object ends before the last byte, or the server does not support ranges.
     """
     ask = Ask(url=url, start=start, length=length)
     part = _asked(requests, ask)
@@ -68,7 +68,7 @@ def read_head(requests: Requests, url: str, num_bytes: int) -> Part | None:
     """Return the first bytes of an object (fewer if it has fewer), None if there is none.
 
     Raises:
-        DataError: as `Requests.ask`, or the server sends no parts.
+        DataError: see `Requests.ask`, or the server does not support ranges.
     """
     try:
         return _counted(requests, requests.ask(Ask(url=url, length=num_bytes)))
@@ -81,10 +81,10 @@ def read_head(requests: Requests, url: str, num_bytes: int) -> Part | None:
 def read_tail(requests: Requests, url: str, num_bytes: int) -> Part | None:
     """Return the last bytes of an object (fewer if it has fewer), None if there is none.
 
-    One request; two where the store cannot count from the end (Azure), or the object is empty.
+    One request; two if the store cannot count from the end (Azure), or the object is empty.
 
     Raises:
-        DataError: as `Requests.ask`, or the server sends no parts.
+        DataError: see `Requests.ask`, or the server does not support ranges.
     """
     try:
         return _counted(requests, requests.ask(Ask(url=url, start=-num_bytes)))
@@ -109,12 +109,12 @@ def _tail_by_size(requests: Requests, url: str, num_bytes: int) -> Part | None:
 def read_run(
     requests: Requests, run: Run, ranges: Sequence[RemoteRange]
 ) -> Iterator[tuple[int, memoryview | DataError | None]]:
-    """Yield the pieces of a run: (index, bytes), an error for each one that reaches past the object's end.
+    """Yield the pieces of a run: (index, bytes), with an error for each piece that extends beyond the object's end.
 
     None stands for a whole object that does not exist.
 
     Raises:
-        DataError: as `Requests.ask`; the object has gone, or the server sends no parts.
+        DataError: see `Requests.ask`; the object does not exist any more, or the server does not support ranges.
     """
     if run.stop is None:
         whole = read_whole(requests, run.url, run.etag)
@@ -143,7 +143,7 @@ def _ask_run(requests: Requests, run: Run, stop: int) -> Part:
 
 
 def _asked(requests: Requests, ask: Ask) -> Part | None:
-    """Ask for a part, with errors that may be shown."""
+    """Request a part, with errors that may be shown."""
     try:
         return requests.ask(ask)
     except NoRangesError as error:
@@ -177,10 +177,10 @@ def _counted(requests: Requests, part: Part | None) -> Part | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """What lies directly below a URL; empty if nothing does, for object stores know no empty folders.
+    """The folders and objects directly below a URL; may be empty, as object stores have no empty folders.
 
     Attributes:
-        folders: URLs below which there is more, sorted.
+        folders: URLs with objects below them, sorted.
         objects: URLs of objects, sorted.
     """
 
@@ -189,11 +189,11 @@ class Listing:
 
 
 def list_below(requests: Requests, url: str) -> Listing:
-    """Return what lies directly below a URL.
+    """Return the folders and objects directly below a URL.
 
     Raises:
         ConfigError: the URL cannot work.
-        TransferError: the store could not be reached, refused, or has no listings (most web servers).
+        TransferError: the store could not be reached, refused, or does not support listings (most web servers).
     """
     location = locate(url)
     store = requests.store(location)
@@ -229,7 +229,7 @@ class RemoteRange:
         url: the object.
         offset: first byte.
         length: number of bytes; None = the whole object, whatever its size (`offset` is 0 then).
-        etag: the version that the object must have, as a `Part` told it; None = any.
+        etag: the required version of the object, from a `Part`; None = any.
 
     Raises:
         ConfigError: a negative offset or length, or an offset without a length.
@@ -250,11 +250,11 @@ class RemoteRange:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One request, and the ranges that it brings.
+    """One request, and the ranges that it covers.
 
     Attributes:
         url: the object.
-        etag: the version that it must have.
+        etag: the required version.
         start: first byte.
         stop: byte after the last; None = up to the end of the object.
         members: indices of the ranges, by offset.
@@ -268,11 +268,11 @@ class Run:
 
 
 def join_ranges(ranges: Sequence[RemoteRange], *, gap_bytes: int, max_bytes: int) -> list[Run]:
-    """Return the requests for ranges, by (URL, version, start). Ranges of no length need none.
+    """Return the requests for ranges, by (URL, version, start). Empty ranges need none.
 
     Args:
         ranges: in any order; may overlap or repeat.
-        gap_bytes: ranges with at most so many bytes between them are joined,
+        gap_bytes: ranges with at most this many bytes between them are joined,
         max_bytes: as long as the request stays within this. A single range may be longer.
     """
     order = sorted(
@@ -300,12 +300,12 @@ def _joins(
         return False
     if stop is None or run.stop is None:
         return stop is run.stop
-    # what lies inside the run already costs nothing, however long the run is
+    # a range inside the run has no extra cost, however long the run is
     return stop <= run.stop or (start - run.stop <= gap_bytes and stop - run.start <= max_bytes)
 
 
 def take_turns(runs: Iterable[Run]) -> list[Run]:
-    """Order requests so that objects take turns, each in its own order: many at once on one object slow each other."""
+    """Order requests so that objects alternate, each in its own order: concurrent requests to one object slow down."""
     seen: dict[str, int] = {}
     turns: list[tuple[int, Run]] = []
     for run in runs:

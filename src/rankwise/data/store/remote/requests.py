@@ -1,4 +1,4 @@
-"""One request: what is asked of an object, the answer, checked, and what goes wrong with a store."""
+"""A single request to an object store, its checked answer, and the meaning of errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TransferError(DataError):
     Attributes:
         url: the object.
         attempts: how often it was tried.
-        damage: False: a sample must not be skipped for this.
+        damage: False: a sample must not be skipped because of this.
     """
 
     damage = False
@@ -40,11 +40,11 @@ class TransferError(DataError):
 
 
 class ObjectChangedError(DataError):
-    """An object is not the one that was looked at before: replaced, cut or deleted.
+    """An object differs from the one seen before: it was replaced, truncated or deleted.
 
     Attributes:
         url: the object.
-        damage: True: its content cannot be had, however often one asks.
+        damage: True: its content cannot be read, however often it is requested.
     """
 
     damage = True
@@ -55,21 +55,21 @@ class ObjectChangedError(DataError):
 
 
 class TruncatedError(Exception):
-    """An answer holds another number of bytes than it says: it was cut on its way."""
+    """An answer has another length than announced: it was truncated during transfer."""
 
 
 TroubleKind: TypeAlias = Literal["passing", "missing", "changed", "beyond", "no_ranges", "denied", "refused"]
 
 
 class Trouble(NamedTuple):
-    """What an exception of a store means.
+    """The meaning of an exception from a store.
 
     Attributes:
-        kind: "passing" = try again; "missing" = there is no such object; "changed" = it is not the version that was
-            asked for; "beyond" = the range begins past its end; "no_ranges" = the server sends whole objects only;
+        kind: "passing" = try again; "missing" = there is no such object; "changed" = it is not the requested
+            version; "beyond" = the range begins after its end; "no_ranges" = the server sends whole objects only;
             "denied" = not with these credentials; "refused" = any other answer that will not change.
-        reason: what happened, short.
-        mend: what to do about it, "" if unknown.
+        reason: what happened, in short.
+        mend: how to fix it, "" if unknown.
     """
 
     kind: TroubleKind
@@ -86,7 +86,7 @@ _CREDENTIALS = (
 
 
 def judge(error: BaseException) -> Trouble:
-    """Say what an exception that obstore raised means."""
+    """Return the meaning of an exception that obstore raised."""
     if isinstance(error, TruncatedError):
         return Trouble("passing", f"the answer was cut: {error}")
     text = str(error)
@@ -108,7 +108,7 @@ def _by_type(name: str, text: str) -> Trouble | None:
 
 
 def _by_place(text: str) -> Trouble | None:
-    # the addresses where machines in a cloud are told their credentials: asked last, when nothing else gave any
+    # the addresses where cloud machines get credentials: tried last, if no other source gave any
     if "169.254." in text or "metadata.google.internal" in text:
         return Trouble("denied", "no credentials were found", _CREDENTIALS)
     if "LocalFileSystem" in text or "InMemory" in text:
@@ -126,7 +126,7 @@ def _denied(text: str) -> Trouble:
 def _local(text: str) -> Trouble:
     if "StartTooLarge" in text:
         return Trouble("beyond", "it ends before the range begins")
-    # a path below a file: the same answer as for a path that is not there
+    # a path below a file: treated like a missing path
     kind: TroubleKind = "missing" if "NotADirectory" in text else "refused"
     return Trouble(kind, _first_line(text))
 
@@ -182,14 +182,14 @@ def _first_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What is asked of one object.
+    """A request for one object.
 
     Attributes:
         url: the object.
-        start: its first byte; negative counts from the end, and `length` is then None.
-        length: number of bytes, fewer where the object ends; None = up to the end.
+        start: first byte; negative counts from the end, and `length` is then None.
+        length: number of bytes, fewer if the object ends before; None = up to the end.
         etag: the version that it must still have; None = any.
-        body: False asks for size and version only.
+        body: False requests only size and version.
     """
 
     url: str
@@ -200,12 +200,12 @@ class Ask:
 
     @property
     def is_part(self) -> bool:
-        """Whether a part of the object is wanted."""
+        """Whether it requests a part of the object."""
         return self.body and (self.start != 0 or self.length is not None)
 
     @property
     def span(self) -> str:
-        """Which bytes, in words."""
+        """The requested bytes, in words."""
         if not self.body:
             return "its size"
         if self.start < 0:
@@ -221,7 +221,7 @@ class Part(NamedTuple):
     Attributes:
         data: its bytes.
         size: bytes of the whole object.
-        etag: names the version of the object; opaque. None if the store does not tell versions apart.
+        etag: identifies the version of the object; opaque. None if the store has no versions.
     """
 
     data: memoryview
@@ -233,9 +233,9 @@ def send(store: Any, location: Location, ask: Ask) -> Part:
     """Send one request, once.
 
     Raises:
-        ObjectChangedError: the object is not the version that was asked for.
-        TruncatedError: the answer was cut.
-        Exception: whatever obstore raises.
+        ObjectChangedError: the object is not the requested version.
+        TruncatedError: the answer was truncated.
+        Exception: any error of obstore.
     """
     import obstore
 
@@ -262,7 +262,7 @@ def _options(ask: Ask) -> dict[str, Any]:
         options["range"] = (ask.start, ask.start + ask.length)
     elif ask.start > 0:
         options["range"] = {"offset": ask.start}
-    # a weak tag never matches here (RFC 9110, 13.1.1); it is compared with the one of the answer
+    # a weak tag never matches here (RFC 9110, 13.1.1); it is compared with that of the answer
     if ask.etag is not None and ask.etag.startswith('"'):
         options["if_match"] = ask.etag
     return options
@@ -272,7 +272,7 @@ def _version(meta: Any) -> str | None:
     tag = meta["e_tag"]
     if tag:
         return str(tag)
-    # servers without entity tags: the time of the last change and the size stand for the version
+    # servers without entity tags: modification time and size stand for the version
     return f"{meta['last_modified'].isoformat()} {meta['size']}"
 
 

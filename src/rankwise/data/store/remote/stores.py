@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["load_obstore", "memory_store", "open_store"]
 
 _MOST_STORES = 64
-# obstore takes these apart from what a kind of store wants
+# obstore separates these from the options of a store
 _CLIENT_OPTIONS = frozenset(
     {
         "allow_http",
@@ -46,12 +46,12 @@ _CLIENT_OPTIONS = frozenset(
 )
 _KINDS = ("s3", "gs", "az", "http", "file", "memory")
 
-# Held while a store is opened, too: readers that begin together would connect each by itself. Requests go without it,
-# as obstore's stores may be used by many threads; one that is pushed out stays with those who have it.
+# Also held while a store is opened: readers that start together would each connect. Requests run without it, because
+# obstore's stores allow many threads; an evicted store lives as long as its users.
 _lock = threading.Lock()
 _stores: OrderedDict[Any, Any] = OrderedDict()
 _memory: dict[str, MemoryStore] = {}
-_first_pid: dict[str, int] = {}  # of the process that was the first to use obstore
+_first_pid: dict[str, int] = {}  # pid of the first process that used obstore
 
 
 def load_obstore() -> ModuleType:
@@ -59,15 +59,15 @@ def load_obstore() -> ModuleType:
 
     Raises:
         MissingExtraError: it is not installed.
-        WorldError: this process was forked from one that used it; its network threads were left behind there.
+        WorldError: this process was forked from one that used it; its network threads do not exist here.
     """
     try:
         import obstore
         import obstore.store
     except ImportError as error:
         raise MissingExtraError("reading from object stores needs obstore: pip install 'rankwise[remote]'") from error
-    # One step for all threads, and no lock: in a forked child a thread of the parent may hold `_lock` for ever. Nobody
-    # takes that lock before this check, so no child ever waits for it.
+    # setdefault is atomic, so no lock: in a forked child a thread of the parent may hold `_lock` for ever. `_lock` is
+    # only taken after this check, so no child ever waits for it.
     first = _first_pid.setdefault("pid", os.getpid())
     if first != os.getpid():
         raise WorldError(
@@ -79,10 +79,10 @@ def load_obstore() -> ModuleType:
 
 
 def open_store(location: Location, options: RemoteOptions) -> Any:
-    """Return obstore's store of a location. Its own retries are off: ours are counted and explained.
+    """Return obstore's store for a location. Its own retries are off: ours are counted and explained.
 
     Raises:
-        ConfigError: an option is unknown to the store, or one that it needs is missing.
+        ConfigError: the store does not know an option, or a required one is missing.
         MissingExtraError: obstore is not installed.
         WorldError: this process was forked from one that read from object stores.
     """
@@ -102,7 +102,7 @@ def open_store(location: Location, options: RemoteOptions) -> Any:
 
 
 def memory_store(url: str) -> MemoryStore:
-    """Return the store in this process's memory that URLs beginning with this one (``memory://NAME``) mean."""
+    """Return the store in this process's memory for URLs that begin with this one (``memory://NAME``)."""
     load_obstore()
     from obstore.store import MemoryStore
 
@@ -131,16 +131,16 @@ def _connect(location: Location, client: Mapping[str, Any], config: Mapping[str,
 
 
 def _arguments(location: Location, options: RemoteOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of the connection, and of the store."""
+    """Return options of the connection, and of the store."""
     given = {name: value for name, value in options.store.items() if name not in _KINDS}
     given.update(options.store.get(location.kind, {}))
     client: dict[str, Any] = {
-        # progress within timeout_s; a whole attempt, however steadily it drips, within the deadline
+        # progress within timeout_s; a whole attempt, however steadily it transfers, within the deadline
         "read_timeout": timedelta(seconds=options.timeout_s),
         "timeout": timedelta(seconds=options.retry_deadline_s),
         "connect_timeout": timedelta(seconds=options.connect_timeout_s),
     }
-    # whoever writes http:// has allowed it
+    # a URL with http:// allows it
     if location.root.startswith("http:") or _endpoint(location, given).startswith("http:"):
         client["allow_http"] = True
     client.update({name: value for name, value in given.items() if name in _CLIENT_OPTIONS})
@@ -157,7 +157,7 @@ def _endpoint(location: Location, given: Mapping[str, Any]) -> str:
 
 
 def _environment() -> tuple[tuple[str, str], ...]:
-    """Where stores find what the options do not say; somebody may mend it in a running notebook."""
+    """Return the environment variables that stores read; a user may fix them in a running notebook."""
     return _frozen({name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))})
 
 

@@ -1,4 +1,4 @@
-"""Threads that wait for stores, and the reads that are under way."""
+"""Threads that wait for stores, and fetches in progress."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["PendingReads", "Workers"]
 
 
 class _Queue:
-    """What the threads share; they hold no reference to their `Workers`, so that it can be collected."""
+    """State shared by the threads; they hold no reference to their `Workers`, so that it can be garbage collected."""
 
     def __init__(self) -> None:
-        # A `Condition` of this kind may be taken again by the thread that has it. It must: a garbage collection that
-        # begins in such a thread may end these `Workers`, which closes the queue.
+        # This kind of `Condition` is reentrant, and must be: garbage collection in a thread that holds it may destroy
+        # these `Workers`, which closes the queue.
         self.changed = threading.Condition()
         self.tasks: deque[Callable[[], None]] = deque()
         self.num_idle = 0
@@ -35,40 +35,40 @@ class _Queue:
     def serve(self) -> None:
         while (task := self._next()) is not None:
             task()
-            del task  # it holds the bytes that it brought
+            del task  # it holds the bytes that it read
 
     def _next(self) -> Callable[[], None] | None:
         with self.changed:
             self.num_idle += 1
             self.changed.wait_for(lambda: bool(self.tasks) or self.closed)
             self.num_idle -= 1
-            if self.tasks:  # before the end is looked at: what waits when it is closed is still run
+            if self.tasks:  # checked before the end: tasks that wait at closing still run
                 return self.tasks.popleft()
             self.num_threads -= 1
             return None
 
 
 class Workers:
-    """Runs tasks on up to `limit` threads, in the order they come.
+    """Runs tasks on up to `limit` threads, in order of submission.
 
-    Tasks see to their own errors. Tasks that wait when it is closed are still run (theirs is to see that nobody wants
-    them any more), so nobody waits for a task in vain.
+    Tasks handle their own errors. Tasks that wait at closing still run (and must check whether their result is still
+    wanted), so no caller waits for a task in vain.
 
     Args:
         limit: most threads.
-        on_end: called when it is closed, is collected, or the main thread has ended; threads that wait inside a task
-            can be told by it.
+        on_end: called when it is closed or collected, or when the main thread has ended; use it to wake threads
+            that wait inside a task.
     """
 
     def __init__(self, limit: int, *, on_end: Callable[[], None]) -> None:
         self._limit = limit
         self._queue = _Queue()
         self._end = weakref.finalize(self, _end, self._queue, on_end)
-        self._end.atexit = False  # by then the threads have been waited for
+        self._end.atexit = False  # the threads have been joined by then
         _endings.add(self)
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Run a task soon.
+        """Queue a task.
 
         Raises:
             RuntimeError: it is closed.
@@ -79,29 +79,29 @@ class Workers:
                 raise RuntimeError("these workers are closed")
             queue.tasks.append(task)
             queue.changed.notify()
-            # those that were told and have not woken up still count as idle, and their tasks as waiting
+            # notified threads that have not woken yet still count as idle, and their tasks as waiting
             if len(queue.tasks) <= queue.num_idle or queue.num_threads == self._limit:
                 return
-            # Started inside the lock, so that a thread counts exactly if it lives: one that cannot be had and counts
-            # would be waited for. `start` does not wait for what a thread does first, which is to ask for the lock.
-            # No daemon: the interpreter must not go away under a call of obstore's. `_Endings` lets them end in time.
+            # Started inside the lock, so that a thread counts exactly if it lives; otherwise others would wait for one
+            # that failed to start. `start` does not wait for the thread's first step, which is to take the lock. Not a
+            # daemon: the interpreter must not exit during a call of obstore. `_Endings` ends the threads in time.
             try:
                 threading.Thread(target=queue.serve, name="rankwise-remote").start()
             except RuntimeError:
-                if queue.num_threads:  # they take it when they are done
+                if queue.num_threads:  # existing threads take it when they are done
                     return
                 queue.tasks.pop()
                 raise
             queue.num_threads += 1
 
     def close(self) -> None:
-        """Let the threads end after what they have begun; returns at once."""
+        """Let the threads end after their current tasks; returns at once."""
         self._end()
 
 
 def _end(queue: _Queue, on_end: Callable[[], None]) -> None:
-    # A forked child drops its copy of a reader, and with it these: nobody serves the queue there, and a thread of the
-    # parent may have its lock for ever.
+    # A forked child drops its copy of a reader, and with it these: no thread serves the queue there, and a thread of
+    # the parent may hold its lock for ever.
     if os.getpid() != queue.pid:
         return
     on_end()
@@ -109,7 +109,7 @@ def _end(queue: _Queue, on_end: Callable[[], None]) -> None:
 
 
 class _Endings:
-    """Closes what is still open when the main thread ends, else its threads would keep the program alive."""
+    """Closes all open workers when the main thread ends; otherwise their threads would keep the program alive."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -118,12 +118,12 @@ class _Endings:
 
     def add(self, workers: Workers) -> None:
         with self._lock:
-            if self._is_over:  # of another thread of the program: nobody would tell them to end any more
+            if self._is_over:  # from another thread: nothing else would end them
                 workers.close()
                 return
             self._open.add(workers)
             if not self._watching:
-                # exit handlers run too late: the interpreter waits for threads that are no daemons before them
+                # exit handlers run too late: the interpreter joins non-daemon threads before them
                 threading.Thread(target=self._watch, name="rankwise-remote-end", daemon=True).start()
                 self._watching = True
 
@@ -157,18 +157,18 @@ class PendingReads(Generic[T]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody wants what has not arrived."""
-        # without the lock: who sees it late sends one request for nothing
+        """Whether the pieces that have not arrived are no longer wanted."""
+        # without the lock: a late reader sends one request in vain
         return self._cancelled
 
     def cancel(self) -> None:
-        """Ask for nothing more. Requests that are under way end by themselves; `result` returns at once."""
+        """Send no more requests. Those in flight end by themselves; `result` returns at once."""
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
 
     def deliver(self, pieces: Iterable[tuple[int, T | DataError | None]]) -> None:
-        """Hand in pieces: (index, what was read, or why nothing was)."""
+        """Add pieces: (index, bytes or error)."""
         with self._changed:
             for index, piece in pieces:
                 self._pieces[index] = piece
@@ -177,21 +177,21 @@ class PendingReads(Generic[T]):
             self._changed.notify_all()
 
     def crash(self, error: BaseException) -> None:
-        """Hand in an error that is not about any piece: whoever waits gets it."""
+        """Add an error that does not belong to a piece: every waiting caller gets it."""
         with self._changed:
             self._crash = error
             self._changed.notify_all()
 
     def result(self) -> list[T | DataError | None]:
-        """Wait for all pieces and return them in the order they were asked for.
+        """Wait for all pieces and return them in the requested order.
 
-        Each is what was read, the error that kept it away, or None for an object that does not exist.
+        Each is the bytes read, an error, or None for an object that does not exist.
 
         Raises:
             DataError: it was cancelled.
-            Exception: anything that is not about one piece.
+            Exception: an error that does not belong to one piece.
         """
-        # No limit of its own: requests have deadlines, and each task delivers, crashes or sees that it is cancelled. A
+        # No timeout here: requests have deadlines, and each task delivers, crashes or sees that it is cancelled. A
         # Ctrl-C ends the wait in the main thread.
         with self._changed:
             self._changed.wait_for(lambda: self._num_missing == 0 or self._ended())
@@ -203,7 +203,7 @@ class PendingReads(Generic[T]):
 
         Raises:
             DataError: it was cancelled.
-            Exception: anything that is not about one piece.
+            Exception: an error that does not belong to one piece.
         """
         for _ in range(len(self._pieces)):
             with self._changed:

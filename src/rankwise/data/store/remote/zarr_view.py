@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 
 class ZarrView(Store):
-    """What lies below a URL, read-only, for zarr-python: the same retries, counts and errors as everything else.
+    """A read-only store for zarr-python over the objects below a URL, with our retries, counts and errors.
 
-    zarr-python's own store takes a bucket that does not exist for missing chunks, and knows no reasons.
+    zarr-python's own store treats a missing bucket as missing chunks, and gives no reasons.
 
     Args:
-        url: what the keys are relative to.
-        session: returns the requests and the threads to use; asked each time, so that a closed reader opens anew.
+        url: keys are relative to it.
+        session: returns the requests and threads to use; called each time, so that a closed reader reopens.
     """
 
     def __init__(self, url: str, session: Callable[[], tuple[Requests, Workers]]) -> None:
@@ -66,26 +66,26 @@ class ZarrView(Store):
 
     @property
     def supports_writes(self) -> bool:
-        """No."""
+        """False."""
         return False
 
     @property
     def supports_deletes(self) -> bool:
-        """No."""
+        """False."""
         return False
 
     @property
     def supports_partial_writes(self) -> Literal[False]:
-        """No."""
+        """False."""
         return False
 
     @property
     def supports_listing(self) -> bool:
-        """Yes, but for web servers."""
+        """True, except for web servers."""
         return not self._encoded
 
     async def set(self, key: str, value: Buffer) -> NoReturn:
-        """Refuse.
+        """Raise an error.
 
         Raises:
             ValueError: always.
@@ -93,7 +93,7 @@ class ZarrView(Store):
         raise ValueError(f"{self._below(key)} was opened for reading; {len(value)} bytes are not written")
 
     async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, bytes]]) -> NoReturn:
-        """Refuse. Only older versions of zarr-python ask for it.
+        """Raise an error. Only older versions of zarr-python call it.
 
         Raises:
             ValueError: always.
@@ -101,7 +101,7 @@ class ZarrView(Store):
         raise ValueError(f"{self} was opened for reading; {sum(1 for _ in key_start_values)} values are not written")
 
     async def delete(self, key: str) -> NoReturn:
-        """Refuse.
+        """Raise an error.
 
         Raises:
             ValueError: always.
@@ -140,8 +140,8 @@ class ZarrView(Store):
         future: Future[T] = Future()
 
         def work() -> None:
-            # Who waits in zarr-python's loop may be cancelled at any moment: from here on it is too late for that. The
-            # result would find no taker otherwise, and its error would end the thread.
+            # Waiting tasks in zarr-python's loop may be cancelled at any moment: from here on the future cannot be
+            # cancelled. Otherwise setting its result could fail, and the error would end the thread.
             if not future.set_running_or_notify_cancel():
                 return
             try:

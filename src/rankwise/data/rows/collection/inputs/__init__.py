@@ -1,4 +1,4 @@
-"""Inputs of a collection: AnnData and MuData of files, stores and in memory."""
+"""Inputs of a collection: AnnData and MuData from files, stores and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Input`: what rows of a collection are made from, also several modalities of a MuData."""
+"""`Input`: a source of rows for a collection, also several modalities of a MuData."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _BLOCK = 2**16
 
 
 def join_modalities(parts: Sequence[Parts], names: Sequence[str], whole: Any, label: str) -> Parts:
-    """Put modalities side by side.
+    """Combine modalities side by side.
 
-    Rows are the observations that all of them have, by name, in the order of the first one. Its columns come first,
-    then those of the MuData itself, then those of the others as `modality:column`.
+    Rows are the observations that all modalities have, by name, in the order of the first one. The columns of the first
+    come first, then those of the MuData itself, then those of the others as `modality:column`.
 
     Args:
         parts: the modalities.
@@ -46,7 +46,7 @@ def join_modalities(parts: Sequence[Parts], names: Sequence[str], whole: Any, la
         label: of the input.
 
     Raises:
-        DataError: a modality has names of observations that come twice.
+        DataError: a modality has duplicate names of observations.
     """
     hashes = [_unique(part.index, f"{label}/mod/{name}") for part, name in zip(parts, names, strict=True)]
     common = reduce(np.intersect1d, hashes)
@@ -93,7 +93,7 @@ def _in_order_of_first(rows: Sequence[IntArray]) -> list[IntArray]:
 def _own_columns(
     whole: Any, label: str, known: dict[str, Column], common: NDArray, wanted: NDArray
 ) -> dict[str, Column]:
-    """Columns of the MuData that are no copies of those of its modalities."""
+    """Columns of the MuData that are not copies of columns of its modalities."""
     if hasattr(whole, "obs_names"):
         index, columns = index_of_frame(whole.obs), columns_of_frame(whole.obs, label)
     else:
@@ -115,16 +115,16 @@ _VCF_ENDINGS = (".vcf", ".vcf.gz", ".vcf.bgz", ".bcf")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Input:
-    """One AnnData, or some modalities of a MuData; of a file, a store or in memory.
+    """One AnnData, or some modalities of a MuData; from a file, a store or memory.
 
     Attributes:
-        label: where it comes from, for the column src_path.
-        stamp: returns what changes when its content does, as far as file system and a look at some of its rows tell.
+        label: its origin, for the column src_path.
+        stamp: returns a value that changes with the content, as far as the file system and a sample of rows tell.
         index: names of the observations.
         columns: columns of the observations.
-        vars: tables of variables, in memory: of the first modality under "", of others under their names.
+        vars: tables of variables, in memory: the first modality under "", others under their names.
         tables: its matrices by name.
-        close: lets go of its file; nothing can be read after that.
+        close: closes its file; nothing can be read afterwards.
     """
 
     label: str
@@ -137,12 +137,12 @@ class Input:
 
     @property
     def in_memory(self) -> bool:
-        """Whether it has no place by which it could be known again."""
+        """Whether it has no path by which it could be recognised."""
         return self.label.startswith(_IN_MEMORY)
 
     @property
     def num_rows(self) -> int:
-        """Observations."""
+        """Number of observations."""
         return self.index.num_rows
 
 
@@ -155,19 +155,19 @@ def open_input(
     modalities: Sequence[str] = (),
     member: bool = False,
 ) -> Input:
-    """Open an input; its table of variables is read into memory, everything else stays where it is.
+    """Open an input; reads only its table of variables into memory.
 
     Args:
         source: path of an h5ad or h5mu file or a Zarr store, a group of Zarr or h5py, or an AnnData or MuData.
-        number: its place in the list, for the label of what is in memory.
+        number: its index in the list, for the label of inputs in memory.
         load_adata: turns the path or group into an AnnData; None = all of it.
         matrices: names to take; None = all.
-        modalities: names of the modalities of a MuData, the first one that of X; () = it is an AnnData.
-        member: it is a dataset of a collection, whose other modalities lie in uns.
+        modalities: names of MuData modalities, the first one provides X; () = it is an AnnData.
+        member: whether it is a dataset of a collection, which keeps other modalities in uns.
 
     Raises:
-        ConfigError: a matrix or modality of that name is not there.
-        DataError: it is no AnnData, or cannot be read.
+        ConfigError: there is no matrix or modality of that name.
+        DataError: it is not an AnnData, or cannot be read.
     """
     label = _label(source, number)
     with contextlib.ExitStack() as stack:
@@ -176,7 +176,7 @@ def open_input(
             held = _loaded(load_adata, source, label)
         elif not hasattr(source, "obs_names"):
             held = _open_group(source, label)
-            if held is not source and hasattr(held, "close"):  # a file of HDF5
+            if held is not source and hasattr(held, "close"):  # an HDF5 file
                 stack.callback(held.close)
         with _named(label):
             parts = parts_of_member(held, label) if member else _parts(held, label, modalities)
@@ -203,7 +203,7 @@ def open_input(
 
 @contextlib.contextmanager
 def _named(label: str) -> Iterator[None]:
-    """Whatever a file format raises names the file."""
+    """Add the name of the file to any error of a file format."""
     try:
         yield
     except (RankwiseError, Warning):
@@ -232,7 +232,7 @@ def _check_rows(parts: Parts, tables: dict[str, Table], label: str) -> None:
 
 
 def _parts(source: Any, label: str, modalities: Sequence[str]) -> Parts:
-    """What of an AnnData, or of some modalities of a MuData, there is."""
+    """Return the parts of an AnnData, or of some modalities of a MuData."""
     memory = hasattr(source, "obs_names")
     if memory:
         held = source.mod if hasattr(source, "mod") else None

@@ -1,4 +1,4 @@
-"""Which parts of an input are written, and what tells whether it has changed since."""
+"""Which parts of an input are written, and stamps that show whether it has changed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["Parts", "content_stamp", "file_stamp", "parts_in_memory", "parts_of_
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """What an AnnData consists of.
+    """The parts of an AnnData.
 
     Attributes:
         index: names of the observations.
         columns: columns of the observations.
         vars: tables of variables by modality, the first one under "".
-        matrices: by name what is sliced, and which of its rows; None = all.
-        raw: whether there is a raw.
+        matrices: by name, the object to slice and its rows to use; None = all.
+        raw: whether it has `raw`.
     """
 
     index: Column
@@ -41,7 +41,7 @@ class Parts:
 
 
 def parts_in_memory(adata: Any, label: str) -> Parts:
-    """Return the parts of an AnnData, in memory, backed or lazy."""
+    """Return the parts of an AnnData in memory, backed or lazy."""
     found = {"X": adata.X} if adata.X is not None else {}
     for table in ("layers", "obsm"):
         found |= {f"{table}/{name}": held for name, held in getattr(adata, table).items()}
@@ -56,10 +56,10 @@ def parts_in_memory(adata: Any, label: str) -> Parts:
 
 
 def stored_parts(group: Any, label: str) -> Parts:
-    """Return the parts of an AnnData store, a group of Zarr or HDF5.
+    """Return the parts of an AnnData store, a Zarr or HDF5 group.
 
     Raises:
-        DataError: a table of it cannot be read.
+        DataError: one of its tables cannot be read.
     """
     found = {"X": group["X"]} if _holds(group, "X") else {}
     for table in ("layers", "obsm"):
@@ -70,14 +70,14 @@ def stored_parts(group: Any, label: str) -> Parts:
         var = load_anndata().io.read_elem(group["var"])
     except RankwiseError:
         raise
-    except Exception as error:  # whatever a file format raises
+    except Exception as error:  # any error of a file format
         raise DataError(f"the tables obs and var of {label} cannot be read: {error}") from error
     matrices = {name: (_sliceable(held), None) for name, held in found.items()}
     return Parts(index, columns, {"": var}, matrices, _holds(group, "raw"))
 
 
 def parts_of_member(group: Any, label: str) -> Parts:
-    """Return the parts of a dataset of a collection, those of further modalities included."""
+    """Return the parts of a dataset of a collection, including further modalities."""
     first = stored_parts(group, label)
     held = group["uns/mod"] if "uns" in group and "mod" in group["uns"] else {}
     parts = {name: stored_parts(held[name], f"{label}/mod/{name}") for name in sorted(held)}
@@ -103,13 +103,13 @@ def _sliceable(held: Any) -> Any:
     return load_anndata().io.sparse_dataset(held) if kind == "csr_matrix" else held
 
 
-_LOOKS = 16  # stretches, spread evenly over all rows
-_ROWS = 64  # of each
-_ELEMENTS = 4096  # of a matrix by columns
+_LOOKS = 16  # ranges of rows, spread evenly over all rows
+_ROWS = 64  # rows in each
+_ELEMENTS = 4096  # elements of a matrix stored by columns
 
 
 def file_stamp(source: Any) -> tuple[int, int] | None:
-    """Return size and time of the change of a file; None of what is no file, as of a folder they tell nothing."""
+    """Return size and modification time of a file; None for other inputs, because those of a folder say nothing."""
     if not isinstance(source, (str, os.PathLike)) or not Path(source).is_file():
         return None
     facts = Path(source).stat()
@@ -117,17 +117,17 @@ def file_stamp(source: Any) -> tuple[int, int] | None:
 
 
 def content_stamp(columns: Iterable[Column], vars_: Mapping[str, Any], tables: Mapping[str, Table]) -> str:
-    """Return a hash of some rows of everything, spread over the input; all of them if there are at most 1,024.
+    """Return a hash of sampled rows of all parts, spread over the input; of all rows if there are at most 1,024.
 
-    So another layer, normalisation or order is noticed, though not every change of a single value.
+    It detects another layer, normalisation or order, but not every change of a single value.
 
     Args:
-        columns: about the rows, names included.
+        columns: columns of the rows, names included.
         vars_: tables of variables by modality.
         tables: matrices by name.
 
     Raises:
-        DataError: something cannot be read.
+        DataError: a part cannot be read.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, var in vars_.items():
@@ -151,7 +151,7 @@ def _seen(table: Table) -> Iterator[Any]:
 
 
 def _spans(total: int, length: int) -> list[tuple[int, int]]:
-    """Where to look: stretches that are as far from each other as can be, the first and last rows among them."""
+    """Return row ranges as far apart as possible, including the first and the last rows."""
     if total <= _LOOKS * length:
         return [(0, total)]
     starts = np.linspace(0, total - length, _LOOKS).astype(np.int64).tolist()

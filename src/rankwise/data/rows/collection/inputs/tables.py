@@ -1,4 +1,4 @@
-"""Tables of one input: matrices by rows, also those that are stored by columns."""
+"""Tables of one input: matrices by rows, including those stored by columns."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["Columnwise", "Table", "spread_collections", "table_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columnwise:
-    """A CSC matrix whose elements are read in pieces, wherever they are.
+    """A CSC matrix, in memory or on disk, whose elements are read in pieces.
 
     Attributes:
         shape: its shape.
         dtype: dtype of its elements.
         indptr: int64[columns + 1], in memory.
-        indices: rows of the elements, column after column; anything that is sliced.
+        indices: rows of the elements, column after column; any sliceable object.
         data: the elements.
-        label: where it lies, for messages.
+        label: its location, for messages.
     """
 
     shape: tuple[int, int]
@@ -41,7 +41,7 @@ class Columnwise:
 
     @classmethod
     def in_memory(cls, matrix: Any) -> Columnwise:
-        """Return one of a SciPy matrix."""
+        """Return the wrapper of a SciPy matrix."""
         return cls(
             shape=matrix.shape,
             dtype=matrix.dtype,
@@ -52,7 +52,7 @@ class Columnwise:
 
     @classmethod
     def stored(cls, group: Any) -> Columnwise:
-        """Return one of a group of Zarr or HDF5."""
+        """Return the wrapper of a Zarr or HDF5 group."""
         return cls(
             shape=(int(group.attrs["shape"][0]), int(group.attrs["shape"][1])),
             dtype=group["data"].dtype,
@@ -63,7 +63,7 @@ class Columnwise:
 
     @property
     def nnz(self) -> int:
-        """Stored elements."""
+        """Number of stored elements."""
         return int(self.indptr[-1])
 
     def elements(self, start: int, stop: int) -> tuple[IntArray, NDArray, NDArray]:
@@ -74,14 +74,14 @@ class Columnwise:
         """
         try:
             rows, values = np.asarray(self.indices[start:stop]), np.asarray(self.data[start:stop])
-        except Exception as error:  # whatever a file format raises
+        except Exception as error:  # any error of a file format
             raise DataError(f"{self.label}: elements {start} to {stop} cannot be read: {error}") from error
         columns = np.searchsorted(self.indptr, np.arange(start, stop), side="right") - 1
         return rows.astype(np.int64), columns.astype(np.int32), values
 
 
-_INDEX_BYTES = 8  # of an element of CSR in memory
-_NEAR = 256  # rows between two wanted ones that are rather read than jumped over
+_INDEX_BYTES = 8  # of a CSR element in memory
+_NEAR = 256  # largest gap between wanted rows that is read rather than skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,12 +90,12 @@ class Table:
 
     Attributes:
         name: "X", "layers/counts", "obsm/pca", "mod/protein/X", ...
-        sparse: whether blocks come as CSR matrices.
+        sparse: whether blocks are CSR matrices.
         shape: its shape.
         dtype: dtype of its elements.
-        row_bytes: decoded bytes of a row, on average.
-        held: what is sliced; a `Columnwise` has no rows before it is turned.
-        rows: which of its rows the input has, in their order; None = all.
+        row_bytes: average decoded bytes of a row.
+        held: the object to slice; the rows of a `Columnwise` exist only after it was turned.
+        rows: which of its rows belong to the input, in their order; None = all.
         label: of the input, for messages.
     """
 
@@ -110,12 +110,12 @@ class Table:
 
     @property
     def csr_row_bytes(self) -> float:
-        """Bytes of a row in memory as CSR, on average; of a dense one if no element were zero."""
+        """Average bytes of a row in memory as CSR; for a dense matrix as if no element were zero."""
         return self.row_bytes if self.sparse else math.prod(self.shape[1:]) * (self.dtype.itemsize + _INDEX_BYTES)
 
     @property
     def by_columns(self) -> bool:
-        """Whether it has to be turned before rows can be read."""
+        """Whether it must be turned before rows can be read."""
         return isinstance(self.held, Columnwise)
 
     def block(self, start: int, stop: int) -> Any:
@@ -126,7 +126,7 @@ class Table:
         """
         try:
             return self._slice(start, stop) if self.rows is None else self._pick(self.rows[start:stop])
-        except Exception as error:  # whatever a file format raises
+        except Exception as error:  # any error of a file format
             raise DataError(f"{self.label}: rows {start} to {stop} of {self.name} cannot be read: {error}") from error
 
     def _slice(self, start: int, stop: int) -> Any:
@@ -135,7 +135,7 @@ class Table:
         return part.tocsr() if self.sparse else np.asarray(part)
 
     def _pick(self, rows: IntArray) -> Any:
-        """Read runs of neighbouring rows, and take those that are wanted out of them."""
+        """Read runs of neighbouring rows, and select the wanted rows from them."""
         wanted, places = np.unique(rows, return_inverse=True)
         runs = np.split(wanted, np.flatnonzero(np.diff(wanted) > _NEAR) + 1)
         parts = [self._slice(int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs if len(run)]
@@ -149,7 +149,7 @@ class Table:
 
 
 def table_of(name: str, held: Any, rows: IntArray | None = None) -> Table | None:
-    """Look at a matrix of an AnnData, in memory, backed or lazy; None for what has no rows of numbers, such as a table.
+    """Wrap a matrix of an AnnData, in memory, backed or lazy; None if it has no numeric rows, for example a table.
 
     Args:
         name: its name.
@@ -178,21 +178,21 @@ def table_of(name: str, held: Any, rows: IntArray | None = None) -> Table | None
 def _num_elements(held: Any) -> float:
     if hasattr(held, "nnz"):
         return float(held.nnz)
-    group = getattr(held, "group", None)  # of a sparse dataset of anndata
+    group = getattr(held, "group", None)  # set on a sparse dataset of anndata
     if group is not None:
         return float(group["data"].shape[0])
-    return float(math.prod(held.shape)) / 10  # a lazy one tells when it is read
+    return float(math.prod(held.shape)) / 10  # an estimate: a lazy matrix shows its size only when read
 
 
 _HDF5 = (".h5ad", ".h5mu", ".h5")
 
 
 def spread_collections(sources: list[Any], folder: Path) -> list[tuple[Any, bool]]:
-    """Return inputs one by one, and of each whether it is a dataset of a collection.
+    """Return a flat list of inputs, each with a flag whether it is a dataset of a collection.
 
     Args:
         sources: paths, groups, AnnData.
-        folder: the collection that they are added to.
+        folder: the collection to which they are added.
 
     Raises:
         ConfigError: that collection is among them.

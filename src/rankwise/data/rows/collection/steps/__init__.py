@@ -1,4 +1,4 @@
-"""The steps of a writing, as lists of tasks."""
+"""The steps of a write, as lists of tasks."""
 
 from __future__ import annotations
 

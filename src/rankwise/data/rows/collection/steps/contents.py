@@ -1,4 +1,4 @@
-"""Write rows: into shards, or first into buckets on disk; then close what was written."""
+"""Write rows: first into buckets on disk, then into shards; then close what was written."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rankwise.data.store import load_zarr
 
 __all__ = ["dataset_tasks", "entries_of", "matrix_tasks", "spill_tasks", "turn_tasks"]
 
-_BUCKETS = 4  # a task takes the rows of so many buckets, where files are smaller
-_TASKS = 32  # but a dataset is cut into so many tasks at least, if it has the files
+_BUCKETS = 4  # buckets per task, if files are smaller
+_TASKS = 32  # at least this many tasks per dataset, if it has as many files
 
 
 class _Part(NamedTuple):
@@ -41,7 +41,7 @@ def matrix_tasks(job: Job, number: int) -> list[Task]:
     for which, field in enumerate(job.joined.matrices):
         place = f"{job.work / job.names[number]}/{stored_name(field.name)}"
         array = load_zarr().open_array(f"{place}/data" if field.kind == "csr" else place, mode="r")
-        if array.shards is None:  # there are no elements
+        if array.shards is None:  # no elements
             continue
         extent, shard = array.shape[0], array.shards[0]
         shard_rows = max(1, shard * rows // extent)
@@ -91,7 +91,7 @@ def _fill_sparse(job: Job, part: _Part) -> dict[str, dict[str, str]]:
 
 
 def _pointers(place: str) -> tuple[IntArray, IntArray | None, IntArray]:
-    """Return elements and zeros of each row, and where each begins."""
+    """Return for each row the number of elements, of padding zeros, and its start."""
     group = load_zarr().open_group(place, mode="r")
     pointers: IntArray = group["indptr"][:]
     stored: IntArray = np.diff(pointers).astype(np.int64)
@@ -102,7 +102,7 @@ def _pointers(place: str) -> tuple[IntArray, IntArray | None, IntArray]:
 
 
 def _bucket_rows(job: Job, part: _Part, start: int, stop: int) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of places from `start` to `stop`, bucket by bucket, and the first place of each."""
+    """Yield the rows with places from `start` to `stop`, bucket by bucket, each with its first place."""
     cuts = job.cuts
     for number in job.numbers(part.number):
         begin, end = int(cuts[number]), int(cuts[number + 1])
@@ -120,11 +120,11 @@ def _stream(job: Job, part: _Part, place: str) -> ShardStream:
     return ShardStream(array, part.start, part.stop, scratch, batch_bytes=batch_bytes, keep_zeros=is_sparse)
 
 
-_ELEMENT_BYTES = 80  # what an element of a matrix by columns takes on its way, sorting included
+_ELEMENT_BYTES = 80  # memory for an element of a matrix stored by columns while it is sorted
 
 
 def turn_tasks(job: Job) -> list[Task]:
-    """Matrices that are stored by columns get rows."""
+    """Return tasks that turn matrices stored by columns."""
     size = max(1, job.options.budget // 12 // _ELEMENT_BYTES)
     tasks = []
     for (number, name), turned in job.turned.items():
@@ -143,7 +143,7 @@ def _turn(job: Job, turned: Turned, portion: int, start: int, stop: int) -> str:
 
 
 def spill_tasks(job: Job) -> list[Task]:
-    """Blocks of rows go into buckets."""
+    """Return tasks that move blocks of rows into buckets."""
     row_bytes = [sum(held.tables[field.name].row_bytes for field in job.joined.matrices) for held in job.joined.inputs]
     return [
         Task(
@@ -171,10 +171,10 @@ def _spill(job: Job, block: Block) -> str:
 
 
 def dataset_tasks(job: Job) -> list[Task]:
-    """Return the tasks of the second pass: dataset after dataset, as disk space comes free with each."""
+    """Return the tasks of the second pass, dataset after dataset, so that each one frees disk space."""
     tasks = []
     for number, name in enumerate(job.names):
-        if f"end-{name}" in job.marks.notes:  # it may have moved into the collection already
+        if f"end-{name}" in job.marks.notes:  # it may have been moved into the collection already
             rows = float(job.edges[number + 1] - job.edges[number])
             tasks.append(Task(name=f"end-{name}", run=lambda: None, rows=rows))
             continue
@@ -186,7 +186,7 @@ def dataset_tasks(job: Job) -> list[Task]:
 
 
 def entries_of(job: Job) -> dict[str, Any]:
-    """Return what the manifest says about the datasets."""
+    """Return the manifest entries of the datasets."""
     return {name: job.marks.notes[f"end-{name}"] for name in job.names}
 
 

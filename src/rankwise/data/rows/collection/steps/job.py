@@ -1,4 +1,4 @@
-"""One writing: what it reads, where it writes, and what things are called there."""
+"""One write: what it reads, where it writes, and its file names."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ class Block:
 
     @property
     def rows(self) -> IntArray:
-        """Its rows, numbered over all inputs."""
+        """Its row numbers, over all inputs."""
         return np.arange(self.first, self.first + self.stop - self.start, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
-    """One writing.
+    """One write.
 
     Attributes:
         work: folder beside the collection.
         joined: the inputs.
-        options: how.
-        edges: int64[datasets + 1], places at which datasets begin.
-        placing: which row goes where.
+        options: how to write.
+        edges: int64[datasets + 1], first place of each dataset.
+        placing: the place of each row.
         names: of the datasets.
         bucket_rows: rows of a bucket.
-        block_rows: rows that are read at once.
-        ranks: who writes.
-        marks: what is done.
+        block_rows: rows to read at once.
+        ranks: the ranks that write.
+        marks: the finished tasks.
     """
 
     work: Path
@@ -76,12 +76,12 @@ class Job:
 
     @cached_property
     def piece(self) -> str:
-        """Name of the files that this process alone writes: of no process before it."""
+        """Name for files that only this process writes; no earlier process has used it."""
         return f"{self.ranks.rank}-{secrets.token_hex(6)}"
 
     @cached_property
     def cuts(self) -> IntArray:
-        """Places at which buckets begin: int64[buckets + 1]; edges of datasets are among them."""
+        """First place of each bucket: int64[buckets + 1]; includes the edges of datasets."""
         rows = self.bucket_rows
         parts = [
             start + np.arange(-(-(stop - start) // rows), dtype=np.int64) * rows
@@ -91,7 +91,7 @@ class Job:
 
     @cached_property
     def buckets(self) -> Buckets:
-        """The rows on their way."""
+        """The rows in transit."""
         accepts = self.accepts("spill")
         return Buckets(self.work / "buckets", self.cuts, self.joined.fields, self.piece, accepts)
 
@@ -124,7 +124,7 @@ class Job:
         return tuple(found)
 
     def accepts(self, kind: str) -> Callable[[str, int], bool]:
-        """Return what says whether a portion of a piece came in whole: the mark of its task names the piece."""
+        """Return a check whether a process wrote a portion completely: the mark of its task names its piece."""
         return lambda piece, number: self.marks.notes.get(f"{kind}-{number}") == piece
 
     def numbers(self, dataset: int) -> range:
@@ -133,7 +133,7 @@ class Job:
         return range(first, last)
 
     def matrix(self, block: Block, which: int) -> Any:
-        """Read a block of a matrix, as it goes into the collection."""
+        """Read a block of a matrix in the form of the collection."""
         field = self.joined.matrices[which]
         turned = self.turned.get((block.which, field.name))
         source = turned if turned is not None else self.joined.inputs[block.which].tables[field.name]
@@ -144,12 +144,12 @@ _FILE = "repeats.npy"
 
 
 def name_tasks(job: Job) -> list[Task]:
-    """Names are counted by one process, by their hashes: 8 bytes a row, and as much again where names come twice."""
+    """Return the task that counts names, on one process, by hash: 8 bytes per row, and as much again for duplicates."""
     return [Task(name="names", run=partial(_count, job))]
 
 
 def repeats_of(job: Job, start: int, stop: int) -> IntArray | None:
-    """Return the number behind the names of rows of some places, 0 = none; None = behind no name at all."""
+    """Return the suffix number of the names of some places, 0 = no suffix; None = no name has a suffix."""
     if not job.marks.notes["names"]:
         return None
     found: IntArray = np.load(job.work / _FILE, mmap_mode="r")[start:stop]
@@ -171,7 +171,7 @@ def _count(job: Job) -> bool:
 
 
 def _avoid_names_that_are_there(job: Job, hashes: NDArray, repeats: IntArray) -> None:
-    """A name with its number may be another row's own name: such rows take a number beyond all others."""
+    """A name with a suffix may equal another row's name: give such rows a number larger than all others."""
     held = np.sort(hashes)
     for block in job.blocks:
         mine = repeats[block.rows[0] : block.rows[-1] + 1]

@@ -1,4 +1,4 @@
-"""The empty tables of a collection, and what they are filled with."""
+"""Creates the empty tables of a collection, and writes their columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankwise.data.store import load_zarr
 
 __all__ = ["skeleton_tasks", "table_tasks"]
 
-_SHARE = 4  # of the memory budget, for the columns that are written together
+_SHARE = 4  # of the memory budget, for columns written together
 
 
 def table_tasks(job: Job, number: int) -> list[Task]:
@@ -38,7 +38,7 @@ def table_tasks(job: Job, number: int) -> list[Task]:
 
 
 def _groups(job: Job, sizes: Sequence[float]) -> list[list[int]]:
-    """Cut the columns into groups that fit into memory together; number 0 is the names."""
+    """Divide the columns into groups that fit into memory; number 0 is the names."""
     groups: list[list[int]] = [[]]
     held = 0.0
     for which, size in enumerate(sizes):
@@ -81,7 +81,7 @@ def _write_names(job: Job, number: int, place: Any, names: Text) -> None:
 
 
 def _put(group: Any, name: str, column: ObsColumn, values: Any) -> None:
-    if name in group:  # left from a process that was killed
+    if name in group:  # left by a killed process
         shutil.rmtree(group.store.root / group.path / name)
     with quiet_anndata():
         load_anndata().io.write_elem(group, name, column.finish(values))
@@ -91,13 +91,13 @@ _DICT = {"encoding-type": "dict", "encoding-version": "0.1.0"}
 
 
 def skeleton_tasks(job: Job) -> list[Task]:
-    """Every dataset is begun."""
+    """Return tasks that create each dataset."""
     return [Task(name=f"begin-{name}", run=partial(_begin, job, number)) for number, name in enumerate(job.names)]
 
 
 def _begin(job: Job, number: int) -> None:
     place = job.work / job.names[number]
-    if place.exists():  # left from a process that was killed
+    if place.exists():  # left by a killed process
         shutil.rmtree(place)
     group = load_zarr().open_group(str(place), mode="w", zarr_format=3)
     with quiet_anndata():
@@ -111,7 +111,7 @@ def _begin(job: Job, number: int) -> None:
 
 
 def _write_groups(group: Any, name: str, var: Any, columns: list[str]) -> None:
-    """Write an AnnData without rows and matrices; its table of observations waits for its columns."""
+    """Write an AnnData without rows and matrices; later tasks add the columns of its table of observations."""
     anndata = load_anndata()
     anndata.experimental.write_dispatched(group, name, anndata.AnnData(var=var, shape=(0, len(var))), callback=_plain)
     made = group if name == "/" else group[name]
