@@ -213,6 +213,21 @@ def test_where_nothing_is_read_early(why):
     assert loader(source, across_epochs=True).start_prefetch()  # the user says that it does not matter
 
 
+def no_thread(self):
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("fails", ["start_prefetch", "iteration"])
+def test_a_system_without_threads(monkeypatch, fails):
+    """Who asks is told that no thread can be started; once one can, all steps come."""
+    mine = loader()
+    with monkeypatch.context() as system:
+        system.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            mine.start_prefetch() if fails == "start_prefetch" else next(iter(mine))
+    assert shown(mine) == shown(loader())
+
+
 def test_stopped_loaders_refuse():
     """As iterating does, with the same words; so do closed ones."""
     closed = SampleLoader(Noted(), order=Order(50, batch_size=8), device=None, world=World.single())

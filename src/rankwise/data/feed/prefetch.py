@@ -146,8 +146,8 @@ class ReadAhead(Generic[S, T]):
 
     It reads the steps that were asked for and, where there are more, a few beyond them: those of an epoch that may
     come next. Then its thread ends; asking for more starts another that goes on where it was. It also ends when
-    reading fails (the error reaches the consumer after the steps before it) and when `close` is called, as the garbage
-    collection does, and the exit of the interpreter.
+    reading fails (the error reaches the consumer after the steps before it), after `stop`, which the garbage collection
+    calls, and after `close`, which the exit of the interpreter calls.
 
     Args:
         reader: reads them.
@@ -178,10 +178,18 @@ class ReadAhead(Generic[S, T]):
         return self._pid != os.getpid()
 
     def ask(self, num_steps: int, *, beyond: int) -> None:
-        """Let it read so many more steps, and some beyond them that may be asked for later."""
+        """Let it read so many more steps, and some beyond them that may be asked for later.
+
+        Raises:
+            RuntimeError: the system has no thread for it; nothing was asked then, and it may be asked again.
+        """
         if self._work.ask(num_steps, beyond=beyond):
             self._thread = _Thread(target=self._work.run, name="rankwise-reader", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:
+                self._work.forgo(num_steps)
+                raise
 
     @property
     def closed(self) -> bool:
@@ -270,6 +278,12 @@ class _Work(Generic[S, T]):
             self._end(error)
         else:
             self._end(None)
+
+    def forgo(self, num_steps: int) -> None:
+        """Take back what was asked for: no thread could be started for it."""
+        with self._lock:
+            self._asked -= num_steps
+            self._running = False
 
     def _goes_on(self, *, beyond: bool) -> bool:
         with self._lock:

@@ -89,14 +89,15 @@ class Stages:
 
         Raises:
             ShutdownError: closed, or in a fork of the process that made it.
+            RuntimeError: the system has no thread for it.
         """
         self._refuse_elsewhere()
         with self._lock:
             if self._closed:
                 raise ShutdownError("the pipeline was closed: it takes no more samples")
-            self._puller.push(samples)
-            for stage in (self._pulled, self._planned, self._read):
+            for stage in (self._pulled, self._planned, self._read):  # first: where one cannot start, nothing is pushed
                 stage.ask(0, beyond=_UNBOUNDED)
+            self._puller.push(samples)
 
     @property
     def pending(self) -> bool:
