@@ -17,7 +17,7 @@ from rankwise.data.rows import Loader
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.hundred_rows import hundred_obs, loader_of_hundred, rows_of
-from rankwise.testing.new_threads import threads_end, threads_since
+from rankwise.testing.new_threads import threads_end
 
 
 def test_one_request_more_is_read_and_used(hundred, reads):
@@ -194,7 +194,7 @@ def test_a_loader_that_is_forgotten_leaves_nothing(hundred, reads):
     rows_of(loader)
     memory = weakref.ref(reads.readers[0])
     del loader
-    assert not threads_since("rankwise-reader")
+    assert threads_end("rankwise-reader")
     reads.readers.clear()
     assert memory() is None
     assert len(reads) <= 6

@@ -114,7 +114,7 @@ class StreamReader:
 
     def close(self) -> None:
         """Let nobody wait for samples, arrays or memory any more."""
-        self._planned.close()
+        self._planned.close(waits=False)
         self._leases.close()
 
     def read(

@@ -177,16 +177,23 @@ class Stages:
                 "Make a pipeline in each process"
             )
 
-    def close(self) -> None:
-        """Stop the threads and wait for those that can be woken; a thread inside the user's iterable is left to it."""
+    def close(self, *, waits: bool = True) -> None:
+        """Stop the threads and wait for those that can be woken; a thread inside the user's iterable is left to it.
+
+        Args:
+            waits: whether to wait: not in a garbage collection, which may run in any thread.
+        """
         if self._read.is_elsewhere:
             return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        self._read.close()
-        self.engine.close()
+        self._read.close(waits=False)
+        if waits:
+            for stage in (self._read, self._planned, self._pulled):
+                stage.close()
+            self.engine.close()
         self._reader.skips.say_total()
 
 
