@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -49,8 +50,9 @@ class SkipBudget:
             )
         self._limit = int(on_bad_sample) if number else 0
         self._skipped: set[tuple[int, int]] = set()
-        # The thread of a pass that was left may still be inside its last read when that of the next one begins.
-        self._lock = threading.Lock()
+        # The thread of a pass that was left may still be inside its last read when that of the next one begins. Of
+        # each process its own: one that is forked meanwhile would find it held for ever.
+        self._locks: dict[int, threading.Lock] = {}
         self._grant: Callable[[int], int | None] = self._next
 
     def __reduce__(self) -> tuple[type[SkipBudget], tuple[int]]:
@@ -93,7 +95,7 @@ class SkipBudget:
         if not error.damage or not self.may_skip:
             raise error
         # Deciding and noting in one go, the question to other workers included: the last place goes to one sample only.
-        with self._lock:
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
             # one that does not say which sample it is about counts by itself
             key = (share.step.epoch, error.sample if error.sample >= 0 else -1 - len(self._skipped))
             if key in self._skipped:

@@ -79,7 +79,7 @@ def test_a_forgotten_pipeline_stops(volume, config):
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_push_without_threads(volume, config, monkeypatch, nth):
-    """Where a thread cannot be started the push fails and has pushed nothing; no pop waits for it, the next one goes."""
+    """Where a thread cannot be started the push fails whole: no pop waits for its samples, and the next one goes."""
     start, started = threading.Thread.start, []
 
     def fails_once(thread):
