@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -20,17 +21,23 @@ _SIGN_BYTES = 128
 _log = logging.getLogger("rankwise.tracking")
 # Descriptors of locks that this process holds, by the real path of the lock file.
 _held: dict[str, int] = {}
+# Held where a lock file is open and not in the table, or the reverse: forks wait for that. The thread in it may fork.
+_forks_wait = threading.RLock()
 
 
 def _forget_in_child() -> None:
     """Close the copies in a forked child (a loader worker): an orphan must not keep its dead parent's lock."""
+    try:
+        _forks_wait.release()
+    except RuntimeError:  # a Ctrl-C has ended the wait for it: Python prints that, and forks all the same
+        _forks_wait._at_fork_reinit()  # type: ignore[attr-defined]  # noqa: SLF001  (as Python does with its own)
     for fd in _held.values():
         with contextlib.suppress(OSError):
             os.close(fd)
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(before=_forks_wait.acquire, after_in_parent=_forks_wait.release, after_in_child=_forget_in_child)
 
 
 class FileLock:
@@ -68,18 +75,25 @@ class FileLock:
                 said = True
             time.sleep(_POLL_S)
         self._fd = fd
-        _held[str(self.path.absolute())] = fd
         self._sign(fd)
 
     def release(self) -> None:
         """Give the lock back. Calling it again, or in a forked child, does nothing."""
-        if self._fd is not None and _held.get(str(self.path.absolute())) == self._fd:
-            del _held[str(self.path.absolute())]
-            os.close(self._fd)
+        with _forks_wait:
+            if self._fd is not None and _held.get(str(self.path.absolute())) == self._fd:
+                del _held[str(self.path.absolute())]
+                os.close(self._fd)
         self._fd = None
 
     def _try(self) -> int | None:
-        """Return a descriptor that holds the lock, None if somebody else has it."""
+        """Return a descriptor that holds the lock and is in the table, None if somebody else has it."""
+        with _forks_wait:
+            fd = self._opened()
+            if fd is not None:
+                _held[str(self.path.absolute())] = fd
+            return fd
+
+    def _opened(self) -> int | None:
         # opening it is enough to hold it: so only who may write in the folder may open it
         shared = 0o060 if self.path.parent.stat().st_mode & 0o020 else 0
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 | shared)
