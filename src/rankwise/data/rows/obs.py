@@ -11,6 +11,7 @@ import numpy as np
 from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.blockwise import blocks, taken
 from rankwise.data.rows.datasets import AnyDataset
+from rankwise.data.rows.notices import say_once
 from rankwise.errors import ConfigError
 
 __all__ = [
@@ -55,7 +56,8 @@ def read_column(datasets: Sequence[AnyDataset], name: str) -> ObsColumn:
 
     Text counts as categories, sorted, if its different values are few. Categories come in the order of the first
     dataset; those that only later ones have follow. Whole numbers and truth values of which some are missing come as
-    floats, those as NaN: float32 where it holds all of them (up to 16 bits), else float64.
+    floats, those as NaN: float32 where it holds all of them (up to 16 bits), else float64. What even that must round is
+    said once: whole numbers beyond 2**53, some of which are missing, or which are floats in another dataset.
 
     Raises:
         ConfigError: there is no such column, its texts are too many, or its kind differs from dataset to dataset.
@@ -73,6 +75,9 @@ def read_column(datasets: Sequence[AnyDataset], name: str) -> ObsColumn:
     numbers = [_numbers(name, part, dataset) for part, dataset in zip(parts, datasets, strict=True)]
     values = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
+    if values.dtype.kind == "f":
+        for part, dataset in zip(parts, datasets, strict=True):
+            _say_rounding(name, part, dataset, values.dtype)
     return ObsColumn(name=name, spec=FieldSpec(shape=(), dtype=values.dtype), categories=None, values=values)
 
 
@@ -155,6 +160,20 @@ def _numbers(name: str, part: Any, dataset: AnyDataset) -> NDArray:
     wanted = wanted if wanted.kind == "f" else np.result_type(wanted, np.float32)
     with_gaps: NDArray = part.to_numpy(dtype=wanted, na_value=np.nan)
     return with_gaps
+
+
+def _say_rounding(name: str, part: Any, dataset: AnyDataset, dtype: DType) -> None:
+    exact = 2 ** (np.finfo(dtype).nmant + 1)
+    stored = np.dtype(getattr(part.dtype, "numpy_dtype", part.dtype))
+    if stored.kind not in "iu" or np.iinfo(stored).max <= exact:
+        return
+    known = part if isinstance(part, np.ndarray) else part[~part.isna()]
+    if len(known) and max(int(known.max()), -int(known.min())) > exact:  # looked at: most columns hold small ones
+        say_once(
+            f"the obs column {name!r} of {dataset.place} holds {stored} and comes out as {dtype}: whole numbers beyond "
+            f"{exact:,} are rounded. Names are better a category (adata.obs[{name!r}].astype('category'))",
+            key=f"obs {name} {stored} {dtype}",
+        )
 
 
 def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -> Any:
