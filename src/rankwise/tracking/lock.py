@@ -8,10 +8,10 @@ import json
 import logging
 import os
 import socket
-import threading
 import time
 from pathlib import Path
 
+from rankwise._process.forks import fork_gate
 from rankwise.errors import RunDirError
 
 __all__ = ["FileLock"]
@@ -21,23 +21,19 @@ _SIGN_BYTES = 128
 _log = logging.getLogger("rankwise.tracking")
 # Descriptors of locks that this process holds, by the real path of the lock file.
 _held: dict[str, int] = {}
-# Held where a lock file is open and not in the table, or the reverse: forks wait for that. The thread in it may fork.
-_forks_wait = threading.RLock()
+# Held where a lock file is open and not in the table, or the reverse.
+_forks_wait = fork_gate()
 
 
 def _forget_in_child() -> None:
     """Close the copies in a forked child (a loader worker): an orphan must not keep its dead parent's lock."""
-    try:
-        _forks_wait.release()
-    except RuntimeError:  # a Ctrl-C has ended the wait for it: Python prints that, and forks all the same
-        _forks_wait._at_fork_reinit()  # type: ignore[attr-defined]  # noqa: SLF001  (as Python does with its own)
     for fd in _held.values():
         with contextlib.suppress(OSError):
             os.close(fd)
     _held.clear()
 
 
-os.register_at_fork(before=_forks_wait.acquire, after_in_parent=_forks_wait.release, after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class FileLock:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
+from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import BoolArray, DType, NDArray
 from rankwise.data.store.adopting import AdoptedArrays
 from rankwise.data.store.boxes import BoxReport, BoxRequest, Spread, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.files import FileBook, HandleCache, local_size
-from rankwise.data.store.forks import renew_in_children
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, make_plan
 from rankwise.data.store.reading import (
