@@ -186,18 +186,20 @@ def test_a_slow_console_loses_nothing(launcher):
     """A reader that reads, however slowly, gets every line: the ranks wait for it."""
     script = launcher.script("for i in range(40_000): print(i, 'x' * 99)")
     process = launcher.start("--nproc", 2, "--tee", "all", "--no-merge", script)
-    out, num_bytes = [], 0
+    out, num_bytes, has_slept = [], 0, False
     while piece := os.read(process.stdout.fileno(), 4096):
         out.append(piece)
         num_bytes += len(piece)
         os.sched_yield()
-        if num_bytes > 2**21 > num_bytes - len(piece):
+        if num_bytes >= 2**21 and not has_slept:
+            has_slept = True
             time.sleep(0.5)  # the supervisor's queue is full now
             process.send_signal(signal.SIGSTOP)
             time.sleep(5.5)  # a machine that sleeps, or has no core for it: the reader is not gone
             process.send_signal(signal.SIGCONT)
             time.sleep(0.5)  # it runs before we do
     assert process.wait() == 0
+    assert has_slept
     lines = b"".join(out).splitlines()
     for prefix in (b"", b"[1] "):
         assert [line for line in lines if line.startswith(b"[1]") == bool(prefix)] == [

@@ -14,17 +14,6 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
-SLURM = {
-    "SLURM_JOB_ID": "7001",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "5",
-    "SLURM_NTASKS": "6",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "2",
-    "SLURM_STEP_NUM_NODES": "3",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
-    "SLURM_STEP_NODELIST": "gpu[07-09]",
-}
 
 
 def test_an_empty_environment_is_a_world_of_one():
@@ -50,16 +39,16 @@ def test_the_agents_store_is_recognised():
     assert not find_place(TORCHRUN | agent | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).agent_store
 
 
-def test_the_first_complete_family_wins():
+def test_the_first_complete_family_wins(slurm_step):
     """With torchrun inside mpirun inside Slurm: the innermost launcher, which is the first family, decides."""
-    assert find_place(TORCHRUN | OPEN_MPI | SLURM).family == "torchrun"
-    assert find_place(OPEN_MPI | SLURM).family == "open mpi"
-    assert find_place(SLURM).family == "slurm"
+    assert find_place(TORCHRUN | OPEN_MPI | slurm_step).family == "torchrun"
+    assert find_place(OPEN_MPI | slurm_step).family == "open mpi"
+    assert find_place(slurm_step).family == "slurm"
 
 
-def test_half_a_family_matters_only_without_a_whole_one():
+def test_half_a_family_matters_only_without_a_whole_one(slurm_step):
     """WORLD_SIZE exported in a batch script does not disturb srun; alone it is refused, naming what is missing."""
-    assert find_place(SLURM | {"WORLD_SIZE": "6", "MASTER_ADDR": "gpu07"}).family == "slurm"
+    assert find_place(slurm_step | {"WORLD_SIZE": "6", "MASTER_ADDR": "gpu07"}).family == "slurm"
     with pytest.raises(WorldError, match=r"WORLD_SIZE=6 is set but RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not"):
         find_place({"WORLD_SIZE": "6"})
 
@@ -76,10 +65,10 @@ def test_half_a_family_matters_only_without_a_whole_one():
         ({"GROUP_RANK": "2", "GROUP_WORLD_SIZE": "2"}, "GROUP_RANK=2 contradicts GROUP_WORLD_SIZE=2"),
     ],
 )
-def test_contradictions_name_variables_and_values(change, message):
+def test_contradictions_name_variables_and_values(slurm_step, change, message):
     """A contradiction inside the family that counts is an error, even where another family is whole."""
     with pytest.raises(WorldError, match=message):
-        find_place(TORCHRUN | SLURM | change)
+        find_place(TORCHRUN | slurm_step | change)
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
@@ -106,7 +95,6 @@ KUBEFLOW = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MAST
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}, (3, 8), 4),
         (OPEN_MPI, (1, 2), 2),
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "LOCAL_RANK": "0"}, (1, 2), 1),
-        (SLURM, (5, 6), 2),
         (KUBEFLOW, (3, 4), 1),
         (LIGHTNING, None, 2),
         ({"WORLD_SIZE": "8"}, None, 1),

@@ -4,6 +4,8 @@ import fcntl
 import os
 import subprocess
 import tempfile
+import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,54 @@ def test_the_holder_is_named_when_the_wait_is_over(tmp_path):
     lock.acquire(wait_s=0)
     assert str(os.getpid()) in (tmp_path / "lock").read_text()
     lock.release()
+
+
+@pytest.mark.parametrize("way", ["acquire", "release"])
+def test_no_fork_takes_part_in_it(tmp_path, monkeypatch, way):
+    """A process that is forked by another thread while the lock is taken, or given back, does not keep it."""
+    lock, forks, begin, end = FileLock(tmp_path / "lock", what="the run"), [], os.pipe(), os.pipe()
+    forked = threading.Event()
+
+    def fork():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+            child = os.fork()
+        if child == 0:
+            os.write(begin[1], b"x")
+            os.close(end[1])
+            os.read(end[0], 1)
+            os._exit(0)
+        forks.append(child)
+        forked.set()
+
+    thread = threading.Thread(target=fork)
+    module, name = (fcntl, "flock") if way == "acquire" else (os, "close")
+    call = getattr(module, name)
+
+    def slow(fd, *how):
+        done = call(fd, *how) if way == "acquire" else None
+        if not thread.ident:
+            thread.start()
+            forked.wait(0.5)  # one that waits for us comes later
+        return done if way == "acquire" else call(fd)
+
+    if way == "release":
+        lock.acquire(wait_s=0)
+    monkeypatch.setattr(module, name, slow)
+    if way == "acquire":
+        lock.acquire(wait_s=0)
+    else:
+        lock.release()
+    monkeypatch.undo()
+    thread.join(60)
+    assert os.read(begin[0], 1) == b"x"
+    lock.release()
+    with (tmp_path / "lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(end[1])
+    os.waitpid(forks[0], 0)
+    for file in (*begin, end[0]):
+        os.close(file)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")

@@ -14,27 +14,35 @@ class Coordinator:
     """As much of JAX's client as the channel needs."""
 
     def __init__(self):
-        self.values, self.changed = {}, threading.Condition()
+        self.values, self.changed, self.num_asked = {}, threading.Condition(), 0
 
     def key_value_set_bytes(self, key, value):
         with self.changed:
+            self.num_asked += 1
             assert key not in self.values
             self.values[key] = value
             self.changed.notify_all()
 
     def blocking_key_value_get_bytes(self, key, patience_ms):
         with self.changed:
+            self.num_asked += 1
             if not self.changed.wait_for(lambda: key in self.values, patience_ms / 1000):
                 raise RuntimeError(f"timed out with key: {key}")
             return self.values[key]
 
+    def key_value_dir_get_bytes(self, folder):
+        with self.changed:
+            self.num_asked += 1
+            return [(key, value) for key, value in self.values.items() if key.startswith(f"{folder}/")]
+
     def key_value_delete(self, key):
         with self.changed:
+            self.num_asked += 1
             del self.values[key]
 
 
-def channel(rank, client, patience_s=30.0):
-    return KeyChannel(client, "x", rank, 3, timedelta(seconds=patience_s))
+def channel(rank, client, patience_s=30.0, world_size=3):
+    return KeyChannel(client, "x", rank, world_size, timedelta(seconds=patience_s))
 
 
 def test_every_rank_gets_all_messages():
@@ -57,6 +65,27 @@ def test_every_rank_gets_all_messages():
     assert found[0][49] == [b"49 of 0", b"49 of 1", b"49 of 2"]
     assert max(kept) <= 3 * 3
     assert len(client.values) == 3
+
+
+@pytest.mark.parametrize("rank", [0, 1, 999])
+def test_it_costs_a_few_questions_at_any_number_of_ranks(rank):
+    """Put, wait for one, take all that are there, delete; a rank that comes behind that costs a wait more."""
+    client = Coordinator()
+    client.values = {f"x/1/{other}": b"%d" % other for other in range(1000) if other != rank}
+    mine = channel(rank, client, world_size=1000)
+    assert mine.swap(b"%d" % rank) == [b"%d" % other for other in range(1000)]
+    assert client.num_asked == 3
+    client.values = {f"x/1/{rank}": b""} | {f"x/2/{other}": b"" for other in range(1000) if other not in (rank, 500)}
+    taken = client.key_value_dir_get_bytes
+
+    def late(folder):
+        found = taken(folder)
+        client.values["x/2/500"] = b""
+        return found
+
+    client.num_asked, client.key_value_dir_get_bytes = 0, late
+    assert mine.swap(b"") == [b""] * 1000
+    assert client.num_asked == 5
 
 
 def test_a_late_rank_is_an_error():

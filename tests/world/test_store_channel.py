@@ -12,7 +12,7 @@ from rankwise.testing.ranks import run_over_store
 from rankwise.world import binding, store_channel
 from rankwise.world.arrival import Mail
 from rankwise.world.key_channel import KeyChannel
-from rankwise.world.small_store import Shelf
+from rankwise.world.small_store import Shelf, SmallStore
 from rankwise.world.store_channel import StoreKeys, store_world
 
 
@@ -36,6 +36,28 @@ def test_objects_travel_and_the_port_is_free_again():
 
     for _ in range(3):
         assert run_over_store(3, body, port) == [[0, 1, 2], None, None]
+
+
+def test_messages_that_are_there_come_together(monkeypatch):
+    """A rank asks for one message and is given the others with the next answer; a stranger's is refused there, too."""
+    asked, ask = [], SmallStore._ask
+
+    def noted(store, *question):
+        asked.append(question[0])
+        return ask(store, *question)
+
+    def body(world):
+        world.barrier()
+        if world.rank == 2:
+            assert world.channel.client.key_value_dir_get_bytes(f"{world.channel.name}/none") == []
+            world.channel.client._store.set(f"{world.channel.name}/strange/1", "AAAA")
+            with pytest.raises(RuntimeError, match="is not of this job"):
+                world.channel.client.key_value_dir_get_bytes(f"{world.channel.name}/strange")
+        return world.all_gather_object(world.rank)
+
+    monkeypatch.setattr(SmallStore, "_ask", noted)
+    assert run_over_store(6, body) == [[*range(6)]] * 6
+    assert "under" in asked
 
 
 def test_an_error_of_one_rank_is_raised_on_all():

@@ -10,7 +10,15 @@ from rankwise._process.slurm import slurm_place
 from rankwise._process.variables import Place, check_ranges, first_set, int_of, port_of
 from rankwise.errors import ConfigError, WorldError
 
-__all__ = ["Place", "announced_place", "find_place", "given_place", "loopback_address", "num_local_ranks"]
+__all__ = [
+    "Place",
+    "announced_place",
+    "find_place",
+    "given_place",
+    "loopback_address",
+    "num_local_ranks",
+    "speaking_rank",
+]
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
@@ -115,6 +123,14 @@ def announced_place(environ: Mapping[str, str]) -> Place | None:
             family="/".join(pair), rank=rank, world_size=size, local_world_size=None, node_rank=None, num_nodes=None
         )
     return place if place.world_size > 1 else None
+
+
+def speaking_rank(environ: Mapping[str, str]) -> int:
+    """Return the rank by which to choose who says something for all: 0 where the variables tell none."""
+    try:
+        return find_place(environ).rank
+    except WorldError:  # half a launcher's variables: whoever needs the place says so
+        return 0
 
 
 def num_local_ranks(environ: Mapping[str, str]) -> int:

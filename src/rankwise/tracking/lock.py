@@ -11,6 +11,7 @@ import socket
 import time
 from pathlib import Path
 
+from rankwise._process.forks import fork_gate
 from rankwise.errors import RunDirError
 
 __all__ = ["FileLock"]
@@ -20,6 +21,8 @@ _SIGN_BYTES = 128
 _log = logging.getLogger("rankwise.tracking")
 # Descriptors of locks that this process holds, by the real path of the lock file.
 _held: dict[str, int] = {}
+# Held where a lock file is open and not in the table, or the reverse.
+_forks_wait = fork_gate()
 
 
 def _forget_in_child() -> None:
@@ -68,18 +71,25 @@ class FileLock:
                 said = True
             time.sleep(_POLL_S)
         self._fd = fd
-        _held[str(self.path.absolute())] = fd
         self._sign(fd)
 
     def release(self) -> None:
         """Give the lock back. Calling it again, or in a forked child, does nothing."""
-        if self._fd is not None and _held.get(str(self.path.absolute())) == self._fd:
-            del _held[str(self.path.absolute())]
-            os.close(self._fd)
+        with _forks_wait:
+            if self._fd is not None and _held.get(str(self.path.absolute())) == self._fd:
+                del _held[str(self.path.absolute())]
+                os.close(self._fd)
         self._fd = None
 
     def _try(self) -> int | None:
-        """Return a descriptor that holds the lock, None if somebody else has it."""
+        """Return a descriptor that holds the lock and is in the table, None if somebody else has it."""
+        with _forks_wait:
+            fd = self._opened()
+            if fd is not None:
+                _held[str(self.path.absolute())] = fd
+            return fd
+
+    def _opened(self) -> int | None:
         # opening it is enough to hold it: so only who may write in the folder may open it
         shared = 0o060 if self.path.parent.stat().st_mode & 0o020 else 0
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 | shared)

@@ -154,7 +154,11 @@ class Mail:
 
     def read(self, key: str) -> str | None:
         """Return the text under a key that is there; None if it is not one of ours."""
-        code, _, text = self.store.get(key).decode(errors="replace").partition(" ")
+        return self.opened(key, self.store.get(key))
+
+    def opened(self, key: str, value: bytes) -> str | None:
+        """Return the text of what was found under a key; None if it is not one of ours."""
+        code, _, text = value.decode(errors="replace").partition(" ")
         return text if hmac.compare_digest(code.encode(), self.seal(key, text).encode()) else None
 
     def prefix(self, salt: str) -> str:

@@ -16,7 +16,7 @@ class KeyChannel:
     """Messages of some ranks to all of them, under keys of their own.
 
     Attributes:
-        client: JAX's client of its coordinator.
+        client: JAX's client of its coordinator, or one with the same calls.
         name: what the keys begin with; each group of ranks has its own.
         rank: this rank among them.
         world_size: how many they are.
@@ -50,16 +50,20 @@ class KeyChannel:
         self.swaps += 1
         self.client.key_value_set_bytes(self._key(self.swaps, self.rank), bytes(mine))
         patience_ms = max(1, int(self.timeout.total_seconds() * 1000))
-        found = [
-            bytes(mine)
-            if rank == self.rank
-            else bytes(self.client.blocking_key_value_get_bytes(self._key(self.swaps, rank), patience_ms))
-            for rank in range(self.world_size)
-        ]
+        found = {self.rank: bytes(mine)}
+        for rank in range(self.world_size):
+            if rank in found:
+                continue
+            found[rank] = bytes(self.client.blocking_key_value_get_bytes(self._key(self.swaps, rank), patience_ms))
+            if len(found) < self.world_size:
+                # what else is there comes with one question: one for each of them would cost the keeper of the keys
+                # time with the square of the ranks
+                others = self.client.key_value_dir_get_bytes(f"{self.name}/{self.swaps}")
+                found |= {int(key.rpartition("/")[2]): bytes(value) for key, value in others}
         # all have begun this swap, so all have read what was swapped before
         if self.swaps > 1:
             self.client.key_value_delete(self._key(self.swaps - 1, self.rank))
-        return found
+        return [found[rank] for rank in range(self.world_size)]
 
     def _key(self, swap: int, rank: int) -> str:
         return f"{self.name}/{swap}/{rank}"

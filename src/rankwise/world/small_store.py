@@ -1,7 +1,7 @@
 """A small store over TCP for ranks that meet without torch: text by key, kept by rank 0, asked for by all.
 
-It has the few calls that the meeting makes (see `meet`), named and meant as those of torch's stores. A question is one
-line of JSON, and so is its answer.
+It has the few calls that the meeting makes (see `meet`), named and meant as those of torch's stores, and `under`. A
+question is one line of JSON, and so is its answer.
 """
 
 from __future__ import annotations
@@ -47,6 +47,11 @@ class Shelf:
     def get(self, key: str) -> str:
         """Return the value of a key that is there."""
         return self._values[key]
+
+    def under(self, folder: str) -> list[tuple[str, str]]:
+        """Return the keys that begin with a folder's name and a slash, and their values."""
+        with self._lock:
+            return [(key, value) for key, value in self._values.items() if key.startswith(f"{folder}/")]
 
     def add(self, key: str, amount: int) -> int:
         """Add to a count, which begins at 0, and return it."""
@@ -112,7 +117,7 @@ class _Answering(socketserver.StreamRequestHandler):
 
     def _answer(self, question: Any) -> dict[str, Any]:
         name, *arguments = question if isinstance(question, list) and question else [""]
-        if name not in ("set", "get", "add", "check", "wait", "delete_key", "leave_word"):
+        if name not in ("set", "get", "under", "add", "check", "wait", "delete_key", "leave_word"):
             return {"error": f"the store knows no {name!r}"}
         try:
             if name == "leave_word":
@@ -178,6 +183,10 @@ class SmallStore:
     def get(self, key: str) -> bytes:
         """Return the value of a key that is there."""
         return str(self._ask("get", key)).encode()
+
+    def under(self, folder: str) -> list[tuple[str, bytes]]:
+        """Return the keys that begin with a folder's name and a slash, and their values."""
+        return [(str(key), str(value).encode()) for key, value in self._ask("under", folder)]
 
     def add(self, key: str, amount: int) -> int:
         """Add to a count, which begins at 0, and return it."""

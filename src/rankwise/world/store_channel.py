@@ -126,7 +126,21 @@ class StoreKeys:
         """
         with _as_a_loss():
             self._await(key, patience_ms / 1000)
-            text = self._mail.read(key)
+            return self._opened(key, self._store.get(key))
+
+    def key_value_dir_get_bytes(self, folder: str) -> list[tuple[str, bytes]]:
+        """Return the messages under a folder of keys that are there, with their keys; none from a store of torch's.
+
+        Raises:
+            RuntimeError: the store is gone, or one is a stranger's.
+        """
+        if not isinstance(self._store, SmallStore):
+            return []  # it cannot list its keys
+        with _as_a_loss():
+            return [(key, self._opened(key, value)) for key, value in self._store.under(folder)]
+
+    def _opened(self, key: str, value: bytes) -> bytes:
+        text = self._mail.opened(key, value)
         if text is None:
             raise RuntimeError(f"the message {key} is not of this job: it has another {SECRET_VARIABLE}")
         return base64.b64decode(text)

@@ -1,6 +1,11 @@
 """A budget of damaged samples: left out of batches, counted, never silent."""
 
 import logging
+import os
+import signal
+import threading
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,6 +136,43 @@ def test_what_is_read_again_counts_once():
     mine.set_epoch(2)
     with pytest.raises(SampleError, match="broken"):
         list(mine)
+
+
+def test_a_fork_in_the_midst_of_a_decision():
+    """What a thread of the parent is just deciding about holds up no process that is forked meanwhile."""
+    parent, deciding = os.getpid(), threading.Event()
+    begin, end = os.pipe()
+
+    class Number(int):
+        """Of the damaged sample; looked at while it is decided about."""
+
+        def __ge__(self, other):
+            if os.getpid() == parent:
+                deciding.set()
+                os.read(begin, 1)
+            return int(self) >= other
+
+    class Forked(Damaged):
+        def read(self, plan, into):
+            report = super().read(plan, into)
+            errors = tuple(SampleError("broken", sample=Number(error.sample), damage=True) for error in report.errors)
+            return replace(report, errors=errors)
+
+    mine, seen = loader(Forked(20, {3}), on_bad_sample=1), []
+    thread = threading.Thread(target=lambda: seen.extend(mine))
+    thread.start()
+    assert deciding.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(sum(batch.count for step in mine for batch in step))
+    status = os.waitpid(child, 0)[1]
+    os.close(end)
+    thread.join(60)
+    os.close(begin)
+    assert os.waitstatus_to_exitcode(status) == sum(batch.count for step in seen for batch in step) == 19
 
 
 def test_padding_of_weight_zero_is_no_loss():

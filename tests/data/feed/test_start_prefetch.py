@@ -29,7 +29,7 @@ class Noted(FreeSource):
         self.group_steps, self.unread = together, unread
         self.fields = {"x": FieldSpec(shape=(2,), dtype=np.dtype("i8"))}
         self.read_steps = []
-        self.may_read = threading.Event()
+        self.reads, self.may_read = threading.Event(), threading.Event()
         self.may_read.set()
 
     def plan(self, share):
@@ -39,7 +39,8 @@ class Noted(FreeSource):
         pass
 
     def read(self, plan, into):
-        assert self.may_read.wait(20)
+        self.reads.set()
+        assert self.may_read.wait(60)
         share = plan.share
         if share.step.epoch == self.unread:
             raise DataError("no bytes")
@@ -213,6 +214,21 @@ def test_where_nothing_is_read_early(why):
     assert loader(source, across_epochs=True).start_prefetch()  # the user says that it does not matter
 
 
+def no_thread(self):
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("fails", ["start_prefetch", "iteration"])
+def test_a_system_without_threads(monkeypatch, fails):
+    """Who asks is told that no thread can be started; once one can, all steps come."""
+    mine = loader()
+    with monkeypatch.context() as system:
+        system.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            mine.start_prefetch() if fails == "start_prefetch" else next(iter(mine))
+    assert shown(mine) == shown(loader())
+
+
 def test_stopped_loaders_refuse():
     """As iterating does, with the same words; so do closed ones."""
     closed = SampleLoader(Noted(), order=Order(50, batch_size=8), device=None, world=World.single())
@@ -228,34 +244,50 @@ def test_stopped_loaders_refuse():
 
 
 @pytest.mark.parametrize("way", ["close", "forget", "cycle"])
-def test_ending_it_while_it_reads(way):
-    """Closing waits for the thread, and so does forgetting the loader; nothing is left."""
+def test_ending_it_while_it_reads(way, caplog):
+    """Closing waits for the thread. Forgetting the loader does not, in whichever thread it is; nothing is left."""
     source = Noted()
     source.may_read.clear()
     mine = SampleLoader(source, order=Order(50, batch_size=8), device=None, depth=3, world=World.single())
     assert mine.start_prefetch()
-    threading.Timer(0.05, source.may_read.set).start()
+    assert source.reads.wait(60)
     if way == "cycle":
         mine.itself = mine
     if way == "close":
+        threading.Timer(0.05, source.may_read.set).start()
         mine.close()
+        assert not threads_since("rankwise-reader")
     del mine
     gc.collect()
-    assert not threads_since("rankwise-reader")
+    if way != "close":
+        assert threads_since("rankwise-reader")  # its read goes on, and nobody has waited for it in vain
+        assert not caplog.records
+        source.may_read.set()
+    assert threads_end("rankwise-reader")
+    assert len(source.read_steps) == 1
 
 
 SCRIPT = """
-import importlib.util, os, threading, warnings
+import atexit, importlib.util, os, threading, warnings
+atexit.register(lambda: print(bool(source.read_steps)))  # the first one: called last
 warnings.simplefilter("ignore")
 spec = importlib.util.spec_from_file_location("here", {file!r})
 here = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(here)
 mine = here.loader(across_epochs=False)
-mine.source.may_read.clear()
+source = mine.source
+source.may_read.clear()
 assert mine.start_prefetch()
+assert source.reads.wait(60)
 {then}
 """
-EXITS = 'threading.Timer(0.2, mine.source.may_read.set).start()\nprint("exits")'
+EXITS = """
+timer = threading.Timer(0.2, source.may_read.set)
+timer.daemon = True  # else the interpreter waits for it first
+timer.start()
+print("exits")
+"""
+FORGETS = f"del mine{EXITS}"
 FORKS = """
 mine.source.may_read.set()
 assert here.threads_end("rankwise-reader")
@@ -266,9 +298,11 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(here.shown(mine)))
 """
 
 
-@pytest.mark.parametrize(("then", "wanted"), [(EXITS, "exits\n"), (FORKS, f"{70 + 3 + 7} 7\n")])
+@pytest.mark.parametrize(
+    ("then", "wanted"), [(EXITS, "exits\nTrue\n"), (FORGETS, "exits\nTrue\n"), (FORKS, f"{70 + 3 + 7} 7\nTrue\n")]
+)
 def test_exits_and_forks_behind_it(then, wanted):
-    """The interpreter exits while it reads; a forked process reads all steps of its epoch itself."""
+    """The interpreter exits while it reads, and waits for that, forgotten or not; a fork reads its epoch itself."""
     script = SCRIPT.format(file=str(Path(__file__).resolve()), then=then)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, wanted, "")

@@ -1,7 +1,8 @@
 """A training whose ranks lose time where the arguments say: plain DDP on gloo, no word of rankwise.
 
-``slow_data``, ``slow_forward`` and ``slow_everywhere`` may be given, each step as many milliseconds; ``heavy``;
-``find_unused`` and ``static_graph`` of DDP; ``accumulate``, micro-batches of a step; ``idle``, a part without use.
+``slow_data``, ``slow_forward`` and ``slow_everywhere`` may be given, each step as many milliseconds; ``heavy``, with
+``hook=sync`` by one that waits; ``find_unused`` and ``static_graph`` of DDP; ``accumulate``, micro-batches of a step;
+``idle``, a part without use.
 """
 
 import contextlib
@@ -65,6 +66,12 @@ if "heavy" in wanted:
 
     def send_more(_, bucket):
         """DDP's own mean of the gradients, behind seven all-reduces of as much."""
+        if wanted.get("hook") == "sync":
+            for each in (*more, bucket.buffer().div_(dist.get_world_size())):
+                dist.all_reduce(each)
+            done = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
         ahead = [dist.all_reduce(each, async_op=True).get_future() for each in more]
         gradients = bucket.buffer().div_(dist.get_world_size())
         ahead.append(dist.all_reduce(gradients, async_op=True).get_future())

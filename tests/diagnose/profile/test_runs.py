@@ -62,6 +62,16 @@ def test_a_large_gradient_is_communication(tmp_path):
     assert (tmp_path / "profile.json").exists()
 
 
+def test_a_hook_that_waits_is_communication(tmp_path):
+    """A hook of DDP that calls collectives one by one: the node of the backward around it computes nothing."""
+    profile = made(tmp_path, "heavy=1", "hook=sync")
+    assert all(sum(step.parts.values()) == step.wall for mine in profile.steps.values() for step in mine)
+    for rank in (0, 1):
+        share = profile.share(rank)
+        communication = share["transfer"] + share["wait"]
+        assert communication > max(part for name, part in share.items() if name not in {"transfer", "wait"})
+
+
 def test_advice_that_is_followed_helps(tmp_path):
     """Accumulation and no search for unused parameters are advised; with both less is sent for a sample, and sooner."""
     before = made(tmp_path / "before", "heavy=1", "find_unused=1")

@@ -157,6 +157,24 @@ def test_a_trace_without_our_marks_has_a_forward_and_a_backward(tmp_path):
     assert step.ready == 380_000
 
 
+def test_a_node_that_waits_for_its_collective_computes_nothing(tmp_path):
+    """Nor does it hide it, but for the operators inside; a collective that runs on behind its node is hidden by it."""
+    events = [e for e in one_step(0, 1000, late=0) if e["cat"] in {"user_annotation", "cpu_op"}]
+    events += [
+        event("cpu_op", "c10d::allreduce_", 1210, 5, tid=2),
+        events[0] | {"name": "gloo:all_reduce", "ts": 1220, "dur": 80, "tid": 9},
+        event("cpu_op", "aten::mul", 1240, 20, tid=2),
+        event("cpu_op", "c10d::allreduce_", 1340, 5, tid=2),
+        events[0] | {"name": "gloo:all_reduce", "ts": 1350, "dur": 55, "tid": 9},
+    ]
+    (tmp_path / "rank-0.trace.json").write_text(json.dumps({"traceEvents": events}))
+    trace = read_trace(tmp_path / "rank-0.trace.json")
+    (step,) = split_steps(trace, find_phases(trace))
+    assert {part: step.parts[part] // 1000 for part in PARTS} == {
+        "data": 100, "h2d": 0, "forward": 80, "backward": 140, "wait": 0, "transfer": 65, "optimizer": 45, "other": 570,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 1 << 20])
 def test_it_is_read_in_any_pieces(monkeypatch, size, tmp_path):
     """Cut in the middle of numbers, names and escapes; the members around the events as well."""

@@ -146,8 +146,8 @@ class ReadAhead(Generic[S, T]):
 
     It reads the steps that were asked for, plus a few beyond them, which belong to an epoch that may come next. Then
     its thread ends; asking for more starts another thread, which continues there. The thread also ends when reading
-    fails (the consumer gets the error after the steps before it) and when `close` is called. Garbage collection and
-    interpreter exit call `close`, too.
+    fails (the consumer gets the error after the steps before it) and when `close` is called. Interpreter exit calls
+    `close`, too; garbage collection calls it without waiting.
 
     Args:
         reader: reads the steps.
@@ -178,10 +178,18 @@ class ReadAhead(Generic[S, T]):
         return self._pid != os.getpid()
 
     def ask(self, num_steps: int, *, beyond: int) -> None:
-        """Read so many more steps, and some beyond them that may be asked for later."""
+        """Read so many more steps, and some beyond them that may be asked for later.
+
+        Raises:
+            RuntimeError: the system cannot start a thread; nothing was asked then, and the call may be repeated.
+        """
         if self._work.ask(num_steps, beyond=beyond):
-            self._thread = _Thread(target=self._work.run, name="rankwise-reader", daemon=True)
-            self._thread.start()
+            self._thread = _Thread(self._work.run, self._is_away)
+            try:
+                self._thread.start()
+            except RuntimeError:
+                self._work.forgo(num_steps)
+                raise
 
     @property
     def closed(self) -> bool:
@@ -196,32 +204,42 @@ class ReadAhead(Generic[S, T]):
         """Let a waiting `take` check again whether it still has to wait."""
         self._work.conveyor.wake()
 
-    def close(self) -> None:
-        """Stop the thread and wait for it; it ends after the chunk that it is reading. Calling it twice is fine."""
+    def close(self, *, waits: bool = True) -> None:
+        """Stop the thread; it ends after the chunk that it is reading. Calling it twice is fine.
+
+        Args:
+            waits: whether to wait for that.
+        """
         if self.is_elsewhere:
             return  # a forked process has no such thread, and its locks may be held for ever
         self._reader.close()
         self._work.conveyor.close()
-        # garbage collection may close a reader from within its own thread, which cannot join itself, or from within the
-        # thread of another reader, which may hold something that this thread waits for
-        if isinstance(threading.current_thread(), _Thread):
-            return
-        if self._thread is not None and self._thread.is_alive():
-            if self._is_away():
-                return
-            self._thread.join(_JOIN_S)
-            if self._thread.is_alive():
-                _LOG.warning("a reader is still inside one read %.0f s after it was closed: it is left behind", _JOIN_S)
-                return
-        self._work.items.close()
+        if self._thread is None or self._thread.ends(waits=waits):
+            self._work.items.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_work"):
-            self.close()
+            self.close(waits=False)  # by any thread that collects garbage, in the midst of anything
 
 
 class _Thread(threading.Thread):
-    """The thread of a reader."""
+    """The thread of a reader, which it may outlive."""
+
+    def __init__(self, run: Callable[[], None], is_away: Callable[[], bool]) -> None:
+        super().__init__(target=run, name="rankwise-reader", daemon=True)
+        self._is_away = is_away
+
+    def ends(self, *, waits: bool) -> bool:
+        """Whether it has ended."""
+        # a garbage collection may end an iteration from within this thread, which cannot wait for itself, or from
+        # within that of another reader, in the midst of something that this one waits for
+        waits = waits and not isinstance(threading.current_thread(), _Thread)
+        if self.is_alive() and waits and not self._is_away():
+            self.join(_JOIN_S)
+            if self.is_alive():
+                self._is_away = lambda: True
+                _LOG.warning("a reader is still inside one read %.0f s after it was closed: it is left behind", _JOIN_S)
+        return not self.is_alive()
 
 
 class _Work(Generic[S, T]):
@@ -270,6 +288,15 @@ class _Work(Generic[S, T]):
             self._end(error)
         else:
             self._end(None)
+        finally:
+            if self.conveyor.closed:  # nobody may be left who does it
+                self.items.close()
+
+    def forgo(self, num_steps: int) -> None:
+        """Take back what was asked for: no thread could be started for it."""
+        with self._lock:
+            self._asked -= num_steps
+            self._running = False
 
     def _goes_on(self, *, beyond: bool) -> bool:
         with self._lock:
@@ -301,6 +328,9 @@ def _close_at_exit(reader: ReadAhead[Any, Any]) -> None:
 def _close_all() -> None:
     for reader in list(_LIVE):
         reader.close()
+    for thread in threading.enumerate():
+        if isinstance(thread, _Thread):  # of a reader that is gone; native code must not outlive the interpreter
+            thread.ends(waits=True)
 
 
 class Running:

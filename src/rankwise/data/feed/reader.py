@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -49,8 +50,9 @@ class SkipBudget:
             )
         self._limit = int(on_bad_sample) if number else 0
         self._skipped: set[tuple[int, int]] = set()
-        # The thread of an abandoned pass may still be in its last read when the thread of the next pass starts.
-        self._lock = threading.Lock()
+        # The thread of an abandoned pass may still be in its last read when the thread of the next pass starts. Each
+        # process has its own lock: a child forked meanwhile would find the parent's held for ever.
+        self._locks: dict[int, threading.Lock] = {}
         self._grant: Callable[[int], int | None] = self._next
 
     def __reduce__(self) -> tuple[type[SkipBudget], tuple[int]]:
@@ -93,7 +95,7 @@ class SkipBudget:
         if not error.damage or not self.may_skip:
             raise error
         # Decide and record under one lock, including the question to other workers: one sample gets the last place.
-        with self._lock:
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
             # an error that names no sample counts by itself
             key = (share.step.epoch, error.sample if error.sample >= 0 else -1 - len(self._skipped))
             if key in self._skipped:

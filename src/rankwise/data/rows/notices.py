@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 
-from rankwise._process.place import find_place
-from rankwise.errors import WorldError
+from rankwise._process.place import speaking_rank
 
-__all__ = ["process_rank", "say_once"]
+__all__ = ["say_once"]
 
 _LOG = logging.getLogger("rankwise.rows")
 _said: set[str] = set()
@@ -23,13 +22,5 @@ def say_once(text: str, *, key: str | None = None) -> None:
     """
     if (key or text) not in _said:
         _said.add(key or text)
-        if process_rank() == 0:
+        if speaking_rank(os.environ) == 0:
             _LOG.warning(text)
-
-
-def process_rank() -> int:
-    """Return the rank that a launcher gave to this process, 0 without a launcher."""
-    try:
-        return find_place(os.environ).rank
-    except WorldError:  # incomplete launcher variables: code that needs the place reports them
-        return 0

@@ -11,6 +11,7 @@ import numpy as np
 from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.blockwise import blocks, taken
 from rankwise.data.rows.datasets import AnyDataset
+from rankwise.data.rows.notices import say_once
 from rankwise.errors import ConfigError
 
 __all__ = [
@@ -55,7 +56,8 @@ def read_column(datasets: Sequence[AnyDataset], name: str) -> ObsColumn:
 
     Text with few distinct values becomes categories, sorted. Categories have the order of the first dataset,
     followed by those that only later datasets have. Integers and booleans with missing values become floats with NaN:
-    float32 if it holds all of them (up to 16 bits), else float64.
+    float32 if it holds all of them (up to 16 bits), else float64. Warns once where that rounds: integers beyond 2**53
+    in a column with missing values, or in one that holds floats in another dataset.
 
     Raises:
         ConfigError: there is no such column, it has too many distinct texts, or its kind differs between datasets.
@@ -73,6 +75,9 @@ def read_column(datasets: Sequence[AnyDataset], name: str) -> ObsColumn:
     numbers = [_numbers(name, part, dataset) for part, dataset in zip(parts, datasets, strict=True)]
     values = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
+    if values.dtype.kind == "f":
+        for part, dataset in zip(parts, datasets, strict=True):
+            _say_rounding(name, part, dataset, values.dtype)
     return ObsColumn(name=name, spec=FieldSpec(shape=(), dtype=values.dtype), categories=None, values=values)
 
 
@@ -155,6 +160,20 @@ def _numbers(name: str, part: Any, dataset: AnyDataset) -> NDArray:
     wanted = wanted if wanted.kind == "f" else np.result_type(wanted, np.float32)
     with_gaps: NDArray = part.to_numpy(dtype=wanted, na_value=np.nan)
     return with_gaps
+
+
+def _say_rounding(name: str, part: Any, dataset: AnyDataset, dtype: DType) -> None:
+    exact = 2 ** (np.finfo(dtype).nmant + 1)
+    stored = np.dtype(getattr(part.dtype, "numpy_dtype", part.dtype))
+    if stored.kind not in "iu" or np.iinfo(stored).max <= exact:
+        return
+    known = part if isinstance(part, np.ndarray) else part[~part.isna()]
+    if len(known) and max(int(known.max()), -int(known.min())) > exact:  # looked at: most columns hold small ones
+        say_once(
+            f"the obs column {name!r} of {dataset.place} holds {stored} and comes out as {dtype}: whole numbers beyond "
+            f"{exact:,} are rounded. Names are better a category (adata.obs[{name!r}].astype('category'))",
+            key=f"obs {name} {stored} {dtype}",
+        )
 
 
 def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -> Any:

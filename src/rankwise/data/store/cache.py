@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from numbers import Real
 
+from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import NDArray
-from rankwise.data.store.forks import renew_in_children
 from rankwise.errors import ConfigError
 
 __all__ = ["DEFAULT_CACHE_BYTES", "ChunkCache"]

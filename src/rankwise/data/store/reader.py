@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
+from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import BoolArray, DType, NDArray
 from rankwise.data.store.adopting import AdoptedArrays
 from rankwise.data.store.boxes import BoxReport, BoxRequest, Spread, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.files import FileBook, HandleCache, local_size
-from rankwise.data.store.forks import renew_in_children
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, make_plan
 from rankwise.data.store.reading import (
@@ -102,6 +102,7 @@ class BoxReader:
         self._handles = HandleCache(self._arguments["max_open_files"])
         self._counters = Tally(ReaderStats())
         self._serials = Serials()
+        self._admission = Admission(self.cache.capacity_bytes, everything=self._arguments["keep"] == "all")
         self._crew = WorkCrew(self.num_threads, shared=self._arguments["threads"] is None)
         self._scratches = ScratchPool()
         self._executor: Executor | None = None
@@ -270,6 +271,7 @@ class BoxReader:
         self._scratches.clear()
         self._book.forget()
         self._serials.forget()  # cache entries of files that were replaced meanwhile must not be found again
+        self._admission.forget()  # it knows arrays by those numbers
 
     def __enter__(self) -> Self:
         return self
@@ -297,7 +299,7 @@ class BoxReader:
                     scratches=self._scratches,
                     handles=self._handles,
                     cache=self.cache,
-                    admission=Admission(self.cache.capacity_bytes, everything=self._arguments["keep"] == "all"),
+                    admission=self._admission,
                     slow=SlowArrays(lambda: remote, self._adopted, trouble=self._book.standing.trouble),
                     serial=self._serials.of,
                     remote=lambda: remote,

@@ -9,7 +9,7 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-from rankwise.data.store.forks import renew_in_children
+from rankwise._process.forks import renew_in_children
 from rankwise.errors import MissingExtraError
 
 __all__ = ["load_zarr", "plain_codecs", "require_codecs"]

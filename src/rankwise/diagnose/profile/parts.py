@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from typing import Any
 
 from rankwise.diagnose.profile.intervals import Spans, clip, intersect, length, subtract, unite
 from rankwise.diagnose.profile.trace import Collective, Trace
@@ -24,7 +25,7 @@ class Phases:
         forward: from having the batch, or from the forward of DDP, to the backward: the loss is part of it.
         backward: in the backward, and in its wait for the last bucket.
         optimizer: in the step of an optimizer.
-        compute: in an operator.
+        compute: in an operator, and not in one that waited for a collective.
     """
 
     data: Spans
@@ -85,8 +86,24 @@ def find_phases(trace: Trace) -> Phases:
         forward=subtract(forward, h2d),
         backward=subtract(backward, h2d),
         optimizer=optimizer,
-        compute=unite((a, b) for thread, a, b in trace.ops if thread in threads),
+        compute=unite(span for op in trace.ops if op[0] in threads for span in _computing(trace, *op)),
     )
+
+
+def _computing(trace: Trace, thread: Any, start: int, end: int) -> Spans:
+    """Return when an operator computed, but for those inside it.
+
+    While a collective is under way that it asked for and that ends before it does, it waits for that: so does a node of
+    the backward whose hook calls one. A collective that outlasts it was not waited for.
+    """
+    asked = trace.asked.get(thread, [])
+    place = bisect_left(asked, start)
+    if place == len(asked) or asked[place] >= end:
+        return [(start, end)]
+    first = bisect_left(trace.collectives, asked[place], key=lambda found: found.start)
+    last = bisect_left(trace.collectives, end, key=lambda found: found.start)
+    waited = unite((found.start, found.end) for found in trace.collectives[first:last] if found.end <= end)
+    return subtract([(start, end)], waited)
 
 
 def _holds(moments: list[int], start: int, end: int) -> bool:

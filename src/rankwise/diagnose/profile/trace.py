@@ -80,6 +80,7 @@ class Trace:
         main: the thread that takes the steps.
         annotations: spans on the host by kind: data, optimizer, forward, backward.
         ops: (thread, start, end) of operators on the host, communication left out.
+        asked: by thread, when it asked for collectives.
         autograd: (thread, start, end) of nodes of the backward.
         recorded: starts of the operators on the main thread that autograd may write down: work of a forward.
         copies: spans on the host of `to` and `copy_`.
@@ -99,6 +100,7 @@ class Trace:
         default_factory=lambda: {"data": [], "optimizer": [], "forward": [], "backward": []}
     )
     ops: list[tuple[Any, int, int]] = field(default_factory=list)
+    asked: dict[Any, list[int]] = field(default_factory=dict)
     autograd: list[tuple[Any, int, int]] = field(default_factory=list)
     recorded: list[tuple[Any, int]] = field(default_factory=list)
     copies: list[tuple[Any, int, int]] = field(default_factory=list)
@@ -163,6 +165,8 @@ def read_trace(path: Path) -> Trace:
             kernel.launched = launches.get(-kernel.launched, kernel.start)
     trace.steps.sort(key=lambda step: step[1])
     trace.collectives.sort(key=lambda found: found.start)
+    for moments in trace.asked.values():
+        moments.sort()
     return trace
 
 
@@ -313,6 +317,7 @@ def _note_annotation(trace: Trace, name: str, thread: Any, start: int, end: int)
 def _note_op(trace: Trace, event: dict[str, Any], start: int, end: int) -> None:
     name, thread = event["name"], event.get("tid")
     if name.startswith(("c10d::", "record_param_comms")):
+        trace.asked.setdefault(thread, []).append(start)
         return
     trace.ops.append((thread, start, end))
     if name.startswith("autograd::engine::evaluate_function"):

@@ -77,6 +77,29 @@ def test_a_forgotten_pipeline_stops(volume, config):
     assert threads_end("rankwise-reader")
 
 
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_push_without_threads(volume, config, monkeypatch, nth):
+    """Where a thread cannot be started the push fails whole: no pop waits for its samples, and the next one goes."""
+    start, started = threading.Thread.start, []
+
+    def fails_once(thread):
+        started.append(thread)
+        if len(started) == nth:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    samples = [volume.sample(0, 0, 0)] * 2
+    with damacy.Pipeline(config(samples_per_batch=2)) as p:
+        with monkeypatch.context() as system:
+            system.setattr(threading.Thread, "start", fails_once)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                p.push(samples)
+        with pytest.raises(damacy.TryAgain):
+            p.pop()
+        p.push(samples)
+        assert len(p.pop().samples) == 2
+
+
 def test_generators_are_closed(volume, config):
     """A generator that was not pulled to its end is closed with the pipeline: its finally blocks run."""
     ended = threading.Event()
@@ -116,6 +139,7 @@ def test_closing_ends_every_wait(volume, config, stage):
     p = damacy.Pipeline(config(**values))
     if stage != "nothing pushed":
         p.push(source())
+        assert full.acquire(timeout=60)  # a generator that was never begun ends without its finally blocks
     if stage in ("room for samples", "room for batches"):
         held = [p.pop()]
         while full.acquire(timeout=0.3):

@@ -11,7 +11,7 @@ from rankwise.data.rows import Loader
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import SampleError
 from rankwise.testing.hundred_rows import hundred_obs, loader_of_hundred, rows_of
-from rankwise.testing.new_threads import threads_end, threads_since
+from rankwise.testing.new_threads import threads_end
 
 SAMPLERS = {
     "random": lambda: RandomSampler(5, 4, 10, rng=0),
@@ -147,7 +147,7 @@ def test_a_loader_that_is_forgotten_leaves_nothing(hundred, reads):
     loader = loader_of_hundred(hundred)
     assert loader.start_prefetch()
     del loader
-    assert not threads_since("rankwise-reader")
+    assert threads_end("rankwise-reader")
     assert len(reads) <= 1
 
 

@@ -92,6 +92,33 @@ def test_numbers_that_are_missing(datasets, name, dtype):
     assert np.isnan(wanted).sum() == 2
 
 
+@pytest.mark.parametrize("largest", [2**53, 2**53 + 1, -(2**53) - 1])
+@pytest.mark.parametrize("why", ["missing", "floats elsewhere", "both signs"])
+def test_whole_numbers_that_floats_round_are_said(tmp_path, caplog, why, largest):
+    """Once, by what the column holds; whole columns of one kind stay exact, and small numbers need no word."""
+    first = [largest, None] if why == "missing" else [largest, 1]
+    ids = pd.array(first, dtype="Int64") if why == "missing" else np.array(first, dtype="i8")
+    other = np.array([2, 3], dtype={"missing": "i8", "floats elsewhere": "f4", "both signs": "u8"}[why])
+    name = f"id of {why} {largest}"
+    places = []
+    for number, values in enumerate((ids, other)):
+        obs = pd.DataFrame({name: values}, index=["a", "b"])
+        made = anndata.AnnData(X=np.zeros((2, 1), "f4"), obs=obs)
+        places.append(write_anndata(made, tmp_path / f"{number}.zarr"))
+    with BoxReader(threads=1) as reader:
+        both = [Dataset(place, reader) for place in places]
+        assert read_column(both[1:], name).spec.dtype == other.dtype
+        assert not caplog.records
+        for _ in range(2):
+            column = read_column(both, name)
+    assert column.spec.dtype == np.float64
+    assert int(taken(column, [0])[0]) == int(float(largest))
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (abs(largest) > 2**53)
+    assert all(f"'{name}' of {places[0]} holds int64 and comes out as float64" in text for text in said)
+    assert all("whole numbers beyond 9,007,199,254,740,992 are rounded" in text for text in said)
+
+
 def test_what_batches_cannot_hold(datasets):
     """Mixed kinds, columns that are not there: each with its mend."""
     for name, said in (

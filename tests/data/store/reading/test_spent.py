@@ -58,3 +58,11 @@ def test_chunks_that_repeat_are_kept_whole(meta):
     """Of crops, which overlap, a chunk that is used up may come back at once: those readers keep what comes again."""
     with BoxReader(threads=2, cache=ROWS * COLS * 4 - 1, keep="repeats") as reader:
         assert [read(reader, rows_of(meta, np.arange(CHUNK))) for _ in range(3)] == [1, 1, 0]
+
+
+def test_arrays_count_once_behind_a_close(meta):
+    """A closed reader gives arrays other numbers: that makes no second array of one, and what fits in is kept again."""
+    with BoxReader(threads=2, cache=ROWS * COLS * 4, keep="all") as reader:
+        for _ in range(3):
+            assert [read(reader, rows_of(meta, np.arange(ROWS))) for _ in range(2)] == [8, 0]
+            reader.close()

@@ -80,7 +80,7 @@ class Pipeline:
         self._num_batches = 0
         self._num_pushed: int | None = 0
         self._num_fill_batches = 0
-        weakref.finalize(self, self._stages.close)
+        weakref.finalize(self, self._stages.close, waits=False)
 
     @property
     def device(self) -> torch.device | None:

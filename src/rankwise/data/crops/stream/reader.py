@@ -26,7 +26,7 @@ from rankwise.data.feed.place import Placed, Placer
 from rankwise.data.feed.prefetch import ReadAhead
 from rankwise.data.feed.transform import SampleTransform
 
-__all__ = ["Ready", "Result", "SkipBudget", "StreamReader"]
+__all__ = ["BatchJudge", "Ready", "Result", "StreamReader"]
 
 _LOG = logging.getLogger("rankwise.crops")
 
@@ -96,7 +96,7 @@ class StreamReader:
         self._meters = meters
         self._transform = None if config.transform is None else SampleTransform(config.transform)
         self._scratch = HostBuffer()
-        self.skips = SkipBudget(config.on_bad_sample)
+        self.skips = BatchJudge(config.on_bad_sample)
         self.doing = ""
         self._full = (
             f"all {budget.num_slots} batch buffers (host_buffer_waves={config.host_buffer_waves}) and what the memory "
@@ -114,7 +114,7 @@ class StreamReader:
 
     def close(self) -> None:
         """Stop all waits for samples, arrays and memory."""
-        self._planned.close()
+        self._planned.close(waits=False)
         self._leases.close()
 
     def read(
@@ -245,7 +245,7 @@ def _forget_locals(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-class SkipBudget:
+class BatchJudge:
     """Handles the bad samples of one batch after another: all of them are skipped, or all are raised as one error.
 
     Only damaged content is skipped. A sample counts each time it is pushed.

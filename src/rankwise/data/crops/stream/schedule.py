@@ -234,7 +234,7 @@ class Planner:
     def close(self) -> None:
         """Stop all waits: planning ends."""
         self._openings.close()
-        self._pulled.close()
+        self._pulled.close(waits=False)
 
     @property
     def samples(self) -> Iterator[Numbered | Failure | None]:

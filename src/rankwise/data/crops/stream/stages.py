@@ -89,14 +89,15 @@ class Stages:
 
         Raises:
             ShutdownError: closed, or in a fork of the process that made it.
+            RuntimeError: the system has no thread for it.
         """
         self._refuse_elsewhere()
         with self._lock:
             if self._closed:
                 raise ShutdownError("the pipeline was closed: it takes no more samples")
-            self._puller.push(samples)
-            for stage in (self._pulled, self._planned, self._read):
+            for stage in (self._pulled, self._planned, self._read):  # first: where one cannot start, nothing is pushed
                 stage.ask(0, beyond=_UNBOUNDED)
+            self._puller.push(samples)
 
     @property
     def pending(self) -> bool:
@@ -176,16 +177,23 @@ class Stages:
                 "Make a pipeline in each process"
             )
 
-    def close(self) -> None:
-        """Stop the threads and join those that can be woken; leave a thread inside the user's iterable alone."""
+    def close(self, *, waits: bool = True) -> None:
+        """Stop the threads and join those that can be woken; leave a thread inside the user's iterable alone.
+
+        Args:
+            waits: whether to join: not in a garbage collection, which may run in any thread.
+        """
         if self._read.is_elsewhere:
             return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        self._read.close()
-        self.engine.close()
+        self._read.close(waits=False)
+        if waits:
+            for stage in (self._read, self._planned, self._pulled):
+                stage.close()
+            self.engine.close()
         self._reader.skips.say_total()
 
 

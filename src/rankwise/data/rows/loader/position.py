@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
 from rankwise._process.loader_worker import current_worker
+from rankwise._process.place import speaking_rank
 from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.held import HeldDatasets
 from rankwise.data.rows.loader.requests import RowOrder, order_rows
-from rankwise.data.rows.notices import process_rank, say_once
+from rankwise.data.rows.notices import say_once
 from rankwise.data.rows.passes import PassDraws, known_settings
 from rankwise.data.rows.samplers import DistributedSampler
 from rankwise.errors import ConfigError
@@ -242,7 +244,7 @@ class Standing:
             epoch=epoch,
             batches=batches,
             seed=sampler.pass_seed(),
-            rank=sampler.rank if isinstance(sampler, DistributedSampler) else process_rank(),
+            rank=sampler.rank if isinstance(sampler, DistributedSampler) else speaking_rank(os.environ),
             sampler=None if settings is None else dict(settings),
             rows=self._datasets.num_rows,
             data=self._datasets.fingerprint,

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.matrices.damage import AnyNumbers, Judge, PointerJudge
 from rankwise.data.store import ArrayMeta, BoxError, BoxReader, BoxReport, BoxRequest
-from rankwise.data.store.forks import renew_in_children
 from rankwise.errors import DataError
 
 __all__ = ["PagedNumbers", "RowPointers", "read_boxes", "read_chunks"]

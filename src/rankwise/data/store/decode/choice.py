@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankwise._process.forks import forks_wait
 from rankwise.data.store.decode.decoder import Decoder, Scratch, ThreadsDecoder
 from rankwise.data.store.decode.tasks import (
     KIND_BLOSC,
@@ -20,7 +21,6 @@ from rankwise.data.store.decode.tasks import (
     address_of,
     describe,
 )
-from rankwise.data.store.forks import forks_wait
 from rankwise.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

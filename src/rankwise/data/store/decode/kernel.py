@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankwise._process.forks import forks_wait
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.store.decode.decoder import Scratch, ThreadsDecoder, check_run
 from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.pairs import copies, is_castable, plane_for, plane_name
 from rankwise.data.store.decode.tasks import KIND_FILL, NUM_SLOTS, SLOTS, ChunkTasks, address_of, memory_at
-from rankwise.data.store.forks import forks_wait
 
 if TYPE_CHECKING:
     from rankwise.data.store.decode.decoder import Decoder

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from rankwise.data.store.forks import renew_in_children
+from rankwise._process.forks import renew_in_children
 from rankwise.data.store.meta.codecs import UnreadableError
 from rankwise.data.store.meta.documents import Stamp, stamp_document
 from rankwise.data.store.meta.nodes import Node

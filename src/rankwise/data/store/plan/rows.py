@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rankwise._process.forks import forks_wait
 from rankwise.data.contract import IntArray
 from rankwise.data.store.boxes import BoxRequest
-from rankwise.data.store.forks import forks_wait
 from rankwise.data.store.plan.lookup import TargetTable
 
 __all__ = ["RowCut", "cut_rows"]

@@ -78,6 +78,12 @@ class Admission:
             for _ in range(num_chunks):
                 self._touch(repeat=True)
 
+    def forget(self) -> None:
+        """Begin with nothing touched: arrays have other numbers from now on."""
+        with self._lock:
+            self._ghosts.clear()
+            self._met.clear()
+
     def _wants(self, key: Hashable) -> bool:
         known = key in self._ghosts
         self._touch(repeat=known)

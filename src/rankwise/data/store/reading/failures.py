@@ -11,13 +11,13 @@ from functools import partial
 
 import numpy as np
 
-from rankwise._process.place import find_place
+from rankwise._process.place import speaking_rank
 from rankwise.data.contract import BoolArray, DType, IntArray
 from rankwise.data.store.boxes import BoxError, BoxRequest, conversion_loss
 from rankwise.data.store.files import Standing, local_identity
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
-from rankwise.errors import DataError, WorldError
+from rankwise.errors import DataError
 
 __all__ = [
     "REPLACED",
@@ -152,7 +152,7 @@ def say_slow_arrays(arrays: Iterable[ArrayMeta]) -> None:
         if array.codec.kind != "zarr" or why in _said:
             continue
         _said.add(why)
-        if _is_main():
+        if speaking_rank(os.environ) == 0:
             _LOG.warning(
                 "%s is decoded by zarr-python, chunk by chunk, which is slower than the compiled kernel: %s. Arrays of "
                 "this kind are not named again; statistics count their chunks as slow",
@@ -179,7 +179,7 @@ def say_loss(place: str, stored: DType, wanted: DType, *, scaled: bool = False) 
         return
     _judged.add((stored, wanted, scaled))
     loss = conversion_loss(stored, wanted, scaled=scaled)
-    if loss and _is_main():
+    if loss and speaking_rank(os.environ) == 0:
         _LOG.warning(
             "%s holds %s and comes out as %s: %s. Another dtype= keeps them; arrays of these dtypes are not named "
             "again",
@@ -188,10 +188,3 @@ def say_loss(place: str, stored: DType, wanted: DType, *, scaled: bool = False) 
             wanted,
             loss,
         )
-
-
-def _is_main() -> bool:
-    try:
-        return find_place(os.environ).rank == 0
-    except WorldError:  # incomplete launcher variables: code that needs the place reports them
-        return True

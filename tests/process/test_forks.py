@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 
-from rankwise.data.store import forks
-from rankwise.data.store.forks import renew_in_children
+from rankwise._process import forks
+from rankwise._process.forks import renew_in_children
 
 
 class Thing:
@@ -33,7 +33,7 @@ def test_nobody_is_held():
 SCRIPT = """
 import os, warnings
 warnings.simplefilter("ignore")
-from rankwise.data.store.forks import renew_in_children
+from rankwise._process.forks import renew_in_children
 class Thing:
     renewed = 0
     def renew(self):
@@ -62,7 +62,7 @@ LOADING = """
 import os, signal, sys, threading, time, warnings
 warnings.simplefilter("ignore")
 from rankwise.data.store.decode import choose_decoder
-from rankwise.data.store.forks import forks_wait
+from rankwise._process.forks import forks_wait
 loading = threading.Thread(target=choose_decoder)
 loading.start()
 while "llvmlite" not in sys.modules and loading.is_alive():
@@ -89,7 +89,7 @@ def test_a_fork_waits_until_the_decoder_is_loaded():
 
 INTERRUPTED = """
 import threading
-from rankwise.data.store import forks
+from rankwise._process import forks
 class Thing:
     renewed = 0
     def renew(self):
@@ -103,7 +103,8 @@ def loading():
         threading.Event().wait()
 threading.Thread(target=loading, daemon=True).start()
 inside.wait()
-forks._renew()  # what a child runs that was forked although its parent got no lock
+forks._open(forks.forks_wait)  # what a child runs that was forked although its parent got no lock
+forks._renew()
 print(thing.renewed, forks.forks_wait.acquire(timeout=5))
 """
 
