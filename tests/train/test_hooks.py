@@ -131,7 +131,13 @@ def on_ranks(world, path):
         fit(world, hooks=hooks, system_metrics=system, log_every=1)
         calls.append(world.channel.calls - before)
     found["calls"] = calls
-    each = Hooks(rank_numbers=lambda trainer: {"r": trainer.world.rank, f"r/rank{trainer.world.rank}": 7})
+    each = Hooks(
+        rank_numbers=lambda trainer: {
+            "r": trainer.world.rank,
+            "top/5": trainer.world.rank,
+            f"r/rank{trainer.world.rank}": 7,
+        }
+    )
     fit(world, hooks=[each], system_metrics="per_rank", run=path / "numbers")
     return found
 
@@ -195,6 +201,7 @@ def test_numbers_of_ranks_are_logged(ranks):
     """As min, mean and max; as they are where the name says the rank."""
     _, lines = ranks
     line = lines[0]
+    assert (line["top/5/min"], line["top/5/mean"], line["top/5/max"]) == (0, 0.5, 1)
     assert (line["r/min"], line["r/mean"], line["r/max"], line["r/rank0"], line["r/rank1"]) == (0, 0.5, 1, 7, 7)
     for rank in (0, 1):
         assert line[f"system/ram_bytes/rank{rank}"] > 2**20
