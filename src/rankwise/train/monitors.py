@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import ConfigError
 from rankwise.train.exact import StepReport
+from rankwise.train.warmup import in_eval_mode
 from rankwise.train.wrapped_models import unwrapped
 
 if TYPE_CHECKING:
@@ -144,13 +145,8 @@ class Predictions:
         if (epoch + 1) % self.every:
             return
         model = unwrapped(trainer.model)
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                columns = self.predict(model, self.batch)
-        finally:
-            model.train(was_training)
+        with in_eval_mode(model), torch.no_grad():
+            columns = self.predict(model, self.batch)
         session = trainer.session
         if session is not None and session.tracker is not None:
             session.tracker.table(session.progressed.num_steps, self.name, columns)
