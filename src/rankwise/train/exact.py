@@ -16,6 +16,7 @@ from rankwise.train.agreement import agree, step_facts
 from rankwise.train.checks import check_model, check_optimizer, check_scheduler
 from rankwise.train.health import Health, describe_trouble
 from rankwise.train.output import StepOutput, read_output
+from rankwise.train.parts import on_host
 from rankwise.train.precision import LossScale, Precision, autocasting, make_scaler
 from rankwise.train.schedules import step_schedule
 from rankwise.train.sharding import watch_gradients
@@ -359,7 +360,7 @@ def _totals(outputs: list[StepOutput]) -> tuple[tuple[Any, Any], dict[str, tuple
     if len(outputs) == 1:  # 0 + x costs a tensor operation each
         return (outputs[0].total.detach(), outputs[0].weight), dict(outputs[0].metrics)
     for output in outputs:
-        loss = (loss[0] + output.total.detach(), loss[1] + output.weight)
+        loss = (loss[0] + on_host(output.total.detach()), loss[1] + output.weight)
         for name, (total, weight) in output.metrics.items():
             before = metrics.get(name, (0, 0))
             metrics[name] = (before[0] + total, before[1] + weight)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.contract import Batch
 from rankwise.errors import StepError
+from rankwise.train.parts import on_host
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +103,7 @@ def _read_pair(answer: Any, batch: Batch) -> tuple[torch.Tensor, float | torch.T
             f"this batch has {padding} padding samples of weight 0, but the step function's weight counts them "
             f"({weight} = all samples): multiply the losses by batch.share.weights and return their sum as the weight"
         )
-    return total, weight
+    return total, weight if type(weight) is float else on_host(weight)
 
 
 def _read_tensor(answer: Any, batch: Batch) -> tuple[torch.Tensor, float, Literal["samples", "mean"]]:
@@ -129,8 +130,14 @@ def _read_tensor(answer: Any, batch: Batch) -> tuple[torch.Tensor, float, Litera
 
 
 def _weighted_sum(values: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Sum over samples, weight 0 on padding. Selected, not multiplied: NaN x 0 is NaN. Halves add up as floats."""
-    values = values.float() if values.is_floating_point() and values.itemsize < _FLOAT_BYTES else values
+    """Sum over samples, weight 0 on padding. Selected, not multiplied: NaN x 0 is NaN. Halves add up as floats.
+
+    What has no graph, as metrics and the losses of an evaluation, adds up in float64: by any cut of the samples alike.
+    """
+    if values.is_floating_point():
+        if not values.requires_grad and values.device.type != "mps":
+            values = values.double()
+        values = values.float() if values.itemsize < _FLOAT_BYTES else values
     weights = batch.share.weights
     if weights is None or len(weights) != len(values):
         return values.sum()
@@ -148,7 +155,7 @@ def _read_metric(name: str, value: Any, batch: Batch) -> tuple[Any, Any]:
             "already. Leave it out, or give the metric another name"
         )
     if isinstance(value, tuple | list) and len(value) == 2:
-        return tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in value)  # type: ignore[return-value]
+        return tuple(on_host(v.detach() if isinstance(v, torch.Tensor) else v) for v in value)
     if isinstance(value, torch.Tensor) and value.shape == (len(batch.ids),):
         values = value.detach()
         values = values if values.is_floating_point() else values.to(torch.int64)

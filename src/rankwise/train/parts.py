@@ -177,10 +177,12 @@ class RunningMeans:
 
 
 def on_host(value: Any) -> Any:
-    """Return a scalar in host memory as a number, which adds up much faster; anything else as it is."""
-    if type(value) in (float, int):
+    """Return a scalar as it adds up without loss: in host memory as a number, on a device in float64 if it has any."""
+    if type(value) in (float, int) or not hasattr(value, "is_cpu"):
         return value
-    return value.item() if getattr(value, "is_cpu", False) and value.ndim == 0 else value
+    if value.is_cpu:
+        return value.item() if value.ndim == 0 else value
+    return value if value.device.type == "mps" else value.double()
 
 
 def checked_parts(parts: Mapping[str, Any] | None) -> dict[str, Stateful]:
