@@ -76,6 +76,18 @@ def test_averages_of_half_precision_move():
     assert model.weight.tolist() == [[2.0, 2.0]]
 
 
+def test_a_training_begins_with_its_own_weights():
+    """Those that came after the average was made, by init_from= or from rank 0, and not those before."""
+    model = make_model()
+    ema = EMA(model, decay=0.9, ramp=False)
+    nn.init.constant_(model.weight, 100.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    Trainer(model, optimizer, squares, world=World.single(), run=False, progress=False, hooks=[ema]).fit(
+        loader_of(World.single())
+    )
+    assert ema.state_dict()["averages"]["weight"].tolist() == [[100.0, 100.0, 100.0]]
+
+
 def fitted(folder, fail_at=None):
     model = make_model()
     ema = EMA(model)

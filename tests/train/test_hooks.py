@@ -282,6 +282,16 @@ def test_gradients_rates_and_throughput_are_logged():
     assert lines[-1]["step_s/p50/min"] <= lines[-1]["step_s/p95/max"]
 
 
+def test_sparse_and_complex_gradients_have_norms():
+    """A row that stands twice in a batch has the norm of its sum; of a complex element the magnitude counts."""
+    model = nn.Sequential(nn.Embedding(3, 2, sparse=True))
+    model.register_parameter("phase", nn.Parameter(torch.ones(1, dtype=torch.complex64)))
+    (model(torch.tensor([1, 1, 2])).sum() + (model.phase * (3 + 4j)).real.sum()).backward()
+    found = GradientStats().numbers(SimpleNamespace(model=model))
+    assert found["grad/0/norm"] == pytest.approx(math.sqrt(10))
+    assert (found["grad/0/max"], found["grad/phase/norm"], found["grad/max"]) == (2, 5, 5)
+
+
 @pytest.mark.parametrize(
     ("hooks", "message"),
     [

@@ -83,11 +83,14 @@ class EMA:
             torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
 
     def fit_start(self, trainer: Any) -> None:
-        """Refuse, as a hook, a training of other weights than these.
+        """Begin, as a hook, with the weights that the training begins with, and refuse one of other weights.
 
         Raises:
             ConfigError: the trainer's model is another one, or is sharded.
         """
+        if not self.num_updates:  # weights may have come since it was made: by init_from=, or those of rank 0
+            for average, p in zip(self._averages.values(), self._model.values(), strict=True):
+                average.copy_(p.detach())
         trained = {id(p) for p in trainer.model.parameters()}
         if is_sharded(trainer.model) or not all(id(p) in trained for p in self._model.values()):
             raise ConfigError(

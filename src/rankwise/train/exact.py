@@ -292,7 +292,8 @@ class ExactStep:
 
     def _clip(self, batches: tuple[Batch, ...], loss: Any) -> float | None:
         assert self._max_grad_norm is not None
-        parameters = [p for p in self._model.parameters() if p.grad is not None]
+        every = self._model.parameters()
+        parameters: list[Any] = [_Values(p) if p.grad.is_sparse else p for p in every if p.grad is not None]
         if not parameters:
             return None
         import torch
@@ -315,6 +316,14 @@ class ExactStep:
         health = Health(self._model)
         health.note(epoch=step.epoch, step=step.index, ids=ids, loss=loss, gradient=gradient)
         raise StepError(describe_trouble(self._world.all_gather_object(health.look()), after))
+
+
+class _Values:
+    """What clipping sees of a parameter with a sparse gradient: its values, over the gradient's own memory."""
+
+    def __init__(self, parameter: Any) -> None:
+        parameter.grad = parameter.grad.coalesce()  # a row that stands twice has one norm
+        self.grad = parameter.grad.values()
 
 
 class _Used:

@@ -103,8 +103,9 @@ class GradientStats:
                 continue
             grad = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
             part = ".".join(name.split(".")[: self.depth])
-            for key in {"", part}:
-                norm, peak = grad.double().square().sum(), grad.abs().max().double()
+            sizes = (grad.coalesce().values() if grad.is_sparse else grad).abs().double()
+            for key in {"", part} if sizes.numel() else ():
+                norm, peak = sizes.square().sum(), sizes.max()
                 square[key] = square.get(key, 0) + norm
                 largest[key] = torch.maximum(largest[key], peak) if key in largest else peak
         if not square:
