@@ -15,8 +15,7 @@ from rankwise.errors import StepError
 from rankwise.train.agreement import agree, step_facts
 from rankwise.train.checks import check_model, check_optimizer, check_scheduler
 from rankwise.train.health import Health, describe_trouble
-from rankwise.train.output import StepOutput, read_output
-from rankwise.train.parts import on_host
+from rankwise.train.output import StepOutput, on_host, read_output
 from rankwise.train.precision import LossScale, Precision, autocasting, make_scaler
 from rankwise.train.schedules import step_schedule
 from rankwise.train.sharding import watch_gradients

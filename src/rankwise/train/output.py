@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.contract import Batch
 from rankwise.errors import StepError
-from rankwise.train.parts import on_host
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["StepOutput", "read_output"]
+__all__ = ["StepOutput", "on_host", "read_output"]
 
 _FORMS = (
     "a step function returns per-sample losses of shape [B], (sum of losses, sum of weights), or a scalar mean over "
@@ -77,6 +76,15 @@ def read_output(answer: Any, batch: Batch) -> StepOutput:
         counted=form != "pair",
         metrics={k: _read_metric(k, v, batch) for k, v in metrics.items()} if metrics else metrics,
     )
+
+
+def on_host(value: Any) -> Any:
+    """Return a scalar as it adds up without loss: in host memory as a number, on a device in float64 if it has any."""
+    if type(value) in (float, int) or not hasattr(value, "is_cpu"):
+        return value
+    if value.is_cpu:
+        return value.item() if value.ndim == 0 else value
+    return value if value.device.type == "mps" else value.double()
 
 
 def _grad_enabled() -> bool:

@@ -11,6 +11,7 @@ from rankwise.checkpoint.parts import as_part
 from rankwise.data.contract import BaseLoader, Stateful
 from rankwise.errors import ConfigError
 from rankwise.metrics import Counters
+from rankwise.train.output import on_host
 from rankwise.train.wrapped_models import unwrapped
 from rankwise.world import World
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from rankwise.train.exact import StepReport
 
-__all__ = ["Progressed", "RunningMeans", "checked_parts", "on_host", "training_parts"]
+__all__ = ["Progressed", "RunningMeans", "checked_parts", "training_parts"]
 
 _OWN_PARTS = {"model", "optimizer", "order", "stream", "random", "scheduler", "scaler"} | {
     "progress", "recent_means", "epoch_means"
@@ -174,15 +175,6 @@ class RunningMeans:
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the sums of several ranks together."""
         return self._sums.merge_states(states)
-
-
-def on_host(value: Any) -> Any:
-    """Return a scalar as it adds up without loss: in host memory as a number, on a device in float64 if it has any."""
-    if type(value) in (float, int) or not hasattr(value, "is_cpu"):
-        return value
-    if value.is_cpu:
-        return value.item() if value.ndim == 0 else value
-    return value if value.device.type == "mps" else value.double()
 
 
 def checked_parts(parts: Mapping[str, Any] | None) -> dict[str, Stateful]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError, StepError
 from rankwise.train.checks import check_model
-from rankwise.train.parts import on_host
+from rankwise.train.output import on_host
 from rankwise.train.sharding import is_sharded, local_part, unsynchronised
 from rankwise.train.wrapped_models import replicas_of
 from rankwise.world import World
