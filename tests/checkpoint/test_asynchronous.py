@@ -263,3 +263,76 @@ def test_host_memory_is_used_again(tmp_path, monkeypatch):
     torch.nn.init.zeros_(model[0].weight)
     checkpointer.restore({"model": Replicated(model)})
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+class Fresh:
+    """Makes its state anew at each call, as an average that lies elsewhere does: its memory is free right after."""
+
+    scope = "replicated"
+
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"x": torch.full((1_000_000,), float(self.value))}
+
+    def load_state_dict(self, state):
+        self.value = float(state["x"][0])
+
+
+def test_memory_that_is_free_again_is_another_tensors(tmp_path):
+    """States that come one after the other in the same memory are copied each, from save to save."""
+    with Checkpointer(tmp_path, world=World.single(), asynchronous=True) as checkpointer:
+        for step in (1, 2, 3):
+            parts = {f"part{number}": Fresh(10 * step + number) for number in range(6)}
+            checkpointer.save(step, parts)
+            checkpointer.wait()
+            found = {name: Fresh(-1) for name in parts}
+            checkpointer.restore(found)
+            assert [part.value for part in found.values()] == [part.value for part in parts.values()]
+
+
+def test_a_save_that_failed_leaves_no_copies_to_the_next(tmp_path):
+    """What was copied before the error is no state of the save after it."""
+    model = torch.nn.Linear(2, 2)
+    with Checkpointer(tmp_path, world=World.single(), asynchronous=True) as checkpointer:
+        with pytest.raises(CheckpointError, match="object"):
+            checkpointer.save(1, {"model": Replicated(model), "notes": {"what": object()}})
+        torch.nn.init.constant_(model.weight, 7.0)
+        checkpointer.save(2, {"model": Replicated(model)})
+        torch.nn.init.zeros_(model.weight)
+        checkpointer.restore({"model": Replicated(model)})
+    assert model.weight.tolist() == [[7.0, 7.0], [7.0, 7.0]]
+
+
+def test_conjugates_and_notes_are_those_of_the_call(tmp_path):
+    """A conjugate shares its memory with another value; a list inside `meta` may grow while a thread writes."""
+    value, history = torch.tensor([1 + 2j]), [0.5]
+    with Checkpointer(tmp_path, world=World.single(), asynchronous=True) as checkpointer:
+        checkpointer.save(1, {"tree": {"a": value, "b": value.conj()}}, meta={"history": history})
+        history.append(0.25)
+        checkpointer.wait()
+        info = checkpointer.newest()
+    assert info.meta == {"history": [0.5]}
+    tree = checkpointer.read(info, "tree")
+    assert (tree["a"].tolist(), tree["b"].resolve_conj().tolist()) == ([1 + 2j], [1 - 2j])
+
+
+def test_two_who_save_one_step_do_not_mix(tmp_path, monkeypatch):
+    """Two programs in one folder, at one moment: each checkpoint has the files of one of them."""
+    second = Checkpointer(tmp_path, world=World.single())
+    second.save(1, {"tree": {"x": torch.zeros(3)}})
+    real, main = Disk.publish, threading.current_thread()
+
+    with Checkpointer(tmp_path, world=World.single(), asynchronous=True) as first:
+
+        def publish(disk, *args):
+            if threading.current_thread() is main:  # the second one has written its files
+                first.wait()
+            real(disk, *args)
+
+        monkeypatch.setattr(Disk, "publish", publish)
+        first.save(2, {"tree": {"x": torch.ones(3)}})
+        first._thread.submit(int).result()  # its files are written
+        second.save(2, {"tree": {"x": torch.full((3,), 2.0)}})
+    assert second.read(second.newest(), "tree")["x"].tolist() == [2.0, 2.0, 2.0]

@@ -171,3 +171,17 @@ def test_wrong_arguments_are_refused(tmp_path, arguments, message):
     with pytest.raises(ConfigError, match="at least 1"):
         saver(tmp_path, keep=0)
     assert names(tmp_path) == []
+
+
+def test_a_checkpoint_may_be_a_link(tmp_path):
+    """One that was moved to another disk is read, replaced and pruned; its files stay where they are."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    checkpointer = saver(tmp_path / "here", keep=1)
+    for number, step in enumerate((1, 1, 1, 2)):
+        folder = checkpointer.save(step, {"notes": {"number": number}})
+        assert names(tmp_path / "here") == [folder.name]
+        folder.rename(elsewhere / str(number))
+        folder.symlink_to(elsewhere / str(number))
+        assert checkpointer.newest().step == step
+    assert names(elsewhere) == ["0", "1", "2", "3"]

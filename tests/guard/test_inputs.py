@@ -13,7 +13,10 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDatas
 from rankwise import guarded
 from rankwise.errors import GuardError
 from rankwise.guard import Finding
+from rankwise.guard.check import Look, Subject
+from rankwise.guard.inputs import Samples
 from rankwise.testing import run_ranks
+from rankwise.world import World
 
 DATA = TensorDataset(torch.randn(48, 4, generator=torch.Generator().manual_seed(0)))
 
@@ -270,3 +273,26 @@ def test_a_finding_reads_as_a_sentence():
     """Check, step, ranks, place, what came, what was wanted, the mend."""
     finding = Finding(check="c", ranks=(0, 2), where="w", wanted="a", came="b", mend="Do it", step=3)
     assert str(finding) == "[c] after step 3, ranks 0, 2, w: b; wanted: a. Do it"
+
+
+def test_categories_coincide_without_being_the_same_samples():
+    """Rows of few kinds are a suspicion at most; rows that stand in the same places, at two looks, are certain."""
+    for second, certain in (([3, 1, 2, 5, 4], False), ([1, 2, 3, 4, 5], True)):
+        check, look = Samples(Subject(world=World.single(), model=Net())), Look.at(World.single())
+        for _ in range(2):
+            check.judge([[1, 2, 3, 4, 5], second], look)
+        assert [finding.certain for finding in look.found] == [certain]
+    check, look = Samples(Subject(world=World.single(), model=Net())), Look.at(World.single())
+    for _ in range(4):
+        check.judge([[1, 2], [1, 2]], look)
+    assert [finding.certain for finding in look.found] == [False, False, True]  # two rows may do so by themselves
+
+
+def test_an_empty_batch_is_looked_at():
+    """A rank without samples has no row that could be wrong."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with guarded(net, optimizer=optimizer, world=World.single(), checks=["finite"]) as guard:
+        net(torch.empty(0, 4)).sum().backward()
+        assert guard._subject.trouble == ""
+        optimizer.step()

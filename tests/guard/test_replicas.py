@@ -125,6 +125,15 @@ def good_sharded(world):
 
 
 @case
+def sharded_not_finite(world):
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    fully_shard(model)
+    return train(world, model, call=lambda x: model(x) * (float("nan") if world.rank else 1.0))
+
+
+@case
 def good_ignored(world):
     """A parameter that the wrapper was told to leave alone is each rank's own."""
     model = net()
@@ -277,6 +286,11 @@ def test_no_false_alarm(told, name):
     for of_rank in told:
         assert of_rank[name]["looks"] >= 4
         assert of_rank[name]["found"] == []
+
+
+def test_shards_are_looked_at(told):
+    """Of a gradient that `fully_shard` has cut each rank looks at its own part."""
+    assert "[finite] after step 1" in told[0]["sharded_not_finite"]["raised"]
 
 
 SILENT = {

@@ -44,14 +44,17 @@ def test_without_ids_all_rows_come_by_rank():
 
 
 def uneven(world):
+    rows, _ = gather_rows(torch.tensor([[2**24 + 1]] if world.rank else []), world=world) or (None, None)
     with pytest.raises((ConfigError, DesyncError)) as caught:
         gather_rows(np.arange(3), np.arange(3 - world.rank), world)
-    return str(caught.value)
+    return str(caught.value), rows
 
 
 def test_a_rank_with_wrong_lengths_fails_all():
-    """The lengths are named, and nobody waits."""
-    first, second = run_ranks(uneven, 2)
+    """The lengths are named, and nobody waits. A rank without rows does not decide what the others' are."""
+    (first, rows), (second, _) = run_ranks(uneven, 2)
+    assert rows.tolist() == [[2**24 + 1]]
+    assert rows.dtype == torch.int64
     assert "rows: 3, ids: 2" in second
     assert "rank 1" in first
 

@@ -71,6 +71,25 @@ def test_integers_stay_exact(big, make):
     assert isinstance(read(largest), int)
 
 
+@pytest.mark.parametrize("weight", [[2**40, 2**40], [2**40, 0], [3, 2**62]])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_products_of_integers_stay_exact(weight, dtype):
+    """Counts times weights leave int64 sooner than the counts do."""
+    values = np.array([2**30, 2**30 + 1], dtype=dtype)
+    metric = Sum()
+    metric.update(values, weight=np.array(weight))
+    assert read(metric) == sum(int(v) * w for v, w in zip(values, weight, strict=True))
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+@pytest.mark.parametrize(("kind", "wanted"), [(Sum, 8.0), (Mean, 2.0), (Max, 2.0)])
+def test_one_number_may_have_several_weights(kind, wanted, make):
+    """It counts with each of them."""
+    metric = kind()
+    metric.update(2.0, weight=make([1.0, 0.0, 3.0]))
+    assert read(metric) == wanted
+
+
 def test_bools_count():
     """Hits of a batch are counted as integers; their mean is the accuracy."""
     hits, accuracy = Sum(), Mean()

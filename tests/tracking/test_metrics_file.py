@@ -147,3 +147,16 @@ def test_a_foreign_line_is_skipped_and_said(tmp_path, foreign):
     write(path, [event(1, None), line(1, 10), foreign, line(1, 20)])
     with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 3 is not a line of metrics and was skipped"):
         assert lineage(read_metrics(path)) == [(1, 10), (1, 20)]
+
+
+def test_a_line_that_did_not_fit_spoils_no_other(tmp_path, monkeypatch):
+    """A full disk takes a part of a line: it is cut off again, and the next line stands on its own."""
+    file = tmp_path / "metrics.jsonl"
+    write(file, [line(1, 1)])
+    real, second = os.write, encode_line(line(1, 2), {})
+    monkeypatch.setattr(os, "write", lambda fd, content: real(fd, content[:20]))
+    with pytest.raises(OSError, match="only 20 of"):
+        append(file, second)
+    monkeypatch.undo()
+    append(file, encode_line(line(1, 3), {}))
+    assert [found["step"] for found in read_metrics(file)] == [1, 3]

@@ -83,6 +83,7 @@ def test_own_sinks_get_everything(tmp_path):
         ({"loss": 1}, {"loss": "x"}, "stand twice: loss"),
         ({"loss": 1}, {"time": 3}, "time"),
         ({"loss": 1}, {"where": {1}}, "tag 'where'"),
+        ({1: 0.5}, {}, "names of numbers are strings, got 1"),
     ],
 )
 def test_what_is_no_number_is_refused(tmp_path, values, tags, message):
@@ -180,6 +181,21 @@ def test_lines_that_may_wait_are_written_together(tmp_path):
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert math.isnan(lines[-1]["loss"])
     assert all(line["time"] <= after["time"] for line, after in itertools.pairwise(lines))
+
+
+def test_a_sink_that_does_not_close_takes_no_lines_along(tmp_path):
+    """What waits is written all the same, and the error is told."""
+
+    class Broken(ListSink):
+        def close(self):
+            raise OSError("no space")
+
+    tracker = Tracker(tmp_path, world=World.single(), sinks=[Broken()], hold_s=1e9)
+    for step in (1, 2, 3):
+        tracker.log(step, {"loss": 1.0})
+    with pytest.raises(OSError, match="no space"):
+        tracker.close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
 
 
 def test_what_waits_is_dropped_where_the_run_is_lost(tmp_path):

@@ -98,6 +98,9 @@ def told(world):
     model.train()
     model(x)
     same = torch.equal(copies[0](x), model(x))
+    norm = nn.BatchNorm1d(3)
+    twice = prepare(nn.ModuleList([nn.Sequential(nn.Linear(3, 3), norm), norm]), world, sync_batchnorm="auto").module
+    assert twice[0][1] is twice[1] is not norm  # a layer in two places is still one
     try:
         trained(world, per_sample, 1)
     except StepError as error:

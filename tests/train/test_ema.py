@@ -60,6 +60,34 @@ def test_it_is_the_formula_on_every_rank():
         assert found == pytest.approx(loss, rel=1e-12)
 
 
+def test_averages_of_half_precision_move():
+    """By less than bfloat16 can tell at each step: they are kept in float32, and the model gets its own dtype."""
+    model = nn.Linear(2, 1, bias=False).bfloat16()
+    nn.init.ones_(model.weight)
+    ema = EMA(model, decay=0.999, ramp=False)
+    nn.init.constant_(model.weight, 2.0)
+    for _ in range(1000):
+        ema.update()
+    again = EMA(model)
+    again.load_state_dict(ema.state_dict())
+    with again.applied():
+        assert model.weight.dtype == torch.bfloat16
+        assert model.weight[0, 0].item() == pytest.approx(2 - 0.999**1000, rel=2**-8)
+    assert model.weight.tolist() == [[2.0, 2.0]]
+
+
+def test_a_training_begins_with_its_own_weights():
+    """Those that came after the average was made, by init_from= or from rank 0, and not those before."""
+    model = make_model()
+    ema = EMA(model, decay=0.9, ramp=False)
+    nn.init.constant_(model.weight, 100.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    Trainer(model, optimizer, squares, world=World.single(), run=False, progress=False, hooks=[ema]).fit(
+        loader_of(World.single())
+    )
+    assert ema.state_dict()["averages"]["weight"].tolist() == [[100.0, 100.0, 100.0]]
+
+
 def fitted(folder, fail_at=None):
     model = make_model()
     ema = EMA(model)

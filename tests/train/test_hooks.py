@@ -131,7 +131,13 @@ def on_ranks(world, path):
         fit(world, hooks=hooks, system_metrics=system, log_every=1)
         calls.append(world.channel.calls - before)
     found["calls"] = calls
-    each = Hooks(rank_numbers=lambda trainer: {"r": trainer.world.rank, f"r/rank{trainer.world.rank}": 7})
+    each = Hooks(
+        rank_numbers=lambda trainer: {
+            "r": trainer.world.rank,
+            "top/5": trainer.world.rank,
+            f"r/rank{trainer.world.rank}": 7,
+        }
+    )
     fit(world, hooks=[each], system_metrics="per_rank", run=path / "numbers")
     return found
 
@@ -195,6 +201,7 @@ def test_numbers_of_ranks_are_logged(ranks):
     """As min, mean and max; as they are where the name says the rank."""
     _, lines = ranks
     line = lines[0]
+    assert (line["top/5/min"], line["top/5/mean"], line["top/5/max"]) == (0, 0.5, 1)
     assert (line["r/min"], line["r/mean"], line["r/max"], line["r/rank0"], line["r/rank1"]) == (0, 0.5, 1, 7, 7)
     for rank in (0, 1):
         assert line[f"system/ram_bytes/rank{rank}"] > 2**20
@@ -273,6 +280,16 @@ def test_gradients_rates_and_throughput_are_logged():
     assert 0 < lines[-1]["mfu/mean"] < 1
     assert lines[-1]["samples_per_s/mean"] > 0
     assert lines[-1]["step_s/p50/min"] <= lines[-1]["step_s/p95/max"]
+
+
+def test_sparse_and_complex_gradients_have_norms():
+    """A row that stands twice in a batch has the norm of its sum; of a complex element the magnitude counts."""
+    model = nn.Sequential(nn.Embedding(3, 2, sparse=True))
+    model.register_parameter("phase", nn.Parameter(torch.ones(1, dtype=torch.complex64)))
+    (model(torch.tensor([1, 1, 2])).sum() + (model.phase * (3 + 4j)).real.sum()).backward()
+    found = GradientStats().numbers(SimpleNamespace(model=model))
+    assert found["grad/0/norm"] == pytest.approx(math.sqrt(10))
+    assert (found["grad/0/max"], found["grad/phase/norm"], found["grad/max"]) == (2, 5, 5)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,16 @@ def test_metrics_follow_any_form():
     assert set(read_output((with_graph(), 3, metrics), batch).metrics) == {"hit", "pair", "value"}
 
 
+def test_what_has_no_graph_adds_up_in_float64():
+    """Metrics, and losses of an evaluation, are the same by any cut of the samples; pairs keep their digits, too."""
+    values = torch.tensor([1e8, 1.0, 1.0, 1.0, 1.0])
+    pair = torch.tensor(2**24 + 1), torch.tensor(2**24 + 1)
+    found = read_output((with_graph(5), {"value": values, "pair": pair}), make_batch()).metrics
+    assert (float(found["value"][0]), *map(float, found["pair"])) == (1e8 + 4, 2**24 + 1, 2**24 + 1)
+    with torch.no_grad():
+        assert float(read_output(values, make_batch()).total) == 1e8 + 4
+
+
 def test_padding_weighs_nothing():
     """Of 8 samples 3 are padding: their losses are left out, even when they are NaN."""
     batch = make_batch("pad")

@@ -135,8 +135,8 @@ def test_unequal_lengths_train_like_one_process(num_micro):
         assert seen == samples
 
 
-def batch_statistics(world):
-    model = prepare(make_model(norm=True), world)
+def batch_statistics(world, sync=False):
+    model = prepare(make_model(norm=True), world, sync_batchnorm=sync)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sizes = {0: [3], 1: [4, 5, 2], 2: [2]}[world.rank]
     for window in windows(Stream(world.rank, sizes), model, world):
@@ -147,12 +147,34 @@ def batch_statistics(world):
                 window.backward(losses.sum(), weight=len(losses))
         window.finish()
         optimizer.step()
-    return int(unwrapped(model)[1].num_batches_tracked)
+    return int(unwrapped(model)[1].num_batches_tracked), unwrapped(model)[1].running_mean, parameters_of(model)
+
+
+def joined_statistics():
+    """The same in one process, with all batches of a step as one."""
+    model = make_model(norm=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for held in ([(0, 0, 3), (1, 0, 4), (2, 0, 2)], [(1, 1, 5)], [(1, 2, 2)]):
+        optimizer.zero_grad()
+        (model(torch.cat([values_of(*which) for which in held]))[:, 0] ** 2).mean().backward()
+        optimizer.step()
+    return model[1].running_mean, parameters_of(model)
+
+
+def both_statistics(world):
+    return batch_statistics(world), batch_statistics(world, sync=True)
 
 
 def test_stand_ins_leave_batch_statistics_alone():
-    """The rank that has ended runs forward for the others, and its running statistics stand still."""
-    assert run_ranks(batch_statistics, 3)[0] == 1
+    """The rank that has ended runs forward for the others, and its running statistics stand still.
+
+    Statistics over all ranks go on, without what stands in: those of one process.
+    """
+    ranks = run_ranks(both_statistics, 3)
+    assert ranks[0][0][0] == 1
+    for _, (count, *found) in ranks:
+        assert count == 3
+        torch.testing.assert_close(tuple(found), joined_statistics(), rtol=1e-12, atol=1e-12)
 
 
 def sharded(world):

@@ -14,7 +14,7 @@ from rankwise.checkpoint import Replicated
 from rankwise.errors import ConfigError, StepError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.tracking import read_metrics
-from rankwise.train import Hooks, Trainer, prepare
+from rankwise.train import Hooks, Predictions, Trainer, prepare
 from rankwise.world import World
 
 
@@ -220,3 +220,25 @@ def test_spatial_batch_norm_takes_a_lone_sample():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = Trainer(model, optimizer, images, world=World.single(), run=False, progress=False)
     assert trainer.fit(make_loader(samples=25)).num_steps == 4
+
+
+def modes(net):
+    trainer = Trainer(
+        net,
+        torch.optim.SGD(net.parameters(), lr=0.1),
+        step,
+        world=World.single(),
+        run=False,
+        progress=False,
+        hooks=[Predictions(lambda model, x: {"first": model(x)[:, 0]}, torch.ones(2, 4, dtype=torch.float64))],
+    )
+    trainer.fit(make_loader(), val=make_loader(), epochs=2)
+    return net.training, net[1].training, int(net[1].num_batches_tracked)
+
+
+def test_frozen_parts_stay_frozen():
+    """A norm in eval mode keeps it through training, validation and predictions; a model that is all in it trains."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).double()
+    net[1].eval()
+    assert modes(net) == (True, False, 0)
+    assert modes(net.eval()) == (True, True, 8)

@@ -34,3 +34,16 @@ def test_too_many_and_too_few_micro_batches_are_refused():
         window.backward(model(torch.ones(1, 1)).sum(), 1)
     with pytest.raises(StepError, match="opened for 1 micro-batches, got one more"):
         window.micro_batch()
+
+
+@pytest.mark.parametrize(
+    "weights", [[2**24 + 1, 2**24 + 1], [torch.tensor(2**24 + 1)] * 2, torch.tensor([256.0, 3.0]).bfloat16()]
+)
+def test_weights_add_up_exactly(weights):
+    """Voxels of a volume are more than float32 counts, and a mask's sum may come in half precision."""
+    model = nn.Linear(1, 1)
+    window = Window(model, World.single(), num_micro=2)
+    for weight in weights:
+        with window.micro_batch():
+            window.backward(model(torch.ones(1, 1)).sum(), weight)
+    assert window.finish() == sum(int(weight) for weight in weights)

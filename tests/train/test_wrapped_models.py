@@ -62,6 +62,41 @@ def test_parts_that_nobody_used_stand_still(num_ranks, batch_size):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
+class Marked(nn.Module):
+    """A layer whose output meets that of a sparse embedding."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.marks, self.head = nn.Linear(4, 3), nn.Embedding(3, 3, sparse=True), nn.Linear(3, 1)
+        self.double()
+
+    def forward(self, x, part):
+        return self.head(torch.tanh(self.body(x) + self.marks(part)))[:, 0]
+
+
+def sparse_gradients(world):
+    """Clipped, from the second step on; the norms are those of dense gradients."""
+    model = prepare(Marked(), world)
+    step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.1), squares, world=world)
+    found = []
+    for batches in make_loader(world, 4):
+        report = step(batches)
+        if report.grad_norm is not None:
+            norm = torch.nn.utils.get_total_norm([p.grad.to_dense() for p in model.parameters()]).item()
+            assert report.grad_norm > 0.1 > norm > 0.0999
+        step._max_grad_norm = 0.1
+        found += [p.grad.to_dense().flatten() for p in model.parameters()]
+    return torch.cat(found)
+
+
+def test_sparse_gradients_leave_dense_ones_alone():
+    """The gradient behind a sparse embedding lies in the memory of its own: averaging one must not move the other."""
+    wanted = sparse_gradients(World.single())
+    for found in run_ranks(sparse_gradients, 2):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
 def unused(world, late):
     """What is said of a part that the loss never depends on, or no longer."""
     steps = []

@@ -78,8 +78,8 @@ class Disk:
 
     def make(self, step: int, attempt: int, token: str) -> Path:
         """See `Storage`."""
-        del token
-        return self.root / f".tmp-{folder_name(step)}-attempt-{attempt}"
+        # two programs may save one step here: none writes into the other's; a name that ends in the token is a Bucket's
+        return self.root / f".tmp-{folder_name(step)}-{token}-attempt-{attempt}"
 
     def prepare(self, made: Path) -> None:
         """See `Storage`."""
@@ -140,7 +140,7 @@ class Disk:
                 os.rename(folder, gone)  # noqa: PTH104
                 doomed.append(gone)
         for gone in doomed:  # outside the fence: deleting gigabytes takes a while
-            shutil.rmtree(gone, ignore_errors=True)
+            _delete(gone)
 
 
 def folder_name(step: int) -> str:
@@ -190,4 +190,6 @@ def _delete(folder: Path) -> None:
         with contextlib.suppress(OSError):
             shutil.rmtree(gone)
         os.rename(folder, gone)  # noqa: PTH104
+    if gone.is_symlink():  # a checkpoint that somebody has moved to another disk; it stays there
+        gone.unlink(missing_ok=True)
     shutil.rmtree(gone, ignore_errors=True)

@@ -81,12 +81,15 @@ def save_job(
         name for name, part in sources.items() if scopes[name] == "sharded" and getattr(part, "by_pieces", False)
     )
     trees = {}
-    for name, part in sources.items():
-        if world.is_main or scopes[name] != "replicated":
-            state = part.state_dict()
-            trees[name] = encode(only_pieces(state) if name in in_pieces and not world.is_main else state, name, host)
-    if host is not None:
-        host.settle()
+    try:
+        for name, part in sources.items():
+            if world.is_main or scopes[name] != "replicated":
+                state = part.state_dict()
+                mine = only_pieces(state) if name in in_pieces and not world.is_main else state
+                trees[name] = encode(mine, name, host)
+    finally:
+        if host is not None:  # after an error, too: what was copied then is no state of the next save
+            host.settle()
     return SaveJob(
         token=secrets.token_hex(4),
         scopes=scopes,
@@ -318,11 +321,11 @@ def _refuse_different(plans: list[Any]) -> None:
 
 
 def _checked_meta(meta: Mapping[str, JSON]) -> dict[str, JSON]:
-    try:
-        json.dumps(dict(meta))
+    try:  # a copy, as it will be read: what lies inside may change before a thread has written it
+        copied: dict[str, JSON] = json.loads(json.dumps(dict(meta)))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"meta holds JSON: numbers, strings, bools, None, lists and dicts; {error}") from error
-    return dict(meta)
+    return copied
 
 
 def _checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

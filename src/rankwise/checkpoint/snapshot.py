@@ -20,7 +20,8 @@ class HostBuffers:
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
         self._taken: dict[str, torch.Tensor] = {}
-        self._known: dict[Any, torch.Tensor] = {}
+        # with the tensor itself: memory that is free again becomes another tensor's, at the same place
+        self._known: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
         self._device: torch.device | None = None
 
     def take(self, tensor: torch.Tensor, place: str) -> torch.Tensor:
@@ -33,20 +34,21 @@ class HostBuffers:
         import torch
 
         shape = tuple(tensor.shape)
-        key = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), shape, tensor.stride(), tensor.dtype)
+        bits = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+        key = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), shape, tensor.stride(), bits)
         if key in self._known:
-            return self._known[key]
+            return self._known[key][1]
         buffer = self._kept.get(place)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = torch.empty(shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         buffer.copy_(tensor, non_blocking=True)
         if tensor.device.type != "cpu":
             self._device = tensor.device
-        self._taken[place] = self._known[key] = buffer
+        self._taken[place], self._known[key] = buffer, (tensor, buffer)
         return buffer
 
     def settle(self) -> None:
-        """Wait for the copies; free the memory of places that were not used."""
+        """Wait for the copies and start over; free the memory of places that were not used."""
         if self._device is not None:
             import torch
 

@@ -45,7 +45,7 @@ class Finite:
     def _see_outputs(self, model: Any, _: Any, output: Any) -> None:
         """Note which rows of the model's answer are not finite."""
         for tensor in tensors_of(output):
-            if model.training and tensor.ndim and tensor.is_floating_point():
+            if model.training and tensor.ndim and tensor.numel() and tensor.is_floating_point():
                 self._rows.append(tensor.detach().reshape(len(tensor), -1).isfinite().all(1))
                 break
 

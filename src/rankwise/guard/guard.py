@@ -126,7 +126,7 @@ class Guard:
         self.active = True
         self.not_finite = ""
         self.wake = 0
-        self._said: set[tuple[str, str]] = set()
+        self._said: set[tuple[str, str, bool]] = set()
         self._failed: set[str] = set()
         hooked = None if optimizer is None else _plain_optimizer(optimizer)
         alone = subject.world.world_size == 1
@@ -226,8 +226,8 @@ class Guard:
         self._report(look.found)
 
     def _report(self, found: list[Finding]) -> None:
-        new = [finding for finding in found if (finding.check, finding.where) not in self._said]
-        self._said |= {(finding.check, finding.where) for finding in new}
+        new = [one for one in found if (one.check, one.where, one.certain) not in self._said]
+        self._said |= {(one.check, one.where, one.certain) for one in new}
         self.findings += new
         certain = [f for f in new if f.certain] if self._options.on_finding == "raise" else []
         for finding in new:

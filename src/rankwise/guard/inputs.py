@@ -18,6 +18,7 @@ __all__ = ["Epochs", "RandomStreams", "Samples", "compare_loaders", "loader_fact
 
 _MOST_ROWS = 128
 _SAME, _ALIKE = 0.9, 0.5  # shares of a rank's rows that another rank sees, too
+_ENOUGH = 8  # rows of looks in a row that do not stand in the same places by themselves
 
 
 class Samples:
@@ -28,7 +29,7 @@ class Samples:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self._rows: list[int] = []
-        self._before: set[tuple[int, int]] = set()
+        self._before: dict[tuple[int, int], list[bool]] = {}
 
     def arm(self) -> None:
         """Look at the model's inputs."""
@@ -53,12 +54,16 @@ class Samples:
         telling = [r for r, rows in enumerate(facts) if len(rows) >= 2 and 2 * len(sets[r]) > len(rows)]
         pairs = [(a, b) for a in telling for b in telling if a < b]
         shares = {(a, b): len(sets[a] & sets[b]) / min(len(sets[a]), len(sets[b])) for a, b in pairs}
-        alike = {pair: share for pair, share in shares.items() if share >= _ALIKE}
-        again = sorted(self._before & alike.keys())
-        self._before = set(alike)
+        before, self._before = self._before, {}
+        for (a, b), share in shares.items():
+            if share >= _ALIKE:  # categories coincide by themselves, but in other places
+                places = [x == y for x, y in zip(facts[a], facts[b], strict=False)]
+                self._before[a, b] = [*before.get((a, b), ()), *places][-2 * _MOST_ROWS :]
+        again = sorted(before.keys() & self._before.keys(), key=lambda pair: (-sum(self._before[pair]), pair))
         if not again:
             return
         a, b = again[0]
+        places = self._before[a, b]
         common = sets[a] & sets[b]
         look.tell(
             self.name,
@@ -67,7 +72,7 @@ class Samples:
             wanted="each sample of a step on one rank",
             came=f"rank {b} has {len(common)} of the {len(sets[a])} different rows of rank {a}, too, twice in a row",
             mend="Give the loader a DistributedSampler, or take an Order, which deals every sample out once",
-            certain=alike[a, b] >= _SAME,
+            certain=len(places) >= _ENOUGH and sum(places) >= _SAME * len(places),
         )
 
 

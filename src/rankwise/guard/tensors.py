@@ -68,7 +68,7 @@ def tensors_apart(model: nn.Module) -> set[int]:
 def local(tensor: Any) -> torch.Tensor:
     """Return what this rank holds of a tensor, dense."""
     found = tensor.detach()
-    found = found.tolocal() if hasattr(found, "to_local") else found
+    found = found.to_local() if hasattr(found, "to_local") else found
     if found.is_sparse:
         found = found.coalesce().values()
     return found.resolve_conj().resolve_neg()  # type: ignore[no-any-return]

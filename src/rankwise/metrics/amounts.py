@@ -37,7 +37,9 @@ def weighted_sum(value: Any, weight: Any) -> tuple[Any, Any]:
         return (total * weight if weight else 0 * _zero(total)), value.size * weight
     weight = _aligned(xp, value, weight)
     counted = xp.where(weight != 0, value, xp.zeros_like(value))
-    return _sum(xp, _exact(xp, counted) * _exact(xp, weight)), _sum(xp, weight)
+    # on the host products of whole numbers stay exact as well
+    times = int(weight.max()) if xp is np and weight.dtype.kind in "iu" and weight.size else 1
+    return _sum(xp, _exact(xp, counted, times) * _exact(xp, weight)), _sum(xp, weight)
 
 
 def extreme(value: Any, weight: Any, *, largest: bool) -> tuple[Any, Any]:
@@ -142,18 +144,18 @@ def _aligned(xp: Any, value: Any, weight: Any) -> Any:
     return xp.broadcast_to(weight.reshape(shape), target)
 
 
-def _exact(xp: Any, array: Any) -> Any:
+def _exact(xp: Any, array: Any, times: int = 1) -> Any:
     """Return the array as int64 or as the widest float of its device."""
     if xp is np:
-        return array.astype(np.float64 if array.dtype.kind == "f" else object if _is_wide(array) else np.int64)
+        return array.astype(np.float64 if array.dtype.kind == "f" else object if _is_wide(array, times) else np.int64)
     return array.to(_float_dtype(xp, array.device) if array.is_floating_point() else xp.int64)
 
 
-def _is_wide(array: np.ndarray[Any, Any]) -> bool:
-    """Whether sums of these integers could leave int64; Python integers take over then."""
-    if array.dtype.kind == "b" or array.dtype.itemsize < 8 or not array.size:
+def _is_wide(array: np.ndarray[Any, Any], times: int) -> bool:
+    """Whether sums of so many times these integers could leave int64; Python integers take over then."""
+    if array.dtype.kind == "b" or (array.dtype.itemsize < 8 and times == 1) or not array.size:
         return False
-    return max(abs(int(array.max())), abs(int(array.min()))) * array.size >= _INT_LIMIT
+    return max(abs(int(array.max())), abs(int(array.min()))) * max(times, 1) * array.size >= _INT_LIMIT
 
 
 def _sum(xp: Any, array: Any) -> Any:

@@ -113,6 +113,8 @@ def _merged(gathered: Sequence[tuple[dict[str | None, Any], IntArray | None]]) -
 
 
 def _joined(columns: list[Any]) -> Any:
+    # a rank without rows cannot know what the others' are like
+    columns = [column for column in columns if len(column)] or columns[:1]
     if is_tensor(columns[0]):
         import torch
 

@@ -32,7 +32,8 @@ class Sum:
         Raises:
             ConfigError: not numbers, or shapes that do not fit.
         """
-        plain = type(value) in (int, float) and weight == 1  # a training step adds such numbers, several times
+        # a training step adds such numbers, several times
+        plain = type(value) in (int, float) and type(weight) in (int, float) and weight == 1
         self._total.add(value if plain else weighted_sum(value, weight)[0])
 
     def reset(self) -> None:

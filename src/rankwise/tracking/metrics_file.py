@@ -62,7 +62,8 @@ def open_lines(path: Path) -> int:
 def append_line(fd: int, line: bytes) -> None:
     """Append a line in one write, which no other line can tear."""
     written = os.write(fd, line)
-    if written != len(line):
+    if written != len(line):  # a torn line would spoil the next one
+        os.ftruncate(fd, os.fstat(fd).st_size - written)
         raise OSError(f"only {written} of {len(line)} bytes of a line of metrics fitted on the disk")
 
 

@@ -171,8 +171,9 @@ class Tracker:
 
     def close(self) -> None:
         """Close the sinks; waits for services, for seconds. Calling it twice is fine."""
-        while self._sinks:
-            self._sinks.pop().close()
+        with contextlib.ExitStack() as stack:  # the first sink, the JSON lines, last; whatever the others raise
+            while self._sinks:
+                stack.callback(self._sinks.pop(0).close)
         # a run that is finished, or another attempt's by now, is not written again
         with contextlib.suppress(RunDirError):
             if self._outboxes:
@@ -274,6 +275,8 @@ def _check_tags(tags: Mapping[str, Any]) -> None:
 
 
 def _check_names(names: Sequence[str]) -> None:
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise ConfigError(f"names of numbers are strings, got {odd[0]!r}: give str(...) of it")
     if len({*names, *RESERVED}) < len(names) + len(RESERVED):
         taken = sorted({name for name in names if name in RESERVED or names.count(name) > 1})
         raise ConfigError(

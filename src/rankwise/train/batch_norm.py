@@ -40,22 +40,24 @@ def join_batch_norms(model: nn.Module, world: World, *, wish: bool | Literal["au
     """
     if not isinstance(wish, bool) and wish != "auto":
         raise ConfigError(f"sync_batchnorm is True, False or 'auto', got {wish!r}")
-    named = {name: m for name, m in model.named_modules() if isinstance(m, _Norm) and not hasattr(m, "joins_ranks")}
+    every = model.named_modules(remove_duplicate=False)  # a layer may be in several places
+    named = {name: m for name, m in every if isinstance(m, _Norm) and not hasattr(m, "joins_ranks")}
     found = {name: module for name, module in named.items() if not isinstance(module, nn.SyncBatchNorm)}
     if wish is False or world.world_size == 1:
         return model
     if wish is True and not named:
         raise ConfigError("sync_batchnorm=True, and the model has no layer with batch statistics: leave it out")
+    made: dict[int, nn.Module] = {}
     for name, norm in found.items():
         if isinstance(norm, nn.modules.lazy.LazyModuleMixin):
             raise ConfigError(f"{name} of the model has no parameters yet: run one batch through it before prepare")
-        joined = _joined(norm, world)
+        joined = made.get(id(norm)) or made.setdefault(id(norm), _joined(norm, world))
         parent, _, own = name.rpartition(".")
         if not name:
             return joined
         setattr(model.get_submodule(parent), own, joined)
     if wish == "auto" and found and world.is_main:
-        _LOG.info("%d layers take their batch statistics over all ranks", len(found))
+        _LOG.info("%d layers take their batch statistics over all ranks", len(made))
     return model
 
 

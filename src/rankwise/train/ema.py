@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EMA"]
 
+_FLOAT_BYTES = 4
+
 
 class EMA:
     """The exponential moving average of a model's parameters; equal on all ranks without communication.
@@ -59,7 +61,8 @@ class EMA:
         self._decay, self._ramp = decay, ramp
         named = unwrapped(model).named_parameters()
         self._model = {name.replace("_orig_mod.", ""): p for name, p in named if p.is_floating_point()}
-        self._averages = {name: p.detach().clone() for name, p in self._model.items()}
+        # no narrower than float32: in bfloat16 an average that moves by less than 1/256 of itself stays where it is
+        self._averages = {name: _widened(p.detach()).clone() for name, p in self._model.items()}
 
     def update(self, report: StepReport | None = None) -> None:
         """Update the average after a step; call it on every rank.
@@ -76,14 +79,18 @@ class EMA:
         ramped = (1 + self.num_updates) / (10 + self.num_updates)
         decay = min(self._decay, ramped) if self._ramp else self._decay
         with torch.no_grad():
-            torch._foreach_lerp_(list(self._averages.values()), [p.detach() for p in self._model.values()], 1 - decay)
+            weights = [_widened(p.detach()) for p in self._model.values()]
+            torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
 
     def fit_start(self, trainer: Any) -> None:
-        """Hook: refuse to train a model with other weights.
+        """Hook: start from the weights that the training starts with; refuse to train a model with other weights.
 
         Raises:
             ConfigError: the trainer's model is another one, or is sharded.
         """
+        if not self.num_updates:  # weights may have come since it was made: by init_from=, or those of rank 0
+            for average, p in zip(self._averages.values(), self._model.values(), strict=True):
+                average.copy_(p.detach())
         trained = {id(p) for p in trainer.model.parameters()}
         if is_sharded(trainer.model) or not all(id(p) in trained for p in self._model.values()):
             raise ConfigError(
@@ -138,6 +145,10 @@ class EMA:
         for name, value in averages.items():
             self._averages[name].copy_(value)
         self.num_updates = int(state["num_updates"])
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.itemsize < _FLOAT_BYTES else tensor
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:

@@ -15,7 +15,7 @@ from rankwise.errors import StepError
 from rankwise.train.agreement import agree, step_facts
 from rankwise.train.checks import check_model, check_optimizer, check_scheduler
 from rankwise.train.health import Health, describe_trouble
-from rankwise.train.output import StepOutput, read_output
+from rankwise.train.output import StepOutput, on_host, read_output
 from rankwise.train.precision import LossScale, Precision, autocasting, make_scaler
 from rankwise.train.schedules import step_schedule
 from rankwise.train.sharding import watch_gradients
@@ -291,7 +291,8 @@ class ExactStep:
 
     def _clip(self, batches: tuple[Batch, ...], loss: Any) -> float | None:
         assert self._max_grad_norm is not None
-        parameters = [p for p in self._model.parameters() if p.grad is not None]
+        every = self._model.parameters()
+        parameters: list[Any] = [_Values(p) if p.grad.is_sparse else p for p in every if p.grad is not None]
         if not parameters:
             return None
         import torch
@@ -314,6 +315,14 @@ class ExactStep:
         health = Health(self._model)
         health.note(epoch=step.epoch, step=step.index, ids=ids, loss=loss, gradient=gradient)
         raise StepError(describe_trouble(self._world.all_gather_object(health.look()), after))
+
+
+class _Values:
+    """What clipping sees of a parameter with a sparse gradient: its values, over the gradient's own memory."""
+
+    def __init__(self, parameter: Any) -> None:
+        parameter.grad = parameter.grad.coalesce()  # a row that stands twice has one norm
+        self.grad = parameter.grad.values()
 
 
 class _Used:
@@ -359,7 +368,7 @@ def _totals(outputs: list[StepOutput]) -> tuple[tuple[Any, Any], dict[str, tuple
     if len(outputs) == 1:  # 0 + x costs a tensor operation each
         return (outputs[0].total.detach(), outputs[0].weight), dict(outputs[0].metrics)
     for output in outputs:
-        loss = (loss[0] + output.total.detach(), loss[1] + output.weight)
+        loss = (loss[0] + on_host(output.total.detach()), loss[1] + output.weight)
         for name, (total, weight) in output.metrics.items():
             before = metrics.get(name, (0, 0))
             metrics[name] = (before[0] + total, before[1] + weight)

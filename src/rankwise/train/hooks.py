@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -172,7 +173,7 @@ class HookChain:
         self.spread = {}
         for name in sorted({name for one in told for name in one.numbers}):
             values = [one.numbers[name] for one in told if name in one.numbers]
-            own = name.rpartition("/")[2].removeprefix("rank").isdigit()
+            own = re.search(r"/rank\d+$", name) is not None
             spread = {"/min": min(values), "/mean": sum(values) / len(values), "/max": max(values)}
             self.spread |= {name: values[0]} if own else {f"{name}{what}": value for what, value in spread.items()}
 

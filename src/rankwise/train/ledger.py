@@ -14,7 +14,8 @@ from rankwise.data.contract import Batch, Share
 from rankwise.guard import Guard
 from rankwise.train.exact import StepReport
 from rankwise.train.health import Health
-from rankwise.train.parts import RunningMeans, on_host
+from rankwise.train.output import on_host
+from rankwise.train.parts import RunningMeans
 
 __all__ = ["Ledger"]
 

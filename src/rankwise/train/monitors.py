@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import ConfigError
 from rankwise.train.exact import StepReport
+from rankwise.train.warmup import in_eval_mode
 from rankwise.train.wrapped_models import unwrapped
 
 if TYPE_CHECKING:
@@ -102,8 +103,9 @@ class GradientStats:
                 continue
             grad = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
             part = ".".join(name.split(".")[: self.depth])
-            for key in {"", part}:
-                norm, peak = grad.double().square().sum(), grad.abs().max().double()
+            sizes = (grad.coalesce().values() if grad.is_sparse else grad).abs().double()
+            for key in {"", part} if sizes.numel() else ():
+                norm, peak = sizes.square().sum(), sizes.max()
                 square[key] = square.get(key, 0) + norm
                 largest[key] = torch.maximum(largest[key], peak) if key in largest else peak
         if not square:
@@ -144,13 +146,8 @@ class Predictions:
         if (epoch + 1) % self.every:
             return
         model = unwrapped(trainer.model)
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                columns = self.predict(model, self.batch)
-        finally:
-            model.train(was_training)
+        with in_eval_mode(model), torch.no_grad():
+            columns = self.predict(model, self.batch)
         session = trainer.session
         if session is not None and session.tracker is not None:
             session.tracker.table(session.progressed.num_steps, self.name, columns)

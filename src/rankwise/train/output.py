@@ -23,7 +23,7 @@ from rankwise.errors import StepError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["StepOutput", "read_output"]
+__all__ = ["StepOutput", "on_host", "read_output"]
 
 _FORMS = (
     "a step function returns per-sample losses of shape [B], (sum of losses, sum of weights), or a scalar mean over "
@@ -78,6 +78,15 @@ def read_output(answer: Any, batch: Batch) -> StepOutput:
     )
 
 
+def on_host(value: Any) -> Any:
+    """Return a scalar as it adds up without loss: in host memory as a number, on a device in float64 if it has any."""
+    if type(value) in (float, int) or not hasattr(value, "is_cpu"):
+        return value
+    if value.is_cpu:
+        return value.item() if value.ndim == 0 else value
+    return value if value.device.type == "mps" else value.double()
+
+
 def _grad_enabled() -> bool:
     import torch
 
@@ -102,7 +111,7 @@ def _read_pair(answer: Any, batch: Batch) -> tuple[torch.Tensor, float | torch.T
             f"this batch has {padding} padding samples of weight 0, but the step function's weight counts them "
             f"({weight} = all samples): multiply the losses by batch.share.weights and return their sum as the weight"
         )
-    return total, weight
+    return total, weight if type(weight) is float else on_host(weight)
 
 
 def _read_tensor(answer: Any, batch: Batch) -> tuple[torch.Tensor, float, Literal["samples", "mean"]]:
@@ -129,8 +138,14 @@ def _read_tensor(answer: Any, batch: Batch) -> tuple[torch.Tensor, float, Litera
 
 
 def _weighted_sum(values: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Return the sum over samples without padding (selected, as NaN x 0 is NaN). Half precision is summed as float."""
-    values = values.float() if values.is_floating_point() and values.itemsize < _FLOAT_BYTES else values
+    """Return the sum over samples without padding (selected, as NaN x 0 is NaN). Half precision is summed as float.
+
+    Values without a graph (metrics, losses of an evaluation) are summed in float64, so that the cut does not matter.
+    """
+    if values.is_floating_point():
+        if not values.requires_grad and values.device.type != "mps":
+            values = values.double()
+        values = values.float() if values.itemsize < _FLOAT_BYTES else values
     weights = batch.share.weights
     if weights is None or len(weights) != len(values):
         return values.sum()
@@ -148,7 +163,7 @@ def _read_metric(name: str, value: Any, batch: Batch) -> tuple[Any, Any]:
             "already. Leave it out, or give the metric another name"
         )
     if isinstance(value, tuple | list) and len(value) == 2:
-        return tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in value)  # type: ignore[return-value]
+        return tuple(on_host(v.detach() if isinstance(v, torch.Tensor) else v) for v in value)
     if isinstance(value, torch.Tensor) and value.shape == (len(batch.ids),):
         values = value.detach()
         values = values if values.is_floating_point() else values.to(torch.int64)

@@ -11,6 +11,7 @@ from rankwise.checkpoint.parts import as_part
 from rankwise.data.contract import BaseLoader, Stateful
 from rankwise.errors import ConfigError
 from rankwise.metrics import Counters
+from rankwise.train.output import on_host
 from rankwise.train.wrapped_models import unwrapped
 from rankwise.world import World
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from rankwise.train.exact import StepReport
 
-__all__ = ["Progressed", "RunningMeans", "checked_parts", "on_host", "training_parts"]
+__all__ = ["Progressed", "RunningMeans", "checked_parts", "training_parts"]
 
 _OWN_PARTS = {"model", "optimizer", "order", "stream", "random", "scheduler", "scaler"} | {
     "progress", "recent_means", "epoch_means"
@@ -174,13 +175,6 @@ class RunningMeans:
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the combined sums of several ranks."""
         return self._sums.merge_states(states)
-
-
-def on_host(value: Any) -> Any:
-    """Return a scalar in host memory as a Python number, which is much faster to add; anything else unchanged."""
-    if type(value) in (float, int):
-        return value
-    return value.item() if getattr(value, "is_cpu", False) and value.ndim == 0 else value
 
 
 def checked_parts(parts: Mapping[str, Any] | None) -> dict[str, Stateful]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import StepError
 from rankwise.train.streams import StreamLoader, after_step, counted_samples
-from rankwise.train.warmup import kept_buffers
+from rankwise.train.warmup import held_pass
 from rankwise.train.window import Window
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
@@ -38,10 +38,10 @@ class StreamWindow:
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
-        """Open the next micro-batch; forward *and* backward belong inside. A stand-in changes no buffers."""
+        """Open the next micro-batch; forward *and* backward belong inside. A stand-in changes no buffers or counts."""
         self._micro += 1
         empty = self._micro < len(self._batches) and not len(self._batches[self._micro].ids)
-        with self._window.micro_batch(), kept_buffers(self._model) if empty else nullcontext():
+        with self._window.micro_batch(), held_pass(self._model) if empty else nullcontext():
             yield
 
     def backward(self, total: torch.Tensor, weight: float | torch.Tensor) -> None:

@@ -271,7 +271,8 @@ class Trainer:
         )
         try:
             self.hooks.call_together("fit_start")
-            self.model.train()
+            if not getattr(plain := unwrapped(self.model), "_orig_mod", plain).training:
+                self.model.train()  # else parts that are in eval mode are frozen, and stay so
             values = loop.run(train, first_epoch=int(str(train.state_dict()["epoch"])), epochs=epochs)
         except Exception as error:
             self.hooks.fail(error)

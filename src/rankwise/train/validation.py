@@ -12,7 +12,7 @@ from rankwise.train.parts import RunningMeans
 from rankwise.train.precision import Precision, autocasting
 from rankwise.train.sharding import is_sharded
 from rankwise.train.streams import StreamLoader, as_held_out
-from rankwise.train.warmup import held_sample
+from rankwise.train.warmup import held_sample, in_eval_mode
 from rankwise.train.wrapped_models import unwrapped
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
@@ -62,25 +62,20 @@ def evaluate(
     means = RunningMeans()
     sharded = is_sharded(module)
     held: Batch | None = None
-    was_training = module.training
-    module.eval()
-    try:
-        loader.set_epoch(0)
-        with torch.no_grad():
-            for batches in loader:
-                vitals.beat(phase="validate")
-                if between is not None:
-                    between()
-                if sharded and held is None:
-                    held = held_sample(batches, world)
-                for batch in batches:
-                    if held is not None and not len(batch.ids):
-                        step_fn(module, held)  # all ranks gather the parameters together
-                    if len(batch.ids):
-                        output = read_output(step_fn(module, batch), batch)
-                        means.add_all((output.total.detach(), output.weight), output.metrics)
-    finally:
-        module.train(was_training)
+    loader.set_epoch(0)
+    with in_eval_mode(module), torch.no_grad():
+        for batches in loader:
+            vitals.beat(phase="validate")
+            if between is not None:
+                between()
+            if sharded and held is None:
+                held = held_sample(batches, world)
+            for batch in batches:
+                if held is not None and not len(batch.ids):
+                    step_fn(module, held)  # all ranks gather the parameters together
+                if len(batch.ids):
+                    output = read_output(step_fn(module, batch), batch)
+                    means.add_all((output.total.detach(), output.weight), output.metrics)
     return means.reduce(world)
 
 

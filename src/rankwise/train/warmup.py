@@ -24,6 +24,7 @@ __all__ = [
     "explained",
     "held_pass",
     "held_sample",
+    "in_eval_mode",
     "kept_buffers",
     "kept_random_state",
     "unused_text",
@@ -63,6 +64,19 @@ def kept_buffers(model: nn.Module, but: Collection[int] = ()) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in zip(buffers, saved, strict=True):
                 buffer.copy_(value)
+
+
+@contextmanager
+def in_eval_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode, and each of its parts back into its own at the end: frozen ones stay frozen."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(modes[0][1])  # it may be overridden, to do more than to set the flag
+        for part, is_training in modes:
+            part.training = is_training
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError, StepError
 from rankwise.train.checks import check_model
+from rankwise.train.output import on_host
 from rankwise.train.sharding import is_sharded, local_part, unsynchronised
 from rankwise.train.wrapped_models import replicas_of
 from rankwise.world import World
@@ -161,7 +162,7 @@ class Window:
         """
         if self._backwards == self._num_micro:
             raise StepError(f"this window was opened for {self._num_micro} backward passes, got one more")
-        self._weight = self._weight + weight
+        self._weight = self._weight + (weight if type(weight) is float else on_host(weight))
         is_last = self._backwards + 1 == self._num_micro
         if is_last and self._total_weight is None:
             self._count()

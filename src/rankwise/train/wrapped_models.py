@@ -50,8 +50,13 @@ def replicate(
     model: nn.Module, world: World, options: Mapping[str, Any], comm_hook: CommHook | None
 ) -> DistributedDataParallel:
     """Return a module on its rank's device as a replica."""
+    import torch
     from torch.nn.parallel import DistributedDataParallel
 
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse:
+            # torch averages a sparse gradient in place, in the memory of the dense one that goes on backward from there
+            module.weight.register_hook(torch.clone)  # type: ignore[no-untyped-call]
     device_ids = [world.device.index] if world.device.type == "cuda" else None
     wrapped = DistributedDataParallel(model, device_ids=device_ids, process_group=group_of(world), **options)
     if comm_hook is not None:
