@@ -87,7 +87,7 @@ def test_little_is_loaded_before_the_first_rank_starts(launcher, code, most):
     assert "rankwise.launch.local.process" in loaded, err
     assert not loaded.intersection(LATE)
     assert not loaded.intersection(f"rankwise.launch.{name}" for name in OURS)
-    assert len(loaded) < most
+    assert len(loaded) <= most
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")

@@ -23,7 +23,7 @@ def start(tmp_path, script, *environments):
     path.write_text(textwrap.dedent(script))
     processes = [
         subprocess.Popen(
-            [sys.executable, str(path)],
+            [sys.executable, "-W", "ignore:This process:DeprecationWarning", str(path)],  # Python 3.12 warns of forks
             env=CLEAN | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

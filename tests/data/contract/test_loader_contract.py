@@ -1,7 +1,6 @@
 """What every loader over an order keeps to, whatever its samples are: one suite, by public names."""
 
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from rankwise.data.crops import CropIndex, IndexPipeline
 from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import RankwiseError
-from rankwise.testing.new_threads import threads_since
+from rankwise.testing.new_threads import mark_threads, threads_since
 from rankwise.testing.row_stores import make_stores
 from rankwise.testing.shares import RankPlace
 
@@ -192,13 +191,13 @@ def test_what_is_read_ahead_changes_nothing(make):
 
 def test_a_loader_closes_in_mid_epoch_and_twice(make):
     """No thread stays, with a step in hand or without; a closed one says so, and another goes on from its state."""
-    before = set(threading.enumerate())
+    mark_threads()
     loader = make()
     batches = next(iter(loader))
     kept = samples_of(batches[0])
     loader.close()
     loader.close()
-    assert not threads_since(before)
+    assert not threads_since()
     assert samples_of(batches[0]) == kept
     with pytest.raises(RankwiseError, match="was closed: make a new one, and load the state of this one"):
         next(iter(loader))
@@ -206,7 +205,7 @@ def test_a_loader_closes_in_mid_epoch_and_twice(make):
     other.load_state_dict(loader.state_dict())
     assert samples_of(next(iter(other))[0]) == kept
     other.close()
-    assert not threads_since(before)
+    assert not threads_since()
 
 
 def test_states_of_other_data_are_refused(make, places):

@@ -19,7 +19,7 @@ from rankwise.data.feed.options import LoaderStats
 from rankwise.data.feed.passes import Passes, Repeats
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
-from rankwise.data.feed.prefetch import Running
+from rankwise.data.feed.prefetch import Running, close_at_exit
 from rankwise.data.feed.reader import OnBadSample, ReadBatch, SkipBudget, StepReader
 from rankwise.data.feed.transform import BatchTransform, SampleTransform, Transform, counted_samples, fused_source
 from rankwise.data.feed.workers import (
@@ -159,7 +159,7 @@ class FeedLoader(CursorLoader):
 
     def __iter__(self) -> Iterator[tuple[FeedBatch, ...]]:
         """Yield the micro-batches of each step to the epoch's end; a DataLoader worker yields its part of the steps."""
-        return self._batches() if current_worker() is None else self._in_dataloader()
+        return close_at_exit(self._batches()) if current_worker() is None else self._in_dataloader()
 
     def as_dataset(self) -> LoaderDataset:
         """Return this loader as torch's `IterableDataset`: ``DataLoader(loader.as_dataset(), batch_size=None)``.

@@ -9,13 +9,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from rankwise.data.feed.groups import Shares
 from rankwise.data.feed.passes import Passes
 from rankwise.data.feed.reader import ReadStep, StepReader
 
-__all__ = ["LEAST_DEPTH", "Conveyor", "ReadAhead", "Reader", "Running"]
+__all__ = ["LEAST_DEPTH", "Conveyor", "ReadAhead", "Reader", "Running", "close_at_exit"]
 
 LEAST_DEPTH = 2  # steps that lie ready: one to hand over while the next is read
 
@@ -23,6 +24,7 @@ S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+C = TypeVar("C")
 
 
 class Conveyor(Generic[T]):
@@ -170,7 +172,7 @@ class ReadAhead(Generic[S, T]):
         self._reader, self._is_away = reader, is_away
         self._work: _Work[S, T] = _Work(reader, steps, depth=depth, on_thread=on_thread)
         self._thread: _Thread | None = None
-        _close_at_exit(self)
+        close_at_exit(self)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -314,20 +316,23 @@ class _Work(Generic[S, T]):
         self.conveyor.end(error)
 
 
-_LIVE: weakref.WeakSet[ReadAhead[Any, Any]] = weakref.WeakSet()
+_LIVE: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _close_at_exit(reader: ReadAhead[Any, Any]) -> None:
+def close_at_exit(thing: C) -> C:
+    """Close a reader, or a generator, at interpreter exit: later, Python 3.13 has emptied the modules it needs."""
     if not _LIVE:
         # registered as late as possible: exit handlers run in reverse order, so what the reader uses still exists
         atexit.unregister(_close_all)
         atexit.register(_close_all)
-    _LIVE.add(reader)
+    _LIVE.add(thing)
+    return thing
 
 
 def _close_all() -> None:
-    for reader in list(_LIVE):
-        reader.close()
+    for thing in list(_LIVE):
+        with suppress(ValueError):  # a generator that another thread runs just now
+            thing.close()
     for thread in threading.enumerate():
         if isinstance(thread, _Thread):  # of a reader that is gone; native code must not outlive the interpreter
             thread.ends(waits=True)

@@ -104,7 +104,8 @@ def test_the_layout_is_the_one_of_annbatch(tmp_path):
     assert "row_nnz" not in held["X"]
     assert (held["obsm/image"].chunks, held["obsm/image"].shards) == ((16, 2, 3), (64, 2, 3))
     [blosc] = held["X/data"].compressors
-    assert (blosc.cname.value, blosc.clevel, blosc.shuffle.value) == ("lz4", 3, "shuffle")
+    settings = blosc.to_dict()["configuration"]
+    assert (settings["cname"], settings["clevel"], settings["shuffle"]) == ("lz4", 3, "shuffle")
 
 
 @pytest.mark.parametrize(("align_rows", "block_bytes"), [(True, 2**16), (False, 128_000)])

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import JSON
 from rankwise.data.feed.memory.lease import Lease
+from rankwise.data.feed.prefetch import close_at_exit
 from rankwise.data.feed.workers import iterable_class, rebuild
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.defaults import (
@@ -333,6 +334,9 @@ class Loader:
         return self
 
     def __iter__(self) -> Iterator[LoaderOutput]:
+        return close_at_exit(self._outputs())
+
+    def _outputs(self) -> Iterator[LoaderOutput]:
         self._num_open += 1
         try:
             yield from self._batches()

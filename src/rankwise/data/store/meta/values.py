@@ -74,7 +74,7 @@ class ArrayMeta:
     chunks: tuple[int, ...]
     files: tuple[int, ...]
     dtype: DType
-    fill_value: Any
+    fill_value: Any = field(compare=False)  # NaN differs from itself; `document` has it
     codec: ChunkCodec
     keys: KeyEncoding
     index: IndexLayout | None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -63,6 +63,22 @@ class CheckedStore(WrapperStore[Store]):
         if byte_range is not None or key.rpartition("/")[2] not in _DOCUMENTS:
             return found
         return prototype.buffer.from_bytes(_renamed(found.to_bytes()))
+
+    # zarr-python 3.2 and later would else read ranges, or without its event loop, from the wrapped store, unchecked
+    _supports_sync_io = False
+
+    async def get_ranges(
+        self, key: str, byte_ranges: Sequence[ByteRequest | None], *, prototype: BufferPrototype, **_: Any
+    ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
+        """Yield the parts of a value, each as `get` returns it, in one group.
+
+        Raises:
+            BaseExceptionGroup: of FileNotFoundError, as zarr-python expects it: there is no such value.
+        """
+        found = await asyncio.gather(*(self.get(key, prototype, byte_range) for byte_range in byte_ranges))
+        if any(part is None for part in found):
+            raise BaseExceptionGroup("no such value", [FileNotFoundError(key)])
+        yield [*enumerate(found)]
 
 
 def _renamed(text: bytes) -> bytes:
