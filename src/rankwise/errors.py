@@ -5,6 +5,9 @@ A message names what was wanted, what came, the place (rank, file, array, chunk,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -48,6 +51,15 @@ class Interrupted(SystemExit):
 
 class MissingExtraError(RankwiseError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+@contextmanager
+def needs_extra(message: str) -> Iterator[None]:
+    """Raise `MissingExtraError` with this message where an import in the block fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(message) from error
 
 
 class WorldError(RankwiseError, RuntimeError):

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 from rankwise.checkpoint.commit import Fence, folder_name
 from rankwise.checkpoint.manifest import read_manifest
 from rankwise.checkpoint.object_path import ObjectPath, asking
-from rankwise.errors import CheckpointError, ConfigError, MissingExtraError
+from rankwise.errors import CheckpointError, ConfigError, needs_extra
 
 __all__ = ["Bucket", "is_url"]
 
@@ -41,12 +41,8 @@ class Bucket:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        try:
+        with needs_extra("checkpoints in object stores need obstore: pip install 'rankwise[remote]'"):
             from obstore.store import from_url
-        except ImportError as error:
-            raise MissingExtraError(
-                "checkpoints in object stores need obstore: pip install 'rankwise[remote]'"
-            ) from error
         kind, _, rest = url.rstrip("/").partition("://")
         bucket, _, key = rest.partition("/")
         variables = [os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.errors import ConfigError, MissingExtraError
+from rankwise.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     from rankwise.data.contract import DType
@@ -39,10 +39,8 @@ def parse_dtype(word: str) -> DType | None:
     if name == "native":
         return None
     if name == "bfloat16":
-        try:
+        with needs_extra("bfloat16 needs ml_dtypes: pip install 'rankwise[data]'"):
             from ml_dtypes import bfloat16
-        except ImportError as error:
-            raise MissingExtraError("bfloat16 needs ml_dtypes: pip install 'rankwise[data]'") from error
         narrow: DType = np.dtype(bfloat16)
         return narrow
     try:

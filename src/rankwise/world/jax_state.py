@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rankwise.errors import MissingExtraError
+from rankwise.errors import needs_extra
 
 __all__ = ["devices_started", "import_jax", "jax_client", "jax_numbers"]
 
@@ -16,12 +16,8 @@ def import_jax() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
+    with needs_extra("jax is needed for this: pip install 'rankwise[jax]', or the jax of your accelerator"):
         import jax
-    except ImportError as error:
-        raise MissingExtraError(
-            "jax is needed for this: pip install 'rankwise[jax]', or the jax of your accelerator"
-        ) from error
     return jax
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from rankwise.data.contract import DType
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.errors import MissingExtraError
+from rankwise.errors import needs_extra
 
 __all__ = ["AABB", "Crop", "Dtype", "DtypeLike", "Sample", "parse_dtype", "resolved_dtype"]
 
@@ -261,10 +261,8 @@ def resolved_dtype(dtype: Dtype, native: DType | None = None) -> DType:
             raise InvalidArgument("the native dtype is known once an array was opened")
         return native
     if dtype is Dtype.BF16:
-        try:
+        with needs_extra("bfloat16 needs ml_dtypes: pip install 'rankwise[data]'"):
             import ml_dtypes
-        except ImportError as error:
-            raise MissingExtraError("bfloat16 needs ml_dtypes: pip install 'rankwise[data]'") from error
         bfloat16: DType = np.dtype(ml_dtypes.bfloat16)
         return bfloat16
     return np.dtype(_NUMPY[dtype])

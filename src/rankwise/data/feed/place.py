@@ -12,7 +12,7 @@ import numpy as np
 from rankwise.data.contract import IntArray, NDArray, Share
 from rankwise.data.feed.memory.csr import csr_parts, quiet_csr, scipy_csr, torch_csr
 from rankwise.data.feed.memory.lease import Done
-from rankwise.errors import ConfigError, MissingExtraError
+from rankwise.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     import torch
@@ -89,12 +89,10 @@ def make_placer(device: str | torch.device | None) -> Placer:
     """
     if device is None:
         return _NumpyPlacer()
-    try:
+    with needs_extra(
+        f"batches on device {device} are torch tensors: pip install 'rankwise[train]', or device=None for NumPy"
+    ):
         import torch
-    except ImportError as error:
-        raise MissingExtraError(
-            f"batches on device {device} are torch tensors: pip install 'rankwise[train]', or device=None for NumPy"
-        ) from error
     try:
         where = torch.device(device)
     except RuntimeError as error:

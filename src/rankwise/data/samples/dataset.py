@@ -16,7 +16,7 @@ from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.workers import InitWorker, check_importable, deaf_workers, start_server
 from rankwise.data.samples.dataset_batch import DatasetBatch, move_tree, no_rows
 from rankwise.data.samples.keyed import KeyedDataset, check_dataset, layers
-from rankwise.errors import ConfigError, MissingExtraError
+from rankwise.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     import torch
@@ -290,11 +290,9 @@ class DatasetLoader(CursorLoader):
 
 
 def _torch_loader(dataset: KeyedDataset, requests: Requests, **options: Any) -> DataLoader[Any]:
-    try:
+    with needs_extra("a DatasetLoader runs torch's DataLoader: pip install 'rankwise[train]'"):
         import torch
         from torch.utils.data import DataLoader
-    except ImportError as error:
-        raise MissingExtraError("a DatasetLoader runs torch's DataLoader: pip install 'rankwise[train]'") from error
     # A separate generator: drawing the workers' base seed must not change the random state of the training.
     generator = torch.Generator().manual_seed(0)
     return DataLoader(dataset, batch_sampler=requests, generator=generator, **options)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from rankwise._process.forks import renew_in_children
-from rankwise.errors import MissingExtraError
+from rankwise.errors import MissingExtraError, needs_extra
 
 __all__ = ["load_zarr", "plain_codecs", "require_codecs"]
 
@@ -52,10 +52,8 @@ def load_zarr() -> ModuleType:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
+    with needs_extra("reading Zarr stores needs zarr-python: pip install 'rankwise[data]'"):
         import zarr
-    except ImportError as error:
-        raise MissingExtraError("reading Zarr stores needs zarr-python: pip install 'rankwise[data]'") from error
     return zarr
 
 

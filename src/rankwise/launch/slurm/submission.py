@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise._files import write_whole
-from rankwise.errors import ConfigError, LaunchError, MissingExtraError
+from rankwise.errors import ConfigError, LaunchError, needs_extra
 from rankwise.launch.job import Job
 from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.handle import SlurmHandle
@@ -156,10 +156,8 @@ def batch_script(request: Request) -> str:
 
 
 def _executor(request: Request) -> Any:
-    try:
+    with needs_extra("jobs of Slurm are submitted with submitit: pip install 'rankwise[slurm]'"):
         import submitit
-    except ImportError as error:
-        raise MissingExtraError("jobs of Slurm are submitted with submitit: pip install 'rankwise[slurm]'") from error
     try:
         executor = submitit.SlurmExecutor(folder=request.folder.absolute() / "%j")
         executor.update_parameters(**request.sbatch_parameters())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.data.contract import BatchBuffer, FieldSpec, NDArray, Source
-from rankwise.errors import ConfigError, MissingExtraError
+from rankwise.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     import torch
@@ -48,13 +48,10 @@ def scipy_csr(parts: tuple[NDArray, ...], num_cols: int) -> Any:
         MissingExtraError: SciPy is not installed.
         ConfigError: SciPy has no sparse matrices of this dtype, for example half precision.
     """
-    try:
+    with needs_extra(
+        "sparse rows without a device are SciPy matrices: pip install 'rankwise[rows]', or take a device or dense rows"
+    ):
         from scipy.sparse import csr_matrix
-    except ImportError as error:
-        raise MissingExtraError(
-            "sparse rows without a device are SciPy matrices: pip install 'rankwise[rows]', or take a device or dense "
-            "rows"
-        ) from error
     try:
         made = csr_matrix((len(parts[2]) - 1, num_cols), dtype=parts[0].dtype)
     except ValueError as error:

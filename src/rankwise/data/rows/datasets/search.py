@@ -10,7 +10,7 @@ from typing import Any
 
 from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.errors import ConfigError, DataError, MissingExtraError
+from rankwise.errors import ConfigError, DataError, needs_extra
 
 __all__ = ["COLLECTION_TYPE", "MANIFEST", "MEMBER", "find_datasets", "load_anndata", "split_modality", "stored_name"]
 
@@ -84,10 +84,8 @@ def load_anndata() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
+    with needs_extra("rows of AnnData stores need anndata: pip install 'rankwise[rows]'"):
         import anndata
-    except ImportError as error:
-        raise MissingExtraError("rows of AnnData stores need anndata: pip install 'rankwise[rows]'") from error
     return anndata
 
 

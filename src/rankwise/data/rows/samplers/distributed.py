@@ -15,7 +15,7 @@ from rankwise.data.rows.passes import PassDraws, fresh_seed, known_settings, mas
 from rankwise.data.rows.samplers.chunks import RandomSampler, SequentialSampler
 from rankwise.data.rows.samplers.classes import ClassSampler, WeightedClassSampler
 from rankwise.data.rows.types import LoadRequest
-from rankwise.errors import ConfigError, MissingExtraError, WorldError
+from rankwise.errors import ConfigError, WorldError, needs_extra
 
 __all__ = ["DistInfo", "DistributedSampler", "find_rank", "foreseen"]
 
@@ -43,10 +43,8 @@ def find_rank(dist_info: DistInfo) -> tuple[int, int]:
 
 
 def _torch() -> tuple[int, int]:
-    try:
+    with needs_extra("dist_info='torch' needs torch: pip install 'rankwise[train]'"):
         import torch.distributed as dist
-    except ImportError as error:
-        raise MissingExtraError("dist_info='torch' needs torch: pip install 'rankwise[train]'") from error
     if not (dist.is_available() and dist.is_initialized()):
         raise WorldError(
             "torch.distributed is not initialized: enter rankwise.bind(), or call "
@@ -56,10 +54,8 @@ def _torch() -> tuple[int, int]:
 
 
 def _jax() -> tuple[int, int]:
-    try:
+    with needs_extra("dist_info='jax' needs jax: pip install 'rankwise[jax]'"):
         import jax
-    except ImportError as error:
-        raise MissingExtraError("dist_info='jax' needs jax: pip install 'rankwise[jax]'") from error
     from rankwise.world.adopt import bound_world
 
     bound = bound_world()

@@ -70,11 +70,7 @@ class CheckedStore(WrapperStore[Store]):
     async def get_ranges(
         self, key: str, byte_ranges: Sequence[ByteRequest | None], *, prototype: BufferPrototype, **_: Any
     ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
-        """Yield the parts of a value, each as `get` returns it, in one group.
-
-        Raises:
-            BaseExceptionGroup: of FileNotFoundError, as zarr-python expects it: there is no such value.
-        """
+        """Yield the parts of a value in one group, each as `get` returns it; errors are in the form zarr-python wants."""
         found = await asyncio.gather(*(self.get(key, prototype, byte_range) for byte_range in byte_ranges))
         if any(part is None for part in found):
             raise BaseExceptionGroup("no such value", [FileNotFoundError(key)])

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.store.remote.options import Location, RemoteOptions, locate
-from rankwise.errors import ConfigError, MissingExtraError, WorldError
+from rankwise.errors import ConfigError, WorldError, needs_extra
 
 if TYPE_CHECKING:
     from obstore.store import MemoryStore
@@ -61,11 +61,9 @@ def load_obstore() -> ModuleType:
         MissingExtraError: it is not installed.
         WorldError: this process was forked from one that used it; its network threads do not exist here.
     """
-    try:
+    with needs_extra("reading from object stores needs obstore: pip install 'rankwise[remote]'"):
         import obstore
         import obstore.store
-    except ImportError as error:
-        raise MissingExtraError("reading from object stores needs obstore: pip install 'rankwise[remote]'") from error
     # setdefault is atomic, so no lock: in a forked child a thread of the parent may hold `_lock` for ever. `_lock` is
     # only taken after this check, so no child ever waits for it.
     first = _first_pid.setdefault("pid", os.getpid())
