@@ -47,8 +47,8 @@ def seat_ranks(
     Args:
         binding: "none": all cores. "numa": those of its GPU's NUMA node; without a GPU the ranks are spread over the
             nodes (several nodes per rank if there are fewer ranks). "core": its own part of these, whole cores if there
-            are enough. "auto": "numa" if there are several nodes and the node of every rank's GPU is known, else "none",
-            because two independent launches would bind to the same cores.
+            are enough. "auto": "numa" if there are several nodes and the node of every rank's GPU is known. Else
+            "none", as two independent launches would bind to the same cores.
         num_ranks: ranks on this machine.
         topology: the cores and GPUs that the launcher may use.
         usable_cores: how many of these cores a quota allows.
