@@ -127,7 +127,7 @@ class _Extreme:
         self._best = _Best(largest=self._largest)
 
     def update(self, value: Any, weight: Any = 1) -> None:
-        """Include `value`. Arguments as in `Sum.update`; the weight only matters where it is 0: such elements are ignored."""
+        """Include `value`. Arguments as in `Sum.update`; a weight of 0 excludes an element, others have no effect."""
         self._best.add(*extreme(value, weight, largest=self._largest))
 
     def reset(self) -> None:

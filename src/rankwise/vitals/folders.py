@@ -1,4 +1,4 @@
-"""Folders of a launch for vitals and calls: in memory if possible; removed by a later launch if the owner was killed."""
+"""Folders of a launch for vitals and calls: in memory if possible; a later launch removes those of killed owners."""
 
 from __future__ import annotations
 

@@ -136,8 +136,8 @@ def _read_settled(path: Path) -> bytes | None:
     The page is mapped, because a rank that beats continuously leaves less time between writes than a file read takes.
     """
     try:
-        # Processes cannot share the writer's lock, so the page has a sequence number: if it is even, and equal before and
-        # after the read, the page is consistent. The heartbeat writes single numbers beside that, which are atomic.
+        # Processes cannot share the writer's lock, so the page has a sequence number: if it is even, and equal before
+        # and after the read, the page is consistent. The heartbeat writes single numbers beside that, which are atomic.
         with path.open("rb") as file, mmap.mmap(file.fileno(), FILE_BYTES, access=mmap.ACCESS_READ) as mapped:
             for number in range(1000):
                 if (
@@ -164,9 +164,9 @@ def request_stacks(vitals: Collection[Vital], timeout_s: float = 4.0) -> dict[in
     """Ask ranks of this host for the stacks of all their threads, most recent call first.
 
     The rank's heartbeat thread answers. If that thread does not run, perhaps because a C extension holds the
-    interpreter lock, a signal makes the rank write its stacks. The signal is the second choice because its handler walks
-    the frames of threads that may be running: about one in 2,000 such walks in a busy interpreter ends the rank with
-    SIGSEGV (CPython 3.11). While the lock is held, or the heartbeat thread waits for it, no frame changes.
+    interpreter lock, a signal makes the rank write its stacks. The signal is the second choice because its handler
+    walks the frames of threads that may be running: about one in 2,000 such walks in a busy interpreter ends the rank
+    with SIGSEGV (CPython 3.11). While the lock is held, or the heartbeat thread waits for it, no frame changes.
 
     Args:
         vitals: vitals of the ranks to ask, as read; the processes must still exist.

@@ -183,8 +183,8 @@ class Recorder:
         with self._lock:
             self._is_over = True
             self._ended.set()
-        # With a limit: the thread may be in torch, behind a call that hangs. It writes to the page only under the lock and
-        # before the end is set, so the page may be closed in any case.
+        # With a limit: the thread may be in torch, behind a call that hangs. It writes to the page only under the lock
+        # and before the end is set, so the page may be closed in any case.
         self._thread.join(_JOIN_S)
         if self._signum:
             faulthandler.unregister(self._signum)
