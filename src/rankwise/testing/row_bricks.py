@@ -48,8 +48,8 @@ def make_bricks(folder: Path) -> Bricks:
 
     ``plain`` and ``sharded`` are written by anndata, ``elements`` as by annbatch (chunks of so many elements), ``rows``
     has chunk edges on row edges, ``dense`` and ``dense v2`` (Zarr 2) are arrays. Matrices have empty rows, rows with
-    stored zeros, and a dtype for each size. ``obs`` has `who`, `kind` (four categories, in runs of at least five rows if
-    the store is that long) and `donor`.
+    stored zeros, and a dtype for each size. ``obs`` has `who`, `kind` (four categories, in runs of at least five rows
+    if the store is that long) and `donor`.
     """
     rows, kinds = np.zeros((1000 * len(_SIZES), _NUM_COLS)), np.full(1000 * len(_SIZES), "", dtype=object)
     places: dict[str, list[str]] = {layout: [] for layout in BRICK_LAYOUTS}

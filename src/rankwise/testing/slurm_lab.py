@@ -73,9 +73,8 @@ class SlurmLab:
     """Slurm with nodes `node1`, `node2`, ... with two CPUs and two fake GPUs each; a context manager.
 
     Partition `general` is the default, `high` preempts its jobs with SIGTERM and 60 s of grace, `short` has the first
-    node with a limit of two minutes, `closed` is for the account `physics`. A silent node counts as lost after 20 s.
-    Each lab has its own names, addresses and ports, so several can run at once; they share munged. This process's end
-    ends all of it.
+    node for two minutes, `closed` is for the account `physics`. A silent node is lost after 20 s. Names, addresses and
+    ports are unique, so several labs can run at once; they share munged. A lab ends with this process.
 
     Args:
         folder: existing folder for configuration, state and logs.

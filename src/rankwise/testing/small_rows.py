@@ -15,7 +15,7 @@ __all__ = ["csr_parts", "random_csr", "sampled_rows", "small_anndata", "write_an
 
 
 def random_csr(num_rows: int, num_cols: int, *, seed: int = 0, dtype: str = "f4", density: float = 0.2) -> Any:
-    """Return a CSR matrix with sorted columns, some empty rows, and values from 1 to 250 that follow from the position."""
+    """Return a CSR matrix with sorted columns, some empty rows, and values from 1 to 250 by position."""
     import scipy.sparse
 
     rng = np.random.default_rng(seed)
