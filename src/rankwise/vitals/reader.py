@@ -140,9 +140,7 @@ def _read_settled(path: Path) -> bytes | None:
         # and after the read, the page is consistent. The heartbeat writes single numbers beside that, which are atomic.
         with path.open("rb") as file, mmap.mmap(file.fileno(), FILE_BYTES, access=mmap.ACCESS_READ) as mapped:
             for number in range(1000):
-                if (
-                    number >= 900
-                ):  # the writer was preempted: it continues after some time slices, unless it is stopped
+                if number >= 900:  # the writer was preempted: it continues after some time slices, unless it is stopped
                     time.sleep(0.001)
                 (before,) = SEQUENCE.unpack_from(mapped, SEQUENCE_AT)
                 page = mapped[:]
