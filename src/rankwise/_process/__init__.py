@@ -1,1 +1,1 @@
-"""What a process is, from its environment alone: its place among the ranks, its cores, whether a loader's worker."""
+"""This process's place among the ranks, its cores, and whether it is a DataLoader worker, from its environment."""

@@ -1,4 +1,4 @@
-"""What this process may use: cores by affinity mask and CPU quotas, control groups, threads; quick to load."""
+"""Resources of this process: cores by affinity mask and CPU quotas, cgroups, threads; imports little."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ _OWN = Path("/proc/self/cgroup")
 
 
 def cpu_mask() -> tuple[int, ...]:
-    """Return the cores that this process may run on (all of them where the system does not say)."""
+    """Return the cores that this process may run on (all cores if the system does not report it)."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
 def usable_cores(num_cores: int, groups: Path = _GROUPS, own: Path = _OWN) -> int:
-    """Return how many of `num_cores` cores the CPU quotas of a container or of a batch job leave, at least 1.
+    """Return how many of `num_cores` cores the CPU quotas of a container or batch job allow, at least 1.
 
     Args:
         num_cores: cores that the process may run on.
-        groups: where control groups are mounted, of version 1 or 2.
-        own: file that names the groups of this process; a quota of any group above them counts, too.
+        groups: mount point of the cgroups, of version 1 or 2.
+        own: file with the cgroups of this process; quotas of their parent groups count too.
     """
     return max(1, min(num_cores, *(int(quota) for quota in _quotas(groups, own)), num_cores))
 
 
 def choose_threads(requested: int | None, *, environ: Mapping[str, str], cores: int, sharers: int) -> int:
-    """Return the threads of this rank: as requested, else OMP_NUM_THREADS, else its part of the cores, at least 1.
+    """Return this rank's number of threads: as requested, else OMP_NUM_THREADS, else its share of the cores; >= 1.
 
     Args:
-        requested: the caller's wish.
+        requested: the caller's number, or None.
         environ: the environment.
         cores: cores that this process may use.
         sharers: ranks that share them, this one included.
 
     Raises:
-        ConfigError: the wish or OMP_NUM_THREADS is not a whole number of at least 1.
+        ConfigError: `requested` or OMP_NUM_THREADS is not an integer of at least 1.
     """
     if requested is not None:
         if requested < 1:
@@ -58,12 +58,12 @@ def choose_threads(requested: int | None, *, environ: Mapping[str, str], cores: 
 
 
 def group_folders(kind: str, groups: Path = _GROUPS, own: Path = _OWN) -> Iterator[tuple[Path, int]]:
-    """Yield the folders of this process's control groups of a kind, innermost first, with their version.
+    """Yield the folders of this process's cgroups of a kind, innermost first, with their version.
 
     Args:
         kind: "cpu", "memory".
-        groups: where control groups are mounted, of version 1, 2 or both.
-        own: file that names the groups of this process.
+        groups: mount point of the cgroups, of version 1, 2 or both.
+        own: file with the cgroups of this process.
     """
     try:
         lines = own.read_text().splitlines()
@@ -83,7 +83,7 @@ def group_folders(kind: str, groups: Path = _GROUPS, own: Path = _OWN) -> Iterat
 
 
 def _quotas(groups: Path, own: Path) -> Iterator[float]:
-    """Yield the CPU quotas that hold for this process, in cores."""
+    """Yield the CPU quotas of this process, in cores."""
     for folder, version in group_folders("cpu", groups, own):
         with contextlib.suppress(OSError, ValueError):
             yield _version_1(folder) if version == 1 else _version_2(folder)
@@ -91,7 +91,7 @@ def _quotas(groups: Path, own: Path) -> Iterator[float]:
 
 def _version_2(group: Path) -> float:
     quota, period = (group / "cpu.max").read_text().split()
-    return int(quota) / int(period)  # "max" is no number
+    return int(quota) / int(period)  # "max" raises: it is no number
 
 
 def _version_1(group: Path) -> float:

@@ -1,4 +1,4 @@
-"""What torchrun, Open MPI, MPICH and Kubeflow tell each process; Slurm has a file of its own."""
+"""Read the environment variables of torchrun, Open MPI, MPICH and Kubeflow; Slurm has a module of its own."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rankwise.errors import WorldError
 
 __all__ = ["WANTED", "kubeflow_place", "mpich_place", "open_mpi_place", "torchrun_place"]
 
-# of rankwise and torchrun
+# variables of rankwise and torchrun
 WANTED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _MPIRUN = "mpirun -x MASTER_ADDR=node01 ..."
 _JOB_NAMES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")
 _MPIEXEC = "mpiexec -genv MASTER_ADDR node01 -genv MASTER_PORT 20123 ..."
-# of a PyTorchJob, whose RANK is the pod's, and of a TrainJob: rank, size, host of rank 0, port there
+# of a PyTorchJob, whose RANK is that of the pod, and of a TrainJob: rank, size, host and port of rank 0
 _KUBEFLOW = (
     ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     ("PET_NODE_RANK", "PET_NNODES", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
@@ -84,14 +84,14 @@ def open_mpi_place(environ: Mapping[str, str]) -> Place | None:
             ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"): (local, local_size),
         }
     )
-    del node  # Open MPI's NODE_RANK counts processes on a node over all jobs, it is no number of the node
+    del node  # Open MPI's NODE_RANK counts processes on a node over all jobs; it is not the node's number
     found = Place(family="open mpi", rank=rank, world_size=size, local_rank=local, local_world_size=local_size)
     address = mpi_address(environ, "mpirun", _MPIRUN, one_machine=local_size == size)
     return _mpi_place(found, address, port_of(environ, "MASTER_PORT") or _open_mpi_port(environ))
 
 
 def _mpi_place(found: Place, address: str, port: int) -> Place:
-    """Return a place with where its ranks meet; which machine of several this is MPI launchers do not tell."""
+    """Return the place with address and port of rank 0; MPI launchers do not provide the machine's number."""
     node, num_nodes = (0, 1) if found.local_world_size == found.world_size else (None, None)
     return replace(found, node_rank=node, num_nodes=num_nodes, master_addr=address, master_port=port)
 
@@ -102,12 +102,12 @@ def _open_mpi_port(environ: Mapping[str, str]) -> int:
 
 
 def mpich_place(environ: Mapping[str, str]) -> Place | None:
-    """Return the place that Hydra's variables describe, None outside of it.
+    """Return the place that the variables of Hydra (MPICH's launcher) describe, None without them.
 
     `srun --mpi=pmi2` sets PMI_RANK and PMI_SIZE too, but no MPI_LOCALRANKID: those tasks are Slurm's.
 
     Raises:
-        WorldError: they contradict each other, or they do not tell where the ranks meet.
+        WorldError: they contradict each other, or address and port of rank 0 are missing.
     """
     rank, size = int_of(environ, "PMI_RANK"), int_of(environ, "PMI_SIZE")
     local, local_size = int_of(environ, "MPI_LOCALRANKID"), int_of(environ, "MPI_LOCALNRANKS")
@@ -127,7 +127,7 @@ def mpich_place(environ: Mapping[str, str]) -> Place | None:
 
 
 def _mpich_port(environ: Mapping[str, str]) -> int:
-    """Nothing that Hydra sets is the same for all ranks of one job and for no other job."""
+    """Return MASTER_PORT; Hydra sets no variable that is equal on all ranks of a job and unique to the job."""
     port = port_of(environ, "MASTER_PORT")
     if port is None:
         raise WorldError(
@@ -138,10 +138,10 @@ def _mpich_port(environ: Mapping[str, str]) -> int:
 
 
 def kubeflow_place(environ: Mapping[str, str]) -> Place | None:
-    """Return the place of a pod with one process, None outside of Kubernetes or below a launcher (LOCAL_RANK is set).
+    """Return the place of a pod with one process, None outside Kubernetes or under a launcher (LOCAL_RANK is set).
 
     Raises:
-        WorldError: the variables contradict each other, or the job wants several processes in a pod.
+        WorldError: the variables contradict each other, or the job requests several processes per pod.
     """
     if first_set(environ, "KUBERNETES_SERVICE_HOST") is None or first_set(environ, "LOCAL_RANK"):
         return None

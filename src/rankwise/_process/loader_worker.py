@@ -1,4 +1,4 @@
-"""Whether this process is a worker of a torch `DataLoader`, and which part of the work is its own."""
+"""Find out whether this process is a worker of a torch `DataLoader`, and its share of the work."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class LoaderWorker:
     """One of several worker processes.
 
     Attributes:
-        number: which.
-        count: how many there are.
-        salt: equal in all workers of one epoch of the DataLoader; another in the next epoch, unless torch's seed was
-            set to the same again.
-        first: number of the process that the first of these workers is, among all that their parent has started; they
-            are started one after the other, so that it is the same for all of them.
+        number: number of this worker.
+        count: number of workers.
+        salt: equal in all workers of one epoch of the DataLoader; different in the next epoch, unless torch is seeded
+            with the same value again.
+        first: process number of the first of these workers, counted over all children of their parent; workers are
+            started one after the other, so all compute the same number.
     """
 
     number: int
@@ -28,12 +28,12 @@ class LoaderWorker:
     first: int = 0
 
     def owns(self, part: int) -> bool:
-        """Whether a part of the work is this worker's; parts are dealt out in turn."""
+        """Whether a part of the work belongs to this worker; parts are assigned round-robin."""
         return part % self.count == self.number
 
 
 def current_worker() -> LoaderWorker | None:
-    """Return the worker that this process is, None outside of workers; loads nothing."""
+    """Return this process's worker data, None outside workers; imports nothing."""
     module = sys.modules.get("torch.utils.data")
     info = None if module is None else module.get_worker_info()
     if info is None:
@@ -44,6 +44,6 @@ def current_worker() -> LoaderWorker | None:
 
 
 def part_of_worker(amount: int) -> int:
-    """Return this process's part of something that the workers of a DataLoader share, such as cores; at least 1."""
+    """Return this process's share of something that DataLoader workers share, such as cores; at least 1."""
     worker = current_worker()
     return amount if worker is None else max(1, amount // worker.count)

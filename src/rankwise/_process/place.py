@@ -1,4 +1,4 @@
-"""Where a launcher has put this process: a pure function of the environment variables."""
+"""The place that a launcher gave to this process, as a pure function of the environment variables."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = [
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
-    """Return this process's place; the first complete family of variables wins.
+    """Return this process's place, from the first complete family of variables.
 
     The families, in this order: rankwise and torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), Open
-    MPI (OMPI_COMM_WORLD_*), MPICH (PMI_* and MPI_LOCAL*), Slurm (inside a job step only), Kubeflow (pods
-    of one rank), none (a world of one). The launchers of MPI come before Slurm: in an allocation they start their own
-    daemons with srun, one on each machine.
+    MPI (OMPI_COMM_WORLD_*), MPICH (PMI_* and MPI_LOCAL*), Slurm (inside a job step only), Kubeflow (pods of one rank),
+    none (a world of one). MPI launchers come before Slurm, because in an allocation they start their own daemons with
+    srun, one on each machine.
 
     Raises:
         WorldError: the variables of the family contradict each other, or RANK, WORLD_SIZE or LOCAL_RANK are set and no
@@ -48,14 +48,14 @@ def find_place(environ: Mapping[str, str]) -> Place:
 
 
 def given_place(environ: Mapping[str, str], *, rank: int, world_size: int, local_rank: int | None = None) -> Place:
-    """Return the place of a process that says itself which rank it is, as a function of ``mp.spawn`` does.
+    """Return the place of a process that passes its own rank, such as a function of ``mp.spawn``.
 
-    Where a launcher's variables say the same they give the rest. Else rank 0 is at MASTER_ADDR (unset: this machine)
-    and MASTER_PORT, and a local rank is needed unless all ranks are on this machine by that address.
+    If a launcher's variables agree with it, they provide the rest. Else rank 0 is at MASTER_ADDR (unset: this machine)
+    and MASTER_PORT, and a local rank is required unless that address means that all ranks are on this machine.
 
     Raises:
-        ConfigError: the rank is none of the world, or the local rank is missing.
-        WorldError: MASTER_PORT is missing or wrong.
+        ConfigError: the rank is not in the world, or the local rank is missing.
+        WorldError: MASTER_PORT is missing or invalid.
     """
     if not 0 <= rank < world_size:
         raise ConfigError(f"bind wants 0 <= rank < world_size, got rank={rank}, world_size={world_size}")
@@ -93,7 +93,7 @@ def given_place(environ: Mapping[str, str], *, rank: int, world_size: int, local
     )
 
 
-# Rank and size as launchers name them; these two tell the parts of the work apart, also where the rest is not said.
+# Launchers' names of rank and size; these two are enough to divide the work, even if the rest is missing.
 _PAIRS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -103,10 +103,10 @@ _PAIRS = (
 
 
 def announced_place(environ: Mapping[str, str]) -> Place | None:
-    """Return where a launcher says that this process is among several ranks, None where nobody says so.
+    """Return the place among several ranks that a launcher's variables announce, None if there is none.
 
-    Rank and size are enough, of whatever family. Variables that do not tell both (a leftover WORLD_SIZE, those of
-    Lightning's own launcher before it makes the group) say nothing.
+    Rank and size of any family are enough. Variables with only one of them (a leftover WORLD_SIZE, or those of
+    Lightning's own launcher before it creates the group) are ignored.
 
     Raises:
         WorldError: rank and size contradict each other.
@@ -134,9 +134,9 @@ def speaking_rank(environ: Mapping[str, str]) -> int:
 
 
 def num_local_ranks(environ: Mapping[str, str]) -> int:
-    """Return how many ranks share this machine, as far as the variables tell; never fails, whatever they are.
+    """Return how many ranks share this machine according to the variables; never raises.
 
-    A local rank without a local size (Lightning's own launcher) counts the whole world, as if on one machine.
+    For a local rank without a local size (Lightning's own launcher) it assumes that all ranks are on this machine.
     """
     with contextlib.suppress(WorldError):
         place = find_place(environ)
@@ -149,7 +149,7 @@ def num_local_ranks(environ: Mapping[str, str]) -> int:
 
 
 def _refuse_half_a_family(environ: Mapping[str, str]) -> None:
-    """MASTER_* alone means nothing (shell profiles set them); a rank or a size means that somebody launched us."""
+    """Raise if only a part of a family is set: a rank or a size means a launcher; MASTER_* alone does not."""
     if first_set(environ, "RANK", "LOCAL_RANK", "WORLD_SIZE") is None:
         return
     there = [f"{name}={environ[name]}" for name in WANTED if first_set(environ, name)]
@@ -162,7 +162,7 @@ def _refuse_half_a_family(environ: Mapping[str, str]) -> None:
 
 
 def loopback_address(host: str) -> str:
-    """Return the address to listen on if a host is this machine's name for itself alone, "" if others can reach it."""
+    """Return the address to listen on if a host is a loopback address or localhost, "" if others can reach it."""
     if host == "::1" or host.startswith("127."):
         return host
     return "127.0.0.1" if host == "localhost" else ""

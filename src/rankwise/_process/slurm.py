@@ -1,4 +1,4 @@
-"""Slurm: what `srun` tells each task of a job step, and its compressed lists (``a[1-3,07],b``, ``2(x3),1``)."""
+"""Slurm: read the variables of a task of an `srun` step, and compressed lists (``a[1-3,07],b``, ``2(x3),1``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankwise.errors import WorldError
 __all__ = ["expand_counts", "expand_hosts", "slurm_place", "slurm_port"]
 
 _MAX_HOSTS = 1_000_000
-# The largest step ids stand for the batch script, interactive steps and the like: no srun step has them.
+# Step ids from here on are reserved for the batch script, interactive steps and the like.
 _SPECIAL_STEPS = 0xFFFF_FFF0
 
 
@@ -21,15 +21,15 @@ def slurm_port(*numbers: int) -> int:
     """Return the port of rank 0's store: between 10000 and 29999, the same for all tasks of a step.
 
     Args:
-        *numbers: of the job, the step and its srun. Neighbouring jobs and steps get different ports, and so does a job
-            that was requeued, or a second srun: the port at which an srun listens is the kernel's choice.
+        *numbers: numbers of the job, the step and its srun. Consecutive jobs and steps get different ports, and so does
+            a requeued job or a second srun, because the kernel chooses the port on which an srun listens.
     """
     text = " ".join(map(str, numbers)).encode()
     return FIRST_PORT + int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % NUM_PORTS
 
 
 def slurm_place(environ: Mapping[str, str]) -> Place | None:
-    """Return the place of a task of an srun step; a world of one, with a note, in an allocation without step.
+    """Return the place of a task of an srun step; in an allocation without step, a world of one with a note.
 
     Raises:
         WorldError: the variables contradict each other.
@@ -65,7 +65,7 @@ def slurm_place(environ: Mapping[str, str]) -> Place | None:
 
 
 def _in_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process as a task: a numeric step id, and not a terminal (`srun --pty bash`)."""
+    """Whether srun started this process as a task: it has a numeric step id, and is no terminal (`srun --pty bash`)."""
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", "")).strip()
     return step.isdigit() and int(step) < _SPECIAL_STEPS and first_set(environ, "SLURM_PTY_PORT") is None
 
@@ -101,7 +101,7 @@ def _address(environ: Mapping[str, str], size: int) -> str:
 
 
 def _port(environ: Mapping[str, str]) -> int:
-    """Return a port that Slurm has reserved for the step (MpiParams=ports=...), else one that follows from the srun."""
+    """Return a port that Slurm has reserved for the step (MpiParams=ports=...), else one computed from the srun."""
     reserved = re.match(r"\d+", environ.get("SLURM_STEP_RESV_PORTS", ""))
     if reserved:
         return int(reserved[0])
@@ -113,10 +113,10 @@ def _port(environ: Mapping[str, str]) -> int:
 def expand_hosts(text: str) -> list[str]:
     """Return the host names of a Slurm node list, in order.
 
-    Brackets hold comma-separated numbers and ranges, leading zeros kept; a name may have several.
+    Brackets hold comma-separated numbers and ranges, with leading zeros; a name may have several brackets.
 
     Raises:
-        WorldError: the list is not well formed, or names more than a million hosts.
+        WorldError: the list is malformed, or has more than a million hosts.
     """
     hosts: list[str] = []
     for item in _split(text):
@@ -130,7 +130,7 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Cut at the commas outside of brackets."""
+    """Split at the commas outside brackets."""
     depth, start = 0, 0
     for i, char in enumerate(text):
         depth += (char == "[") - (char == "]")
@@ -171,7 +171,7 @@ def expand_counts(text: str) -> list[int]:
     """Return the numbers of a Slurm task count list such as ``2(x3),1``, one per node.
 
     Raises:
-        WorldError: the list is not well formed.
+        WorldError: the list is malformed.
     """
     counts: list[int] = []
     for item in text.split(","):

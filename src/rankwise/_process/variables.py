@@ -1,4 +1,4 @@
-"""What a launcher's variables say: a place, and whole numbers with errors that name the variable."""
+"""Read a launcher's variables: a place, and integers with errors that name the variable."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from rankwise.errors import WorldError
 
 __all__ = ["FIRST_PORT", "NUM_PORTS", "Place", "check_ranges", "first_set", "int_of", "mpi_address", "port_of"]
 
-# of ports that follow from a job's name: below Linux's ephemeral ones, which begin at 32768
+# range of ports computed from a job's numbers: below Linux's ephemeral ports, which begin at 32768
 FIRST_PORT, NUM_PORTS = 10_000, 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What the environment says about this process.
+    """This process's place according to the environment.
 
     Attributes:
-        family: whose variables were read: "torchrun", "open mpi", "mpich", "slurm", "kubeflow" or "none".
+        family: source of the variables: "torchrun", "open mpi", "mpich", "slurm", "kubeflow" or "none".
         rank: global rank.
         world_size: number of ranks.
         local_rank: rank on this machine.
-        local_world_size: ranks on this machine, None if not said.
-        node_rank: which machine, None if not said.
-        num_nodes: number of machines, None if not said.
+        local_world_size: ranks on this machine, None if unknown.
+        node_rank: number of this machine, None if unknown.
+        num_nodes: number of machines, None if unknown.
         master_addr: host of rank 0, "" for a world of one.
         master_port: port of the store there, 0 for a world of one.
-        agent_store: whether a launcher keeps the store at that address, instead of rank 0.
-        note: something that the user should be told once, "" for nothing.
+        agent_store: whether a launcher, and not rank 0, serves the store at that address.
+        note: a message to show the user once, "" for none.
     """
 
     family: str = "none"
@@ -50,7 +50,7 @@ def first_set(environ: Mapping[str, str], *names: str) -> str | None:
 
 
 def int_of(environ: Mapping[str, str], *names: str) -> int | None:
-    """Return the first of the variables that is set, as a whole number of at least 0; None if none is set.
+    """Return the first of the variables that is set, as an integer of at least 0; None if none is set.
 
     Raises:
         WorldError: it is not a number, or negative.
@@ -83,13 +83,13 @@ def port_of(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def check_ranges(pairs: Mapping[tuple[str, str], tuple[int | None, int | None]]) -> None:
-    """Check that each index lies below its count.
+    """Check that each index is below its count.
 
     Args:
         pairs: (name of the index, name of the count) -> (index, count); a pair with None is not checked.
 
     Raises:
-        WorldError: an index is not below its count; names both variables and values.
+        WorldError: an index is not below its count; the message has both variables and values.
     """
     for (index_name, count_name), (index, count) in pairs.items():
         if index is not None and count is not None and index >= count:
@@ -100,13 +100,13 @@ def check_ranges(pairs: Mapping[tuple[str, str], tuple[int | None, int | None]])
 
 
 def mpi_address(environ: Mapping[str, str], launcher: str, example: str, *, one_machine: bool) -> str:
-    """Return where the ranks of an MPI launcher meet, which does not tell it.
+    """Return the address of rank 0 under an MPI launcher, which does not provide it.
 
     Args:
-        environ: the variables.
-        launcher: its name, for the message.
-        example: how MASTER_ADDR is passed through it.
-        one_machine: all ranks are on this one.
+        environ: the environment.
+        launcher: the launcher's name, for the message.
+        example: how to pass MASTER_ADDR through it, for the message.
+        one_machine: whether all ranks are on this machine.
 
     Raises:
         WorldError: the ranks are on several machines, and MASTER_ADDR is not set.

@@ -1,4 +1,4 @@
-"""The command's table of contents."""
+"""The command's table of subcommands."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    del version  # its callback has done everything
+    del version  # handled by its callback
 
 
 app.command(
     "run",
-    # --max_restarts is --max-restarts, as for torchrun, and PET_MAX_RESTARTS is its default
+    # --max_restarts is accepted for --max-restarts, as by torchrun, and PET_MAX_RESTARTS sets its default
     context_settings={
         "allow_interspersed_args": False,
         "token_normalize_func": lambda word: word.replace("_", "-"),

@@ -1,4 +1,4 @@
-"""`rankwise checkpoint`: look at checkpoints, check them, and write them for others. Loads the library late."""
+"""`rankwise checkpoint`: inspect, verify and export checkpoints. Imports the library late."""
 
 from __future__ import annotations
 

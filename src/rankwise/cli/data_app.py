@@ -1,4 +1,4 @@
-"""`rankwise data`: commands about stores of arrays. Each command has a file of its own and loads the library late."""
+"""`rankwise data`: commands about stores of arrays. Each command has its own module and imports the library late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rankwise data audit`: what crops of stored arrays cost, predicted from their metadata."""
+"""`rankwise data audit`: predict from metadata what crops of stored arrays cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rankwise data bench`: how fast random crops of stored arrays are read here, beside what the audit predicts."""
+"""`rankwise data bench`: measure how fast random crops of stored arrays are read, and compare with the audit."""
 
 from __future__ import annotations
 

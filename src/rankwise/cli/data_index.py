@@ -22,7 +22,7 @@ EXAMPLES = (
     "Examples:  rankwise data index /data/screen.zarr -o screen.idx  |  "
     "rankwise data index /data/* s3://bucket/more --workers 32 --skip-bad --json -o all.idx"
 )
-_MOST = 20  # of what could not be read; all of it stands in the catalogue and in --json
+_MOST = 20  # unreadable entries that are printed; the catalogue and --json have all
 
 
 def index_command(
@@ -59,7 +59,7 @@ def index_command(
 
 
 def _complain(catalogue: Catalogue, *, written: bool) -> None:
-    """Say on stderr what could not be read, and what to do."""
+    """Print to stderr what could not be read, and what to do."""
     for place, reason in list(catalogue.bad.items())[:_MOST]:
         print(f"not read: {place}: {reason}", file=sys.stderr)
     if len(catalogue.bad) > _MOST:
@@ -71,14 +71,14 @@ def _complain(catalogue: Catalogue, *, written: bool) -> None:
 
 
 def _progress() -> AbstractContextManager[Callable[[int, int], None] | None]:
-    """A line that counts, on a terminal; nothing elsewhere."""
+    """Return a counter line on a terminal, nothing elsewhere."""
     if not sys.stderr.isatty():
         return nullcontext(None)
     return _Spinner()
 
 
 class _Spinner:
-    """Counts what was found and what is still to be looked at, on stderr."""
+    """Shows on stderr how many entries were found and how many are left."""
 
     def __init__(self) -> None:
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""What a catalogue holds, as facts and as text."""
+"""Summarise the content of a catalogue, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MOST = 12
 
 
 def summarize(catalogue: Catalogue, *, output: str, written_bytes: int | None) -> dict[str, Any]:
-    """Return counts of what a catalogue holds, ready for JSON.
+    """Return counts of a catalogue's content, as JSON values.
 
     Args:
         catalogue: the catalogue.
-        output: file that it was, or would have been, written to.
+        output: file to which it was, or would have been, written.
         written_bytes: size of the file; None if it was not written.
     """
     from rankwise.data.store.meta import read_meta

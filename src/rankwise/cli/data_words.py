@@ -1,4 +1,4 @@
-"""Words of the commands about crops: extents, dtypes, where origins lie."""
+"""Parse option values of the commands about crops: extents, dtypes, alignment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def parse_extents(word: str) -> tuple[int, ...]:
     """Turn "16,128,128" (or "16x128x128") into extents.
 
     Raises:
-        ConfigError: these are not positive numbers.
+        ConfigError: the numbers are not positive.
     """
     parts = word.replace("x", ",").split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
@@ -31,7 +31,7 @@ def parse_dtype(word: str) -> DType | None:
 
     Raises:
         ConfigError: there is no such dtype.
-        MissingExtraError: bfloat16 without the package that brings it.
+        MissingExtraError: bfloat16 is given, but its package is not installed.
     """
     import numpy as np
 
@@ -53,7 +53,7 @@ def parse_align(word: str) -> bool:
     """Turn `--align` into whether origins lie on the grid of chunks.
 
     Raises:
-        ConfigError: another word.
+        ConfigError: an unknown word.
     """
     if word not in {"none", "chunk"}:
         raise ConfigError(f'--align takes "none" or "chunk", got {word!r}')

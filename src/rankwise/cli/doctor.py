@@ -66,7 +66,7 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         checks, is_main = examine(ranks=ranks, deadline_s=timeout, data=data, only=sections[0], skip=sections[1])
     if is_main:
         print(json.dumps([asdict(check) for check in checks], indent=1) if as_json else render(checks))
-    # the others have nothing to say: a launcher that sees one of them fail would end the rank that still prints
+    # other ranks exit with 0: a launcher that sees one fail would end the rank that still prints
     raise typer.Exit(exit_code(checks) if is_main else 0)
 
 

@@ -1,4 +1,4 @@
-"""Where the command line comes in: plain words of `rankwise run` go straight to work, all else to typer."""
+"""The entry point: plain command lines of `rankwise run` are parsed directly, all others by typer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main() -> None:
             print(f"rankwise: {error}", *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:
-            sys.exit(130)  # before anything has been started that would have to end first
+            sys.exit(130)  # no process has been started yet
 
 
 def _run(argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""`rankwise env`: the report that one pastes into a bug."""
+"""`rankwise env`: the environment report for bug reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rankwise explain`: what the messages in a job's logs mean."""
+"""`rankwise explain`: explain the messages in a job's logs."""
 
 from __future__ import annotations
 

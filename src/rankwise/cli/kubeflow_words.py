@@ -1,4 +1,4 @@
-"""Options of `rankwise run` that are announced in variables, in torchrun's way: Kubeflow sets them in each pod."""
+"""Options of `rankwise run` from environment variables, as torchrun reads them: Kubeflow sets them in each pod."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ _OPTIONS = {
 
 
 def announced_options(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the options that PET_* variables give, by their parameter; what the command line says goes before."""
+    """Return the options from PET_* variables, by parameter; options on the command line override them."""
     return {option: environ[name].strip() for name, option in _OPTIONS.items() if environ.get(name, "").strip()}

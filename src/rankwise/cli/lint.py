@@ -1,4 +1,4 @@
-"""`rankwise lint` and `rankwise rule`: misuse of distributed training, found without running anything."""
+"""`rankwise lint` and `rankwise rule`: find misuse of distributed training without running anything."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _accept(report: Report, baseline: Path | None, *, add_ignore: bool) -> None:
 
 
 def _say_failures(report: Report, output_format: str) -> None:
-    """Failures stand in text and SARIF themselves; JSON has its fixed form."""
+    """Print failures to stderr for JSON, whose format is fixed; text and SARIF contain them."""
     if output_format == "json":
         for failure in report.failures:
             print(f"rankwise: {failure.file}:{failure.line}: {failure.message}", file=sys.stderr)

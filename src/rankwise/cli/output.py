@@ -1,4 +1,4 @@
-"""Warnings and failures as the reader of a terminal wants them."""
+"""Print warnings and failures for a terminal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _OURS = "rankwise.errors."
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Print warnings as one line each: a line of our source says nothing to the reader."""
+    """Print each warning as one line, without the source line."""
     with warnings.catch_warnings():
         warnings.showwarning = _show  # type: ignore[assignment]  # it has no use for the place
         yield
 
 
 def plain_failure(failure: RankFailure) -> LaunchError:
-    """Return the failure of a rank without its traceback, where an error of ours says what to do."""
+    """Return a rank's failure without its traceback if it is a rankwise error, whose message says what to do."""
     lines = failure.traceback.rstrip().splitlines()
     found = [number for number, line in enumerate(lines) if line.startswith(_OURS) and ": " in line]
     if not found:

@@ -1,4 +1,4 @@
-"""`rankwise profile`: where does the time of a step go, which rank is waited for, and what helps?"""
+"""`rankwise profile`: where the time of a step goes, which rank the others wait for, and what helps."""
 
 from __future__ import annotations
 

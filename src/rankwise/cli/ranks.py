@@ -1,4 +1,4 @@
-"""Words of the command line that need a rule to be understood: `--env`."""
+"""Parse `--env`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["parse_env"]
 
 
 def parse_env(pairs: Sequence[str]) -> dict[str, str]:
-    """Read `--env NAME=VALUE`.
+    """Parse `--env NAME=VALUE`.
 
     Raises:
         ConfigError: a pair without "=".

@@ -1,4 +1,4 @@
-"""`rankwise report`: a run, or several side by side, as one HTML page."""
+"""`rankwise report`: write one HTML page about one or several runs."""
 
 from __future__ import annotations
 

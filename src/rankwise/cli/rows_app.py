@@ -1,4 +1,4 @@
-"""`rankwise rows`: commands about AnnData stores and collections. Each loads the library late."""
+"""`rankwise rows`: commands about AnnData stores and collections. Each imports the library late."""
 
 from __future__ import annotations
 

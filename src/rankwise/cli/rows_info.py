@@ -1,4 +1,4 @@
-"""`rankwise rows info`: what AnnData stores hold, and what rows of them cost."""
+"""`rankwise rows info`: the content of AnnData stores, and the cost of reading rows."""
 
 from __future__ import annotations
 

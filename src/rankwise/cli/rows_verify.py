@@ -1,4 +1,4 @@
-"""`rankwise rows verify`: whether a collection still is what was written."""
+"""`rankwise rows verify`: check a collection against its checksums."""
 
 from __future__ import annotations
 

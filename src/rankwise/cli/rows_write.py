@@ -1,4 +1,4 @@
-"""`rankwise rows write`: a collection of shuffled rows out of h5ad files and Zarr stores."""
+"""`rankwise rows write`: write a collection of shuffled rows from h5ad files and Zarr stores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES = (
     "srun rankwise rows write cells.zarr *.h5ad"
 )
 
-_STOPPED = 130  # exit code after Ctrl-C, as of a shell
+_STOPPED = 130  # exit code after Ctrl-C, as in a shell
 
 
 def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
@@ -140,13 +140,13 @@ def _start_ranks(ranks: int, out: str, inputs: list[str], options: dict[str, Any
 
 
 def _write_plainly(out: str, inputs: list[str], options: dict[str, Any]) -> None:
-    """Write in a process of its own, where nobody else looks after warnings."""
+    """Write in a separate process, where no other code handles warnings."""
     with plain_warnings():
         _write_rank(out, inputs, options)
 
 
 def _write_rank(out: str, inputs: list[str], options: dict[str, Any]) -> None:
-    """Write, alone or as one of several ranks."""
+    """Write, as the only rank or one of several."""
     from rankwise._process.place import find_place
     from rankwise.data.rows.collection import DatasetCollection
 
@@ -156,7 +156,7 @@ def _write_rank(out: str, inputs: list[str], options: dict[str, Any]) -> None:
     try:
         collection.add_adatas(inputs, **options, world=place)
     except RankwiseError:
-        if is_new and place.world_size == 1 and collection.is_empty:  # a mistake leaves nothing where there was nothing
+        if is_new and place.world_size == 1 and collection.is_empty:  # remove a new, empty collection after an error
             shutil.rmtree(collection.path, ignore_errors=True)
         raise
     if place.rank == 0:

@@ -1,4 +1,4 @@
-"""The options of `rankwise run` for typer: help, checks, and every word that `run_words` does not read itself."""
+"""The options of `rankwise run` for typer: help, checks, and all options that `run_words` does not parse."""
 
 from __future__ import annotations
 

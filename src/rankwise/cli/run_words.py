@@ -1,7 +1,7 @@
-"""What a command line of `rankwise run` says, and a reader of plain ones that does not load typer.
+"""The options of `rankwise run`, and a parser for plain command lines that does not import typer.
 
-Loading typer and letting it read takes longer than all else that happens before the ranks start. The reader knows the
-options that most launches use, and gives up on anything else, mistakes included: typer reads it then, and has the say.
+Importing typer and parsing with it takes longer than everything else before the ranks start. The parser here knows
+the options of most launches, and returns None for anything else, even for errors: then typer parses and decides.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["RunWords", "read_plainly"]
 
 
 class RunWords:
-    """The options of `rankwise run`; the values of the class are their defaults, and stand for what was not said.
+    """The options of `rankwise run`; class attributes hold the defaults.
 
     Args:
-        **said: what was.
+        **said: the options that were given.
     """
 
     words: Sequence[str] = ()
@@ -149,11 +149,11 @@ _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def read_plainly(words: Sequence[str], environ: Mapping[str, str]) -> RunWords | None:
-    """Read a command line as typer would; None where that is not certain.
+    """Parse a command line as typer would; return None if that is not certain.
 
     Args:
-        words: what follows `rankwise run`.
-        environ: of this process, which may announce options, or ask for a shell's completion.
+        words: the words after `rankwise run`.
+        environ: this process's environment, which may set options or request shell completion.
     """
     if announced_options(environ) or "_RANKWISE_COMPLETE" in environ:
         return None
@@ -168,7 +168,7 @@ def read_plainly(words: Sequence[str], environ: Mapping[str, str]) -> RunWords |
 
 
 def _take(rest: list[str], said: dict[str, Any]) -> None:
-    """Take one option, and its value, from the front."""
+    """Take one option and its value from the front of the list."""
     name, sign, value = rest.pop(0).partition("=")
     if name.startswith("--"):
         name = name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""`rankwise scaling`: what do more ranks make of a script?"""
+"""`rankwise scaling`: how the throughput of a script grows with the number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rankwise jobs`, `rankwise logs` and `rankwise cancel`: launches that are in Slurm's hands."""
+"""`rankwise jobs`, `rankwise logs` and `rankwise cancel`: launches submitted to Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options for Slurm mean together, and where they lead."""
+"""Combine the Slurm options, and submit or start the launch."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _GPU_OPTIONS = frozenset({"gres", "gpus", "gpus-per-task", "gpus-per-socket"})
 def run_in_slurm(
     job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool, environ: dict[str, str] | os._Environ[str]
 ) -> int | None:
-    """Submit with `--slurm`, use all nodes inside an allocation; return the exit code, None where Slurm has no part.
+    """Submit with `--slurm`, or use all nodes inside an allocation; return the exit code, None without Slurm.
 
     Args:
         job: the launch as on one machine.
         words: the options for Slurm, by name.
-        nproc: as it was given.
+        nproc: the option as given.
         dry_run: print only.
-        environ: of this process.
+        environ: this process's environment.
 
     Raises:
-        ConfigError: options that do not fit.
-        LaunchError: Slurm is not here or does not answer.
+        ConfigError: the options contradict each other.
+        LaunchError: Slurm is not installed or does not answer.
     """
     if words["slurm"]:
         return _submit(job, words, nproc=nproc, dry_run=dry_run)
@@ -42,7 +42,7 @@ def run_in_slurm(
     if others:
         raise ConfigError(f"--{others[0].replace('_', '-')} is for jobs of Slurm: give --slurm too")
     if job.nodes is not None:
-        return None  # who names the nodes has started us on each of them
+        return None  # with named nodes, the user starts this command on each of them
     from rankwise.launch.slurm.allocation import Allocation
     from rankwise.launch.slurm.launcher import run_on_nodes
 
@@ -53,12 +53,12 @@ def run_in_slurm(
             raise ConfigError("--requeue is for jobs of Slurm, and this is none (no SLURM_JOB_ID, or inside a task)")
         return None
     if dry_run or (allocation.num_nodes == 1 and job.min_ranks is not None):
-        return None  # one machine, as ever
+        return None  # one machine only
     return run_on_nodes(job, allocation, max_requeues=most).exitcode
 
 
 def _max_requeues(words: dict[str, Any], *, default: bool) -> int:
-    """Return what --requeue, --no-requeue and --max-requeues mean together."""
+    """Return the maximum number of requeues from --requeue, --no-requeue and --max-requeues."""
     wanted, most = words["requeue"], words["max_requeues"]
     if wanted is False and most:
         raise ConfigError(f"--no-requeue and --max-requeues {most} contradict each other: give one of them")
@@ -117,7 +117,7 @@ def _submit(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool) -> in
 
 
 def _pairs(words: Sequence[str]) -> dict[str, Any]:
-    """Read `--slurm-arg key=value`, and `--slurm-arg key` for an option without a value."""
+    """Parse `--slurm-arg key=value`, and `--slurm-arg key` for an option without a value."""
     pairs = {key: value if sign else True for key, sign, value in (w.removeprefix("--").partition("=") for w in words)}
     for key in pairs:
         if key.replace("_", "-") in _OUR_OPTIONS:

@@ -1,4 +1,4 @@
-"""`rankwise run`, once its words are read: options to a job, the job to the supervisor, its outcome to an exit code."""
+"""`rankwise run` after parsing: build a job from the options, supervise it, and return the exit code."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _SLURM = (
 
 
 def start_ranks(words: RunWords) -> int:
-    """Do what the words say; return the exit code.
+    """Run the launch; return the exit code.
 
     Raises:
-        RankwiseError: it cannot be done.
+        RankwiseError: the launch is not possible.
     """
     _say_unneeded(words)
     job = _job(words)
@@ -81,7 +81,7 @@ def _job(words: RunWords) -> Job:
         show=parse_show(words.tee, words.redirects, merge=words.merge),
         log_dir=words.log_dir,
         master_addr=words.master_addr or "127.0.0.1",
-        # without --rdzv it is where the nodes meet, as under torchrun
+        # without --rdzv it is the rendezvous port of several nodes, as for torchrun
         master_port=None if several and words.rdzv is None and words.rdzv_endpoint is None else words.master_port,
         nodes=nodes,
         env=parse_env(words.env or []),

@@ -1,4 +1,4 @@
-"""`rankwise verify`: is a script the same training at any number of ranks?"""
+"""`rankwise verify`: check that a script trains the same at any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rankwise watch`: where every rank of a running job stands, and who holds the others up."""
+"""`rankwise watch`: where every rank of a running job is, and which rank blocks the others."""
 
 from __future__ import annotations
 

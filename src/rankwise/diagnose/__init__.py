@@ -1,4 +1,4 @@
-"""Around a run: is a script the same training at any number of ranks?"""
+"""Tools around a run: check that a script trains the same at any number of ranks."""
 
 from rankwise.diagnose.comparison import Finding, Verdict
 from rankwise.diagnose.verify import verify_script

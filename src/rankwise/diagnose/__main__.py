@@ -1,4 +1,4 @@
-"""``python -m rankwise.diagnose script.py``: a script, recorded for `rankwise verify`."""
+"""``python -m rankwise.diagnose script.py``: run a script and record it for `rankwise verify`."""
 
 from rankwise.diagnose.verify_recorder import main
 

@@ -1,4 +1,4 @@
-"""What the ranks of several runs have written down, held against each other: the first difference, and its reason."""
+"""Compare the records of several runs' ranks: find the first difference and its reason."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 __all__ = ["Finding", "Run", "Verdict", "compare_runs", "look_inside", "samples_apart", "tensors_apart"]
 
-# relative difference that is rounding at the first step; it grows by a tenth with each, and tenfold in parameters;
-# float32: the bias of a convolution over volumes, a sum of 10^5 terms that cancel, differs by up to 1.5e-4 at step 9
+# relative difference that counts as rounding at the first step; it grows by a tenth per step, tenfold for parameters;
+# float32: the bias of a 3-D convolution, a sum of 10^5 terms that cancel, differs by up to 1.5e-4 at step 9
 _ROUNDING = {"float64": 1e-10, "float32": 1e-4}
 _COARSE = 2e-2
-_VALUES = 1e-3  # of reduced values, where a hundred times the above is more
-_MAYBE_ROUNDING = 100  # times the limit: what is less may be rounding of a model that cancels more
+_VALUES = 1e-3  # upper limit for the tolerance of reduced values, which is a hundred times the above
+_MAYBE_ROUNDING = 100  # factor of the limit: below it, the difference may be rounding of a model with more cancellation
 _MOST_IDS = 6
-_OTHER_BITS = 1e-17  # of tensors whose bits differ where neither the norm nor a value that is kept shows it
+_OTHER_BITS = 1e-17  # for tensors whose bits differ although norm and recorded values are equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +26,12 @@ class Finding:
     """One difference.
 
     Attributes:
-        run: which run, such as "2 ranks".
+        run: name of the run, such as "2 ranks".
         step: number of the optimizer step, from 0; None if it belongs to none.
         what: "failed", "steps", "samples", "split", "epoch order", "evaluation", "replicas", "loss", "gradients",
             "parameters", "values" or "restart".
-        text: what was seen, with parameter, sample and ranks.
-        reason: what makes such a difference, and the mend; "" if it is not known.
+        text: the observation, with parameter, sample and ranks.
+        reason: possible cause and solution; "" if unknown.
     """
 
     run: str
@@ -43,11 +43,11 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class Verdict:
-    """What a comparison came to.
+    """The result of a comparison.
 
     Attributes:
-        findings: differences that are more than rounding, the first one first.
-        agreement: for each run what is equal, and how well.
+        findings: differences above rounding, the earliest first.
+        agreement: for each run: what is equal, and how closely.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Verdict:
 
     @property
     def exitcode(self) -> int:
-        """0: the same training; 1: not; 2: a run failed, or took no step."""
+        """Return 0 for the same training, 1 for a difference, 2 if a run failed or took no step."""
         return 2 if any(f.what == "failed" for f in self.findings) else int(bool(self.findings))
 
     def to_json(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Run:
-    """What the ranks of one run have written down."""
+    """The records of one run's ranks."""
 
     name: str
     num_ranks: int
@@ -86,12 +86,12 @@ class Run:
 
     @property
     def num_steps(self) -> int:
-        """Steps that all ranks have taken."""
+        """Return the number of steps that all ranks have taken."""
         return min(len(self.of("step", rank)) for rank in range(self.num_ranks))
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """What rank 0 has said of the model."""
+        """Return rank 0's record of the model."""
         return self.of("model", 0)[0]
 
     def steps(self) -> Iterator[list[Mapping[str, Any]]]:
@@ -100,7 +100,7 @@ class Run:
 
 
 def look_inside(run: Run) -> list[Finding]:
-    """What one run shows by itself."""
+    """Return the findings within one run."""
     found = [*_epoch_order(run), *_evaluation(run)]
     counts = [len(run.of("step", rank)) for rank in range(run.num_ranks)]
     if len(set(counts)) > 1:
@@ -130,7 +130,7 @@ def _epoch_order(run: Run) -> list[Finding]:
 
 
 def _evaluation(run: Run) -> list[Finding]:
-    """Held-out samples that several ranks, or one several times, have seen in one pass."""
+    """Find held-out samples that were evaluated several times in one pass."""
     passes: dict[tuple[int, int], list[list[int]]] = {}
     for rank in range(run.num_ranks):
         for line in run.of("look", rank):
@@ -148,7 +148,7 @@ def _evaluation(run: Run) -> list[Finding]:
             )
             return [Finding(run=run.name, step=0, what="split", text=text, reason=reason)]
         repeated = sorted(i for i, count in whole.items() if count > 1)
-        # every rank looking at everything gives the right mean
+        # if every rank evaluates all samples, the mean is right
         if repeated and any(Counter(ids) != whole and Counter(ids) != Counter(seen[0]) for ids in seen):
             text = f"counted more than once in pass {turn} over loader {loader}: {_some(repeated)}"
             reason = (
@@ -161,7 +161,7 @@ def _evaluation(run: Run) -> list[Finding]:
 
 
 def _apart(run: Run, number: int, lines: list[Mapping[str, Any]]) -> Finding | None:
-    """Gradients or parameters that are not the same on all ranks."""
+    """Find gradients or parameters that differ between ranks."""
     for kind, what in (("grads", "gradient"), ("params", "parameter")):
         for name, (digest, *_) in lines[0][kind].items():
             odd = [rank for rank, line in enumerate(lines) if line[kind].get(name, [None])[0] != digest]
@@ -191,13 +191,13 @@ def _twice(run: Run, number: int, lines: list[Mapping[str, Any]]) -> Finding | N
 
 
 def compare_runs(wanted: Run, run: Run, tolerance: float | None, verdict: Verdict) -> None:
-    """Compare step by step, and stop at the first that differs by more than rounding."""
+    """Compare step by step, and stop at the first difference above rounding."""
     autocast = wanted.model.get("autocast", "")
     base = _ROUNDING.get(autocast or wanted.model["dtype"], _COARSE) if tolerance is None else tolerance
     worst = {"loss": 0.0, "gradients": 0.0, "parameters": 0.0}
     seen = {found.what for found in verdict.findings if found.run == run.name}
     if seen & {"split", "samples", "replicas"}:
-        return  # what follows from these says nothing more
+        return  # later differences are only consequences
     for number, (old, new) in enumerate(zip(wanted.steps(), run.steps(), strict=False)):
         found = samples_apart(run, number, old, new)
         limit = base * (1 if tolerance is not None else 1 + number / 10)
@@ -234,7 +234,7 @@ def compare_runs(wanted: Run, run: Run, tolerance: float | None, verdict: Verdic
 def samples_apart(
     run: Run, number: int, old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
 ) -> Finding | None:
-    """Return how the samples of a step differ, None where they do not or are not known."""
+    """Return how the samples of a step differ, None if they are equal or unknown."""
     if any(line["ids"] is None for line in (*old, *new)):
         return None
     before, now = (Counter(i for line in lines for i in line["ids"]) for lines in (old, new))
@@ -255,7 +255,7 @@ def samples_apart(
 
 
 def _loss(lines: Sequence[Mapping[str, Any]]) -> float:
-    """Return the global loss: sums over weights; of a loss that has no weight the mean over ranks, by samples."""
+    """Return the global loss: sum divided by weights; for a loss without weights, the mean over ranks by samples."""
     pairs = [pair for line in lines for pair in line["losses"]]
     if pairs and all(weight is not None for _, weight in pairs):
         return float(sum(total for total, _ in pairs)) / (sum(weight for _, weight in pairs) or 1.0)
@@ -270,9 +270,9 @@ def _loss_apart(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any
 
 
 def tensors_apart(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the tensor that differs most, and its relative difference: of norms, and of values.
+    """Return the tensor that differs most, and its relative difference, of norms and of values.
 
-    It is 0 where all bits are equal, and only there.
+    It is 0 only if all bits are equal.
     """
     worst = ("", 0.0)
     if old.keys() != new.keys():
@@ -283,7 +283,7 @@ def tensors_apart(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, 
         other, other_norm, others = new[name]
         if digest == other:
             continue
-        # held against the tensor, but not below a thousandth of all: some gradients are nothing but rounding
+        # relative to the tensor, but at least to a thousandth of all: some gradients are only rounding errors
         floor = max(norm, whole / 1000)
         part = math.sqrt(sum((a - b) ** 2 for a, b in zip(values, others, strict=True)))
         shown = max(abs(norm - other_norm), part)
@@ -297,7 +297,7 @@ def _relative(old: Sequence[float], new: Sequence[float]) -> float:
 
 
 def _why(run: Run, lines: Sequence[Mapping[str, Any]]) -> str:
-    """Say what makes gradients of the same samples differ."""
+    """Return the likely cause of different gradients for the same samples."""
     layers = run.model["layers"]
     if norms := [layer for layer in layers if layer.startswith("BatchNorm")]:
         return f"{norms[0]} sees one rank's samples: another cut of a batch is another model (SyncBatchNorm, GroupNorm)"

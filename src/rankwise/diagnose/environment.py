@@ -1,4 +1,4 @@
-"""`rankwise env`: where a run would run, to be pasted into a report; loads no torch, which may be what is broken."""
+"""`rankwise env`: describe the environment of a run for bug reports; without importing torch, which may be broken."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ _SCHEDULERS = {
 
 
 def collect_environment() -> dict[str, Any]:
-    """Return what decides how a run goes here, as JSON; secrets in variables are masked as in run directories.
+    """Return the facts that affect a run on this machine, as JSON; secrets are masked as in run directories.
 
-    One process, no network, no import of what is reported.
+    It uses one process and no network, and does not import the reported packages.
     """
     return {
         "versions": _versions(),
@@ -87,7 +87,7 @@ def _versions() -> dict[str, str]:
 
 
 def _built_for(folder: Path) -> str:
-    """Read for what torch was built out of its version file: importing it may be what fails."""
+    """Return torch's build target from its version file, because the import may fail."""
     try:
         text = (folder / "version.py").read_text()
     except OSError:
@@ -112,7 +112,7 @@ def _system() -> dict[str, Any]:
 
 
 def _short(path: str) -> str:
-    """Leave the user's name out of what will be pasted."""
+    """Remove the user's name from a path, as the report will be pasted."""
     home = str(Path.home())
     return "~" + path.removeprefix(home) if home != "/" and path.startswith(home + "/") else path
 
@@ -134,7 +134,7 @@ def _scheduler(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _place(environ: Mapping[str, str]) -> str:
-    """Say which rank `rankwise.bind()` would be here."""
+    """Return the rank that `rankwise.bind()` would get here, as text."""
     from rankwise._process.place import find_place
 
     try:

@@ -1,4 +1,4 @@
-"""What this machine has, as the kernel and its tools say: cores, GPUs, memory, disks, network; loads no torch."""
+"""This machine's hardware from the kernel and its tools: cores, GPUs, memory, disks, network; without torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["ask_nvidia_smi", "cpus", "disks", "gpus", "memory", "network"]
 _PROC = Path("/proc")
 _QUERY = "index,name,uuid,driver_version,memory.total,memory.used,compute_cap,pci.bus_id"
 _TOOL_S = 20.0
-_UNLIMITED = 1 << 60  # what version 1 of control groups says for "no limit" lies above it
+_UNLIMITED = 1 << 60  # cgroup v1 reports a value above this for "no limit"
 
 
 def cpus() -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _cpu_model() -> str:
 
 
 def gpus() -> dict[str, Any]:
-    """Return what nvidia-smi says, or why it says nothing."""
+    """Return the output of nvidia-smi, or why there is none."""
     told: dict[str, Any] = {"visible": num_visible_gpus(), "devices": []}
     rows = ask_nvidia_smi(f"--query-gpu={_QUERY}")
     if isinstance(rows, str):
@@ -82,7 +82,7 @@ def ask_nvidia_smi(query: str) -> list[list[str]] | str:
 
 
 def _numa_node(bus_id: str) -> str:
-    """nvidia-smi writes the domain with eight digits, the kernel with four."""
+    """Return a GPU's NUMA node; nvidia-smi writes the PCI domain with eight digits, the kernel with four."""
     domain, _, rest = bus_id.lower().partition(":")
     try:
         return Path(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text().strip()
@@ -91,7 +91,7 @@ def _numa_node(bus_id: str) -> str:
 
 
 def memory() -> dict[str, Any]:
-    """Return memory in GiB: of the machine, of swap, and what control groups leave."""
+    """Return memory in GiB: of the machine, of swap, and the cgroup limit."""
     fields: dict[str, float] = {}
     with contextlib.suppress(OSError):
         for line in (_PROC / "meminfo").read_text().splitlines():
@@ -111,7 +111,7 @@ def _gib(num_bytes: float) -> float:
 
 
 def _memory_limits() -> Iterator[int]:
-    """Yield the memory limits of this process's groups and those above them, in bytes."""
+    """Yield the memory limits of this process's cgroups and their parents, in bytes."""
     for folder, version in group_folders("memory"):
         with contextlib.suppress(OSError, ValueError):
             limit = int((folder / ("memory.limit_in_bytes" if version == 1 else "memory.max")).read_text())
@@ -120,7 +120,7 @@ def _memory_limits() -> Iterator[int]:
 
 
 def disks() -> dict[str, Any]:
-    """Return size and free space, in GiB, of where ranks share memory and put temporary files, and of this folder."""
+    """Return size and free space, in GiB, of shared memory, of the temporary folder, and of this folder."""
     places = {"/dev/shm": Path("/dev/shm"), "temporary": Path(tempfile.gettempdir()), "here": Path.cwd()}  # noqa: S108
     found: dict[str, Any] = {}
     for name, path in places.items():
@@ -131,7 +131,7 @@ def disks() -> dict[str, Any]:
 
 
 def network() -> dict[str, Any]:
-    """Return interfaces with their addresses, and which of them ranks would take."""
+    """Return interfaces with their addresses, and which one the ranks would use."""
     interfaces = {name: _addresses(name) for _, name in socket.if_nameindex()}
     address = ""
     with contextlib.suppress(OSError):
@@ -150,9 +150,9 @@ def network() -> dict[str, Any]:
 
 
 def _by_launch(reached: list[str], address: str) -> str:
-    """Return what `rankwise run --nnodes` tells gloo where the host's name leads others to the rendezvous.
+    """Return the interface that `rankwise run --nnodes` sets for gloo if other machines reach this host by its name.
 
-    Without a launcher gloo takes the address of the host's name; where that is the loopback one, no other machine can
+    Without a launcher, gloo uses the address of the host name; if that is a loopback address, no other machine can
     reach it.
     """
     interface = next((name for name in map(interface_of, reached) if name), "none of them")

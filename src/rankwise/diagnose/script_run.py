@@ -1,4 +1,4 @@
-"""Starts the ranks of a script that is observed: quietly, in a run directory and with files of its own."""
+"""Run the ranks of an observed script: without console output, in a run directory and with files of its own."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def run_observed(
     timeout_s: float | None,
     max_restarts: int = 0,
 ) -> Outcome:
-    """Run a script on this machine, by a module that hooks into it first; see `hooking.run_script`.
+    """Run a script on this machine through a module that installs hooks first; see `torch_hooks.run_script`.
 
     Args:
-        module: is run with the script's path and its arguments.
-        script: its path.
+        module: the module; it is run with the script's path and arguments.
+        script: the script's path.
         args: its arguments; ``{ranks}`` and ``{dir}`` in them are the number of ranks and a fresh folder.
-        num_ranks: how many are started.
-        place: an existing folder, which gets the run directory ``run`` and the files of ``{dir}``.
-        env: tells the module what to do.
-        num_threads: of each rank, None as `rankwise run` chooses.
-        timeout_s: of the run; None: none.
-        max_restarts: how often all ranks are started again.
+        num_ranks: number of ranks.
+        place: an existing folder for the run directory ``run`` and the files of ``{dir}``.
+        env: environment variables with the module's task.
+        num_threads: threads per rank; None: as chosen by `rankwise run`.
+        timeout_s: time limit of the run; None: none.
+        max_restarts: how often all ranks are restarted.
 
     Raises:
-        KeyboardInterrupt: it was stopped from outside.
+        KeyboardInterrupt: the run was stopped from outside.
     """
     words = [word.replace("{ranks}", str(num_ranks)).replace("{dir}", str(place / "files")) for word in args]
     job = Job(

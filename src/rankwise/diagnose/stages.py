@@ -1,4 +1,4 @@
-"""A script in the order in which mistakes are cheap to find: code, machine, one rank, two ranks, profile, NCCL last."""
+"""Examine a script in stages, the cheapest first: code, machine, one rank, two ranks, profile, and NCCL last."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def examine_script(
     deadline_s: float = _LONG_S,
     sections: tuple[Collection[str], Collection[str]] = ((), ()),
 ) -> list[Check]:
-    """Lint a script, look at this machine, run its first optimizer steps on 1 and on 2 gloo ranks of it, profile some.
+    """Lint a script, check this machine, run its first optimizer steps on 1 and on 2 gloo ranks, and profile some.
 
-    The first stage that fails is the last: what comes after would only show its effects. To be called in the main
-    thread of a process without other threads; the script ends after its steps.
+    The first stage that fails ends the examination, because later stages would only show consequences. Call it in the
+    main thread of a process without other threads; the script ends after its steps.
 
     Args:
-        script: its path.
-        args: its arguments; ``{ranks}`` and ``{dir}`` are filled in as by `verify_script`.
-        steps: optimizer steps of each run.
-        deadline_s: of each run; at least ten minutes, as data may have to be read first.
-        sections: those that are wanted (empty: all), and those that are not.
+        script: the script's path.
+        args: its arguments; ``{ranks}`` and ``{dir}`` are replaced as in `verify_script`.
+        steps: optimizer steps per run.
+        deadline_s: time limit per run; at least ten minutes, because data may have to be read first.
+        sections: selected sections (empty: all), and skipped sections.
 
     Raises:
-        ConfigError: there is no such script or section.
+        ConfigError: the script or a section does not exist.
     """
     if not Path(script).is_file():
         raise ConfigError(f"no script {script!r} in {Path.cwd()}")
@@ -72,19 +72,19 @@ def examine_script(
 
 
 def _profile(script: Script, steps: int) -> list[Check]:
-    """Say where the time of some steps goes on two ranks: of this machine's, gloo and what else it is doing."""
+    """Profile some steps on two ranks; the times depend on this machine, gloo and its other load."""
     name = "time of a step"
     try:
         with tempfile.TemporaryDirectory(prefix="rankwise-doctor-") as folder:
             found = profile_script(script, num_ranks=2, steps=steps, skip=1, folder=Path(folder))
     except (LaunchError, DataError) as error:
-        # it went well before, so what fails now fails under the profiler, or later than verify has looked
+        # the script ran before, so this failure is caused by the profiler, or comes after the verified steps
         make = not_run if str(error).startswith(f"{script.path} took ") else failed
         return [make("profile", name, str(error), f"rankwise profile --nproc 2 --steps N --skip N {script.path}")]
     parts = sorted(found.share().items(), key=lambda pair: -pair[1])
     shares = ", ".join(f"{part} {share:.0%}" for part, share in parts if share >= _SHOWN_SHARE)
     checks = [passed("profile", name, f"{found.step_ms:.3g} ms on 2 gloo ranks of this machine: {shares}")]
-    # what another machine or network would change is no warning: that is for `rankwise profile` in the job
+    # no warning for costs that depend on machine and network: use `rankwise profile` in the job for these
     costly = [finding for finding in found.findings if finding.cause in {"data", "straggler"}]
     return checks + [warned("profile", finding.cause, finding.text, finding.change) for finding in costly]
 
@@ -94,7 +94,7 @@ def _failed(checks: Sequence[Check]) -> str | None:
 
 
 def _code(script: Path) -> list[Check]:
-    """What lint finds; its errors are failures, as the script fails or trains something else than is meant."""
+    """Lint the script; errors count as failures, because the script fails or does not train as intended."""
     report = lint_paths([script], find_settings(script.parent))
     checks = []
     for found in report.findings:
@@ -108,7 +108,7 @@ def _code(script: Path) -> list[Check]:
 
 
 def judge_runs(verdict: Verdict, steps: int) -> list[Check]:
-    """Say of each run whether it went, and of the second where it parts from the first."""
+    """Return whether each run succeeded, and where the second one differs from the first."""
     checks = []
     for name, run in zip(_RUNS, ("1 rank", "2 ranks"), strict=True):
         found = [finding for finding in verdict.findings if finding.run == run]

@@ -1,4 +1,4 @@
-"""A script under observation: hooks into torch, run from its first line to its end; for verify, profile and scaling."""
+"""Hooks into torch and running of an observed script; for verify, profile and scaling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["around", "leave_together", "on_steps", "run_script"]
 
 
 def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
-    """Let `call` stand before a function: it gets the function first, then its arguments."""
+    """Wrap a function: `call` gets the function and then its arguments."""
     inner = getattr(owner, name)
 
     @functools.wraps(inner)
@@ -27,7 +27,7 @@ def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
 
 
 def on_steps(begin: Callable[[Any], None], end: Callable[[Any], None]) -> None:
-    """Call `begin` before and `end` after each step of an optimizer that is not inside another one's, with it."""
+    """Call `begin` before and `end` after each outermost optimizer step, with the optimizer."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     num_open = 0
@@ -49,7 +49,7 @@ def on_steps(begin: Callable[[Any], None], end: Callable[[Any], None]) -> None:
 
 
 def run_script(finish: Callable[[], None]) -> None:
-    """Run ``sys.argv[1]`` as a script, and `finish` after it, however it ends; exit code 0 is a return."""
+    """Run ``sys.argv[1]`` as a script, and always `finish` after it; exit code 0 counts as a return."""
     del sys.argv[0]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     try:
@@ -62,12 +62,12 @@ def run_script(finish: Callable[[], None]) -> None:
 
 
 def _wait_for_others(most_s: float) -> None:
-    """Wait until all ranks have come so far: one that leaves before would break a collective in which others are."""
+    """Wait until all ranks are here: a rank that leaves earlier would break a collective of the others."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
         return
-    with contextlib.suppress(Exception):  # the store went with a rank that has left: then all have come
+    with contextlib.suppress(Exception):  # the store ended with a rank that has left: then all ranks were here
         store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  (the public name would make another store)
         deadline = time.monotonic() + most_s
         store.add("rankwise/recorded", 1)
@@ -76,7 +76,7 @@ def _wait_for_others(most_s: float) -> None:
 
 
 def leave_together(most_s: float) -> NoReturn:
-    """End the script here, well: an exception could be caught, and what a script does when it ends may take long."""
+    """Exit here with code 0: the script could catch an exception, and its exit handlers may take long."""
     _wait_for_others(most_s)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

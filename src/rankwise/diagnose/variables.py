@@ -1,7 +1,7 @@
-"""Variables of NCCL, gloo and torch.distributed: which exist, which were renamed, which never existed.
+"""Variables of NCCL, gloo and torch.distributed: existing, renamed, and wrong names.
 
-Gathered from what NVIDIA and torch document, up to NCCL 2.28 and torch 2.13; some names are read by plugins, tests and
-builds only. Nobody has compared the list with NCCL's sources: a name that is not in it is unknown to us, no more.
+The list comes from the documentation of NVIDIA and torch, up to NCCL 2.28 and torch 2.13; some names are used by
+plugins, tests and builds only. It was not compared with NCCL's sources: a missing name is only unknown to rankwise.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def judge_name(name: str, *, surely: bool = False) -> tuple[str, str] | None:
 
     Args:
         name: the variable.
-        surely: leave out what may be a name newer than this list: only known mistakes and near misses are told.
+        surely: report only known mistakes and similar names, not names that may be newer than this list.
     """
     if not name.startswith(PREFIXES) or name in KNOWN:
         return None

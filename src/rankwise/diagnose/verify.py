@@ -1,4 +1,4 @@
-"""`rankwise verify`: run a script at several world sizes, and find the first step where they are not one training."""
+"""`rankwise verify`: run a script at several world sizes, and find the first step at which they differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["verify_script"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Script:
-    """What is run: path, arguments, where the runs lie, how many steps are recorded."""
+    """The script to run: path, arguments, folder of the runs, number of recorded steps."""
 
     path: str
     args: tuple[str, ...]
@@ -40,22 +40,22 @@ def verify_script(
     stop: bool = False,
     timeout_s: float | None = None,
 ) -> Verdict:
-    """Run a script at each number of ranks, on this machine with one thread each, and compare what it trained.
+    """Run a script at each number of ranks on this machine, with one thread per rank, and compare the trainings.
 
-    Every run has a run directory of its own; ``{ranks}`` and ``{dir}`` in `args` stand for its number of ranks and a
-    fresh folder. To be called in the main thread of a process without other threads.
+    Every run has its own run directory; ``{ranks}`` and ``{dir}`` in `args` are replaced by its number of ranks and a
+    fresh folder. Call it in the main thread of a process without other threads.
 
     Args:
-        script: path of the script: rankwise's own loops, or any that steps a torch optimizer.
+        script: path of the script, with rankwise's loops or any loop that steps a torch optimizer.
         args: its arguments.
-        ranks: numbers of ranks; the first is what the others are held against. One alone is looked at by itself.
-        steps: how many optimizer steps are compared.
-        kill: run the last number of ranks once more, kill a rank with SIGKILL at two thirds of the steps, start all
-            again, and compare that to the bit.
-        tolerance: relative difference that is rounding; None = by the parameters' dtype, growing with the steps.
-        folder: where the runs and their records go.
-        stop: end each run after these steps; what a script looks at later is not seen.
-        timeout_s: of each run; None: none.
+        ranks: numbers of ranks; the first is the reference. A single number is checked by itself.
+        steps: number of optimizer steps to compare.
+        kill: repeat the run with the last number of ranks, kill a rank with SIGKILL at two thirds of the steps, restart
+            all, and compare bit by bit.
+        tolerance: relative difference that counts as rounding; None = by the parameters' dtype, growing with the steps.
+        folder: folder for the runs and their records.
+        stop: end each run after these steps; later evaluations of the script are not recorded.
+        timeout_s: time limit of each run; None: none.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -77,7 +77,7 @@ def verify_script(
         compare_runs(runs[0], run, tolerance, verdict)
     if kill and runs[-1].num_steps > 1:
         _killed(chosen, runs[-1], verdict)
-    # stable: what a run shows by itself explains what differs from another one, and stands before it
+    # stable sort: a finding within one run explains differences between runs, so it comes first
     verdict.findings.sort(key=lambda found: math.inf if found.step is None else found.step)
     return verdict
 

@@ -1,7 +1,7 @@
-"""What a rank does in each optimizer step, written down for `rankwise verify`: any script that steps a torch optimizer.
+"""Record each optimizer step of a rank for `rankwise verify`, for any script that steps a torch optimizer.
 
-``python -m rankwise.diagnose script.py ...`` runs a script with the recorder in place, where RANKWISE_VERIFY
-names a folder. One line of JSON for each step, batch of held-out data and reduced value; the script is not changed.
+``python -m rankwise.diagnose script.py ...`` runs a script with the recorder; RANKWISE_VERIFY names the folder. It
+writes one line of JSON per step, batch of held-out data and reduced value; the script is not changed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["FOLDER", "KILL", "STEPS", "STOP", "Recorder", "main", "note"]
 FOLDER, STEPS, KILL = "RANKWISE_VERIFY", "RANKWISE_VERIFY_STEPS", "RANKWISE_VERIFY_KILL"
 STOP = "RANKWISE_VERIFY_STOP"
 _TOGETHER_S = 20.0
-_NUM_VALUES = 64  # of each tensor are kept, evenly spread; its digest covers all
+_NUM_VALUES = 64  # recorded per tensor, evenly spread; the digest covers all values
 _active: list[Recorder] = []
 
 
 def note(**values: float) -> None:
-    """Record numbers that must be equal at any number of ranks, such as a metric; nothing without `rankwise verify`.
+    """Record numbers that must be equal at any number of ranks, such as a metric; no effect without `rankwise verify`.
 
     Call it on every rank, with the reduced values.
     """
@@ -39,18 +39,18 @@ def note(**values: float) -> None:
 
 
 class Recorder:
-    """Writes the lines of one rank.
+    """Writes the records of one rank.
 
     Args:
         path: file to write.
-        num_steps: how many steps are written down; the script runs on, unless `stop`.
+        num_steps: number of steps to record; the script continues afterwards, unless `stop`.
         kill: send SIGKILL to this process when the step of this number begins; None never.
-        stop: end the process well after these steps, together with the other ranks.
+        stop: exit with code 0 after these steps, together with the other ranks.
     """
 
     def __init__(self, path: Path, *, num_steps: int, kill: int | None, stop: bool = False) -> None:
-        # A line at a time: a killed rank leaves what it has done, and a forked loader worker has no rest of a buffer to
-        # write once more at its end.
+        # Line-buffered: a killed rank leaves its completed lines, and a forked loader worker inherits no buffer that it
+        # would write again at its exit.
         self._file = path.open("w", buffering=1)
         self._num_steps, self._kill, self._stop = num_steps, kill, stop
         self.step = self.inside = self._forwards = 0
@@ -58,7 +58,7 @@ class Recorder:
         self._trained_on: set[int] = set()
         self._given: list[int] | None = None
         self._losses: list[tuple[float, float | None]] = []
-        self._modules: list[weakref.ref[Any]] = []  # weak: they live and die as without us, in any thread
+        self._modules: list[weakref.ref[Any]] = []  # weak: do not change the modules' lifetimes
         self._names: dict[int, str] = {}
         self._wrapped: set[int] = set()
         self._loaders: dict[int, tuple[int, Any]] = {}
@@ -71,7 +71,7 @@ class Recorder:
         self._file.write(json.dumps({"kind": kind, "step": self.step, **facts}) + "\n")
 
     def install(self) -> None:
-        """Hook into torch, and into the exact step."""
+        """Install hooks into torch and the exact step."""
         import torch
         from torch import nn
         from torch.nn.parallel import DistributedDataParallel
@@ -86,7 +86,7 @@ class Recorder:
 
         _active.append(self)
         on_steps(self._begin, self._end)
-        for made in ("__init__", "__setstate__"):  # copies and unpickled modules are never initialised
+        for made in ("__init__", "__setstate__"):  # copies and unpickled modules do not call `__init__`
             _after(nn.Module, made, lambda _, module, *__, **___: self._modules.append(weakref.ref(module)))
         _after(torch.autocast, "__enter__", self._cast)
         _before(torch.Tensor, "backward", self._backward)
@@ -127,7 +127,7 @@ class Recorder:
         self._given = [*(self._given or ()), *(int(i) for batch in batches for i in batch.ids)]
 
     def _iterate(self, loader: Any) -> None:
-        """Note how a DataLoader is iterated: which samples, by which sampler, told which epoch."""
+        """Record how a DataLoader is iterated: samples, sampler, epoch."""
         number, _ = self._loaders.setdefault(id(loader.dataset), (len(self._loaders), loader.dataset))
         self._passes[number] = self._passes.get(number, -1) + 1
         sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
@@ -147,7 +147,7 @@ class Recorder:
         if not all(isinstance(i, int) for i in ids) or id(dataset) not in self._loaders:
             return
         number = self._loaders[id(dataset)][0]
-        while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # of a Subset: numbers in the whole
+        while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # a Subset: take indices of the whole
             ids, dataset = [int(dataset.indices[i]) for i in ids], dataset.dataset
         self._pulled.append((number, ids))
 
@@ -167,7 +167,7 @@ class Recorder:
         ids = self._settle()
         if self.step < self._num_steps:
             params = {name: _told(p) for name, p in self._named(optimizer)}
-            # beside the exact step's own there is only its warm-up
+            # besides the exact step's losses there is only its warm-up
             losses = [pair for pair in self._losses if pair[1] is not None] or self._losses
             forwards = self._forwards
             self.write("step", ids=ids, losses=losses, params=params, forwards=forwards, **self._before)
@@ -178,7 +178,7 @@ class Recorder:
             leave_together(_TOGETHER_S)
 
     def _settle(self) -> list[int] | None:
-        """Return what this step was taken on; write down what was only looked at since the last one."""
+        """Return the samples of this step; record the samples that were only evaluated since the last step."""
         given, self._given = self._given, None
         pulled, self._pulled = self._pulled, []
         if given is not None or not pulled:
@@ -194,13 +194,13 @@ class Recorder:
                 self.write("look", loader=number, turn=self._passes[number], ids=ids)
 
     def close(self) -> None:
-        """Write down what was looked at after the last step."""
+        """Record the samples that were evaluated after the last step."""
         self._look(self._pulled)
         self.write("end")
         self._file.close()
 
     def _introduce(self, optimizer: Any) -> None:
-        """Find the names of the parameters: those in the largest module that has them."""
+        """Find the names of the parameters in the largest module that contains them."""
         import torch
 
         wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -227,7 +227,7 @@ class Recorder:
 
 
 def _asked(batches: Any) -> deque[Any]:
-    """Return the indices that an iteration of a DataLoader has asked for and not brought yet: workers run ahead."""
+    """Return the indices that a DataLoader iteration has requested from its workers but not yielded yet."""
     asked: deque[Any] = batches.__dict__.setdefault("_rankwise_asked", deque())
     return asked
 
@@ -250,7 +250,7 @@ def _after(owner: Any, name: str, hook: Any) -> None:
 
 
 def _told(tensor: Any) -> tuple[str, float, list[float]]:
-    """Return digest, norm and some values of a tensor; a sharded one is gathered, by all ranks."""
+    """Return digest, norm and some values of a tensor; a sharded tensor is gathered, as a collective."""
     import torch
 
     if hasattr(tensor, "full_tensor"):
@@ -265,7 +265,7 @@ def _sha(raw: bytes) -> str:
 
 
 def main() -> None:
-    """Run ``sys.argv[1]`` as a script, recorded."""
+    """Run ``sys.argv[1]`` as a script and record it."""
     rank, attempt = int(os.environ.get("RANK", "0")), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     killed_rank, _, killed_step = os.environ.get(KILL, "-1:0").partition(":")
     kill = int(killed_step) if (rank, attempt) == (int(killed_rank), 0) else None
@@ -277,10 +277,10 @@ def main() -> None:
 
 
 def _leave() -> None:
-    """End this process well, as `multiprocessing` ends its own: the interpreter is not taken down.
+    """Exit with code 0 without finalising the interpreter, as `multiprocessing` does in its children.
 
-    A thread of gloo that lets go of a tensor of the last collective while that goes on wants the interpreter's lock,
-    does not get it any more, and aborts the process: on a busy machine now and then a right script would have failed.
+    During the finalisation, a gloo thread that frees a tensor of the last collective cannot get the interpreter lock
+    any more and aborts the process: on a busy machine a correct script would sometimes fail.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  (waits for the script's own threads)
     atexit._run_exitfuncs()  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Checks inside a running loop: what goes wrong silently on several ranks, said with rank, parameter or sample."""
+"""Checks inside a running loop: find silent errors of multi-rank training, and name rank, parameter or sample."""
 
 from rankwise.guard.findings import Finding
 from rankwise.guard.guard import CHECKS, Guard, GuardOptions, guard_wish, guarded, trainer_guard

@@ -1,4 +1,4 @@
-"""What a check is, and what all of them look at."""
+"""The interface of a check, and the data that all checks share."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["Check", "Look", "Subject"]
 
 @dataclass(slots=True, kw_only=True)
 class Subject:
-    """What is watched.
+    """The training that the guard watches.
 
     Attributes:
-        world: this rank's.
-        model: as it is called: wrapped or not.
-        loss: a loss module, if the user has named one.
-        loader: the training data, if the user has named them.
-        handles: hooks that stand until the step that is looked at has ended.
-        ids: samples of the step, where somebody told.
-        trouble: how a hook failed, "" if none did.
+        world: this rank's world.
+        model: the model as the loop calls it: wrapped or not.
+        loss: a loss module, if the user passed one.
+        loader: the training data, if the user passed them.
+        handles: hooks that are registered until the checked step has ended.
+        ids: samples of the step, if known.
+        trouble: the error of a hook, "" if none failed.
     """
 
     world: World
@@ -43,17 +43,17 @@ class Subject:
 
     @property
     def wrapper(self) -> DistributedDataParallel | None:
-        """The DistributedDataParallel in the model: it may have come later than the guard."""
+        """Return the model's DistributedDataParallel, looked up each time: it may be created after the guard."""
         return replicas_in(self.model)
 
     @property
     def is_compiled(self) -> bool:
-        """Whether torch.compile has taken in the model or a part of it."""
+        """Whether the model or a part of it is compiled with torch.compile."""
         marks = ("_orig_mod", "_compiled_call_impl")
         return any(getattr(module, mark, None) is not None for module in self.model.modules() for mark in marks)
 
     def place(self, register: Callable[..., Any], see: Callable[..., None], **options: Any) -> None:
-        """Register a hook until the next look. It raises `GuardError` only: its own bugs must not end a training."""
+        """Register a hook until the next look. It raises `GuardError` only: a bug of a check must not end training."""
 
         def hook(*given: Any) -> None:
             try:
@@ -66,22 +66,22 @@ class Subject:
         self.handles.append(register(hook, **options))
 
     def disarm(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks."""
         while self.handles:
             self.handles.pop().remove()
 
 
 @dataclass(slots=True, kw_only=True)
 class Look:
-    """One look at a step, on all ranks at once.
+    """One check of a step, on all ranks at once.
 
     Attributes:
         world_size: number of ranks.
-        number: how many looks there were before.
+        number: number of earlier looks.
         step: optimizer steps taken.
-        whole: whether every tensor is looked at, or a share that changes from look to look.
-        talk: gathers an object of every rank; every rank must call it, so only what was gathered may decide on it.
-        found: what earlier checks of this look found.
+        whole: whether to check every tensor, or a share that changes from look to look.
+        talk: gathers an object from every rank; every rank must call it, so decide about calls by gathered data only.
+        found: findings of earlier checks of this look.
     """
 
     world_size: int
@@ -93,7 +93,7 @@ class Look:
 
     @classmethod
     def at(cls, world: World, *, number: int = 0, step: int = 0, whole: bool = True) -> Look:
-        """Return a look of the ranks of a world."""
+        """Return a look for the ranks of a world."""
         return cls(world_size=world.world_size, number=number, step=step, whole=whole, talk=world.all_gather_object)
 
     def tell(
@@ -114,17 +114,17 @@ class Look:
 
 
 class Check(Protocol):
-    """One check. `facts` is local and never talks; `judge` sees the facts of all ranks and is the same on each.
+    """One check. `facts` is local and does not communicate; `judge` gets the facts of all ranks, equal on each.
 
-    It may have ``arm()``, which places hooks for a step that will be looked at, and ``close()``.
+    It may have ``arm()``, which registers hooks before a checked step, and ``close()``.
     """
 
     name: str
 
     def facts(self, look: Look) -> Any:
-        """Return what this rank saw, small and picklable."""
+        """Return this rank's facts, small and picklable."""
         ...
 
     def judge(self, facts: Sequence[Any], look: Look) -> None:
-        """Tell the look what is wrong, from the facts by rank."""
+        """Add findings to the look, from the facts by rank."""
         ...

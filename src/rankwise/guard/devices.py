@@ -1,4 +1,4 @@
-"""Whether a rank's model, inputs, targets and loss weights are in one place, and each rank in its own."""
+"""Check that a rank's model, inputs, targets and loss weights are on one device, and each rank on its own device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Devices"]
 
 
 class Devices:
-    """One device for a rank's model, inputs, targets and loss weights, and another one for each rank; equal dtypes."""
+    """One device for a rank's model, inputs, targets and loss weights, different for each rank; equal input dtypes."""
 
     name = "devices"
 
@@ -24,7 +24,7 @@ class Devices:
         self._dtypes: list[str] = []
 
     def arm(self) -> None:
-        """Look at what model and loss are called with."""
+        """Register hooks on the inputs of model and loss."""
         self._dtypes = []
         self._subject.place(self._subject.model.register_forward_pre_hook, self._see, with_kwargs=True)
         if hasattr(self._subject.loss, "register_forward_pre_hook"):
@@ -35,7 +35,7 @@ class Devices:
             self._dtypes = [str(t.dtype).removeprefix("torch.") for t in tensors_of((values, named))]
 
     def _see_loss(self, loss: Any, values: Any) -> None:
-        """Refuse what the loss is about to fail over, with names: the next line of torch's has none."""
+        """Raise before the loss fails, with the names of the tensors, which torch's error lacks."""
         given = [t for t in tensors_of(values) if t.ndim]
         if not given:
             return
@@ -56,7 +56,7 @@ class Devices:
             raise GuardError(str(look.found[0]), findings=tuple(look.found))
 
     def facts(self, look: Look) -> dict[str, Any]:  # noqa: ARG002  (one form for all checks)
-        """Return where the tensors of the model are, the input dtypes, and which accelerator this is."""
+        """Return the devices of the model's tensors, the input dtypes, and the accelerator's id."""
         import torch
 
         model = self._subject.model
@@ -74,7 +74,7 @@ class Devices:
         return {"most": most, "odd": odd, "dtypes": self._dtypes, "chip": chip}
 
     def judge(self, facts: Sequence[Any], look: Look) -> None:
-        """Name what is elsewhere, and ranks that share an accelerator or get inputs of another dtype."""
+        """Report tensors on another device, and ranks that share an accelerator or get inputs of another dtype."""
         for rank, fact in enumerate(facts):
             for place, names in fact["odd"].items():
                 look.tell(

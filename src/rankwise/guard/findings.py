@@ -1,4 +1,4 @@
-"""What a check found: which ranks, which parameter or sample, what was wanted, what came, and the mend."""
+"""A check's finding: ranks, parameter or sample, expected and actual value, and the solution."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _MOST = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong, or looks so; equal on all ranks.
+    """One error or suspicion; equal on all ranks.
 
     Attributes:
         check: name of the check.
-        ranks: the ranks of the guard's world that it concerns, the odd ones out where a majority agrees.
+        ranks: the ranks of the guard's world that it concerns; if a majority agrees, the others.
         where: parameters, samples, module or loader.
-        wanted: what should be.
-        came: what is.
-        mend: what to do about it.
-        certain: whether it is wrong for sure; else it is a suspicion, and never raised.
-        step: optimizer steps since the guard was made, when it was found.
+        wanted: the expected state.
+        came: the actual state.
+        mend: how to fix it.
+        certain: whether it is certainly an error; else it is a suspicion, which is never raised.
+        step: number of optimizer steps since the guard was created.
     """
 
     check: str
@@ -49,14 +49,14 @@ def rank_text(ranks: Sequence[int]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return the first of the names, and how many there are if some are left out."""
+    """Return the first names, and how many there are if some are left out."""
     found = list(names)
     more = f", ... ({len(found)} in all)" if len(found) > _MOST else ""
     return ", ".join(found[:_MOST]) + more
 
 
 def odd_ranks(values: Sequence[Hashable]) -> tuple[int, ...]:
-    """Return the ranks whose value is not that of the majority; all of them where there is no majority."""
+    """Return the ranks whose value differs from the majority; all ranks if there is no majority."""
     common, votes = Counter(values).most_common(1)[0]
     if 2 * votes <= len(values):
         return tuple(range(len(values)))

@@ -1,4 +1,4 @@
-"""Which module made the first value that is not finite, going forward or backward, and in which row of the batch."""
+"""Find the module with the first non-finite value, in the forward or backward pass, and its row of the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Finite"]
 
 
 class Finite:
-    """Values and gradients of the modules, noted as numbers on the device, read once where something is not finite."""
+    """Records on the device whether values and gradients of the modules are finite; read only after a problem."""
 
     name = "finite"
 
@@ -27,7 +27,7 @@ class Finite:
         self._rows: list[torch.Tensor] = []
 
     def arm(self) -> None:
-        """Watch every module without children, the model's inputs and outputs, and the loss module."""
+        """Register hooks on every module without children, the model's inputs and outputs, and the loss module."""
         self._notes, self._rows = [], []
         model, place = self._subject.model, self._subject.place
         place(model.register_forward_pre_hook, self._see_inputs)
@@ -43,7 +43,7 @@ class Finite:
             self._note("the input", "holds", *(t.detach() for t in tensors_of(values)))
 
     def _see_outputs(self, model: Any, _: Any, output: Any) -> None:
-        """Note which rows of the model's answer are not finite."""
+        """Note which rows of the model's output are not finite."""
         for tensor in tensors_of(output):
             if model.training and tensor.ndim and tensor.numel() and tensor.is_floating_point():
                 self._rows.append(tensor.detach().reshape(len(tensor), -1).isfinite().all(1))
@@ -56,7 +56,7 @@ class Finite:
         self._note(name, "answers with", *(t.detach() for t in tensors))
         for tensor in tensors:
             if tensor.requires_grad:
-                # of the tensor and not of the module: torch's module hooks forbid operations in place
+                # a tensor hook, because torch's module hooks forbid in-place operations
                 tensor.register_hook(lambda gradient: self._note(name, "gets a gradient of", gradient.detach()))  # type: ignore[no-untyped-call]
 
     def _note(self, name: str, what: str, *tensors: torch.Tensor) -> None:
@@ -65,7 +65,7 @@ class Finite:
                 self._notes.append((name, what, tensor.isfinite().all()))
 
     def first(self) -> str:
-        """Return the first of this step that is not finite, in words; "" if all is. Waits for the device."""
+        """Return a text about the step's first non-finite value; "" if there is none. Synchronises with the device."""
         last_good = "the loss"
         for name, what, good in self._notes:
             if not bool(good):
@@ -86,7 +86,7 @@ class Finite:
         return rows
 
     def facts(self, look: Look) -> dict[str, Any] | None:  # noqa: ARG002  (one form for all checks)
-        """Return what is not finite on this rank, where the gradients are not; None where they are."""
+        """Return this rank's non-finite gradients, their source and samples; None if all gradients are finite."""
         import torch
 
         named = [(n, p.grad) for n, p in self._subject.model.named_parameters() if p.grad is not None]
@@ -99,11 +99,11 @@ class Finite:
         return {"gradients": listed(names), "first": self.first(), "samples": listed(samples)}
 
     def judge(self, facts: Sequence[Any], look: Look) -> None:
-        """Name the ranks whose own values went wrong; the sum carries it to all."""
+        """Report the ranks whose own values are not finite; the gradient sum spreads them to all ranks."""
         met = {rank: fact for rank, fact in enumerate(facts) if fact is not None}
         if not met:
             return
-        # a rank whose forward was fine has only met what the others' gradients brought
+        # a rank with a finite forward pass only got non-finite gradients from others
         guilty = [rank for rank, fact in met.items() if fact["first"]] or list(met)
         fact = met[guilty[0]]
         look.tell(

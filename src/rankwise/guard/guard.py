@@ -1,4 +1,4 @@
-"""`guarded`: looks at the first steps and then at few, on all ranks at once, in a group of its own."""
+"""`guarded`: check the first steps and then a few, on all ranks at once, in a process group of its own."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ _KINDS: dict[str, Any] = {
     "unused": Unused,
 }
 CHECKS = ("signature", *_KINDS)
-_ALONE = ("finite", "loader", "devices")  # what one rank can get wrong
+_ALONE = ("finite", "loader", "devices")  # checks that make sense for a single rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardOptions:
-    """What is checked, and how often.
+    """Which checks run, and how often.
 
     Attributes:
-        checks: "cheap" looks at the first steps and then at few; "all" looks at every step; or names of `CHECKS`.
-        every: steps between two looks, once the run is older than that; before it they lie twice as far apart each
-            time. None = 500, with "all" 1.
-        first: as many steps at the start are all looked at.
-        on_finding: "raise" raises what is certain and logs suspicions; "warn" logs both.
-        timeout_s: how long a look waits for the other ranks before the guard goes off.
+        checks: "cheap" checks the first steps and then a few; "all" checks every step; or names of `CHECKS`.
+        every: steps between two looks in the long run; at the start the distance doubles until it reaches this. None =
+            500, with "all" 1.
+        first: number of steps at the start that are all checked.
+        on_finding: "raise" raises certain errors and logs suspicions; "warn" logs both.
+        timeout_s: how long a look waits for the other ranks before the guard turns itself off.
     """
 
     checks: Literal["cheap", "all"] | Sequence[str] = "cheap"
@@ -79,25 +79,25 @@ class GuardOptions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The checks that run."""
+        """The names of the checks that run."""
         return CHECKS if isinstance(self.checks, str) else tuple(self.checks)
 
     @property
     def spacing(self) -> int:
-        """Steps between two looks in the long run."""
+        """The number of steps between two looks in the long run."""
         return (1 if self.checks == "all" else 500) if self.every is None else self.every
 
     def is_due(self, step: int) -> bool:
-        """Whether a step is looked at: arithmetic only, so all ranks look at the same ones."""
+        """Whether to check a step: pure arithmetic, so all ranks check the same steps."""
         doubling = step < self.spacing and step & (step - 1) == 0
         return step <= self.first or doubling or step % self.spacing == 0
 
     def next_wake(self, step: int) -> int:
-        """Return the next step that is looked at, or the one before or behind such a step."""
+        """Return the next step that is checked, or precedes or follows a checked one."""
         return max(step + 1, self._next_due(step) - 1)
 
     def _next_due(self, step: int) -> int:
-        """Return the first step from `step` on that is looked at."""
+        """Return the first checked step from `step` on."""
         if step <= self.first:
             return step
         spaced, doubled = -(-step // self.spacing) * self.spacing, 1 << (step - 1).bit_length()
@@ -105,16 +105,16 @@ class GuardOptions:
 
 
 class Guard:
-    """Watches a training loop; made by `guarded`. A context manager; `close` ends it.
+    """Watches a training loop; created by `guarded`. A context manager; `close` ends it.
 
     Attributes:
-        findings: what was found so far, equal on all ranks.
-        num_steps: optimizer steps since it was made.
-        num_looks: steps that were looked at.
-        active: False once it was closed or went off.
-        wake: the optimizer step at which `step` has something to do next; those before it may be told by `catch_up`.
-        not_finite: where the check "finite" is exempt, the module that made the last step's first value that is not
-            finite; "" if all are, or nobody looked.
+        findings: findings so far, equal on all ranks.
+        num_steps: optimizer steps since its creation.
+        num_looks: number of checked steps.
+        active: False once it was closed or has turned itself off.
+        wake: the next optimizer step at which `step` has work; earlier steps may be reported later by `catch_up`.
+        not_finite: if the check "finite" is exempt, a text about the last step's first non-finite value; "" if all
+            values are finite, or the step was not checked.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Guard:
         names = [name for name in options.names if name not in exempt and (name in _ALONE or not alone)]
         self._world = _own_world(subject.world, options.timeout_s) if names else subject.world
         self._checks: list[Check] = [_KINDS[name](subject) for name in names if name in _KINDS]
-        # where somebody else judges what is not finite, the module is still watched for
+        # if the trainer judges non-finite values, still find the module that produces them
         self._finite = Finite(subject) if "finite" in exempt and "finite" in options.names else None
         self._handle = None if hooked is None else hooked.register_step_post_hook(self.step)
         try:
@@ -156,14 +156,14 @@ class Guard:
             self._judge("loader", facts, lambda: compare_loaders(facts, look))
 
     def saw(self, ids: Sequence[int]) -> None:
-        """Tell which samples this rank's part of the coming step holds, in the order of the rows, for the messages."""
+        """Set the samples of this rank's share of the next step, in row order, for messages."""
         self._subject.ids = ids
 
     def step(self, *_from_hook: Any) -> None:
-        """Note that the optimizer has stepped; only where no `optimizer=` was given. Every rank calls it, every step.
+        """Note an optimizer step. Call it only without `optimizer=`, on every rank and at every step.
 
         Raises:
-            GuardError: something is wrong for sure (``on_finding="raise"``); on every rank.
+            GuardError: there is a certain error (``on_finding="raise"``); on every rank.
         """
         if not self.active:
             return
@@ -180,7 +180,7 @@ class Guard:
         self.wake = self._options.next_wake(self.num_steps)
 
     def catch_up(self, num_steps: int) -> None:
-        """Note that the optimizer has taken its step number `num_steps`, and those before it: `step` in one call.
+        """Note that the optimizer has taken all steps up to number `num_steps`: one call instead of many of `step`.
 
         Raises:
             GuardError: as `step` does.
@@ -189,14 +189,14 @@ class Guard:
         self.step()
 
     def _arm(self) -> None:
-        if self._subject.is_compiled:  # a hook would be compiled in, and stay
+        if self._subject.is_compiled:  # a hook would be compiled into the model and stay
             return
         for check in (*self._checks, *([] if self._finite is None else [self._finite])):
             if hasattr(check, "arm") and isinstance(failed := _safely(check.arm), _Failed):
                 self._subject.trouble = failed.text
 
     def _look(self, look: Look) -> None:
-        """Gather all facts by one call, and judge them: what every rank has decides what is talked about next."""
+        """Gather all facts with one call, and judge them; further communication depends on gathered facts only."""
         mine = [_safely(functools.partial(check.facts, look)) for check in self._checks]
         gathered = look.talk([*mine, _Failed(self._subject.trouble) if self._subject.trouble else None])
         self._judge("of a hook", [of_rank[-1] for of_rank in gathered], lambda: None)
@@ -218,7 +218,7 @@ class Guard:
         try:
             act(look)
         except RankwiseError as error:
-            # who does not come to a look is late, dead or at another step: the training's own calls will tell
+            # a rank missing here is late, dead or at another step: the training's own collectives will show it
             self.close()
             _LOG.warning("the guard goes off after step %d: %s", self.num_steps, error)
             return
@@ -242,7 +242,7 @@ class Guard:
             _LOG.warning("%s", text)
 
     def close(self) -> None:
-        """Take all hooks away. Not a collective."""
+        """Remove all hooks. Not a collective."""
         self.active, self.wake = False, sys.maxsize
         self._subject.disarm()
         if self._handle is not None:
@@ -263,7 +263,7 @@ class Guard:
 
 
 def _leave(world: World) -> None:
-    """Give up the group of the guard, which nobody else has: the last look is over for who comes here in peace."""
+    """Destroy the guard's own group, except after a failed gather, which may still be running."""
     import torch.distributed as dist
 
     channel = world.channel
@@ -280,7 +280,7 @@ class _Failed:
 
 
 def _safely(act: Callable[[], Any]) -> Any:
-    """Return what it returns, or how it failed: a rank that raises alone would leave the others waiting."""
+    """Return the result of `act`, or its error: a rank that raises alone would leave the others waiting."""
     try:
         return act()
     except Exception as error:  # noqa: BLE001  (told to all ranks)
@@ -296,28 +296,28 @@ def guarded(
     world: World | None = None,
     **options: Any,
 ) -> Guard:
-    """Watch a training loop for what goes wrong silently on several ranks. Collective: every rank calls it.
+    """Watch a training loop for silent errors of multi-rank training. Collective: every rank calls it.
 
-    It looks at the first steps and then at few, right after `optimizer.step()`; all other steps cost one counter::
+    It checks the first steps and then a few, right after `optimizer.step()`; all other steps only increase a counter::
 
         with rankwise.guarded(model, optimizer=optimizer, loader=loader):
             for batch in loader: ...
 
-    Works with plain DistributedDataParallel, `prepare`, Accelerate and Lightning (give what they return), and with
-    sharded models, whose shards are not compared. Ranks talk in a group of their own, with a time-out of its own, at
-    steps that arithmetic alone decides.
+    It works with plain DistributedDataParallel, `prepare`, Accelerate and Lightning (pass what they return), and with
+    sharded models, whose shards are not compared. The ranks communicate in a separate group with its own timeout, at
+    steps chosen by arithmetic only.
 
     Args:
-        model: as the loop calls it: wrapped.
-        loader: the training data: torch's DataLoader, or a loader of rankwise. Its iterations are noted.
-        optimizer: whose steps count. Without it call `Guard.step` after each step.
-        loss: a loss module, whose targets and weights are looked at, too.
+        model: the model as the loop calls it: wrapped.
+        loader: the training data: torch's DataLoader, or a loader of rankwise. Its iterations are counted.
+        optimizer: the optimizer whose steps count. Without it, call `Guard.step` after each step.
+        loss: a loss module, whose targets and weights are checked too.
         world: this rank's world; `World.current()` if None.
         **options: the fields of `GuardOptions`: ``checks=``, ``every=``, ``first=``, ``on_finding=``, ``timeout_s=``.
 
     Raises:
-        ConfigError: an argument is none of these.
-        GuardError: the ranks' models or loaders do not go together.
+        ConfigError: an argument is invalid.
+        GuardError: the ranks' models or loaders do not match.
     """
     known = [field.name for field in dataclasses.fields(GuardOptions)]
     if unknown := sorted(set(options) - set(known)):
@@ -327,9 +327,9 @@ def guarded(
 
 
 def trainer_guard(options: GuardOptions | None, model: nn.Module, world: World) -> Guard:
-    """Return the guard of a trainer, whose order deals samples out and whose health judges what is not finite.
+    """Return a trainer's guard, without the checks that the trainer does itself: data shares and non-finite values.
 
-    Every rank calls it. Without options it does nothing. The trainer tells it of its steps, by `Guard.catch_up`.
+    Every rank calls it. Without options the guard does nothing. The trainer reports its steps with `Guard.catch_up`.
     """
     subject = Subject(world=world, model=model)
     if options is None:
@@ -338,7 +338,7 @@ def trainer_guard(options: GuardOptions | None, model: nn.Module, world: World) 
 
 
 def guard_wish(wish: bool | Literal["warn"] | GuardOptions) -> GuardOptions | None:  # noqa: FBT001
-    """Return what a trainer's ``guard=`` asks for.
+    """Return the options for a trainer's ``guard=``.
 
     Raises:
         ConfigError: it is none of True, False, "warn" and `GuardOptions`.
@@ -364,13 +364,13 @@ def _plain_optimizer(optimizer: Any) -> Any:
 
 
 def _own_world(world: World, timeout_s: float) -> World:
-    """Return the world with a group of its own, on the CPU: what waits there holds up nobody else's calls."""
+    """Return the world with a separate CPU group, where waiting does not block the training's collectives."""
     if not isinstance(world.channel, Channel):
         return world
     import torch.distributed as dist
 
     if world.world_size != dist.get_world_size():
-        # some ranks meet under names that count their groups, which `subgroup` evens out; its time-out is the world's
+        # a part of the job's ranks needs equal group counts, which `subgroup` ensures; it uses the world's timeout
         return world.subgroup(range(world.world_size)) or world
     timeout = timedelta(seconds=timeout_s)
     return dataclasses.replace(world, channel=Channel(dist.new_group(backend="gloo", timeout=timeout), timeout))

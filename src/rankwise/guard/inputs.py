@@ -1,4 +1,4 @@
-"""Whether each rank sees a part of its own of the data: samples, the loader's lengths and epochs, random streams."""
+"""Check that each rank gets its own share of the data: samples, the loader's lengths and epochs, random streams."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rankwise.guard.tensors import row_hashes, tensors_of
 __all__ = ["Epochs", "RandomStreams", "Samples", "compare_loaders", "loader_facts"]
 
 _MOST_ROWS = 128
-_SAME, _ALIKE = 0.9, 0.5  # shares of a rank's rows that another rank sees, too
-_ENOUGH = 8  # rows of looks in a row that do not stand in the same places by themselves
+_SAME, _ALIKE = 0.9, 0.5  # fractions of a rank's rows that another rank has too
+_ENOUGH = 8  # rows in consecutive checks that do not match in the same places by chance
 
 
 class Samples:
-    """No sample in two ranks' parts of a step: by the content of what the model is called with."""
+    """No sample is in two ranks' shares of a step, judged by the content of the model's inputs."""
 
     name = "samples"
 
@@ -32,7 +32,7 @@ class Samples:
         self._before: dict[tuple[int, int], list[bool]] = {}
 
     def arm(self) -> None:
-        """Look at the model's inputs."""
+        """Register a hook on the model's inputs."""
         self._rows = []
         self._subject.place(self._subject.model.register_forward_pre_hook, self._see, with_kwargs=True)
 
@@ -44,13 +44,13 @@ class Samples:
             self._rows += row_hashes(tensors_of((values, named)), room)
 
     def facts(self, look: Look) -> list[int]:  # noqa: ARG002  (one form for all checks)
-        """Return a number for each row, in order."""
+        """Return a hash of each row, in order."""
         return self._rows
 
     def judge(self, facts: Sequence[Any], look: Look) -> None:
-        """Compare each pair of ranks; tell what holds at two looks in a row."""
+        """Compare each pair of ranks; report what holds at two consecutive looks."""
         sets = [set(rows) for rows in facts]
-        # few different rows (small or constant inputs) coincide by themselves
+        # inputs with few distinct rows (small or constant inputs) coincide by chance
         telling = [r for r, rows in enumerate(facts) if len(rows) >= 2 and 2 * len(sets[r]) > len(rows)]
         pairs = [(a, b) for a in telling for b in telling if a < b]
         shares = {(a, b): len(sets[a] & sets[b]) / min(len(sets[a]), len(sets[b])) for a, b in pairs}
@@ -89,13 +89,13 @@ def _length(thing: Any) -> int | None:
 
 
 def loader_facts(loader: Any) -> dict[str, Any]:
-    """Return what a loader says of its size, and a glance at its data if it may be dealing all of them to each rank."""
+    """Return a loader's length and sampler shares, and a hash of some data if each rank may get all of them."""
     sampler, dataset, steps = _sampler_of(loader), getattr(loader, "dataset", None), _length(loader)
     facts: dict[str, Any] = {"steps": steps}
     if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
         return {**facts, "dealt": (int(sampler.num_replicas), int(sampler.rank))}
     size, batch = _length(dataset), getattr(loader, "batch_size", None)
-    # the last batch counts half: it may be a short one
+    # count half of the last batch, which may be short
     if steps and size and isinstance(batch, int) and (steps - 0.5) * batch > _ALIKE * size:
         glance = _glance(dataset, size)
         facts["all"] = None if glance is None else (size, glance)
@@ -103,7 +103,7 @@ def loader_facts(loader: Any) -> dict[str, Any]:
 
 
 def _glance(dataset: Any, size: int) -> int | None:
-    """Return a number for two samples of a dataset, drawn with equal random numbers, which are put back."""
+    """Return a hash of two samples of a dataset, read with fixed random seeds; the random states are restored."""
     import torch
 
     kept = random.getstate(), np.random.get_state()  # noqa: NPY002  (what users' code draws from)
@@ -150,7 +150,7 @@ def compare_loaders(facts: Sequence[Any], look: Look) -> None:
             "samples out evenly (DistributedSampler, Order), or take ExactStep or torch's Join",
         )
     dealt = [fact.get("dealt") for fact in facts]
-    # every part on one rank; which one has which is nobody's business
+    # each share must be on one rank; it does not matter on which
     if None not in dealt and sorted(dealt) != [(look.world_size, rank) for rank in range(look.world_size)]:
         look.tell(
             "loader",
@@ -175,7 +175,7 @@ def compare_loaders(facts: Sequence[Any], look: Look) -> None:
 
 
 class Epochs:
-    """An iteration that begins where one before began shows the samples in the same order."""
+    """Detects an iteration that starts in the same state as an earlier one, so has the same order of samples."""
 
     name = "loader"
 
@@ -188,7 +188,7 @@ class Epochs:
                 self._loader.__class__ = _watched(self._plain, self._begins)
 
     def close(self) -> None:
-        """Give the loader its own class back."""
+        """Restore the loader's class."""
         if type(self._loader) is not self._plain:
             self._loader.__class__ = self._plain
 
@@ -199,11 +199,11 @@ class Epochs:
         self._begun = [*self._begun, where][-4:] if where else []
 
     def facts(self, look: Look) -> str:  # noqa: ARG002
-        """Return what was wrong with the iterations so far."""
+        """Return the problem with the iterations so far."""
         return self._stale
 
     def judge(self, facts: Sequence[Any], look: Look) -> None:
-        """Tell an epoch that was not moved on."""
+        """Report an epoch that was not advanced."""
         if ranks := [rank for rank, fact in enumerate(facts) if fact]:
             look.tell(
                 self.name,
@@ -218,7 +218,7 @@ class Epochs:
 
 
 def _watched(plain: Any, begins: Callable[[], None]) -> type:
-    """Return the class of a loader that tells when it is iterated; `for` looks the method up in the class."""
+    """Return a subclass of a loader that reports iterations; `for` looks up `__iter__` in the class."""
 
     def iterate(loader: Any) -> Any:
         begins()
@@ -228,7 +228,7 @@ def _watched(plain: Any, begins: Callable[[], None]) -> type:
 
 
 def _epoch_of(loader: Any) -> str:
-    """Return what tells one epoch from the next; "" if nothing does, or the order is meant to be one."""
+    """Return the state that differs between epochs; "" if there is none, or the order is fixed on purpose."""
     sampler = _sampler_of(loader)
     if hasattr(sampler, "epoch") and getattr(sampler, "shuffle", True):
         return f"epoch {sampler.epoch}"
@@ -239,7 +239,7 @@ def _epoch_of(loader: Any) -> str:
 
 
 class RandomStreams:
-    """Ranks that drop units or augment draw from streams of their own."""
+    """Ranks with dropout or augmentation must use different random streams."""
 
     name = "random"
 
@@ -248,7 +248,7 @@ class RandomStreams:
         self._before: dict[str, int] = {}
 
     def facts(self, look: Look) -> dict[str, int]:  # noqa: ARG002
-        """Return a number for the state of each generator that was drawn from, as far as one can tell."""
+        """Return a hash of the state of each generator that was used, as far as known."""
         import torch
         from torch import nn
 
@@ -263,8 +263,8 @@ class RandomStreams:
         words = [value.tobytes() for of in drawn for value in of.values() if isinstance(value, np.ndarray)]
         plain = [value for of in drawn for value in of.values() if isinstance(value, int | float | str)]
         now = {
-            "the generator of `random`": hash(random.getstate()[1]) & 0xFFFFFFFF,  # of integers: no salt in it
-            # the text of an array of 624 words takes longer than all else in a look
+            "the generator of `random`": hash(random.getstate()[1]) & 0xFFFFFFFF,  # integers have no hash salt
+            # the repr of an array of 624 words would take longer than the rest of a look
             "NumPy's global generator": zlib.crc32(b"".join([repr(plain).encode(), *words])),
         }
         facts.update({name: state for name, state in now.items() if self._before.get(name, state) != state})
@@ -272,7 +272,7 @@ class RandomStreams:
         return facts
 
     def judge(self, facts: Sequence[Any], look: Look) -> None:
-        """Tell generators that stand at one place on several ranks."""
+        """Report generators that have the same state on several ranks."""
         for name in dict.fromkeys(name for fact in facts for name in fact):
             states = [fact.get(name, -1 - rank) for rank, fact in enumerate(facts)]
             if same := [rank for rank, state in enumerate(states) if states.count(state) > 1]:

@@ -1,4 +1,4 @@
-"""Whether the ranks hold one model: its signature, gradients, parameters, buffers, and how often they add up."""
+"""Check that the ranks have the same model: signature, gradients, parameters, buffers, and reductions per step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Gradients", "Parameters", "Reductions", "Unused", "check_signature", "compare_signatures"]
 
-_BUDGET = 1 << 23  # elements of a sparse look: some 10 ms of one CPU core
+_BUDGET = 1 << 23  # elements per sparse look: about 10 ms of one CPU core
 _DTYPES = {"float": "torch.float32", "double": "torch.float64", "c10::BFloat16": "torch.bfloat16"}
 
 
@@ -39,7 +39,7 @@ def compare_signatures(model: nn.Module, look: Look) -> None:
         return
     tables = [dict(table) for table in look.talk(rows)]
     every = {name: None for table in tables for name in table}
-    # the same ones in another order would be added to others
+    # in another order, wrong gradients would be added
     names = [n for n in every if len({t.get(n) for t in tables}) > 1] or ["the order of the parameters"]
     said = "; ".join(f"rank {rank} has {table.get(names[0], 'none')}" for rank, table in enumerate(tables))
     look.tell(
@@ -54,10 +54,10 @@ def compare_signatures(model: nn.Module, look: Look) -> None:
 
 
 def check_signature(model: nn.Module, world: World) -> None:
-    """Refuse models of other names, shapes or dtypes on other ranks, before a wrapper hangs over them. Collective.
+    """Compare names, shapes and dtypes over ranks before a wrapper hangs on a difference. Collective.
 
     Raises:
-        GuardError: on every rank, with what differs.
+        GuardError: they differ; raised on every rank, with the differences.
     """
     look = Look.at(world)
     if world.world_size > 1:
@@ -67,20 +67,20 @@ def check_signature(model: nn.Module, world: World) -> None:
 
 
 class _Compared:
-    """Fingerprints of some of the model's tensors, compared as one number; in detail only where that differs."""
+    """Fingerprints of some of the model's tensors, compared as one number; in detail only if that differs."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._prints: list[int | None] = []
 
     def take(self, named: list[tuple[str, Any]]) -> str:
-        """Fingerprint the tensors, and return what stands for all."""
+        """Compute the tensors' fingerprints and return one for all."""
         self.names = [name for name, _ in named]
         self._prints = fingerprints([tensor for _, tensor in named])
         return hashlib.blake2b(repr((self.names, self._prints)).encode(), digest_size=12).hexdigest()
 
     def differing(self, look: Look, more: Any = None) -> tuple[list[str], tuple[int, ...], list[Any]]:
-        """Return the names that differ, the odd ranks, and what `more` is on each rank. Collective."""
+        """Return the names that differ, the odd ranks, and the value of `more` on each rank. Collective."""
         answers = look.talk((self.names, self._prints, more))
         tables = [dict(zip(names, prints, strict=True)) for names, prints, _ in answers]
         every = {name: None for table in tables for name in table}
@@ -90,7 +90,7 @@ class _Compared:
 
 
 def _share(named: list[tuple[str, Any]], look: Look) -> list[tuple[str, Any]]:
-    """Return the tensors of a look: of a sparse one as many as the budget holds, others from look to look."""
+    """Return the tensors to check: in a sparse look as many as the budget allows, different ones each look."""
     if look.whole or sum(tensor.numel() for _, tensor in named) <= _BUDGET:
         return named
     start, size = (look.number * 7919) % len(named), 0
@@ -104,7 +104,7 @@ def _share(named: list[tuple[str, Any]], look: Look) -> list[tuple[str, Any]]:
 
 
 class Gradients:
-    """Equal on all ranks when the optimizer has stepped; else the model has silently stopped to synchronise."""
+    """Gradients must be equal on all ranks after the optimizer step; else the model silently does not synchronise."""
 
     name = "gradients"
 
@@ -115,7 +115,7 @@ class Gradients:
         self._through = self._inside = self._synced = 0
 
     def arm(self) -> None:
-        """Count the forwards through the wrapper, and those that reach the module inside."""
+        """Count the forward calls of the wrapper and of the module inside."""
         self._through = self._inside = self._synced = 0
         wrapper = self._subject.wrapper
         if wrapper is not None:
@@ -130,13 +130,13 @@ class Gradients:
         self._inside += bool(module.training)
 
     def facts(self, look: Look) -> str:
-        """Fingerprint the gradients of all trainable replicas."""
+        """Return a fingerprint of the gradients of all trainable replicas."""
         model = self._subject.model
         named = replicated(model, ((n, p) for n, p in model.named_parameters() if p.requires_grad))
         return self._compared.take([(name, p.grad) for name, p in _share(list(named), look)])
 
     def judge(self, facts: Sequence[Any], look: Look) -> None:
-        """Name the parameters whose gradients differ, and why as far as it shows."""
+        """Report the parameters whose gradients differ, and the cause if known."""
         if len(set(facts)) == 1:
             return
         names, ranks, causes = self._compared.differing(look, next(self._causes(), None))
@@ -151,7 +151,7 @@ class Gradients:
         )
 
     def _causes(self) -> Iterator[tuple[str, str]]:
-        """Yield what this rank sees that explains it, and the mend; the surest first."""
+        """Yield possible causes that this rank sees, with solutions; the most certain first."""
         wrapper = self._subject.wrapper
         if wrapper is None:
             what = "nothing in the model adds gradients up (no DistributedDataParallel)"
@@ -193,7 +193,7 @@ def _has_none(parameter: Any) -> bool:
 
 
 def _dtypes_at_wrap(wrapper: Any) -> set[str]:
-    """Return what DistributedDataParallel has noted of its parameters when it was made; empty if it does not tell."""
+    """Return the dtypes that DistributedDataParallel recorded of its parameters at its creation; empty if unknown."""
     try:
         noted = str(wrapper._get_ddp_logging_data()["dtypes"])  # noqa: SLF001  (torch has no public way)
     except (AttributeError, KeyError, RuntimeError):
@@ -203,7 +203,7 @@ def _dtypes_at_wrap(wrapper: Any) -> set[str]:
 
 
 class Parameters:
-    """Equal on all ranks after the step, frozen ones too; buffers apart, as the forward saw them."""
+    """Parameters must be equal on all ranks after the step, even frozen ones; buffers as in the forward pass."""
 
     name = "parameters"
 
@@ -213,7 +213,7 @@ class Parameters:
         self._in_forward: str | None = None
 
     def arm(self) -> None:
-        """Fingerprint the buffers in the step's first forward, right after they were sent around."""
+        """Register a hook for the buffers' fingerprint in the step's first forward, right after their broadcast."""
         self._in_forward = None
         wrapper = self._subject.wrapper
         inside = self._subject.model if wrapper is None else wrapper.module
@@ -226,13 +226,13 @@ class Parameters:
             self._in_forward = self._buffers.take(list(replicated(module, module.named_buffers())))
 
     def facts(self, look: Look) -> tuple[str, str | None]:
-        """Fingerprint the parameters."""
+        """Return the fingerprints of parameters and buffers."""
         model = self._subject.model
         named = list(replicated(model, model.named_parameters()))
         return self._compared.take(_share(named, look)), self._in_forward
 
     def judge(self, facts: Sequence[Any], look: Look) -> None:
-        """Name the parameters and buffers that differ; parameters that follow unequal gradients are said there."""
+        """Report parameters and buffers that differ; skip parameters whose gradients were reported."""
         follows = any(earlier.check == "gradients" for earlier in look.found)
         if len({of_parameters for of_parameters, _ in facts}) > 1 and not follows:
             names, ranks, _ = self._compared.differing(look)
@@ -261,7 +261,7 @@ class Parameters:
 
 
 class Reductions:
-    """All-reduces per optimizer step: more than one is accumulation without `no_sync`."""
+    """All-reduces per optimizer step: more than one means gradient accumulation without `no_sync`."""
 
     name = "reductions"
 
@@ -271,13 +271,13 @@ class Reductions:
         self._synced = self._in_a_row = 0
 
     def arm(self) -> None:
-        """Count the backward passes of forwards that synchronise, at one parameter."""
+        """Count synchronising backward passes at one parameter."""
         self._synced, self._flag = 0, False
         wrapper = self._subject.wrapper
         trained = [] if wrapper is None else [p for p in wrapper.module.parameters() if p.requires_grad]
         if wrapper is not None and trained:
             self._subject.place(wrapper.register_forward_pre_hook, self._begin)
-            # the last one is the head's, which every loss uses
+            # the last parameter belongs to the head, which every loss uses
             self._subject.place(trained[-1].register_post_accumulate_grad_hook, self._end)
 
     def _begin(self, wrapper: Any, _: Any) -> None:
@@ -288,12 +288,12 @@ class Reductions:
         self._synced += self._flag
 
     def facts(self, look: Look) -> int:  # noqa: ARG002  (one form for all checks)
-        """Return how many backward passes added gradients up in this step."""
+        """Return how many backward passes reduced gradients in this step."""
         return self._synced
 
     def judge(self, facts: Sequence[Any], look: Look) -> None:
-        """Tell when it is more than one at two looks in a row: a scaler that skips a step makes one step of two."""
-        several = max(facts) > 1 and look.number > 0  # the first step may hold a warm-up
+        """Report more than one at two consecutive looks: a gradient scaler may skip a step, which joins two steps."""
+        several = max(facts) > 1 and look.number > 0  # the first step may include a warm-up
         self._in_a_row = self._in_a_row + 1 if several else 0
         if self._in_a_row == 2:
             look.tell(
@@ -309,7 +309,7 @@ class Reductions:
 
 
 class Unused:
-    """Trainable parameters without a gradient, by name; or the flag that looks for them, without need."""
+    """Finds trainable parameters without a gradient, or an unnecessary `find_unused_parameters`."""
 
     name = "unused"
     _LOOKS = 3
@@ -319,7 +319,7 @@ class Unused:
         self._needless = 0
 
     def facts(self, look: Look) -> tuple[bool, list[str]] | None:  # noqa: ARG002
-        """Return whether the wrapper looks for unused ones, and which got no gradient."""
+        """Return whether the wrapper searches for unused parameters, and which got no gradient."""
         wrapper = self._subject.wrapper
         if wrapper is None or wrapper.static_graph:
             return None
@@ -329,7 +329,7 @@ class Unused:
         return bool(wrapper.find_unused_parameters), names
 
     def judge(self, facts: Sequence[Any], look: Look) -> None:
-        """Name what no rank used, where nobody expects it; or say that the search finds nothing."""
+        """Report parameters that no rank used unexpectedly, or that the search finds none."""
         if any(fact is None for fact in facts):
             return
         names = [name for name in facts[0][1] if all(name in found for _, found in facts)]

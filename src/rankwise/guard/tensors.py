@@ -1,4 +1,4 @@
-"""Numbers that stand for tensors, by their bits: whole ones, rows of a batch; and which tensors are replicas."""
+"""Fingerprints of tensors and rows of a batch, from their bits; and which tensors are replicas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "tensors_of",
 ]
 
-_PART = 1 << 22  # elements summed at once: the sum widens them to 64 bits
+_PART = 1 << 22  # elements summed at once, because the sum converts them to 64 bits
 _MOST_COLUMNS = 4096
 
 
@@ -35,16 +35,16 @@ def plain_name(name: str) -> str:
 
 
 def replicas_in(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel that the model is or holds, None without one."""
+    """Return the DistributedDataParallel that the model is or contains, or None."""
     from torch.nn.parallel import DistributedDataParallel
 
     return next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
 
 
 def replicated(model: nn.Module, named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors that every rank should hold alike, by plain name.
+    """Yield the tensors that should be equal on every rank, by plain name.
 
-    Left out are shards, and what a wrapper was told to ignore. A replicated DTensor counts, by its local tensor.
+    Shards and tensors that a wrapper ignores are left out. A replicated DTensor is included, by its local tensor.
     """
     apart = tensors_apart(model)
     for name, tensor in named:
@@ -54,7 +54,7 @@ def replicated(model: nn.Module, named: Iterable[tuple[str, Any]]) -> Iterator[t
 
 
 def tensors_apart(model: nn.Module) -> set[int]:
-    """Return the tensors inside FSDP of the first kind, which are views of shards, and those that a wrapper ignores."""
+    """Return the ids of tensors in FSDP1 modules, which are views of shards, and of those that a wrapper ignores."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     sharded = [] if fsdp is None else [m for m in model.modules() if isinstance(m, fsdp.FullyShardedDataParallel)]
     apart = {id(p) for module in sharded for p in module.parameters()}
@@ -66,7 +66,7 @@ def tensors_apart(model: nn.Module) -> set[int]:
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """Return what this rank holds of a tensor, dense."""
+    """Return this rank's local part of a tensor, dense."""
     found = tensor.detach()
     found = found.to_local() if hasattr(found, "to_local") else found
     if found.is_sparse:
@@ -82,9 +82,9 @@ def _bits(flat: torch.Tensor) -> torch.Tensor:
 
 
 def fingerprints(tensors: Sequence[Any]) -> list[int | None]:
-    """Return a number for the bits of each tensor: the sum of its 32-bit words, in 64 bits; None for None.
+    """Return a fingerprint of each tensor's bits: the 64-bit sum of its 32-bit words; None for None.
 
-    One wait for the device, whatever their number. Two tensors whose words are the same in another order have one.
+    It synchronises with the device once. Tensors with the same words in another order have equal fingerprints.
     """
     import torch
 
@@ -116,7 +116,7 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
 
 def row_hashes(tensors: Sequence[torch.Tensor], most_rows: int) -> list[int]:
-    """Return a number for each of the first rows (samples) of a batch, from all tensors that share its first axis."""
+    """Return a hash for each of the first rows (samples) of a batch, from all tensors that share its first axis."""
     import torch
 
     dense = [local(t) for t in tensors if t.ndim and not t.is_meta and t.layout == torch.strided]
@@ -129,7 +129,7 @@ def row_hashes(tensors: Sequence[torch.Tensor], most_rows: int) -> list[int]:
             continue
         rows = tensor[:most_rows].reshape(len(total), -1)[:, :_MOST_COLUMNS].contiguous()
         bits = _bits(rows.reshape(-1)).reshape(len(total), -1).to(torch.int64)
-        # odd factors by place: a row of the same values in another order is another row
+        # odd factors by position, so that the order of the values in a row matters
         places = torch.arange(1, 2 * bits.shape[1], 2, dtype=torch.int64, device=bits.device) * 0x9E3779B1
         total = total * 31 + (bits * places).sum(1).to(total.device)
     return [int(number) for number in total.tolist()]

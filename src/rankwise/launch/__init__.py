@@ -1,4 +1,4 @@
-"""N processes, one fate: ranks on this machine, started and watched by a small supervisor that never imports torch."""
+"""Start the ranks of this machine and watch them from a small supervisor that never imports torch; all end together."""
 
 from typing import TYPE_CHECKING
 

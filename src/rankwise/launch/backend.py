@@ -1,4 +1,4 @@
-"""The backends of a launch behind one call: the ranks of this machine, or this machine's part of several."""
+"""One call for both backends of a launch: all ranks on this machine, or this machine's ranks of a job on several."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Backend", "backend_of", "supervise"]
 
 
 class Backend(Protocol):
-    """Starts the ranks of a job and stays with them to their end."""
+    """Starts the ranks of a job and watches them until they end."""
 
     def __call__(self, job: Job, stage: Stage = ..., /) -> Outcome:
         """Run the job; see `supervise`."""
@@ -22,7 +22,7 @@ class Backend(Protocol):
 
 
 def backend_of(job: Job) -> Backend:
-    """Return what runs a job: `elastic` where it names other nodes, else `local`."""
+    """Return the backend for a job: `elastic` if the job names other nodes, else `local`."""
     if job.nodes is not None:
         from rankwise.launch.elastic.supervisor import supervise_node
 
@@ -33,17 +33,17 @@ def backend_of(job: Job) -> Backend:
 
 
 def supervise(job: Job, stage: Stage = ALONE) -> Outcome:
-    """Start the ranks, watch over them, start all of them again after a failure as often as the job allows.
+    """Start the ranks, watch them, and restart all of them after a failure, up to `max_restarts` times.
 
-    To be called in the main thread of a process without other threads. When it returns, no rank is left. If this
-    process is killed, its ranks are killed too.
+    Call it in the main thread of a process without other threads. When it returns, no rank is left. If this process
+    is killed, its ranks are killed too.
 
     Args:
         job: what to run.
-        stage: where.
+        stage: the loop, console and spare process to use.
 
     Raises:
         LaunchError: the ranks cannot be started, or other nodes cannot be found or joined.
-        ConfigError: several nodes, and no token that they could show each other.
+        ConfigError: the job has several nodes, but no token with which they could authenticate.
     """
     return backend_of(job)(job, stage)

@@ -1,4 +1,4 @@
-"""The rank's side of `rankwise.run`: unpack the call, make it, leave its value for the caller."""
+"""The rank's side of `rankwise.run`: unpack the call, execute it, write its value to a file for the caller."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _loading_main = False
 
 
 class Reference(NamedTuple):
-    """A function by name; no dataclass, which takes longer to load.
+    """A function by name; not a dataclass, because `dataclasses` takes longer to import.
 
     Attributes:
         module: dotted name of its module.
         qualname: its path inside.
-        depth: how many decorators to undo (`__wrapped__`): the name of a decorated function means the decorated one.
+        depth: how many decorators to unwrap (`__wrapped__`); the name alone leads to the decorated function.
     """
 
     module: str
@@ -41,22 +41,22 @@ class Reference(NamedTuple):
 
 
 def is_loading_main() -> bool:
-    """Whether this is a rank that is importing the caller's main program, which must not launch again."""
+    """Whether this rank is importing the caller's main program right now; a launch from there is an error."""
     return _loading_main
 
 
 def value_path(folder: Path, rank: int) -> Path:
-    """Where a rank leaves its value."""
+    """Return the file to which a rank writes its value."""
     return folder / f"value-{rank}"
 
 
 def run_call(path: Path, rank: int) -> None:
-    """Make the call that `pack_call` wrote to `path` and leave its value beside it.
+    """Execute the call that `pack_call` packed into `path` and write its value to a file in the same folder.
 
     Raises:
         LaunchError: the call cannot be read here, or its value cannot be sent back.
     """
-    import pickle  # here and below: the supervisor, too, loads this module, and waits for nothing
+    import pickle  # imported late, as below: the supervisor loads this module too, and must start fast
 
     packed = pickle.loads(path.read_bytes())  # noqa: S301  (written by the caller, in a folder of this user)
     sys.path[:] = packed["sys_path"]
@@ -80,7 +80,7 @@ def run_call(path: Path, rank: int) -> None:
 
 
 def _load_main(main: Mapping[str, str]) -> None:
-    """Import the caller's main program under another name, as multiprocessing does: its guarded part does not run."""
+    """Import the caller's main program as `__mp_main__`, as multiprocessing does: its guarded part does not run."""
     global _loading_main  # noqa: PLW0603
     _loading_main = True
     import runpy

@@ -1,4 +1,4 @@
-"""`rankwise.run`: a Python function on N ranks, its values by rank."""
+"""`rankwise.run`: call a Python function on N ranks and return its values by rank."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ def run(
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` on every one of `num_ranks` new processes and return its values by rank.
 
-    The ranks are processes of their own on this machine, never forks of this one, watched by a small process between
-    them and this one: nothing is left running when this one ends, also by SIGKILL. `fn` finds its place with
-    `rankwise.bind()`. A function that a fresh interpreter can import is sent by name, also from the main script, whose
-    own doings must then stand under `if __name__ == "__main__":`; lambdas, closures and notebook functions are sent by
-    value if cloudpickle is installed.
+    The ranks are new processes on this machine, never forks of this one. A small supervisor process watches them: when
+    this process ends, even by SIGKILL, no rank is left running. `fn` gets its rank and device with `rankwise.bind()`.
+    A function that a fresh interpreter can import is sent by name. If it is defined in the main script, put that
+    script's own actions under `if __name__ == "__main__":`. Lambdas, closures and notebook functions are sent by value
+    if cloudpickle is installed.
 
     Args:
         fn: what every rank calls.
         *args: picklable arguments, the same for all ranks.
-        num_ranks: number of processes, >= 1; "auto": one per visible GPU, or 1 (said); "gpu" or "cpu" (usable cores).
-        max_restarts: how often all ranks are started again after a failure.
-        timeout: seconds for the whole of an attempt, after which the rank that holds it up is named; None: no limit.
-        hang_timeout: seconds without progress of any rank, after which all are stopped and the culprit is named; None:
-            1800 once a rank has called `rankwise.vitals.beat`; 0: never.
-        stall: seconds without progress, after which it is told where every rank is and who holds the others up, while
-            they go on; None: 180 once a rank has begun a collective or called `beat`; 0: never.
-        binding: cores that a rank may run on: those near its GPU or its share of a NUMA node ("numa"), own cores
-            ("core"), all ("none"), or what fits ("auto").
+        num_ranks: number of processes, >= 1; "auto": one per visible GPU, or 1 with a message if there is none; "gpu":
+            one per GPU; "cpu": one per usable core.
+        max_restarts: how often all ranks are restarted after a failure.
+        timeout: limit in seconds for one attempt; after it the rank that blocks the others is named; None: no limit.
+        hang_timeout: stop all ranks and name the culprit after so many seconds without progress of any rank; None: 1800
+            once a rank has called `rankwise.vitals.beat`; 0: never.
+        stall: after so many seconds without progress, print where every rank is and which one blocks the others, and go
+            on; None: 180 once a rank has begun a collective or called `beat`; 0: never.
+        binding: cores of a rank: those near its GPU or its NUMA node ("numa"), own ones ("core"), all ("none"), "auto".
         ranks_per_gpu: ranks that share a GPU; None: one.
-        tee: what reaches stdout and stderr, as `rankwise run --tee`: "auto", "all", "main", "none".
-        env: more variables for the ranks.
+        tee: which output reaches stdout and stderr, as `rankwise run --tee`: "auto", "all", "main", "none".
+        env: additional environment variables for the ranks.
         **kwargs: picklable keyword arguments, the same for all ranks.
 
     Returns:
         The values of `fn`, by rank.
 
     Raises:
-        RankFailure: a rank raised, exited, was killed or hung; with its traceback.
-        ConfigError: an argument cannot work, or cannot be sent.
+        RankFailure: a rank raised, exited, was killed or hung; the error holds its traceback.
+        ConfigError: an argument is invalid, or cannot be pickled.
         LaunchError: the ranks could not be started, or a value could not be read back.
     """
     options = {
@@ -91,12 +91,12 @@ def launch_packed(pack: Callable[[], Packed], options: Mapping[str, Any], fn: An
     """Check the options, pack the call, and run it on the ranks.
 
     Args:
-        pack: makes the packed call; called while the supervisor's process loads.
+        pack: returns the packed call; it is called while the supervisor's process starts.
         options: as `service` reads them.
-        fn: what is called, if the ranks may be forked for it; None: they are started one by one anyway.
+        fn: the function to call, if its ranks may be forked; None: start each rank with a fresh interpreter.
 
     Raises:
-        LaunchError: this is a rank that is importing the main script.
+        LaunchError: called from a rank while it imports the main script.
     """
     if is_loading_main():
         raise LaunchError(

@@ -1,4 +1,4 @@
-"""A rank's process, from first to last: `python -m rankwise.launch.child PARENT FD KIND NAME ARGS`."""
+"""The main program of a rank's process: `python -m rankwise.launch.child PARENT FD KIND NAME ARGS`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from rankwise.launch.target import Kind, Target
 __all__ = ["end_well", "main"]
 
 INTERRUPTED = 130
-_MAX_SOCKET_FOLDER = 70  # of the 107 characters that the path of a socket may have
-_rank_pid: int | None = None  # once this process is a rank
+_MAX_SOCKET_FOLDER = 70  # a socket path may have 107 characters; multiprocessing adds its own name
+_rank_pid: int | None = None  # set once this process is a rank
 
 
 def main(argv: list[str]) -> None:
-    """Join the death pact, show signs of life, run the target, and report how it failed if it did."""
+    """Tie this process to the supervisor's life, write heartbeats, run the target, and report a failure."""
     die_with_parent(int(argv[0]))
     report_fd, rank, folder = int(argv[1]), int(os.environ["RANK"]), Path(os.environ["RANKWISE_VITALS"])
     keep_guard(report_fd, [folder, Path(argv[3]).parent] if argv[2] == "call" else [folder])
     _use_temporary_folder(folder / "multiprocessing")
     os.set_inheritable(report_fd, False)  # noqa: FBT003
-    # a crash inside C leaves its Python stacks where the supervisor finds them
+    # after a crash inside C, the supervisor reads the Python stacks from this file
     faulthandler.enable((folder / f"crash-{rank}").open("w"))
     vitals.start(folder, rank)
     for stream in (sys.stdout, sys.stderr):
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
         invoke(Target(kind=cast("Kind", argv[2]), name=argv[3], args=tuple(argv[4:])), rank)
     except BaseException as error:
         if os.getpid() != pid:
-            raise  # a child that the program forked: its failure is its parent's business
+            raise  # in a child that the program forked: its parent handles the failure
         code = _exit_code(error)
         if code == Interrupted.EXIT_CODE:
             _say_finished(report_fd)
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
 
 
 def _use_temporary_folder(folder: Path) -> None:
-    """Let multiprocessing keep its sockets where they go with the attempt, also when this process is killed."""
+    """Put multiprocessing's sockets into the attempt's folder, which is removed even if this process is killed."""
     from multiprocessing import process
 
     if len(os.fspath(folder)) < _MAX_SOCKET_FOLDER:
@@ -72,9 +72,9 @@ def _use_temporary_folder(folder: Path) -> None:
 
 
 def end_well() -> None:
-    """Let a rank that this process becomes end without a crash; to be called before the program registers its handlers.
+    """Let gloo finish when this rank exits, so that it does not crash; call this before the program registers handlers.
 
-    What is registered first runs last.
+    atexit runs the handlers in reverse order of their registration.
     """
     global _rank_pid  # noqa: PLW0603
     _rank_pid = 0
@@ -87,19 +87,19 @@ def _let_finish() -> None:
 
 
 def _say_finished(report_fd: int) -> None:
-    """Tell when the program ended: what the interpreter does after that takes a while, and others lose us meanwhile."""
+    """Report when the program ended: the interpreter's shutdown takes a while, and peers lose this rank during it."""
     _send(report_fd, FINISHED + f"{time.monotonic()}\n".encode())
 
 
 def _leave_jax_at_once(code: int) -> None:
-    """Tell JAX, if the program runs it, that this rank failed: it would wait for the others before it ends."""
+    """If the program uses JAX, tell it that this rank failed; else JAX waits for the other ranks at exit."""
     leaving = sys.modules.get("rankwise.world.jax_exit")
     if leaving is not None:
         leaving.note_failure(code)
 
 
 def _exit_code(error: BaseException) -> int:
-    """Return what Python would exit with; a text in SystemExit is printed as Python does."""
+    """Return the exit code that Python would use; print a text in SystemExit, as Python does."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     if not isinstance(error, SystemExit):
@@ -113,7 +113,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _send(fd: int, line: bytes) -> None:
-    """Write everything, or nothing if the supervisor is gone."""
+    """Write the whole line; return silently if the supervisor is gone."""
     try:
         while line:
             line = line[os.write(fd, line) :]

@@ -1,4 +1,4 @@
-"""What a call carries: the parts of a value by their path, the one that cannot be sent, the one that weighs most."""
+"""Find the part of a call that cannot be pickled, or the largest part, and give its path."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 __all__ = ["find_heavy", "find_unsendable"]
 
 _MAX_DEPTH = 40
-_UNNAMED = " ("  # begins the path of a part that the user has no name for
-_MODULE_TABLES = ("_modules", "_parameters", "_buffers")  # in which a torch module keeps what its attributes lead to
+_UNNAMED = " ("  # the path of a part without a name of its own starts with this
+_MODULE_TABLES = ("_modules", "_parameters", "_buffers")  # dicts of a torch module that hold such attributes
 
 
 def find_unsendable(value: Any, path: str, dump: Callable[[Any], object]) -> tuple[str, Any]:
-    """Return the path and the value of the innermost part that cannot be sent; the value itself if no part is to blame.
+    """Return the path and the value of the innermost part that cannot be sent; the value itself if all its parts can.
 
     Args:
-        value: cannot be sent.
-        path: how the user calls it, as "args[0]".
-        dump: pickles as it would be sent; raises if that fails.
+        value: a value that cannot be sent.
+        path: its name in messages, as "args[0]".
+        dump: pickles a value the way it would be sent; raises if that fails.
     """
     seen: set[int] = set()
     for _ in range(_MAX_DEPTH):
@@ -37,12 +37,12 @@ def find_unsendable(value: Any, path: str, dump: Callable[[Any], object]) -> tup
 
 
 def find_heavy(value: Any, path: str, dump: Callable[[Any], bytes]) -> tuple[str, Any, int]:
-    """Return the path, the value and the pickled bytes of the innermost part that makes up most of a value.
+    """Return the path, the value and the pickled size of the innermost part that makes up most of a value.
 
     Args:
-        value: can be sent.
-        path: how the user calls it.
-        dump: pickles as it would be sent.
+        value: a value that can be sent.
+        path: its name in messages.
+        dump: pickles a value the way it would be sent.
     """
     num_bytes = len(dump(value))
     for _ in range(_MAX_DEPTH):
@@ -71,7 +71,7 @@ def _size(value: Any, dump: Callable[[Any], bytes]) -> int:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a value holds, each with what its path goes on with."""
+    """Yield each part of a value with the text to append to the path."""
     if isinstance(value, Mapping):
         yield from ((f"[{reprlib.repr(key)}]", part) for key, part in value.items())
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -95,13 +95,13 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _used(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables that a function takes along when it is sent by value."""
+    """Yield the variables that are sent along with a function that is sent by value."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     for name, cell in cells:
         try:
             yield f", which uses {name}", cell.cell_contents
         except ValueError:
-            continue  # nothing is in it yet
+            continue  # the cell is still empty
     for name in sorted(_global_names(function.__code__) & function.__globals__.keys()):
         yield f", which uses {name}", function.__globals__[name]
     yield from ((f", with its default {reprlib.repr(part)}", part) for part in function.__defaults__ or ())
@@ -115,13 +115,13 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 
 def _state(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object is pickled with: its attributes, else what it is made from."""
+    """Yield what pickle stores of an object: its state, its class and its constructor arguments."""
     try:
         reduced = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
     except Exception:  # noqa: BLE001  (it cannot be pickled, and what it holds is not to blame)
         return
     if not isinstance(reduced, tuple):
-        return  # by name
+        return  # pickled by name only
     state = reduced[2] if len(reduced) > 2 else None
     tables = state if isinstance(state, tuple) else (state,)
     for table in tables:

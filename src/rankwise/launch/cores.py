@@ -13,21 +13,21 @@ from rankwise.errors import ConfigError
 __all__ = ["count_ranks", "num_usable_cores", "num_visible_gpus"]
 
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
-_DXG = Path("/dev/dxg")  # NVIDIA under Windows' Linux
+_DXG = Path("/dev/dxg")  # NVIDIA under WSL
 
 
 def count_ranks(word: str, option: str, *, ranks_per_gpu: int | None = None) -> int:
-    """Turn a wish for ranks into a number.
+    """Convert a `--ranks` value into a number.
 
     Args:
-        word: a number; "auto": one per visible GPU, or 1 (said) where there is none; "gpu": one per GPU; "cpu": one
-            per usable core.
-        option: how the caller calls it, for messages.
-        ranks_per_gpu: ranks that share a GPU, if that was asked for: then "auto" and "gpu" give so many per GPU, and a
-            number beyond what the GPUs take is refused.
+        word: a number; "auto": one per visible GPU, or 1 with a message if there is none; "gpu": one per GPU; "cpu":
+            one per usable core.
+        option: the option's name, for messages.
+        ranks_per_gpu: ranks that share a GPU, if the user set it: "auto" and "gpu" then give so many per GPU, and a
+            number above that for all GPUs is an error.
 
     Raises:
-        ConfigError: another word, a number below 1, "gpu" without a GPU, or ranks for GPUs that are not there.
+        ConfigError: an unknown word, a number below 1, "gpu" without a GPU, or more ranks than the GPUs allow.
     """
     is_number = word.isdigit() and int(word) > 0
     if word not in {"auto", "gpu", "cpu"} and not is_number:
@@ -65,12 +65,12 @@ def _count_sharers(word: str, option: str, ranks_per_gpu: int) -> int:
 
 
 def num_usable_cores() -> int:
-    """Return the cores of the affinity mask, or of the container's CPU quota where that is smaller; at least 1."""
+    """Return the number of cores in the affinity mask, or the container's CPU quota if that is smaller; at least 1."""
     return usable_cores(len(cpu_mask()))
 
 
 def num_visible_gpus() -> int:
-    """Return the number of NVIDIA GPUs that a rank would see, CUDA_VISIBLE_DEVICES counted in."""
+    """Return the number of NVIDIA GPUs that a rank would see; CUDA_VISIBLE_DEVICES is respected."""
     present = _num_present_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or present == 0:
@@ -79,7 +79,7 @@ def num_visible_gpus() -> int:
 
 
 def _num_listed(visible: str, present: int) -> int:
-    """Count as CUDA does: the list ends at the first entry that names no device."""
+    """Count devices as CUDA does: it ignores the first invalid entry and all entries after it."""
     count = 0
     for entry in visible.split(","):
         word = entry.strip()
@@ -93,7 +93,7 @@ def _num_listed(visible: str, present: int) -> int:
 def _num_present_gpus() -> int:
     nodes = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if _NVIDIA.is_dir() and nodes:
-        return min(nodes, sum(1 for _ in _NVIDIA.iterdir()))  # a container may see fewer nodes than the driver has
+        return min(nodes, sum(1 for _ in _NVIDIA.iterdir()))  # a container may have fewer device nodes
     if not nodes and not _DXG.exists():
         return 0
     import shutil

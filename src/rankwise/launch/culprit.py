@@ -1,4 +1,4 @@
-"""Which rank holds the others up, and why: a pure function of what all ranks last called and where they stand."""
+"""Which rank blocks the others, and why: a pure function of all ranks' last collective calls and stacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankwise.launch.topology import format_numbers
 
 __all__ = ["Culprit", "RankState", "find_culprit"]
 
-# operations to which all ranks must bring the same shapes; of the others each rank's own are right
+# operations for which all ranks must pass the same shapes; other operations allow different shapes
 _SAME_SHAPES = {"all_reduce", "broadcast", "reduce", "all_gather", "allgather", "allreduce", "barrier"}
 
 
@@ -21,11 +21,11 @@ class RankState:
 
     Attributes:
         rank: global rank.
-        state: "running", "stopped" (SIGSTOP), "silent" (its threads do not run: it holds the interpreter lock, or
-            cannot be reached) or "gone" (its process has ended).
-        place: "file:line in function" where its own code stands, "" if nobody knows.
-        groups: as `rankwise.vitals.collectives.last_calls` returned them there; empty if nobody knows.
-        waits: whether its stack stands in a collective or a backward pass.
+        state: "running", "stopped" (SIGSTOP), "silent" (its threads do not run: a call holds the interpreter lock, or
+            the rank cannot be reached) or "gone" (its process has ended).
+        place: "file:line in function" of the user's code that it executes, "" if unknown.
+        groups: what `rankwise.vitals.collectives.last_calls` returned on that rank; empty if unknown.
+        waits: whether its stack is in a collective or a backward pass.
     """
 
     rank: int
@@ -37,12 +37,12 @@ class RankState:
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """Who holds the others up.
+    """Which ranks block the others.
 
     Attributes:
         kind: "gone", "stopped", "missing", "mismatch", "crossed", "transport" or "unknown".
-        ranks: the culprits; empty if all are alike.
-        text: one sentence for people.
+        ranks: the culprits; empty if all ranks look the same.
+        text: one sentence for the user.
     """
 
     kind: str
@@ -51,10 +51,10 @@ class Culprit:
 
 
 def find_culprit(states: Sequence[RankState]) -> Culprit:
-    """Say which ranks hold the others up.
+    """Return which ranks block the others.
 
-    In this order: a process that ended or was stopped; a rank that has not joined a collective in which others wait;
-    ranks that wait for each other in different groups; ranks that made different calls; else all are alike.
+    Checked in this order: a process that ended or was stopped; a rank that has not joined a collective in which others
+    wait; ranks that wait for each other in different groups; ranks that made different calls; else nobody is blamed.
     """
     ordered = sorted(states, key=lambda state: state.rank)
     for kind, what in (("gone", "has ended"), ("stopped", "is stopped (SIGSTOP)")):
@@ -86,11 +86,11 @@ def find_culprit(states: Sequence[RankState]) -> Culprit:
 
 @dataclass(frozen=True)
 class _Group:
-    """A group in which somebody waits."""
+    """A process group in which at least one rank waits."""
 
     name: str
-    members: tuple[RankState, ...]  # those that are known
-    last: Mapping[int, Mapping[str, Any]]  # rank -> the last call that it began
+    members: tuple[RankState, ...]  # those with a known state
+    last: Mapping[int, Mapping[str, Any]]  # rank -> the last call that the rank began
     calls: Mapping[int, Mapping[int, Mapping[str, Any]]]  # rank -> number -> call
 
     def number(self, rank: int) -> int:
@@ -98,7 +98,7 @@ class _Group:
 
 
 def _open_groups(states: Sequence[RankState]) -> list[_Group]:
-    """Return the groups in which a call of some rank has not ended; the default group comes first."""
+    """Return the groups with an unfinished call of some rank; the default group comes first."""
     names: dict[tuple[str, tuple[int, ...]], None] = {}
     for state in states:
         for group in state.groups:
@@ -121,7 +121,7 @@ def _calls_of(state: RankState, name: str, ranks: tuple[int, ...]) -> dict[int, 
 
 
 def _different(group: _Group) -> Culprit | None:
-    """The first call, of those that all known ranks remember, that they made differently."""
+    """Return the first call that differs between ranks, among those that all known ranks still have recorded."""
     known = [state for state in group.members if group.calls[state.rank]]
     if len(known) < 2:
         return None
@@ -161,19 +161,19 @@ def _mismatch(
         line = f" ({call['line']})" if call["line"] else ""
         parts.append(f"rank{'s' if len(ranks) > 1 else ''} {format_numbers(ranks)} called {told}{line}")
     place = f"call #{number} of {_group_name(group)}"
-    # a call that has ended everywhere is wrong, but not what they wait for
+    # a call that has ended on all ranks is an error, but not the call in which they wait
     kind = "past" if all(call["ended"] is True for call in calls.values()) else "mismatch"
     return Culprit(kind=kind, ranks=odd, text=f"the {what} of {place} differs: {'; '.join(parts)}")
 
 
 def _missing(group: _Group) -> Culprit | None:
-    """Those of a group that have not begun the call in which another one waits."""
+    """Return the ranks of a group that have not begun the call in which another rank waits."""
     furthest = max(group.number(state.rank) for state in group.members)
-    # a rank that runs and could not say what it called is no culprit where another one is known to be behind
+    # if some rank is known to be behind, do not blame a running rank whose calls are unknown
     known = [state for state in group.members if state.groups or state.state != "running"]
     if all(group.number(state.rank) == furthest for state in known):
         known = list(group.members)
-    # who could not say what it called is taken to lack the last call only
+    # assume that a rank whose calls are unknown lacks the last call only
     numbers = {state.rank: group.number(state.rank) if state.groups else furthest - 1 for state in known}
     behind = [state for state in known if numbers[state.rank] < furthest]
     if not behind:
@@ -194,7 +194,7 @@ def _missing(group: _Group) -> Culprit | None:
 
 
 def _first_cause(missing: Sequence[Culprit], states: Sequence[RankState]) -> Culprit:
-    """A rank that is missed in one group because it waits in another one is no culprit, unless all are."""
+    """Do not blame a rank that misses one group's call because it waits in another group, unless all do."""
     missed = {rank for verdict in missing for rank in verdict.ranks}
     waiting = {state.rank for state in states if _has_open_call(state)}
     for verdict in missing:
@@ -211,7 +211,7 @@ def _has_open_call(state: RankState) -> bool:
 
 
 def _by_stacks(states: Sequence[RankState]) -> Culprit:
-    """Without any call that is known to be open, only the stacks tell who waits."""
+    """Find the culprit from the stacks alone: no unfinished call is known."""
     busy = [state for state in states if not state.waits]
     if busy and len(busy) < len(states):
         there = [state for state in states if state.waits]
@@ -222,7 +222,7 @@ def _by_stacks(states: Sequence[RankState]) -> Culprit:
 
 
 def _where(states: Sequence[RankState]) -> str:
-    """Where the ranks stand, equal places once."""
+    """Return where the ranks are, equal places once."""
     places: dict[str, list[int]] = {}
     for state in states:
         what = f"in {state.place}" if state.place else "at a place that nobody knows"

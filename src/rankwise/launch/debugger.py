@@ -1,4 +1,4 @@
-"""`breakpoint`: look into one rank while the others wait for it."""
+"""`breakpoint`: debug one rank while the others wait for it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _POLL_S = 0.2
 
 
 def breakpoint(rank: int = 0, world: World | None = None) -> None:  # noqa: A001  (as torch.distributed.breakpoint)
-    """Open a debugger where this is called, on one rank, while the others wait and count as alive.
+    """Open a debugger at this call on one rank; the other ranks wait and count as alive.
 
-    Every rank of the world must call it. Look with ``p``, ``pp``, ``up``, ``down``, ``interact``; ``c`` goes on with
-    all ranks, ``q`` ends the run. Stepping is not possible: the others would not step along. While others wait neither
-    the timeout of the process group runs nor ``--hang-timeout``; on a single rank the latter does.
+    Every rank of the world must call it. Inspect with ``p``, ``pp``, ``up``, ``down``, ``interact``; ``c`` continues
+    all ranks, ``q`` ends the run. Stepping is not possible: the other ranks would not step along. While others wait,
+    neither the process group's timeout nor ``--hang-timeout`` applies; on a single rank ``--hang-timeout`` applies.
 
     Args:
-        rank: which rank; `rankwise run` gives its own input to rank 0.
+        rank: the rank to debug; `rankwise run` forwards its own stdin to rank 0 only.
         world: default ``World.current()``.
 
     Raises:
-        ConfigError: there is no such rank, or it has no input to read commands from; on every rank.
-        bdb.BdbQuit: the debugger was left with ``q``; on that rank.
+        ConfigError: there is no such rank, or it has no input to read commands from; raised on every rank.
+        bdb.BdbQuit: the user left the debugger with ``q``; raised on that rank.
     """
     from rankwise.world import World as _World
 
@@ -47,7 +47,7 @@ def breakpoint(rank: int = 0, world: World | None = None) -> None:  # noqa: A001
     import torch.distributed as dist
 
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
-    # the call above was one of the group's, whose number is the same on all ranks, and used once
+    # the call above increased the channel's call number, which is the same on all ranks and never used twice
     done = f"rankwise/breakpoint/{world.global_ranks}/{getattr(world.channel, 'calls', 0)}"
     if world.rank == rank:
         try:
@@ -55,7 +55,7 @@ def breakpoint(rank: int = 0, world: World | None = None) -> None:  # noqa: A001
         finally:
             store.set(done, "")
         return
-    while True:  # no collective: it would run into the timeout of the group
+    while True:  # poll the store instead of a collective, which would hit the group's timeout
         vitals.beat(phase="breakpoint")
         if store.check([done]):
             return

@@ -1,4 +1,4 @@
-"""`Wrapper` and `wrapper`: run a task on every rank of a platform, bound to its device and group."""
+"""`Wrapper` and `wrapper`: run a task on every rank of a platform, with its device and process group set up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Wrapper:
     """Starts tasks on a platform.
 
     Args:
-        platform: where and how.
+        platform: where the tasks run and how the ranks meet.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -31,8 +31,8 @@ class Wrapper:
     def start(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `target(*args, **kwargs, global_rank=, local_rank=, group=, platform=)` on every rank.
 
-        On every rank the process group is initialised, the device is current, the generators are seeded, and the
-        variables of torchrun are set. How functions travel: see `rankwise.run`.
+        On every rank the process group is initialised, the device is current, the generators are seeded, and torchrun's
+        variables are set. `rankwise.run` describes how functions are sent.
 
         Args:
             target: the task.
@@ -40,12 +40,12 @@ class Wrapper:
             **kwargs: picklable keyword arguments.
 
         Returns:
-            The values of the task, by rank; with device="slurm" at once a `SlurmHandle`: its `result()` waits for them.
+            The task's values by rank; with device="slurm" a `SlurmHandle`, immediately: its `result()` waits for them.
 
         Raises:
-            ConfigError: this machine cannot do it, or the task cannot be sent.
-            RankFailure: a rank failed; with its traceback.
-            Exception: what `upon_finish` raises, with a note; all ranks had ended well.
+            ConfigError: this machine lacks what the platform asks for, or the task cannot be sent.
+            RankFailure: a rank failed; the error holds its traceback.
+            Exception: `upon_finish` raised it, after all ranks had succeeded; a note says so.
         """
         platform = self.platform
         if platform.device is Device.SLURM:
@@ -87,7 +87,7 @@ def _launch(
         "log_dir": None if logs is None else str(logs),
         "store_file": str(meeting or "") if platform.ipc_protocol == "file" else None,
     }
-    # what the parent calls at the end is not for the ranks, and need not be picklable
+    # the parent calls `upon_finish`, so it is not sent to the ranks and need not be picklable
     context = replace(platform, upon_finish=None)
     try:
         return launch_packed(
@@ -99,7 +99,7 @@ def _launch(
 
 
 def _folder_for_logs(platform: Platform) -> Path | None:
-    """Return the folder for the ranks' logs; None if none is wanted, or the default one cannot be written."""
+    """Return the folder for the ranks' logs; None if no logs are wanted, or the default folder is not writable."""
     if platform.console_logs is None:
         return None
     folder = Path(platform.console_logs).absolute()
@@ -119,12 +119,12 @@ def _finish(upon_finish: Callable[[], Any]) -> None:
 
 
 def wrapper(platform: Platform) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make calling a function run it on every rank of a platform, and return the values by rank.
+    """Decorate a function: a call runs it on every rank of a platform and returns the values by rank.
 
     The decorated function keeps its name and docstring; `__wrapped__` is the function itself.
 
     Args:
-        platform: where and how.
+        platform: where the tasks run and how the ranks meet.
     """
 
     def decorate(target: Callable[..., Any]) -> Callable[..., Any]:

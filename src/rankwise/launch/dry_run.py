@@ -1,4 +1,4 @@
-"""What a launch would start, as text."""
+"""Describe what a launch would start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["describe_job"]
 
 
 def describe_job(job: Job) -> str:
-    """Describe in a few lines what `supervise(job)` would start: command, ranks, variables, logs, and the fate."""
+    """Describe in a few lines what `supervise(job)` would start: command, ranks, variables, logs, failure handling."""
     python = {"script": [], "module": ["-m"], "function": ["-c"], "call": []}[job.target.kind]
     name = job.target.name
     if job.target.kind == "function":

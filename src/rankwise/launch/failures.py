@@ -1,4 +1,4 @@
-"""What a run has died of and where it stood still, kept in its directory: `failure.json`, read by `rankwise report`."""
+"""`failure.json` in the run directory: a run's failures and standstills, read by `rankwise report`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["FILE", "describe", "keep", "keep_standstill"]
 
 FILE = "failure.json"
 _VERSION = 1
-_MOST = 50  # of each kind; the newest stay
-_CHARACTERS = 16_000  # of a traceback, and of a text about a standstill; the end of it
+_MOST = 50  # entries of each kind; the newest are kept
+_CHARACTERS = 16_000  # kept of a traceback (its end) and of a standstill's text (its beginning)
 
 
 def describe(
     failure: Failure, ends: Sequence[RankEnd], *, attempt: int, world_size: int, step: int | None, logs: Path | None
 ) -> dict[str, Any]:
-    """Return how an attempt ended, as JSON has it, to be called soon after.
+    """Return how an attempt ended, as JSON values; call it soon after the end, as it takes the current time.
 
     Args:
         failure: the root cause.
         ends: of the ranks of this machine.
-        attempt: how often the ranks had been started before.
+        attempt: how often the ranks were started before this attempt.
         world_size: number of ranks.
-        step: the highest that a rank said it works on, None if none did.
-        logs: folder of the attempt's logs, None without.
+        step: the highest step that a rank reported, None if none did.
+        logs: folder of the attempt's logs, None without logs.
     """
     root = next((end for end in ends if end.rank == failure.rank), None)
     failed = root is not None and root.failed
@@ -58,18 +58,18 @@ def describe(
 
 
 def keep(run_dir: Path | None, failure: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Add a failure, from `describe` or a part of that, to the run's file; one process of a launch does.
+    """Add a failure, all or a part of what `describe` returned, to the run's file; one process per launch calls this.
 
     Args:
-        run_dir: of the run; None: nothing is kept.
+        run_dir: the run directory; None: nothing is written.
         failure: what to add.
-        say: told if the file cannot be written, which does not stop a launch.
+        say: called with a message if the file cannot be written; the launch goes on.
     """
     _add(run_dir, "failures", failure, say)
 
 
 def keep_standstill(run_dir: Path | None, text: str, say: Callable[[str], None]) -> None:
-    """Add what was told of a standstill that did not end the attempt; arguments as for `keep`."""
+    """Add the text about a standstill that did not end the attempt; arguments as for `keep`."""
     first, _, rest = text.partition("\n")
     _add(run_dir, "standstills", {"time": time.time(), "text": first, "stacks": rest[:_CHARACTERS]}, say)
 
@@ -79,7 +79,7 @@ def _add(run_dir: Path | None, kind: str, entry: Mapping[str, Any], say: Callabl
         return
     path = run_dir / FILE
     try:
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # as the ranks would make it
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # with the same mode that the ranks would use
         found = _read(path, say)
         found[kind] = [*found[kind], entry][-_MOST:]
         write_whole(path, json.dumps(found, indent=1).encode() + b"\n", durable=False, mode=0o600)
@@ -88,7 +88,7 @@ def _add(run_dir: Path | None, kind: str, entry: Mapping[str, Any], say: Callabl
 
 
 def _read(path: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return what the file holds; one that is not ours is put aside, for its content may be wanted."""
+    """Return the file's content; rename a file of another version or format, so that its content is not lost."""
     empty: dict[str, Any] = {"version": _VERSION, "failures": [], "standstills": []}
     try:
         found = json.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Run a target in this process as if it had been started alone."""
+"""Run a target in this process as Python itself would run it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["invoke"]
 
 
 def invoke(target: Target, rank: int) -> None:
-    """Run `target`; what it raises comes out, SystemExit included.
+    """Run `target`; every exception that it raises propagates, including SystemExit.
 
     Args:
         target: script, module, function, or pickled call.
-        rank: global rank, under which a call leaves its value.
+        rank: global rank; it names the file for a call's value.
     """
     sys.argv[:] = [target.name, *target.args]
     match target.kind:
@@ -43,11 +43,11 @@ def invoke(target: Target, rank: int) -> None:
 def _run_script(name: str) -> None:
     path = Path(name)
     if path.is_dir() or path.suffix in {".pyc", ".pyz", ".zip"}:
-        runpy.run_path(name, run_name="__main__")  # what holds a __main__.py, or is compiled
+        runpy.run_path(name, run_name="__main__")  # a folder or archive with a __main__.py, or a compiled file
         return
     full = str(path.absolute())
     sys.path.insert(0, str(path.resolve().parent))
-    # a module that stays, unlike runpy's: what is registered with atexit, or pickled by reference, finds it at the end
+    # unlike runpy's, this module stays: atexit handlers and pickles by reference need it at the end
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=full, __builtins__=__builtins__, __cached__=None)
     module.__loader__ = SourceFileLoader("__main__", full)

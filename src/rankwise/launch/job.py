@@ -1,4 +1,4 @@
-"""All that one launch needs to know, validated before anything starts."""
+"""The settings of one launch, validated before anything starts."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ __all__ = ["Job"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One launch, seen from this machine: what runs, how often, and what happens when something fails.
+    """One launch as this machine sees it: what runs, on how many ranks, and what happens after a failure.
 
     Attributes:
         target: what every rank runs.
         num_ranks: number of processes on this machine, >= 1.
-        max_restarts: how often all ranks are started again after a failure, >= 0.
-        run_dir: run directory, handed to the ranks as RANKWISE_RUN_DIR; logs go to its `logs/`.
-        fresh: the first attempt sees RANKWISE_FRESH=1.
-        resume: handed to the ranks as RANKWISE_RESUME; None leaves it to the script.
-        hang_timeout_s: stop when no rank has made progress for so many seconds. None: 30 minutes from the first
-            `vitals.beat`, never without one. 0: never. Given: counted from the start, also without beats.
-        stall_s: say who is where and holds the others up when no rank has made progress for so many seconds, and go on;
-            counted from the start, also without beats. None: 180 from the first beat or collective on. 0: never.
+        max_restarts: how often all ranks are restarted after a failure, >= 0.
+        run_dir: run directory, passed to the ranks as RANKWISE_RUN_DIR; logs go to its `logs/`.
+        fresh: set RANKWISE_FRESH=1 for the first attempt.
+        resume: passed to the ranks as RANKWISE_RESUME; None leaves it to the script.
+        hang_timeout_s: stop when no rank has made progress for so many seconds, counted from the start, even without
+            beats. None: 1800 from the first `vitals.beat` on, never without one. 0: never.
+        stall_s: when no rank has made progress for so many seconds, print where every rank is and which one blocks the
+            others, and go on; counted from the start, even without beats. None: 180 from the first beat or collective
+            on. 0: never.
         timeout_s: stop when the whole attempt takes longer; None: never.
-        shutdown_timeout_s: how long ranks may take to end when asked, before they are killed. None: 5 seconds after a
-            failure, 30 when the stop came from outside (time to save).
-        grace_s: how long they may take when the stop came from outside; None: `shutdown_timeout_s`, else 30.
-        min_ranks: go on with fewer ranks, down to so many, where no restart is left at a number of ranks (with one
-            fewer, and all restarts again), or only some can be started, or GPUs are gone (with as many as there are);
-            None: never.
-        show: what reaches the console.
+        shutdown_timeout_s: seconds that ranks get to end when asked, before they are killed. None: 5 after a failure,
+            30 after a stop from outside (time to save a checkpoint).
+        grace_s: the same after a stop from outside only; None: `shutdown_timeout_s`, else 30.
+        min_ranks: continue with fewer ranks, but at least so many. If no restart is left: with one rank fewer and all
+            restarts again. If some ranks cannot be started, or GPUs are gone: with as many as possible. None: never.
+        show: which output reaches the console.
         log_dir: folder for `attempt-<n>/rank-<r>.out` and `.err`.
         master_addr: where rank 0 listens, for MASTER_ADDR.
-        master_port: its port; None takes a free one, new for every attempt, held until the attempt ends.
-        env: more variables for every rank.
+        master_port: its port; None takes a free one for every attempt and holds it until the attempt ends.
+        env: additional variables for every rank.
         num_threads: OMP_NUM_THREADS of a rank; None: its part of the usable cores, unless the variable is set already.
-        binding: which cores a rank may run on, see `seat_ranks`: "auto", "numa", "core" or "none".
-        ranks_per_gpu: how many ranks compute on one GPU, handed to the ranks as RANKWISE_RANKS_PER_GPU; None: one.
+        binding: which cores a rank may use, see `seat_ranks`: "auto", "numa", "core" or "none".
+        ranks_per_gpu: how many ranks compute on one GPU, passed to the ranks as RANKWISE_RANKS_PER_GPU; None: one.
         nodes: the other machines of this launch and the way to them; None: there are none.
 
     Raises:
-        ConfigError: a value that cannot work.
+        ConfigError: a value is invalid.
     """
 
     target: Target
@@ -112,12 +112,12 @@ class Job:
         if self.min_ranks is not None and self.nodes is not None:
             raise ConfigError("min_ranks is for one machine; with several nodes say --nnodes MIN:MAX")
         if self.nodes is not None:
-            return  # the console may be asked to show ranks of other nodes
+            return  # the user may name ranks of other nodes here
         self.show.check(self.num_ranks if self.min_ranks is None else self.min_ranks)
 
     @property
     def logs(self) -> Path | None:
-        """Folder under which each attempt gets its logs, None if none were asked for."""
+        """Folder in which each attempt creates its log folder, None if no logs are wanted."""
         if self.log_dir is not None:
             return self.log_dir
         return self.run_dir / "logs" if self.run_dir is not None else None

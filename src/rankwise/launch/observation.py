@@ -1,4 +1,4 @@
-"""What is seen of a rank from outside while nobody advances, and who of several ranks holds the others up."""
+"""What the supervisor sees of each rank while no rank makes progress, and which rank blocks the others."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _STATES = {"running", "stopped", "silent"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sighting:
-    """What is seen of one rank; it travels between machines, and has no clock of either.
+    """What the supervisor sees of one rank; sent between machines, so it holds no clock readings, only durations.
 
     Attributes:
         rank: global rank.
         state: as `RankState.state`.
         frozen: why its threads do not run, "" if they do.
-        said: where it says it is: epoch, step, phase.
-        epoch: as last said; None if never.
-        step: as last said; None if never.
-        phase: as last said; "" if never.
-        quiet_s: seconds since it last said that it advances.
-        stacks: of its threads, "" if they cannot be had.
+        said: the epoch, step and phase that it reported, as text.
+        epoch: the last one that it reported; None if none.
+        step: the last one that it reported; None if none.
+        phase: the last one that it reported; "" if none.
+        quiet_s: seconds since it last reported progress.
+        stacks: of its threads, "" if they cannot be read.
         groups: as `RankState.groups`.
     """
 
@@ -52,26 +52,26 @@ class Sighting:
 
     @property
     def where(self) -> str:
-        """What it says, and where its own code stands."""
+        """Return what it reported and the line of user code that it executes."""
         return ", at ".join(filter(None, (self.said, place(self.stacks))))
 
     @property
     def waits(self) -> int:
-        """How surely it waits in a collective, see `rankwise.vitals.stacks.waits`."""
+        """How likely it waits in a collective, see `rankwise.vitals.stacks.waits`."""
         return waits(self.stacks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
 
 def sighting_from(found: Mapping[str, Any]) -> Sighting:
-    """Read what `to_dict` gave; it comes from another machine.
+    """Build a sighting from what `to_dict` returned on another machine.
 
     Raises:
-        KeyError: a part is missing.
-        TypeError: a part is of another kind.
-        ValueError: a part is of another kind.
+        KeyError: a field is missing.
+        TypeError: a field has the wrong type.
+        ValueError: a field has an invalid value.
     """
     numbers = {name: None if found[name] is None else int(found[name]) for name in ("epoch", "step")}
     texts = {name: str(found[name]) for name in ("state", "frozen", "said", "phase", "stacks")}
@@ -82,7 +82,7 @@ def sighting_from(found: Mapping[str, Any]) -> Sighting:
 
 
 def sighting_of(vital: Vital, stacks: str, state: RankState | None = None) -> Sighting:
-    """Return what a rank's vitals and stacks say, and what it last called if that is known."""
+    """Return a sighting from a rank's vitals, its stacks and, if known, its last calls."""
     frozen = ""
     if is_frozen(vital):
         frozen = "its process is stopped (SIGSTOP)" if is_stopped(vital) else "its heartbeat has ceased"
@@ -101,12 +101,12 @@ def sighting_of(vital: Vital, stacks: str, state: RankState | None = None) -> Si
 
 
 def look(folder: Path, alive: Collection[int], patience_s: float = 60.0) -> list[Sighting]:
-    """Return what the ranks of this machine say and show; those that have not begun are left out.
+    """Return a sighting of each rank of this machine, except of those that have not begun.
 
     Args:
         folder: vitals of the attempt.
         alive: ranks to look at.
-        patience_s: how long to wait for those that do not answer, in all.
+        patience_s: how long to wait in total for ranks that do not answer.
     """
     until_s = time.monotonic() + patience_s
     found = [vital for vital in vitals.read(folder) if vital.rank in alive]
@@ -116,7 +116,7 @@ def look(folder: Path, alive: Collection[int], patience_s: float = 60.0) -> list
 
 
 def shortened(found: Sequence[Sighting]) -> list[Sighting]:
-    """Return what goes into a message between machines: of many ranks, or deep stacks, not everything does."""
+    """Return the sightings cut to the size of a message between machines: fewer ranks, shorter stacks."""
     most = _MESSAGE_CHARACTERS // max(1, len(found))
     return [
         replace(
@@ -129,15 +129,15 @@ def shortened(found: Sequence[Sighting]) -> list[Sighting]:
 
 
 def describe_sightings(headline: str, found: Sequence[Sighting], missing: Sequence[int] = ()) -> str:
-    """Return the headline, then where each rank is, equal stacks once, and who has not begun."""
+    """Return the headline, then where each rank is (equal stacks once), then the ranks that have not begun."""
     places, stacks = {seen.rank: seen.where for seen in found}, {seen.rank: seen.stacks for seen in found}
     return describe_places(headline, places, stacks, missing)
 
 
 def choose(found: Sequence[Sighting]) -> tuple[Sighting, str]:
-    """Return the rank that holds the others up, and how one knows; a lone one needs no reason.
+    """Return the rank that blocks the others, and the reason; the reason is "" for a single rank.
 
-    By the collectives that torch has recorded, else by stacks alone.
+    Decide by the collectives that torch has recorded, else by stacks alone.
     """
     if any(group.get("calls") for seen in found for group in seen.groups):
         verdict = find_culprit([_state(seen) for seen in found])

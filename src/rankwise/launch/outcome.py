@@ -1,4 +1,4 @@
-"""What became of a launch, and how it is told."""
+"""The outcome of a launch, and its text for the user."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _WIDTH = 72
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of a launch.
+    """The outcome of a launch.
 
     Attributes:
         failure: the root cause; None if every rank ended well, or if the launch was stopped from outside.
         interrupted: the signal that stopped it from outside, None if none did.
-        again: the ranks have saved and ended because they were asked to, by a signal or their time limit: the same
-            command goes on.
+        again: the ranks saved and ended because a signal or their time limit asked them to: the same command continues
+            the run.
         num_attempts: how often the ranks were started.
-        text: the failure as it was told, "" without one.
+        text: the failure as printed, "" without one.
     """
 
     failure: Failure | None = None
@@ -35,7 +35,7 @@ class Outcome:
 
     @property
     def exitcode(self) -> int:
-        """What the command exits with."""
+        """The exit code of the command."""
         if self.again:
             return Interrupted.EXIT_CODE
         if self.interrupted is not None:
@@ -44,7 +44,7 @@ class Outcome:
 
 
 def describe_failure(failure: Failure, num_ranks: int, others: Sequence[str]) -> str:
-    """Tell a failure: its traceback once, then one line for each other rank."""
+    """Return the text of a failure: its traceback once, then one line for each other rank."""
     host = socket.gethostname()
     lines = [f"rank {failure.rank} of {num_ranks} on {host} {failure.headline}"]
     if failure.detail:
@@ -55,7 +55,7 @@ def describe_failure(failure: Failure, num_ranks: int, others: Sequence[str]) ->
 
 
 def describe_others(ends: Sequence[RankEnd], failure: Failure) -> list[str]:
-    """Tell in one line each what became of the ranks that are not the root cause."""
+    """Return one line for each rank that is not the root cause: how it ended."""
     root = next((end for end in ends if end.rank == failure.rank), None)
     lines = []
     for end in ends:

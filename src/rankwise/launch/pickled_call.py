@@ -1,4 +1,4 @@
-"""A call on its way to fresh interpreters: the function by reference if they can import it, by value otherwise."""
+"""Pickle a call for fresh interpreters: the function by reference if they can import it, by value otherwise."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from rankwise.launch.contents import find_heavy, find_unsendable
 __all__ = ["Packed", "pack_call"]
 
 _MAIN = "__main__"
-_HEAVY_BYTES = 1 << 26  # that a function takes along: more is said
+_HEAVY_BYTES = 1 << 26  # above this size of what is sent along with a function, print a message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packed:
-    """A call, and what the ranks import for it, for a supervisor that unpickles nothing.
+    """A pickled call, and what the ranks import for it; the supervisor forwards it without unpickling.
 
     Attributes:
         data: the pickled call.
-        main: the file that the ranks import first, "" if there is none, or if it is not clear.
-        function: the plain function of that file that they call then, with nothing loaded for its arguments; or "".
-        path: their `sys.path`.
+        main: the file that the ranks import first, "" if there is none or it is unknown.
+        function: the plain function of that file that they call then, if its arguments need no imports; or "".
+        path: the ranks' `sys.path`.
     """
 
     data: bytes
@@ -42,7 +42,7 @@ class Packed:
 
 
 class _Watcher(pickle.Pickler):
-    """Notes whether something is sent by name that a rank, which imports the main program unguarded, will not have."""
+    """Notes whether an object is sent by name that exists only under `if __name__ == "__main__":`, not on the ranks."""
 
     meets_guarded = False
 
@@ -53,14 +53,14 @@ class _Watcher(pickle.Pickler):
 
 @dataclass(kw_only=True, slots=True)
 class _Packer:
-    """How to pickle for ranks that can, or cannot, import what this process has."""
+    """Pickles a call for ranks that may not be able to import all modules of this process."""
 
     name: str
-    main: Mapping[str, str] | None  # how to import our main program again
+    main: Mapping[str, str] | None  # how to import this main program again
     by_value: Any = None  # a module that a fresh interpreter cannot import
 
     def dumps(self, value: Any) -> bytes:
-        """Pickle; with cloudpickle where the standard pickler, or a fresh interpreter, would not do."""
+        """Pickle; use cloudpickle if the standard pickler fails, or if a fresh interpreter could not unpickle."""
         if self.by_value is None:
             buffer = io.BytesIO()
             watcher = _Watcher(buffer)
@@ -94,7 +94,7 @@ class _Packer:
 def pack_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, adapter: str = "", context: Any = None
 ) -> Packed:
-    """Pickle a call for fresh interpreters, which `bound.run_call` makes.
+    """Pickle a call for fresh interpreters, where `bound.run_call` executes it.
 
     Args:
         fn: what to call.
@@ -129,7 +129,7 @@ def pack_call(
 
 
 def _file_of(fn: Callable[..., Any], found: Reference | None) -> str:
-    """Return the file that is executed when ranks import a function, "" if they import more, or it has no such file."""
+    """Return the file that is executed when ranks import a function, "" if there is none or more than one."""
     if found is None or found.depth or "." in found.module + found.qualname or not isinstance(fn, types.FunctionType):
         return ""
     file = os.path.abspath(fn.__code__.co_filename)  # noqa: PTH100
@@ -138,7 +138,7 @@ def _file_of(fn: Callable[..., Any], found: Reference | None) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether ranks load nothing to unpickle a value."""
+    """Whether ranks can unpickle a value without importing anything."""
     if type(value) in (tuple, list):
         return all(map(_is_plain, value))
     if type(value) is dict:
@@ -166,7 +166,7 @@ def _dump_parts(packer: _Packer, fn: Any, args: tuple[Any, ...], kwargs: Mapping
 
 
 def _check_part(packer: _Packer, path: str, value: Any, error: Exception) -> None:
-    """Say which part of the function, or of an argument, cannot be sent; nothing happens if it can."""
+    """Raise if a part of the function or of an argument cannot be sent, and name that part."""
     try:
         packer.dumps(value)
     except Exception:  # noqa: BLE001
@@ -178,7 +178,7 @@ def _check_part(packer: _Packer, path: str, value: Any, error: Exception) -> Non
 
 
 def _say_heavy(packer: _Packer, fn: Any) -> None:
-    """Say what a function takes along unasked; large arguments were asked for."""
+    """Print what is sent along with a function, if it is large; large arguments are intended and not reported."""
     path, part, num_bytes = find_heavy(fn, packer.name, packer.dumps)
     if num_bytes > _HEAVY_BYTES and part is not fn:
         print(  # noqa: T201
@@ -189,7 +189,7 @@ def _say_heavy(packer: _Packer, fn: Any) -> None:
 
 
 def _reference(fn: Callable[..., Any]) -> Reference | None:
-    """Refer to a function by name, if a fresh interpreter will find it there; None otherwise."""
+    """Return a reference to a function by name if a fresh interpreter finds it there; None otherwise."""
     module, qualname = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     if not module or not qualname or "<" in qualname or module not in sys.modules:
         return None
@@ -207,7 +207,7 @@ def _reference(fn: Callable[..., Any]) -> Reference | None:
 
 
 def _is_guarded(value: Any) -> bool:
-    """Whether a function or class of the main program stands where only the program itself comes."""
+    """Whether a function or class of the main program is defined in its guarded part, which ranks do not run."""
     main = sys.modules.get(_MAIN)
     file = getattr(main, "__file__", None)
     if getattr(value, "__module__", None) != _MAIN or file is None:
@@ -221,7 +221,7 @@ def _guarded_names(file: str) -> frozenset[str]:
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return frozenset()  # compiled, or gone
+        return frozenset()  # the file is compiled, or does not exist any more
     guards = [node for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
     inside = (node for guard in guards for statement in guard.body for node in ast.walk(statement))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -229,7 +229,7 @@ def _guarded_names(file: str) -> frozenset[str]:
 
 
 def _describe_main() -> dict[str, str] | None:
-    """How a fresh interpreter can import our main program again, None if it cannot (notebook, prompt, -c)."""
+    """Return how a fresh interpreter can import this main program again, None if it cannot (notebook, prompt, -c)."""
     main = sys.modules.get(_MAIN)
     spec = getattr(main, "__spec__", None)
     if spec is not None:
@@ -241,7 +241,7 @@ def _describe_main() -> dict[str, str] | None:
 
 
 def _unreachable(module: Any) -> Any:
-    """Return the module if a fresh interpreter with our sys.path would not find it under its name, None if it would."""
+    """Return the module if a fresh interpreter with this sys.path would not find it by name, None if it would."""
     if module is None:
         return None
     search: Any = None

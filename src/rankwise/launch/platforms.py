@@ -19,7 +19,7 @@ DEFAULT_LOGS = "./.output/logs"
 
 
 class Device(Enum):
-    """What a rank computes on, or who starts it."""
+    """The device a rank computes on, or "slurm" if Slurm starts the ranks."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -28,10 +28,10 @@ class Device(Enum):
 
     @staticmethod
     def from_str(device: str) -> Device:
-        """Return the device of that name, in any case.
+        """Return the device of that name; upper and lower case are equal.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no such device.
         """
         try:
             return Device(device.lower())
@@ -42,42 +42,42 @@ class Device(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """Where a task runs and how its ranks meet. ddpw's fields are positional, as there: `Platform("job", "cpu")`.
+    """Where a task runs and how its ranks meet. ddpw's fields are positional, as in ddpw: `Platform("job", "cpu")`.
 
     Attributes:
         name: name of the job.
         device: "cpu", "gpu", "mps" or "slurm", or a `Device`.
         partition: Slurm only.
         n_nodes: number of nodes, Slurm only.
-        n_gpus_per_node: number of ranks, also on CPU, where `num_ranks` says it better.
+        n_gpus_per_node: number of ranks, on CPU too; prefer `num_ranks` there.
         n_cpus_per_node: Slurm only; divisible by `n_gpus_per_node`.
         mem_per_node: GB, Slurm only.
-        spawn_method: ranks are always fresh interpreters ("spawn"); "fork" and "forkserver" are accepted, and said
-            once to make no difference.
-        ipc_protocol: how ranks meet: "tcp", at a port of rank 0; "file", through a file of this launch in a folder that
-            all ranks see, for machines that let nobody listen where rank 0 would.
-        master_addr: where rank 0 listens. With "file" the folder: a path, made if it is not there; "localhost" takes
-            one of the launch itself on one machine, and `console_logs` on Slurm.
+        spawn_method: ranks are always fresh interpreters ("spawn"); "fork" and "forkserver" are accepted, but only
+            print a message, once.
+        ipc_protocol: how ranks meet. "tcp": at a port of rank 0. "file": through a file in a folder that all ranks see,
+            for machines where rank 0 may not listen on a port.
+        master_addr: where rank 0 listens. With "file": the folder, created if missing; "localhost" then means a folder
+            of the launch itself on one machine, and `console_logs` on Slurm.
         master_port: its port; None takes a free one and holds it until the end. Not with "file".
-        ipc_groups: [] is one group of all ranks; None is no group at all; a list of lists of global ranks is one group
-            for each, every rank in exactly one.
+        ipc_groups: [] is one group of all ranks; None is no group at all; a list of lists of global ranks makes one
+            group for each list, with every rank in exactly one.
         backend: torch's name of the backend; None: NCCL on GPUs, gloo elsewhere.
-        seed: seeds `random`, NumPy and torch alike on every rank.
+        seed: seeds `random`, NumPy and torch with the same value on every rank.
         timeout_min: time limit of the job, Slurm only.
         slurm_additional_parameters: passed through to submitit, Slurm only.
-        console_logs: folder for what each rank writes: `attempt-<n>/rank-<r>.out` and `.err` for every start on one
-            machine, submitit's files on Slurm. None: no files, not on Slurm.
-        verbose: let every rank say where it stands, not only the parent.
-        upon_finish: called once, without arguments, after every rank has ended well: by the caller of `Wrapper.start`
-            on one machine, on the job's first node on Slurm.
-        num_ranks: number of ranks (of a node); None takes `n_gpus_per_node`. On Slurm they are CPU ranks, and no GPU is
-            asked for.
-        max_requeues: how often the job may go back into the queue when its ranks have saved at a preemption or the time
-            limit, or a node is lost; 0: never. Slurm only.
+        console_logs: folder for the ranks' output: `attempt-<n>/rank-<r>.out` and `.err` for every attempt on one
+            machine, submitit's files on Slurm. None: no files; not allowed on Slurm.
+        verbose: every rank prints status messages, not only the parent.
+        upon_finish: called once, without arguments, after every rank has succeeded: by the caller of `Wrapper.start` on
+            one machine, on the job's first node on Slurm.
+        num_ranks: number of ranks per node; None takes `n_gpus_per_node`. On Slurm these are CPU ranks, and the job
+            requests no GPU.
+        max_requeues: how often the job may be requeued after its ranks have saved at a preemption or the time limit, or
+            after a node is lost; 0: never. Slurm only.
         ipc_timeout_s: how long ranks wait for each other.
 
     Raises:
-        ConfigError: a value that cannot work.
+        ConfigError: a value is invalid.
     """
 
     name: str = "ddpw"
@@ -163,14 +163,14 @@ class Platform:
 
     @property
     def requires_ipc(self) -> bool:
-        """Whether ranks have others to talk to: more than one rank, and `ipc_groups` is not None."""
+        """Whether ranks communicate: there is more than one rank, and `ipc_groups` is not None."""
         return self.world_size > 1 and self.ipc_groups is not None
 
     def store_file(self, launch: str) -> Path | None:
-        """Return the file through which the ranks of a launch meet; None: at a port, or in a folder of the launch.
+        """Return the file through which the ranks of a launch meet; None: a port, or a folder of the launch itself.
 
         Args:
-            launch: name of the launch, of no other.
+            launch: unique name of the launch.
         """
         if self.ipc_protocol != "file" or (self.device is not Device.SLURM and self.master_addr == "localhost"):
             return None
@@ -179,7 +179,7 @@ class Platform:
         return Path(folder).absolute() / f"rankwise-meeting-{launch}"
 
     def check_machine(self) -> None:
-        """Refuse what this machine does not have.
+        """Check that this machine has what the platform asks for.
 
         Raises:
             ConfigError: fewer GPUs than ranks, several nodes, or MPS with several ranks or off macOS.
@@ -196,7 +196,7 @@ class Platform:
             raise ConfigError(f"device='mps' is one rank on macOS, wanted {self.world_size} rank(s) on {sys.platform}")
 
     def print(self) -> None:
-        """Print every field, and the number of ranks, one to a line."""
+        """Print every field and the number of ranks, one per line."""
         lines = [f"{item.name:28} {getattr(self, item.name)}" for item in fields(self)]
         print("\n".join([*lines, f"{'world_size':28} {self.world_size}"]))  # noqa: T201
 
@@ -206,10 +206,10 @@ def _is_path(text: str) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder in which ranks meet, for its owner alone.
+    """Create the folder in which ranks meet, accessible to its owner only.
 
     Raises:
-        ConfigError: it cannot be made, or written to.
+        ConfigError: it cannot be created, or is not writable.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

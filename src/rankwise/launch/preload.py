@@ -1,4 +1,4 @@
-"""What a target surely imports before anything else, seen from its text alone."""
+"""Find from a target's source text what it certainly imports before anything else."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 __all__ = ["leading_imports", "source_of"]
 
 _TORCH = "torch"
-_BEFORE = frozenset({"numpy"})  # loaded in the order of the script, since it is a matter of libraries
+_BEFORE = frozenset({"numpy"})  # loaded in the script's order, because the order of its shared libraries matters
 _IGNORED = frozenset({"rankwise", *sys.stdlib_module_names})
-_ONLY_TREE = 0x400  # `ast.PyCF_ONLY_AST`; the module `ast` itself takes longer to load than a script to read
+_ONLY_TREE = 0x400  # `ast.PyCF_ONLY_AST`; importing `ast` takes longer than parsing a script
 _MOST_BYTES = 1 << 20
 
 
 def source_of(target: Target) -> tuple[Path | None, str | None]:
-    """Return the file that a rank executes first, None if that is not clear, and the folder where its own modules are.
+    """Return the file that a rank executes first, None if that is unknown, and the folder of the program's own modules.
 
-    A package is not clear: its `__init__` comes before what is named.
+    For a module in a package it is unknown: the package's `__init__` runs first.
     """
     match target.kind:
         case "script":
@@ -40,25 +40,25 @@ def source_of(target: Target) -> tuple[Path | None, str | None]:
 
 
 def leading_imports(path: Path, function: str = "") -> tuple[str, ...]:
-    """Return what to import, in order and up to torch, so that nothing of the script can tell the difference; else ().
+    """Return what can be imported early, in order and up to torch, without an effect on the script; else ().
 
-    That is so if torch is imported at the top, after nothing else than modules of the standard library, numpy and
-    rankwise: what else stands before it (an assignment to `os.environ`, a change of `sys.path`, a filter of warnings,
-    another library) may be there to change how torch is loaded. Or else at the top of the function that is called, if
-    its file does nothing but import the same, and define plain functions and constants.
+    This requires that the script imports torch at its top, and before it only the standard library, numpy and
+    rankwise. Anything else before it (an assignment to `os.environ`, a change of `sys.path`, a warnings filter, another
+    library) may be meant to change how torch loads. Or the function that is called imports torch at its top, and its
+    file only imports the same modules and defines plain functions and constants.
 
     Args:
         path: the file that is executed first.
-        function: the one of its functions that is called then, without decorators; "" if there is none.
+        function: the undecorated function of the file that is called then; "" if there is none.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
             return ()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the ranks compile it once more
+            warnings.simplefilter("ignore")  # the ranks compile the file again and show them
             tree: Any = compile(path.read_bytes(), os.fspath(path), "exec", _ONLY_TREE, dont_inherit=True)
     except (OSError, SyntaxError, ValueError):
-        return ()  # the rank will tell
+        return ()  # the rank will report the error
     bodies = [[each for each in tree.body if not (function and _is_inert(each))]]
     bodies += [each.body for each in tree.body if type(each).__name__ == "FunctionDef" and each.name == function][-1:]
     before: list[str] = []
@@ -77,7 +77,7 @@ def leading_imports(path: Path, function: str = "") -> tuple[str, ...]:
 
 
 def _is_inert(statement: Any) -> bool:
-    """Whether a statement of a file that is imported runs nothing: a plain function, a constant, the main program."""
+    """Whether a statement runs nothing on import: a plain function, a constant, `if __name__ == "__main__":`."""
     match type(statement).__name__:
         case "FunctionDef":
             defaults = [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]
@@ -101,5 +101,5 @@ def _imported(statement: Any, *, first: bool) -> list[str] | None:
         case "ImportFrom" if statement.level == 0:
             return [statement.module.partition(".")[0]]
         case "Expr" if first and type(statement.value).__name__ == "Constant":
-            return []  # the docstring
+            return []  # a docstring
     return None

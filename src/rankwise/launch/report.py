@@ -1,4 +1,4 @@
-"""What a rank says about its own end before it goes: written by the rank, read by the supervisor, one JSON line."""
+"""A rank's report about its own end: one JSON line, written by the rank and read by the supervisor."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from types import TracebackType
 
 __all__ = ["FINISHED", "Report", "make_report"]
 
-FINISHED = b"finished "  # and when, monotonic clock: in place of a report, from a rank whose program came to its end
+FINISHED = b"finished "  # followed by the monotonic time; sent instead of a report when the program ended normally
 
-# frames of ours around the user's code, cut from the head of a traceback
+# files with the launcher's frames around the user's code, cut from the head of a traceback
 _OUR_FILES = ("child.py", "invocation.py", "bound.py")
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  (compared with co_filename as text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """How a rank failed, in its own words.
+    """How a rank failed, as it reported itself.
 
     Attributes:
         rank: global rank.
@@ -33,8 +33,8 @@ class Report:
         message: the exception's text.
         causes: "type: message" of each exception it was raised from.
         traceback: formatted, without the frames of the launcher.
-        exitcode: what the process will end with.
-        peers: ranks that the exception, or what it was raised from, blames (`DesyncError.ranks`).
+        exitcode: the exit code that the process will have.
+        peers: ranks that the exception, or one that it was raised from, blames (`DesyncError.ranks`).
     """
 
     rank: int
@@ -49,12 +49,12 @@ class Report:
     peers: tuple[int, ...] = ()
 
     def to_json(self) -> bytes:
-        """Return one line."""
+        """Return the report as one line."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def from_json(cls, line: bytes) -> Report:
-        """Read what `to_json` wrote."""
+        """Parse a line from `to_json`."""
         fields = json.loads(line)
         fields["causes"], fields["peers"] = tuple(fields["causes"]), tuple(fields["peers"])
         return cls(**fields)
@@ -116,7 +116,7 @@ def _format(error: BaseException) -> str:
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the launcher's and runpy's frames from the head; keep everything if nothing else is there."""
+    """Drop the launcher's and runpy's frames from the head; keep all frames if there are no others."""
     rest = trace
     while rest is not None and _is_ours(rest.tb_frame.f_code.co_filename):
         rest = rest.tb_next

@@ -19,8 +19,8 @@ class Show:
 
     Attributes:
         streams: rank -> "out", "err", both or none; -1 stands for every rank that is not named.
-        hidden: the same, taken away again (torchrun's --redirects).
-        merge: show a line that several ranks write at about the same time once, with their ranks.
+        hidden: streams removed from these (torchrun's --redirects), in the same form.
+        merge: if several ranks write the same line at about the same time, show it once, with their ranks.
     """
 
     streams: dict[int, frozenset[str]] = field(
@@ -35,7 +35,7 @@ class Show:
         return stream in self.streams.get(rank, self.streams.get(_EVERY, frozenset())) and stream not in hidden
 
     def check(self, num_ranks: int) -> None:
-        """Refuse ranks that this launch does not have.
+        """Check that the named ranks exist.
 
         Raises:
             ConfigError: a rank is named that is not among the `num_ranks`.
@@ -46,7 +46,7 @@ class Show:
 
 
 def parse_show(text: str, redirects: str = "0", *, merge: bool = True) -> Show:
-    """Read `--tee` (and torchrun's `--redirects`).
+    """Parse `--tee` (and torchrun's `--redirects`).
 
     Args:
         text: "auto" (stdout of rank 0, stderr of all), "all", "main" (rank 0 only), "none", or torchrun's numbers: 1 is
@@ -55,7 +55,7 @@ def parse_show(text: str, redirects: str = "0", *, merge: bool = True) -> Show:
         merge: as `Show.merge`.
 
     Raises:
-        ConfigError: another word.
+        ConfigError: an unknown word.
     """
     words = {
         "auto": None,
@@ -70,10 +70,10 @@ def parse_show(text: str, redirects: str = "0", *, merge: bool = True) -> Show:
 
 
 def parse_redirects(text: str) -> dict[int, frozenset[str]]:
-    """Read torchrun's `--redirects`: streams that go to the log files only.
+    """Parse torchrun's `--redirects`: streams that go to the log files only.
 
     Raises:
-        ConfigError: not of torchrun's form.
+        ConfigError: not in torchrun's format.
     """
     return _parse_numbers(text, "--redirects takes")
 

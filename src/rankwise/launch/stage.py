@@ -1,4 +1,4 @@
-"""What a launch is run in: the loop that it shares, its console, who has the last word."""
+"""What a launch shares with its caller: event loop, console, and who prints the final failure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["ALONE", "Stage"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """Where a job is run; all of it may be left to the launch.
+    """What a launch shares with its caller; the launch creates what is None.
 
     Attributes:
-        loop: an entered loop whose descriptors are served while the ranks run; None makes one.
+        loop: an entered loop whose descriptors are served while the ranks run; None creates one.
         console: where the ranks' output and our messages go; None makes one.
         tell_last: print the failure that ends the launch; it stands in `Outcome.text` in any case.
         spare: a process that may become the fork server of the first attempt; the caller closes it.

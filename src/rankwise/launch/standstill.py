@@ -1,4 +1,4 @@
-"""What the ranks of this machine say and show while nobody advances: states, stacks, and the text about them."""
+"""States and stacks of this machine's ranks while no rank makes progress, and the text about them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rankwise.vitals.stacks import place, tidy, waits
 
 __all__ = ["describe_places", "is_frozen", "is_stopped", "rank_states", "read_stacks"]
 
-_STALE_S = 10.0  # a heartbeat comes twice a second; a busy machine may delay it
-_QUIET_S = 3.0  # of one that has not answered either
+_STALE_S = 10.0  # without a heartbeat: the rank is frozen; heartbeats come twice a second, later on a busy machine
+_QUIET_S = 3.0  # the same for a rank that has not answered either
 _STACKS_S = 4.0  # how long to wait for the ranks' stacks
-_CALLS_S = 3.0  # the same for what it has called; a rank that beats answers at a beat, late on a busy machine
+_CALLS_S = 3.0  # the same for their last calls; a rank answers at its next heartbeat, late on a busy machine
 _BUSY_S = 20.0
 _WIDTH = 72
 
@@ -29,7 +29,7 @@ def read_stacks(found: Sequence[Vital], until_s: float = math.inf) -> dict[int, 
 
     Args:
         found: the ranks, of this machine.
-        until_s: monotonic clock; who has not answered then is not waited for.
+        until_s: monotonic time after which ranks that have not answered are skipped.
     """
     patience_s = max(0.0, min(_STACKS_S, until_s - time.monotonic()))
     asked = [vital for vital in found if not is_stopped(vital)] if patience_s > 0 else []
@@ -37,12 +37,12 @@ def read_stacks(found: Sequence[Vital], until_s: float = math.inf) -> dict[int, 
 
 
 def rank_states(found: Sequence[Vital], stacks: Mapping[int, str], until_s: float = math.inf) -> list[RankState]:
-    """Return what is known of each rank: whether it runs, where it stands, what it last called.
+    """Return what is known of each rank: whether it runs, where it is, what it last called.
 
     Args:
         found: the ranks, of this machine.
         stacks: of each.
-        until_s: monotonic clock; who has not answered then is not waited for.
+        until_s: monotonic time after which ranks that have not answered are skipped.
     """
     asked = [vital for vital in found if not is_frozen(vital)]
     left_s = max(0.0, until_s - time.monotonic())
@@ -69,7 +69,7 @@ def _state(vital: Vital, *, answers: bool) -> str:
 def describe_places(
     headline: str, places: Mapping[int, str], stacks: Mapping[int, str], missing: Sequence[int] = ()
 ) -> str:
-    """Return the headline, then where each rank is, equal stacks once, and who has not begun."""
+    """Return the headline, then where each rank is (equal stacks once), then the ranks that have not begun."""
     lines = [headline]
     groups: dict[tuple[str, str], list[int]] = {}
     for rank, where in places.items():
@@ -83,10 +83,10 @@ def describe_places(
 
 
 def is_frozen(vital: Vital) -> bool:
-    """Whether its threads do not run: it is stopped, or a call holds the interpreter lock."""
+    """Whether the rank's threads do not run: it is stopped, or a call holds the interpreter lock."""
     return is_stopped(vital) or time.monotonic() - vital.heartbeat_s > _STALE_S
 
 
 def is_stopped(vital: Vital) -> bool:
-    """Whether its process is stopped (SIGSTOP, or a debugger)."""
+    """Whether the rank's process is stopped (SIGSTOP, or a debugger)."""
     return process_state(vital.pid) in {"T", "t"}

@@ -22,12 +22,12 @@ class Target:
 
     Attributes:
         kind: "script" (a file, as `python file`), "module" (as `python -m`), "function" (`module:function`, called
-            without arguments) or "call" (a file with a pickled call, as `rankwise.run` writes it).
+            without arguments) or "call" (a file with a pickled call, written by `rankwise.run`).
         name: path, dotted module name, or `module:function`.
-        args: what the target finds in `sys.argv[1:]`.
-        main: the file that the ranks import before they make a call, "" if there is none, or if it is not clear.
-        function: the function of this file that they call, "" if it is not clear.
-        path: the `sys.path` with which they do it.
+        args: the target's `sys.argv[1:]`.
+        main: the file that the ranks import before they execute a call, "" if there is none or it is unknown.
+        function: the function of this file that they call, "" if unknown.
+        path: the ranks' `sys.path` for the call.
 
     Raises:
         ConfigError: the name does not fit the kind.
@@ -50,14 +50,14 @@ class Target:
 
 
 def parse_target(words: Sequence[str], *, as_module: bool = False) -> Target:
-    """Read a command line's end: what to run, and its own arguments.
+    """Parse the end of a command line: what to run, and its own arguments.
 
     Args:
         words: the target first, then its arguments.
         as_module: the target is a module name (`-m`).
 
     Raises:
-        ConfigError: nothing is there, or the script does not exist.
+        ConfigError: there is no target, or the script does not exist.
     """
     if not words:
         raise ConfigError("nothing to run: give a script, -m module, or module:function, then its arguments")
@@ -70,12 +70,12 @@ def parse_target(words: Sequence[str], *, as_module: bool = False) -> Target:
 
 
 def _near(name: str) -> str:
-    """Name what the user may have meant: a script beside it, an option, or a module."""
+    """Return a hint about what the user may have meant: a script of a similar name, an option, or a module."""
     path = Path(name)
     if name.startswith("-"):
         return "; options of rankwise come before the script, its own come after it"
     beside = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    import difflib  # for a mistake only
+    import difflib  # needed only for an error message
 
     close = difflib.get_close_matches(path.name, beside, n=1)
     if close:

@@ -1,4 +1,4 @@
-"""The rank's side of `Wrapper`: bind, make the groups, call the task with what ddpw's tasks are given."""
+"""The rank's side of `Wrapper`: bind, create the groups, call the task with ddpw's keyword arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_task(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     Args:
         fn: the task.
         args: its arguments.
-        kwargs: its keyword arguments, before ours are added.
+        kwargs: its keyword arguments, before ddpw's are added.
         platform: as given to `Wrapper`.
     """
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
@@ -43,7 +43,7 @@ def run_task(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def _device(platform: Platform) -> str:
-    """Return what to bind to: who has asked Slurm for GPUs never computes on the CPU instead."""
+    """Return the device to bind to; a Slurm job with GPUs never falls back to the CPU."""
     if platform.device is Device.SLURM:
         return "cuda" if platform.num_ranks is None else "auto"
     assert isinstance(platform.device, Device)
@@ -51,7 +51,7 @@ def _device(platform: Platform) -> str:
 
 
 def _group_of(rank: int, platform: Platform) -> Any:
-    """Make every group, as all ranks must, and return the one of this rank."""
+    """Create every group, as torch requires of all ranks, and return the group of this rank."""
     import torch.distributed as dist
 
     mine = dist.group.WORLD
@@ -63,7 +63,7 @@ def _group_of(rank: int, platform: Platform) -> Any:
 
 
 def _prepare_alone(platform: Platform, local_rank: int) -> None:
-    """Seeds and device of a rank that talks to nobody."""
+    """Set seeds and device of a rank without a process group."""
     import torch
 
     from rankwise.world import seed_generators

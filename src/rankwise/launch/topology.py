@@ -1,4 +1,4 @@
-"""Where the usable cores and the GPUs of this machine lie: NUMA nodes and cores of several threads, out of /sys."""
+"""The machine's topology from /sys: NUMA nodes, hardware threads of each core, and the NUMA node of each GPU."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Topology:
     """The part of a machine that this process may use.
 
     Attributes:
-        nodes: NUMA node -> its usable hardware threads, in the order in which they are given out: those of one core
-            follow each other. Nodes without any are left out; a machine that does not say is one node.
-        siblings: hardware thread -> all usable ones of the same core, itself included.
-        gpus: NUMA node of each visible GPU, in CUDA's order; None where it is not known.
+        nodes: NUMA node -> its usable hardware threads, in the order of assignment: threads of one core are adjacent.
+            Nodes without usable threads are left out; without information from /sys, the machine is one node.
+        siblings: hardware thread -> all usable threads of the same core, itself included.
+        gpus: NUMA node of each visible GPU, in CUDA's order; None if unknown.
     """
 
     nodes: Mapping[int, tuple[int, ...]]
@@ -34,7 +34,7 @@ class Topology:
 
     @property
     def threads(self) -> tuple[int, ...]:
-        """All usable hardware threads, node by node."""
+        """Return all usable hardware threads, node by node."""
         return tuple(thread for node in sorted(self.nodes) for thread in self.nodes[node])
 
 
@@ -45,14 +45,14 @@ def read_topology(
     sys_root: Path = _SYS,
     nvidia: Path = _NVIDIA,
 ) -> Topology:
-    """Read what the kernel says.
+    """Read the topology from the kernel.
 
     Args:
-        usable: hardware threads that this process may use; None: its affinity mask, which a container's or a
-            scheduler's CPU set limits, too.
-        visible: CUDA_VISIBLE_DEVICES; None: as it is set.
-        sys_root: where sysfs is mounted.
-        nvidia: where NVIDIA's driver lists its GPUs.
+        usable: hardware threads that this process may use; None: its affinity mask, which also reflects the CPU set of
+            a container or a scheduler.
+        visible: value of CUDA_VISIBLE_DEVICES; None: take it from the environment.
+        sys_root: mount point of sysfs.
+        nvidia: folder in which NVIDIA's driver lists its GPUs.
     """
     threads = set(cpu_mask() if usable is None else usable)
     siblings = {thread: _siblings(sys_root, thread, threads) for thread in sorted(threads)}
@@ -62,14 +62,14 @@ def read_topology(
         if here:
             nodes[number] = tuple(here)
     placed = {thread for here in nodes.values() for thread in here}
-    if placed != threads:  # sysfs is missing or says less than the mask: no node can be trusted
+    if placed != threads:  # sysfs is missing or incomplete: do not use its nodes
         nodes = {0: tuple(sorted(threads, key=lambda thread: (siblings[thread][0], thread)))}
     found = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
     return Topology(nodes=nodes, siblings=siblings, gpus=tuple(_gpus(sys_root, nvidia, found)))
 
 
 def format_numbers(numbers: Collection[int]) -> str:
-    """Return whole numbers as the kernel writes sets of them: `0-3,8`."""
+    """Format integers as the kernel writes CPU lists: `0-3,8`."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -80,10 +80,10 @@ def format_numbers(numbers: Collection[int]) -> str:
 
 
 def parse_cpu_list(text: str) -> set[int]:
-    """Read the kernel's form of a set of numbers, `0-3,8,10-11`.
+    """Parse the kernel's format of a CPU list: `0-3,8,10-11`.
 
     Raises:
-        ValueError: not of that form.
+        ValueError: not in that format.
     """
     numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
@@ -110,7 +110,7 @@ def _siblings(sys_root: Path, thread: int, usable: Collection[int]) -> tuple[int
 
 
 def _gpus(sys_root: Path, nvidia: Path, visible: str | None) -> Iterator[int | None]:
-    """Yield the node of each visible GPU; the driver's order is that of the bus, as CUDA's is for GPUs of one kind."""
+    """Yield the node of each visible GPU, in the driver's PCI bus order; CUDA's order is the same for equal GPUs."""
     present = sorted(nvidia.iterdir()) if nvidia.is_dir() else []
     uuids = {_uuid(folder): folder for folder in present}
     entries = [str(index) for index in range(len(present))] if visible is None else visible.split(",")
@@ -123,7 +123,7 @@ def _gpus(sys_root: Path, nvidia: Path, visible: str | None) -> Iterator[int | N
         elif entry.startswith("MIG-"):
             yield None
         else:
-            return  # CUDA's list ends at the first entry that names no device
+            return  # CUDA ignores the first invalid entry and all entries after it
 
 
 def _uuid(folder: Path) -> str:
@@ -139,4 +139,4 @@ def _pci_node(sys_root: Path, address: str) -> int | None:
         node = int((sys_root / "bus/pci/devices" / address.lower() / "numa_node").read_text())
     except (OSError, ValueError):
         return None
-    return node if node >= 0 else None  # -1: the firmware does not say
+    return node if node >= 0 else None  # -1: the firmware does not report it

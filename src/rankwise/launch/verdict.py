@@ -1,4 +1,4 @@
-"""Which rank is the root cause: the earliest failure that is not the consequence of another one."""
+"""Which rank is the root cause: the earliest failure that is not a consequence of another failure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_THE_NETWORK = re.compile(
     re.IGNORECASE,
 )
 _IN_A_COLLECTIVE = re.compile(r"torch[/.](distributed|autograd)|rankwise[/.](world|errors\.DesyncError)")
-# a peer's sockets close before its end is seen here; on a busy machine long before
+# the supervisor notices a rank's end later than its peers notice closed sockets; much later on a busy machine
 _LEAVING_S = 2.0
 
 
@@ -39,14 +39,14 @@ class RankEnd:
 
     Attributes:
         rank: global rank.
-        status: as `subprocess` gives it; None if it had to be given up.
-        ended_s: when, monotonic clock.
-        report: what it said itself.
-        sent: the last signal by which we asked it to end, None if we did not.
-        sent_s: when we first did.
+        status: exit status as in `subprocess`; None if the supervisor gave up waiting for the process.
+        ended_s: when it ended, monotonic clock.
+        report: its own report.
+        sent: the last signal with which the supervisor asked it to end, None if it did not.
+        sent_s: when the supervisor first did so.
         crash: Python stacks left by a crash inside C, "" if none.
-        evidence: what tells that the kernel killed it for want of memory, "" if nothing does.
-        finished_s: when it said that its program had come to its end, None if it did not.
+        evidence: evidence that the kernel's OOM killer killed it, "" if there is none.
+        finished_s: when its program ended, as it reported; None if it did not report that.
     """
 
     rank: int
@@ -61,30 +61,30 @@ class RankEnd:
 
     @property
     def left_s(self) -> float | None:
-        """When it left of its own accord and well; None if it did not."""
+        """Return when it ended successfully without being asked to; None if it did not."""
         by_itself = self.ended_s if self.status == 0 and self.sent is None else None
         return by_itself if self.finished_s is None else self.finished_s
 
     @property
     def interrupted(self) -> bool:
-        """Whether it has saved and ended because it was asked to, together with all others."""
+        """Whether it saved and ended because it was asked to, together with all other ranks."""
         return self.status == Interrupted.EXIT_CODE
 
     @property
     def failed_s(self) -> float:
-        """When the failure happened, as near as is known."""
+        """Return when the failure happened, as precisely as known."""
         return self.report.time_s if self.report is not None else self.ended_s
 
     @property
     def failed(self) -> bool:
-        """Whether it failed by itself, before we asked it to end."""
+        """Whether it failed on its own, before the supervisor asked it to end."""
         if self.report is None and self.status in (0, Interrupted.EXIT_CODE):
             return False
         return self.sent_s is None or self.failed_s < self.sent_s
 
     @property
     def suspicion(self) -> int:
-        """0: a cause; 1: an abort inside C, which a lost peer brings about as well; 2: the loss of a peer."""
+        """Return 0 for a cause, 1 for an abort inside C, which a lost peer can also cause, 2 for the loss of a peer."""
         if self.report is not None:
             return 2 if is_collateral(self.report) else 0
         return 1 if self.status == -signal.SIGABRT else 0
@@ -96,13 +96,13 @@ class Failure:
 
     Attributes:
         rank: global rank.
-        headline: one line: what happened to it.
+        headline: one line about what happened.
         detail: traceback or stacks, "" if there are none.
-        status: its exit status; None if it hung or had finished well.
-        exitcode: what the whole launch should exit with.
-        witness: the rank that `detail` is of; None if it is this one.
-        places: where each rank was, of a hang.
-        waits: of a hang: the rank itself waits for others; the cause may be on another node.
+        status: its exit status; None if it hung or had succeeded.
+        exitcode: the exit code for the whole launch.
+        witness: the rank that `detail` comes from; None if it is this one.
+        places: for a hang: where each rank was.
+        waits: for a hang: this rank itself waits for others; the cause may be on another node.
     """
 
     rank: int
@@ -116,7 +116,7 @@ class Failure:
 
 
 def is_collateral(report: Report) -> bool:
-    """Whether a rank failed because it lost or waited in vain for another one."""
+    """Whether a rank failed because it lost a peer, or because its wait for a peer timed out."""
     if report.peers and report.rank not in report.peers:
         return True
     texts = [f"{report.type}: {report.message}", *report.causes]
@@ -124,7 +124,7 @@ def is_collateral(report: Report) -> bool:
 
 
 def is_timeout(report: Report) -> bool:
-    """Whether a rank gave up waiting for another one, which may be alive."""
+    """Whether a rank's wait for a peer timed out; the peer may be alive."""
     texts = [f"{report.type}: {report.message}", *report.causes]
     return is_collateral(report) and any(_TIMEOUT.search(text) for text in texts)
 
@@ -138,7 +138,7 @@ def signal_name(number: int) -> str:
 
 
 def decide(ends: Sequence[RankEnd]) -> Failure | None:
-    """Find the root cause among the ends of all ranks; None if every rank ended well or was asked to end."""
+    """Return the root cause among the ends of all ranks; None if every rank succeeded or was asked to end."""
     failed = sorted((end for end in ends if end.failed), key=lambda end: (end.suspicion, end.failed_s))
     if not failed:
         return None
@@ -152,7 +152,7 @@ def decide(ends: Sequence[RankEnd]) -> Failure | None:
         rank=first.rank,
         headline=_headline(first),
         detail=first.report.traceback if first.report is not None else first.crash,
-        # it may have been stopped with the others while it was still on its way out
+        # the supervisor may have stopped it together with the others during its exit
         status=first.status if first.report is None else first.report.exitcode,
         exitcode=_exitcode(first),
     )
@@ -160,7 +160,7 @@ def decide(ends: Sequence[RankEnd]) -> Failure | None:
 
 def _left_early(gone: RankEnd, waiting: RankEnd) -> Failure:
     assert waiting.report is not None
-    status = Interrupted.EXIT_CODE if gone.interrupted else 0  # what it was stopped with does not matter
+    status = Interrupted.EXIT_CODE if gone.interrupted else 0  # the signal that stopped it does not matter
     return Failure(
         rank=gone.rank,
         headline=f"had finished (exit {status}) while rank {waiting.rank} still waited for it in a collective; "

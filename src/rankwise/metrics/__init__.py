@@ -1,4 +1,4 @@
-"""Metrics that accumulate on their own rank and are reduced together, once, when they are read."""
+"""Metrics that accumulate on each rank and are reduced over ranks in one collective when they are read."""
 
 from rankwise.metrics.counters import Counters
 from rankwise.metrics.group import Metrics

@@ -1,6 +1,6 @@
-"""From a value and a weight to the scalars that accumulate: sums and extremes, on the host or left on the device.
+"""Compute the scalars to accumulate from a value and a weight: sums and extremes, on the host or on the device.
 
-NumPy and torch share the few functions that are needed, so both go one way: `xp` is the one or the other.
+NumPy and torch share the few functions needed here, so the code is the same for both: `xp` is one of them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _INT_LIMIT = 2**62
 def weighted_sum(value: Any, weight: Any) -> tuple[Any, Any]:
     """Return (sum of value x weight, sum of weight) over all elements, integers exact.
 
-    Elements of weight 0 do not count, whatever they hold. Numbers, arrays and CPU tensors give Python numbers; tensors
-    on a device give 0-d tensors there (int64, float64, or float32 where the device has no float64).
+    Elements of weight 0 are ignored, even NaN. Numbers, arrays and CPU tensors give Python numbers. Tensors on a device
+    give 0-d tensors there (int64, float64, or float32 if the device has no float64).
 
     Raises:
-        ConfigError: not numbers, shapes that do not fit, or a negative or non-finite weight on the host.
+        ConfigError: not numbers, incompatible shapes, or a negative or non-finite weight on the host.
     """
     value, weight = _plain(value, "value"), _plain(weight, "weight")
     if isinstance(value, (int, float)) and isinstance(weight, (int, float)):
@@ -45,7 +45,7 @@ def weighted_sum(value: Any, weight: Any) -> tuple[Any, Any]:
 def extreme(value: Any, weight: Any, *, largest: bool) -> tuple[Any, Any]:
     """Return (largest or smallest element, whether there is one) among the elements whose weight is not 0.
 
-    A NaN among them is the result. On a device both are 0-d tensors; the first means nothing where the second is False.
+    If one is NaN, the result is NaN. On a device both are 0-d tensors; if the second is False, ignore the first.
 
     Raises:
         ConfigError: as `weighted_sum`.
@@ -77,7 +77,7 @@ def extreme(value: Any, weight: Any, *, largest: bool) -> tuple[Any, Any]:
 
 
 def _plain(value: Any, what: str) -> Any:
-    """Return a Python number, a NumPy array or a detached device tensor, checked."""
+    """Return a validated Python number, NumPy array or detached device tensor."""
     if isinstance(value, (bool, int, float)):
         value = int(value) if isinstance(value, (bool, int)) else value
     elif is_tensor(value):
@@ -97,7 +97,7 @@ def _plain(value: Any, what: str) -> Any:
 
 def _check_weight(weight: Any) -> None:
     if is_tensor(weight):
-        return  # looking would wait for the device
+        return  # checking the values would synchronise with the device
     good = math.isfinite(weight) and weight >= 0 if isinstance(weight, (int, float)) else _all_weights_good(weight)
     if not good:
         raise ConfigError(f"a metric's weights are finite and at least 0, got {weight!r}")
@@ -108,13 +108,13 @@ def _all_weights_good(weight: np.ndarray[Any, Any]) -> bool:
 
 
 def _together(value: Any, weight: Any) -> tuple[Any, Any, Any]:
-    """Return (np or torch, value, weight) with both as its arrays, on one device."""
+    """Return (np or torch, value, weight) with both as arrays of that library, on one device."""
     if not is_tensor(value) and not is_tensor(weight):
         return np, np.asarray(value), np.asarray(weight)
     import torch
 
     device = value.device if is_tensor(value) else weight.device
-    # copies to the device do not wait; a Python number becomes a fill on the device
+    # copies to the device are asynchronous; a Python number becomes a fill on the device
     return torch, _on_device(torch, value, device), _on_device(torch, weight, device)
 
 
@@ -132,7 +132,7 @@ def _float_dtype(torch: Any, device: Any) -> Any:
 
 
 def _aligned(xp: Any, value: Any, weight: Any) -> Any:
-    """Return the weight of each element: a weight of fewer axes belongs to the leading ones (the samples)."""
+    """Return the weight of each element: a weight with fewer axes applies to the leading axes (the samples)."""
     target = tuple(weight.shape) if value.ndim == 0 else tuple(value.shape)
     shape = tuple(weight.shape) + (1,) * max(0, len(target) - weight.ndim)
     fits = len(shape) == len(target) and all(have in (1, want) for have, want in zip(shape, target, strict=True))
@@ -152,7 +152,7 @@ def _exact(xp: Any, array: Any, times: int = 1) -> Any:
 
 
 def _is_wide(array: np.ndarray[Any, Any], times: int) -> bool:
-    """Whether sums of so many times these integers could leave int64; Python integers take over then."""
+    """Whether sums of so many times these integers could overflow int64; then Python integers are used."""
     if array.dtype.kind == "b" or (array.dtype.itemsize < 8 and times == 1) or not array.size:
         return False
     return max(abs(int(array.max())), abs(int(array.min()))) * max(times, 1) * array.size >= _INT_LIMIT
@@ -170,7 +170,7 @@ def _zero(total: Any) -> Any:
 
 
 def _identity(xp: Any, value: Any, *, largest: bool) -> Any:
-    """Return what no other element loses against."""
+    """Return the identity: the value that every other element replaces."""
     if value.is_floating_point():
         return -math.inf if largest else math.inf
     if value.dtype is xp.bool:

@@ -1,4 +1,4 @@
-"""`Counters`: sums by name, for everything that only adds up."""
+"""`Counters`: sums by name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Counters"]
 
 
 class Counters:
-    """Sums by name: losses and sample counts, added up locally, over ranks in one collective.
+    """Sums by name, for example losses and sample counts: added locally, and over ranks in one collective.
 
-    Unlike `collections.Counter`, whose ``+`` drops every sum that is zero or negative, all sums survive. A name that
-    only some ranks have met counts on the others as nothing added.
+    Unlike `collections.Counter`, whose ``+`` drops sums that are zero or negative, it keeps all sums. A name that only
+    some ranks have counts as 0 on the others.
     """
 
     scope: Literal["reduced"] = "reduced"
@@ -27,10 +27,10 @@ class Counters:
         self._sums: dict[str, Sum] = {}
 
     def update(self, amounts: Mapping[str, Any]) -> None:
-        """Add ``{name: number, tensor or array}``; all elements count. Never communicates, never waits for a device.
+        """Add ``{name: number, tensor or array}``; all elements count. No communication, no device synchronisation.
 
         Raises:
-            ConfigError: a value is not made of numbers.
+            ConfigError: a value is not numeric.
         """
         for name, amount in amounts.items():
             held = self._sums.get(name)
@@ -39,7 +39,7 @@ class Counters:
             held.update(amount)
 
     def reset(self) -> None:
-        """Forget all names and sums."""
+        """Remove all names and sums."""
         self._sums.clear()
 
     def reduce(self, world: World | None = None, *, reset: bool = False) -> dict[str, float | int]:
@@ -47,7 +47,7 @@ class Counters:
 
         Args:
             world: default ``World.current()``.
-            reset: forget the local sums afterwards.
+            reset: remove the local sums afterwards.
         """
         from rankwise.world import World as _World
 
@@ -58,11 +58,11 @@ class Counters:
         return sums
 
     def read_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, float | int]:
-        """Return the sums over the given states of ranks, sorted by name. Not a collective."""
+        """Return the sums over the given ranks' states, sorted by name. Not a collective."""
         return {name: Sum().read_state(state) for name, state in self.merge_states(states).items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's sums; waits for the device."""
+        """Return this rank's sums; synchronises with the device."""
         cells = {(name, part): cell for name, metric in self._sums.items() for part, cell in metric.partial().items()}
         state: dict[str, Any] = {name: {} for name in self._sums}
         for (name, part), number in to_host(cells).items():
@@ -70,13 +70,13 @@ class Counters:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over sums."""
+        """Load sums."""
         sums = {name: Sum() for name in state}
         for name, metric in sums.items():
             metric.load_state_dict(state[name])
         self._sums = sums
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the union of the names with their sums added up."""
+        """Return the union of the names, with their sums added."""
         names = sorted({name for state in states for name in state})
         return {name: Sum().merge_states([state[name] for state in states if name in state]) for name in names}

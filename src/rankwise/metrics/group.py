@@ -1,4 +1,4 @@
-"""`Metrics`: several metrics as one, for the loop and for a checkpoint."""
+"""`Metrics`: several metrics as one object, for the loop and for a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Metrics(Mapping[str, Metric]):
         **more: the same as keywords.
 
     Raises:
-        ConfigError: something is no `Metric`.
+        ConfigError: a value is not a `Metric`.
     """
 
     scope: Literal["reduced"] = "reduced"
@@ -50,19 +50,19 @@ class Metrics(Mapping[str, Metric]):
         return reduce(self._metrics, world, reset=reset)
 
     def reset(self) -> None:
-        """Reset all of them."""
+        """Reset all metrics."""
         for metric in self._metrics.values():
             metric.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's partials by name; waits for the device."""
+        """Return this rank's partials by name; synchronises with the device."""
         return {name: metric.state_dict() for name, metric in self._metrics.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over partials.
+        """Load partials.
 
         Raises:
-            CheckpointError: the state has other names.
+            CheckpointError: the state has different names.
         """
         if sorted(state) != sorted(self._metrics):
             raise CheckpointError(
@@ -73,5 +73,5 @@ class Metrics(Mapping[str, Metric]):
             metric.load_state_dict(state[name])
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the partials of several ranks together."""
+        """Return the merged partials of several ranks."""
         return {name: metric.merge_states([state[name] for state in states]) for name, metric in self._metrics.items()}

@@ -1,4 +1,4 @@
-"""Numbers from devices to the host: all of them in one transfer per device and dtype."""
+"""Copy numbers from devices to the host, with one transfer per device and dtype."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def to_host(cells: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the same mapping with every 0-d tensor as a Python number. The only place where metrics wait."""
+    """Return the mapping with every 0-d tensor as a Python number. Only here do metrics synchronise with a device."""
     found = {key: value for key, value in cells.items() if not is_tensor(value)}
     waiting: dict[Any, list[Any]] = {}
     for key, value in cells.items():

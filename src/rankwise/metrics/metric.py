@@ -1,4 +1,4 @@
-"""`Metric`: what `reduce` and a checkpoint need to know of a metric."""
+"""`Metric`: the interface of a metric for `reduce` and checkpoints."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ __all__ = ["Metric"]
 
 @runtime_checkable
 class Metric(Protocol):
-    """A number that each rank accumulates on its own and that all ranks together make exact.
+    """A number that each rank accumulates locally, and whose exact value follows from the values of all ranks.
 
-    What one rank has accumulated is the metric's *partial*: a flat dict of numbers. Partials merge without any rank.
+    A rank's accumulated values are the metric's *partial*: a flat dict of numbers. Partials merge without a collective.
     """
 
     @property
     def scope(self) -> Literal["reduced"]:
-        """How a checkpoint treats it: the partials of the ranks merge."""
+        """How a checkpoint treats it: it merges the partials of the ranks."""
         ...
 
     def reset(self) -> None:
-        """Forget what was accumulated."""
+        """Clear the accumulated values."""
         ...
 
     def partial(self) -> dict[str, Any]:
-        """Return the partial with its numbers where they are: Python numbers, or 0-d tensors on their device."""
+        """Return the partial without a copy to the host: Python numbers, or 0-d tensors on their device."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the partial as Python numbers; waits for the device."""
+        """Return the partial as Python numbers; synchronises with the device."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a partial."""
+        """Load a partial."""
         ...
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the partial of several partials (Python numbers) together; that of none is the empty one."""
+        """Merge several partials (Python numbers) into one; for none, return an empty partial."""
         ...
 
     def read_state(self, state: Mapping[str, Any]) -> float | int:

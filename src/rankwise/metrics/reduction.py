@@ -19,21 +19,21 @@ __all__ = ["flatten", "reduce"]
 def reduce(metrics: Mapping[str, Any], world: World | None = None, *, reset: bool = False) -> dict[str, Any]:
     """Return the value of every metric over all ranks, equal on all of them. Every rank must call it.
 
-    One collective carries everything: the partials are read from the devices (the only wait), gathered, and merged in
-    rank order on every rank. The local metrics stay as they are unless `reset`.
+    It needs one collective: the partials are copied from the devices (the only synchronisation), gathered, and merged
+    in rank order on every rank. The local metrics stay unchanged unless `reset`.
 
     Args:
-        metrics: `Metric` by name; torchmetrics metrics whose states reduce by sum, min, max or cat; or mappings of
-            such, whose names are joined by "/".
+        metrics: `Metric` by name; or torchmetrics metrics whose states reduce by sum, min, max or cat; or mappings of
+            these, whose names are joined by "/".
         world: default ``World.current()``.
-        reset: start anew afterwards.
+        reset: reset the local metrics afterwards.
 
     Returns:
-        Value by name, sorted: numbers; tensors where a torchmetrics metric computes more than one number.
+        Value by name, sorted: numbers; tensors if a torchmetrics metric computes more than one number.
 
     Raises:
-        ConfigError: something is no metric, or cannot be merged exactly.
-        DesyncError: the ranks came with different names or kinds; they are named.
+        ConfigError: a value is not a metric, or cannot be merged exactly.
+        DesyncError: the ranks have different names or kinds of metrics; the message lists them.
     """
     from rankwise.world import World as _World
 
@@ -66,7 +66,7 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return `Metric` by joined name.
 
     Raises:
-        ConfigError: something is no metric.
+        ConfigError: a value is not a metric.
     """
     flat: dict[str, Any] = {}
     for name, metric in metrics.items():
@@ -88,7 +88,7 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _partials(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return all partials with their numbers on the host, moved together."""
+    """Return all partials with their numbers on the host, copied together."""
     whole = {name: metric.state_dict() for name, metric in flat.items() if isinstance(metric, TorchMetricAdapter)}
     cells = {
         (name, part): cell

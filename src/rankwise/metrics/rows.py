@@ -20,23 +20,23 @@ __all__ = ["gather_rows"]
 def gather_rows(
     rows: Any, ids: Any = None, world: World | None = None, *, weights: Any = None
 ) -> tuple[Any, IntArray] | None:
-    """Bring the rows of all ranks to the main rank, sorted by sample id. Every rank must call it.
+    """Gather the rows of all ranks on the main rank, sorted by sample id. Every rank must call it.
 
-    The ranks may have different numbers of rows, none included.
+    The ranks may have different numbers of rows, including none.
 
     Args:
-        rows: tensor, array or list with the samples on its first axis, or a dict of such.
+        rows: tensor, array or list with the samples on its first axis, or a dict of these.
         ids: int[B], the sample of each row; None keeps all rows, by rank.
         world: default ``World.current()``.
-        weights: float[B] or None; rows of weight 0 (padding) are left out.
+        weights: float[B] or None; rows of weight 0 (padding) are dropped.
 
     Returns:
-        On the main rank (rows, ids): rows like those given (tensors on the CPU), ids int64. Of several rows of one
-        sample the first rank's stays. Without `ids`, the second is ``0, 1, 2, ...``. None on the other ranks.
+        On the main rank (rows, ids): rows of the same type (tensors on the CPU), ids int64. If a sample has several
+        rows, that of the lowest rank is kept. Without `ids`, they are ``0, 1, 2, ...``. None on the other ranks.
 
     Raises:
-        ConfigError: lengths that differ.
-        DesyncError: another rank failed, or ranks came with rows of different kinds.
+        ConfigError: the lengths differ.
+        DesyncError: another rank failed, or the ranks' rows have different types.
     """
     from rankwise.world import World as _World
 
@@ -49,7 +49,7 @@ def gather_rows(
         error = caught
     world.raise_together(error)
     gathered = world.gather_object(mine)
-    # the main rank may still find that the kinds differ: that, too, is everybody's error
+    # the main rank may still find different types: raise that error on every rank too
     result: tuple[Any, IntArray] | None = None
     try:
         if gathered is not None:

@@ -1,4 +1,4 @@
-"""torchmetrics metrics inside `reduce`: their states are merged here, never by their own hidden collectives."""
+"""torchmetrics metrics in `reduce`: their states are merged here, never by their own hidden collectives."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from rankwise.errors import ConfigError
 
 __all__ = ["TorchMetricAdapter", "is_torchmetric"]
 
-# torchmetrics' own reductions, by the name of their function.
+# torchmetrics' own reductions, by function name.
 _KNOWN = {"dim_zero_sum": "sum", "dim_zero_min": "min", "dim_zero_max": "max", "dim_zero_cat": "cat"}
 
 
 def is_torchmetric(value: Any) -> bool:
-    """Whether `value` is a metric of torchmetrics (not a collection of them); does not import it."""
+    """Whether `value` is a torchmetrics metric (not a collection); does not import torchmetrics."""
     module = sys.modules.get("torchmetrics")
     return module is not None and isinstance(value, module.Metric)
 
 
 class TorchMetricAdapter:
-    """A torchmetrics metric as a `Metric`: exact on ragged shares, the local state untouched.
+    """A torchmetrics metric as a `Metric`: exact for ranks with different numbers of samples; keeps the local state.
 
     Args:
         name: its name, for messages.
-        metric: the metric; each state must reduce by sum, min, max or cat, or be a list that is only gathered.
+        metric: the metric; each state must reduce by sum, min, max or cat, or be a list that is gathered only.
 
     Raises:
         ConfigError: it wraps other metrics, or has a state that cannot be merged exactly.
@@ -43,28 +43,28 @@ class TorchMetricAdapter:
         self.metric.reset()
 
     def partial(self) -> dict[str, Any]:
-        """Return the states as they are."""
+        """Return the states unchanged."""
         return {state: getattr(self.metric, state) for state in self._ops}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states on the CPU; lists concatenated, where their metric would do that."""
+        """Return the states on the CPU; concatenate lists if the metric would do so."""
         return {state: _on_cpu(value, self._ops[state]) for state, value in self.partial().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over states."""
+        """Load states."""
         _put(self.metric, state, touched=True)
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the states of several ranks together, in rank order."""
+        """Merge the states of several ranks, in rank order."""
         defaults = {name: _on_cpu(value, "list") for name, value in self.metric._defaults.items()}  # noqa: SLF001
         if not states:
             return defaults
         return {name: _merged(op, [state[name] for state in states]) for name, op in self._ops.items()}
 
     def read_state(self, state: Mapping[str, Any]) -> Any:
-        """Return what the metric computes from merged states: a number, or its tensors on the CPU."""
+        """Return the metric's value for merged states: a number, or its tensors on the CPU."""
         twin = copy.deepcopy(self.metric)
-        # compute would otherwise gather once more, on whatever group it finds
+        # else `compute` would gather again, in the default group
         twin._to_sync = False  # noqa: SLF001
         twin.sync_on_compute = False
         twin.reset()
@@ -82,7 +82,7 @@ def _merge_ops(name: str, metric: Any) -> dict[str, str]:
     for state, function in metric._reductions.items():  # noqa: SLF001
         op = _KNOWN.get(getattr(function, "__name__", ""))
         if function is None and isinstance(metric._defaults[state], list):  # noqa: SLF001
-            op = "list"  # items may be of several shapes: they are put together, not joined
+            op = "list"  # items may have different shapes: make a list, do not concatenate
         if op is None:
             how = getattr(function, "__name__", str(function)).removeprefix("dim_zero_")
             raise ConfigError(

@@ -14,7 +14,7 @@ __all__ = ["Max", "Mean", "Min", "Sum"]
 
 
 class Sum:
-    """Sum of value x weight over everything it was given; exact for integers, 0 for nothing."""
+    """Sum of value x weight over all updates; exact for integers, 0 without updates."""
 
     scope: Literal["reduced"] = "reduced"
 
@@ -22,34 +22,34 @@ class Sum:
         self._total = _Total()
 
     def update(self, value: Any, weight: Any = 1) -> None:
-        """Add `value`. Never communicates, never waits for a device.
+        """Add `value`. No communication, no device synchronisation.
 
         Args:
-            value: number, tensor or array; all its elements count. Empty is fine.
-            weight: one weight, one per sample (leading axes of `value`) or one per element; elements of weight 0 do
-                not count, whatever they hold.
+            value: number, tensor or array; all its elements count. It may be empty.
+            weight: one weight, one per sample (leading axes of `value`) or one per element; elements of weight 0 are
+                ignored, even NaN.
 
         Raises:
-            ConfigError: not numbers, or shapes that do not fit.
+            ConfigError: not numbers, or incompatible shapes.
         """
         # a training step adds such numbers, several times
         plain = type(value) in (int, float) and type(weight) in (int, float) and weight == 1
         self._total.add(value if plain else weighted_sum(value, weight)[0])
 
     def reset(self) -> None:
-        """Forget what was added."""
+        """Clear the accumulated values."""
         self._total = _Total()
 
     def partial(self) -> dict[str, Any]:
-        """Return this rank's sum, wherever it is: ``{"ints", "floats"}``; floats is None if none came."""
+        """Return this rank's sum on its device: ``{"ints", "floats"}``; floats is None if none were added."""
         return {"ints": self._total.ints, "floats": self._total.floats}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's sum as Python numbers; waits for the device."""
+        """Return this rank's sum as Python numbers; synchronises with the device."""
         return to_host(self.partial())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a sum."""
+        """Load a sum."""
         _check_state(self, state)
         self._total = _Total(state["ints"], state["floats"])
 
@@ -63,7 +63,7 @@ class Sum:
 
 
 class Mean:
-    """Weighted mean over everything it was given: sum of value x weight over sum of weight; NaN for nothing."""
+    """Weighted mean over all updates: sum of value x weight divided by sum of weight; NaN without updates."""
 
     scope: Literal["reduced"] = "reduced"
 
@@ -72,43 +72,43 @@ class Mean:
         self._weight = _Total()
 
     def update(self, value: Any, weight: Any = 1) -> None:
-        """Add `value`. Never communicates, never waits for a device.
+        """Add `value`. No communication, no device synchronisation.
 
-        A batch's mean loss counts with its number of samples: ``update(loss, weight=len(batch))``.
+        Weight a batch's mean loss with its number of samples: ``update(loss, weight=len(batch))``.
 
         Args:
-            value: number, tensor or array; all its elements count. Empty is fine.
-            weight: one weight (of each element), one per sample (leading axes of `value`) or one per element; elements
-                of weight 0 do not count, whatever they hold.
+            value: number, tensor or array; all its elements count. It may be empty.
+            weight: one weight (for each element), one per sample (leading axes of `value`) or one per element; elements
+                of weight 0 are ignored, even NaN.
 
         Raises:
-            ConfigError: not numbers, or shapes that do not fit.
+            ConfigError: not numbers, or incompatible shapes.
         """
         total, weight = weighted_sum(value, weight)
         self._total.add(total)
         self._weight.add(weight)
 
     def reset(self) -> None:
-        """Forget what was added."""
+        """Clear the accumulated values."""
         self._total, self._weight = _Total(), _Total()
 
     def partial(self) -> dict[str, Any]:
-        """Return this rank's sums, wherever they are: ``{"ints", "floats", "weight_ints", "weight_floats"}``."""
+        """Return this rank's sums on their device: ``{"ints", "floats", "weight_ints", "weight_floats"}``."""
         sums = {"ints": self._total.ints, "floats": self._total.floats}
         return sums | {"weight_ints": self._weight.ints, "weight_floats": self._weight.floats}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's sums as Python numbers; waits for the device."""
+        """Return this rank's sums as Python numbers; synchronises with the device."""
         return to_host(self.partial())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over sums."""
+        """Load sums."""
         _check_state(self, state)
         self._total = _Total(state["ints"], state["floats"])
         self._weight = _Total(state["weight_ints"], state["weight_floats"])
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the sums of sums."""
+        """Return the sums of several ranks' sums."""
         merged: dict[str, Any] = {name: sum(state[name] for state in states) for name in ("ints", "weight_ints")}
         return merged | {name: _add(state[name] for state in states) for name in ("floats", "weight_floats")}
 
@@ -119,7 +119,7 @@ class Mean:
 
 
 class _Extreme:
-    """What `Max` and `Min` share; which of the two it is, the subclass says."""
+    """Common base of `Max` and `Min`."""
 
     scope: Literal["reduced"] = "reduced"
     _largest: ClassVar[bool]
@@ -128,49 +128,49 @@ class _Extreme:
         self._best = _Best(largest=self._largest)
 
     def update(self, value: Any, weight: Any = 1) -> None:
-        """Take `value` into account. Arguments as in `Sum.update`; a weight only tells whether an element counts."""
+        """Include `value`. Arguments as in `Sum.update`; a weight of 0 excludes an element, others have no effect."""
         self._best.add(*extreme(value, weight, largest=self._largest))
 
     def reset(self) -> None:
-        """Forget what was seen."""
+        """Clear the stored extreme."""
         self._best = _Best(largest=self._largest)
 
     def partial(self) -> dict[str, Any]:
-        """Return this rank's best integer and float, wherever they are, and whether there are any."""
+        """Return this rank's best integer and float on their device, and whether there are any."""
         return self._best.cells()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the same as Python numbers; waits for the device."""
+        """Return the same as Python numbers; synchronises with the device."""
         return to_host(self.partial())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what was seen."""
+        """Load an extreme."""
         _check_state(self, state)
         self._best = _Best.of([state], largest=self._largest)
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the best of all."""
+        """Return the best of several partials."""
         return _Best.of(states, largest=self._largest).cells()
 
     def read_state(self, state: Mapping[str, Any]) -> float | int:
-        """Return the best element: an int if it came as one."""
+        """Return the best element: an int if it was added as one."""
         return _Best.read(state, largest=self._largest)
 
 
 class Max(_Extreme):
-    """Largest element it was given; NaN if one was NaN, and for nothing."""
+    """Largest element of all updates; NaN if one was NaN, or without updates."""
 
     _largest = True
 
 
 class Min(_Extreme):
-    """Smallest element it was given; NaN if one was NaN, and for nothing."""
+    """Smallest element of all updates; NaN if one was NaN, or without updates."""
 
     _largest = False
 
 
 class _Total:
-    """Integers and floats added up apart, so that integers stay exact. Cells are Python numbers or 0-d tensors."""
+    """Separate sums of integers and floats, so that integers stay exact. Cells are Python numbers or 0-d tensors."""
 
     __slots__ = ("floats", "ints")
 
@@ -186,7 +186,7 @@ class _Total:
 
 
 class _Best:
-    """The best integer and the best float apart, each with a flag whether there was one."""
+    """The best integer and the best float separately, each with a flag whether there was one."""
 
     __slots__ = ("_cells", "_largest")
 

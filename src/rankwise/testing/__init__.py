@@ -1,4 +1,4 @@
-"""For tests only: real gloo ranks, reused across the cases of a file; faults on demand; small data."""
+"""For tests only: real gloo ranks, reused by the tests of a file; faults on demand; small data."""
 
 from rankwise.testing.faults import Fault
 from rankwise.testing.ranks import RanksFailedError, close_pools, run_ranks

@@ -1,4 +1,4 @@
-"""Arrays of any kind that zarr-python writes: shapes, grids, codecs, dtypes, fill values and holes, drawn at random."""
+"""Random arrays as zarr-python writes them: shapes, grids, codecs, dtypes, fill values and missing chunks."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _LONGEST = {1: 60, 2: 18, 3: 10, 4: 6}
 
 
 class UnwritableError(Exception):
-    """zarr-python itself does not write such an array."""
+    """zarr-python itself cannot write such an array."""
 
 
 def write_any(rng: Random, root: Path, *, ndim: int, dtypes: tuple[DType, ...] = DTYPES) -> None:
-    """Write an array of which some chunks may be missing.
+    """Write an array; some of its chunks may be missing.
 
     Args:
-        rng: where every choice comes from.
-        root: folder of the array, not there yet.
+        rng: source of all random choices.
+        root: folder of the array; must not exist.
         ndim: number of axes, 1 to 4.
         dtypes: dtypes to choose from.
 
     Raises:
-        UnwritableError: zarr-python refuses what was drawn.
+        UnwritableError: zarr-python refuses the drawn array.
     """
     import zarr
 
@@ -46,13 +46,13 @@ def write_any(rng: Random, root: Path, *, ndim: int, dtypes: tuple[DType, ...] =
         options, tame = make(rng, dtype, chunks)
         array = zarr.create_array(root, shape=shape, fill_value=any_fill(rng, dtype, options), **options)
         _fill(rng, array, any_values(rng, plain, dtype, shape, tame=tame))
-    except Exception as error:  # whatever a codec raises
+    except Exception as error:  # codecs raise any type
         raise UnwritableError(f"{type(error).__name__}: {error}") from error
     _punch(rng, root)
 
 
 def any_fill(rng: Random, dtype: DType, options: dict[str, Any] | None = None) -> Any:
-    """Return a fill value of a dtype, extreme ones included; None where version 2 allows it."""
+    """Return a fill value of a dtype, sometimes an extreme one; None if Zarr version 2 allows it."""
     if options is not None and options.get("zarr_format") == 2 and rng.random() < 0.3:
         return None
     if dtype.kind == "b":
@@ -65,7 +65,7 @@ def any_fill(rng: Random, dtype: DType, options: dict[str, Any] | None = None) -
 
 
 def any_values(rng: Random, plain: np.random.Generator, dtype: DType, shape: tuple[int, ...], *, tame: bool) -> NDArray:
-    """Return elements: small numbers, or any bits at all where they need not be `tame`."""
+    """Return elements: small numbers if `tame`, else any bits."""
     small: NDArray = plain.integers(0, 2 if dtype.kind == "b" else 100, shape).astype(dtype)
     if tame or dtype.kind == "b" or rng.random() < 0.4:
         return small
@@ -103,7 +103,7 @@ def _options_v3(rng: Random, dtype: DType, chunks: tuple[int, ...]) -> tuple[dic
 
 
 def _fill(rng: Random, array: Any, values: NDArray) -> None:
-    """Write all of it, a part, or nothing."""
+    """Write the whole array, a part, or nothing."""
     how = rng.random()
     if how < 0.6:
         array[...] = values
@@ -113,7 +113,7 @@ def _fill(rng: Random, array: Any, values: NDArray) -> None:
 
 
 def _punch(rng: Random, root: Path) -> None:
-    """Delete some of the files that hold chunks."""
+    """Delete some of the chunk files."""
     if rng.random() < 0.3:
         for file in sorted(path for path in root.rglob("*") if path.is_file()):
             if file.name not in ("zarr.json", ".zarray", ".zattrs") and rng.random() < 0.3:

@@ -1,4 +1,4 @@
-"""Codecs of every kind that zarr-python knows, drawn at random for a dtype."""
+"""Random codecs for a dtype, from all that zarr-python supports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHECKSUMS = ("Adler32", "CRC32", "CRC32C", "Fletcher32")
 
 
 def v2_codecs(rng: Random, dtype: DType) -> tuple[list[Any] | None, Any, bool]:
-    """Return filters, a compressor, and whether values must be small for them."""
+    """Return filters, a compressor, and whether they need small values."""
     numcodecs = importlib.import_module("numcodecs")
     filters, tame = _lossy(rng, dtype, numcodecs) if rng.random() < 0.25 else (None, False)
     compressor = rng.choice(
@@ -37,7 +37,7 @@ def v2_codecs(rng: Random, dtype: DType) -> tuple[list[Any] | None, Any, bool]:
 
 
 def v3_chain(rng: Random, dtype: DType, chunks: tuple[int, ...]) -> tuple[tuple[int, ...], Any, Any, Any, bool]:
-    """Return the shape of files, array filters, the serializer, byte codecs, and whether values must be small."""
+    """Return the shape of files, array filters, the serializer, byte codecs, and whether they need small values."""
     filters, serializer, compressors, tame = _inner(rng, dtype, len(chunks))
     if rng.random() < 0.45:
         return chunks, filters, serializer, compressors, tame
@@ -69,7 +69,7 @@ def _inner(rng: Random, dtype: DType, ndim: int) -> tuple[list[Any], Any, list[A
         lossy, tame = _lossy(rng, dtype, importlib.import_module("zarr.codecs.numcodecs"))
         filters += lossy or []
     endian = None if dtype.itemsize == 1 and rng.random() < 0.7 else "big" if rng.random() < 0.08 else "little"
-    # what our own decoders know is drawn as often as all the rest
+    # half of the draws are codecs that rankwise decodes itself
     how = rng.random()
     if how < 0.6:
         compressors = [_fast_codec(rng, dtype)]
@@ -132,7 +132,7 @@ def _numcodecs_blosc(rng: Random, make: Any) -> Any:
 
 
 def _lossy(rng: Random, dtype: DType, codecs: Any) -> tuple[list[Any] | None, bool]:
-    """Codecs from arrays to arrays, of numcodecs or as zarr-python wraps them, and whether values must be small."""
+    """Return array-to-array codecs, of numcodecs or wrapped by zarr-python, and whether they need small values."""
     name = dtype.str if codecs.__name__ == "numcodecs" else dtype.name
     if dtype.kind == "b":
         return [codecs.PackBits()], True
@@ -147,7 +147,7 @@ def _lossy(rng: Random, dtype: DType, codecs: Any) -> tuple[list[Any] | None, bo
         if dtype.itemsize > 2:
             wanted = "<i4" if codecs.__name__ == "numcodecs" else "int32"
             choices.append(lambda: codecs.FixedScaleOffset(offset=1, scale=2, dtype=name, astype=wanted))
-    elif dtype.itemsize > 1:  # of one byte, zarr-python writes wider elements without their order and cannot read them
+    elif dtype.itemsize > 1:  # for one byte, zarr-python writes wider elements without byte order and cannot read them
         wide = "<i8" if codecs.__name__ == "numcodecs" else "int64"
         choices.append(lambda: codecs.AsType(encode_dtype=wide, decode_dtype=name))
     return [rng.choice(choices)()], True

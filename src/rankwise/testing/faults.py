@@ -1,4 +1,4 @@
-"""Faults on demand: a rank, all ranks or the supervisor die or hang at a chosen step of a chosen attempt."""
+"""Faults on demand: a rank, all ranks or the supervisor end or hang at a given step of a given attempt."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "usr1": signal.SIGUS
 class Fault:
     """One fault, written as ``what:who@step``, for example ``kill:1@7``, ``kill:all@3``, ``hang:0@5``.
 
-    ``kill:1@7#2`` strikes in the second attempt of a run.
+    ``kill:1@7#2`` happens in the second attempt of a run.
 
     Attributes:
-        what: "kill" (SIGKILL), "term" (SIGTERM), "usr1" (SIGUSR1), "raise" (a RuntimeError) or "hang" (sleeps on).
+        what: "kill" (SIGKILL), "term" (SIGTERM), "usr1" (SIGUSR1), "raise" (a RuntimeError) or "hang" (sleeps).
         who: a rank, "all" ranks, or the "supervisor" (the parent process, for signals only).
-        step: optimizer steps completed when it strikes.
-        attempt: the attempt of the run in which it strikes.
+        step: number of completed optimizer steps at which it happens.
+        attempt: the attempt of the run in which it happens.
     """
 
     what: Literal["kill", "term", "usr1", "raise", "hang"]
@@ -44,7 +44,7 @@ class Fault:
         """Return the fault that `text` describes.
 
         Raises:
-            ConfigError: it describes none.
+            ConfigError: the text is invalid.
         """
         what, _, rest = text.partition(":")
         who, _, when = rest.partition("@")
@@ -63,13 +63,13 @@ class Fault:
         return cls.parse(text) if text else None
 
     def strike(self, *, rank: int, step: int, attempt: int) -> None:
-        """Do it, if it is time and this rank's turn; call it after each completed step."""
+        """Cause the fault if rank, step and attempt match; call this after each completed step."""
         if step != self.step or attempt != self.attempt or self.who not in (str(rank), "all", "supervisor"):
             return
         if self.what == "raise":
             raise RuntimeError(f"a fault on demand in rank {rank} after step {step}")
         if self.what in _SIGNALS:
-            # only one rank strikes the supervisor; the others train on until its death reaches them
+            # only one rank signals the supervisor; the others train on until its end ends them
             if self.who != "supervisor":
                 os.kill(os.getpid(), _SIGNALS[self.what])
             elif rank == 0:
@@ -80,9 +80,9 @@ class Fault:
 
 
 def _signal_supervisor(number: signal.Signals) -> None:
-    """Send the signal, and wait until the supervisor has passed it on, lest a busy machine do more steps than meant."""
+    """Send the signal and wait until the supervisor has forwarded it, so that no further steps run meanwhile."""
     before = None if number == signal.SIGKILL else signal.getsignal(number)
-    if not callable(before):  # it ends this process when it comes
+    if not callable(before):  # the signal ends this process
         os.kill(os.getppid(), number)
         return
     came: list[int] = []
@@ -100,13 +100,13 @@ def _signal_supervisor(number: signal.Signals) -> None:
 
 
 def end_at(owner: Any, name: str, count: int, how: Literal["before", "after"] | Exception) -> None:
-    """Let the `count`-th call of a function, from now on and of one thread, be the last thing that goes well.
+    """End or fail at the `count`-th call of a function, counted from now on in one thread.
 
     Args:
-        owner: module or class that has it.
+        owner: module or class that has the function.
         name: its name there.
-        count: which call, from 1.
-        how: SIGKILL of this process before or after that call, or what it raises instead.
+        count: number of the call, from 1.
+        how: SIGKILL of this process before or after that call, or the exception to raise instead.
     """
     real, calls = getattr(owner, name), 0
 
@@ -147,12 +147,12 @@ os._exit(0)
 
 
 def fork_while_held(setup: str, *, lock: str, child: str) -> int:
-    """Fork a program while one of its threads holds a lock; return the exit status of the child.
+    """Fork a process while one of its threads holds a lock; return the exit status of the child.
 
     Args:
-        setup: code that comes first.
-        lock: expression for the lock, or condition, that the thread holds at the fork and ever after.
-        child: code of the child, which ends with ``os._exit``; else its status is 1. After 30 s it is killed.
+        setup: code to run first.
+        lock: expression for the lock or condition that the thread holds from the fork on.
+        child: code of the child, which must end with ``os._exit``; else its status is 1. It is killed after 30 s.
     """
     body = textwrap.indent(textwrap.dedent(child), "    ")
     program = [sys.executable, "-c", _FORKED.format(setup=textwrap.dedent(setup), lock=lock, child=body)]

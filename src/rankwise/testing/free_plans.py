@@ -14,14 +14,14 @@ __all__ = ["FreePlan", "FreeSource"]
 
 @dataclass(frozen=True, slots=True)
 class FreePlan:
-    """Implements `Plan`: what costs no reading and no decoding.
+    """Implements `Plan` without reads and decoding.
 
     Attributes:
         share: the share.
-        capacity: for each ragged field, the elements of the batch.
-        num_chunks: none.
-        read_bytes: none.
-        decode_bytes: none.
+        capacity: elements of the batch, by ragged field.
+        num_chunks: 0.
+        read_bytes: 0.
+        decode_bytes: 0.
     """
 
     share: Share
@@ -32,7 +32,7 @@ class FreePlan:
 
 
 class FreeSource(BaseSource):
-    """What tests say of a source; a subclass, or whoever makes one, sets what differs.
+    """A source with default attributes for tests; a subclass or the caller sets other values.
 
     Args:
         **facts: values of attributes.
@@ -58,7 +58,7 @@ class FreeSource(BaseSource):
 
     @property
     def locality(self) -> Locality:
-        """Made of the attributes."""
+        """Return the locality from the attributes."""
         return _FreeLocality(
             chunk_samples=self.chunk_samples,
             chunk_bytes=self.chunk_bytes,
@@ -74,5 +74,5 @@ class _FreeLocality(Locality):
     wished: Callable[[int], tuple[int | None, int | None]] | None
 
     def layout(self, batch_size: int) -> tuple[int | None, int | None]:
-        """Return what is wished for."""
+        """Return the requested layout."""
         return (None, None) if self.wished is None else self.wished(batch_size)

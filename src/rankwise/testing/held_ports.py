@@ -1,4 +1,4 @@
-"""Ports for ranks that tests start, which nobody else is given meanwhile."""
+"""Ports for ranks that tests start, reserved until they are released."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def hold_port() -> int:
 
 
 def release_ports() -> None:
-    """Give all ports back."""
+    """Release all ports."""
     while _held:
         _held.pop().close()

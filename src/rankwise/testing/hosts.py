@@ -1,7 +1,7 @@
-"""Several hosts on one Linux machine: network namespaces with own addresses and host names, joined by a bridge.
+"""Several hosts on one Linux machine: network namespaces with own addresses and host names, connected by a bridge.
 
-Everything of a lab lies in namespaces of its own, the bridge too, so that labs beside each other never meet and nothing
-of the machine's own network changes. Needs root and iproute2 (`HostLab.obstacle` says what is missing).
+A lab, including its bridge, uses its own namespaces. So several labs do not affect each other or the machine's
+network. Needs root and iproute2 (`HostLab.obstacle` returns what is missing).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _GONE_S = 20.0
 
 
 class HostLab:
-    """Hosts with names and addresses that reach each other and nothing else; a context manager.
+    """Hosts with names and addresses that reach only each other; a context manager.
 
     Args:
-        names: their host names; each knows all others by name, host i has the address 10.77.0.(i + 1).
+        names: their host names; each resolves all others by name, host i has the address 10.77.0.(i + 1).
 
     Raises:
-        RuntimeError: the machine does not allow it, with the reason.
+        RuntimeError: not possible on this machine; with the reason.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -49,7 +49,7 @@ class HostLab:
 
     @staticmethod
     def obstacle() -> str:
-        """Return why no lab can be made here, "" if one can."""
+        """Return why no lab can be created here, "" if one can."""
         if sys.platform != "linux":
             return "network namespaces exist on Linux only"
         if os.geteuid() != 0:
@@ -104,28 +104,28 @@ class HostLab:
             _ip("-n", space, "link", "set", "eth0", "up")
 
     def command(self, name: str, *words: object) -> list[str]:
-        """Return the command that runs `words` on a host; the process that it starts becomes theirs."""
+        """Return the command that runs `words` on a host; it replaces itself with them by exec."""
         net = f"--net=/run/netns/{self.space(name)}"
         enter = ["nsenter", net, "unshare", "-m", "-u", "sh", "-ec", _ENTER, "sh", name, str(self._folder)]
         return [*enter, *map(str, words)]
 
     def start(self, name: str, *words: object, **options: Any) -> subprocess.Popen[Any]:
-        """Start a command on a host, with the options of Popen; it is killed with the lab if it still runs."""
+        """Start a command on a host, with the options of Popen; closing the lab kills it."""
         process = subprocess.Popen(self.command(name, *words), **options)  # noqa: S603
         self._processes.append(process)
         return process
 
     def run(self, name: str, *words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host to its end, and return what it said."""
+        """Run a command on a host until it ends, and return its result."""
         options = {"capture_output": True, "text": True, "timeout": 240, "check": False} | options
         return subprocess.run(self.command(name, *words), **options)  # noqa: S603, PLW1510
 
     def cut(self, name: str) -> None:
-        """Take a host off the network, silently: what is sent to or from it gets lost."""
+        """Disconnect a host from the network silently: packets to and from it are lost."""
         _ip("-n", f"{self._id}hub", "link", "set", f"port{self.names.index(name)}", "down")
 
     def restore(self, name: str) -> None:
-        """Put a host back on the network."""
+        """Reconnect a host to the network."""
         _ip("-n", f"{self._id}hub", "link", "set", f"port{self.names.index(name)}", "up")
 
     def pids(self, name: str) -> list[int]:
@@ -152,7 +152,7 @@ class HostLab:
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
-        # the hub first: its ends of the links go, and with them the hosts'
+        # the hub first: deleting its ends of the links deletes the hosts' ends
         for space in (f"{self._id}hub", *map(self.space, self.names)):
             _run("ip", "netns", "del", space)
         shutil.rmtree(self._folder, ignore_errors=True)

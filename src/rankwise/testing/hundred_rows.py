@@ -1,4 +1,4 @@
-"""A hundred rows that say who they are, and a loader of them with a sampler."""
+"""A hundred rows that contain their own number, and a loader of them with a sampler."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NUM_COLS = 6
 
 
 def hundred_obs() -> pd.DataFrame:
-    """Return the table of their observations: the number of each."""
+    """Return the table of their observations: the number of each row."""
     import pandas as pd
 
     return pd.DataFrame({"n": np.arange(100)})
 
 
 def write_hundred(folder: Path) -> str:
-    """Write them as a Zarr array, float32[100, 6], and return its place; the first element of row i is 6 i."""
+    """Write them as a Zarr array, float32[100, 6], and return its path; the first element of row i is 6 i."""
     import zarr
 
     data = np.arange(100 * _NUM_COLS, dtype="f4").reshape(100, _NUM_COLS)
@@ -35,12 +35,12 @@ def write_hundred(folder: Path) -> str:
 
 
 def loader_of_hundred(place: str, sampler: Any = None, **options: Any) -> Loader:
-    """Return a loader of what `write_hundred` wrote.
+    """Return a loader of the array that `write_hundred` wrote.
 
     Args:
-        place: where.
-        sampler: None = five requests of 20 rows a pass, two batches each, seeded.
-        **options: of `Loader`.
+        place: path of the array.
+        sampler: None = five requests of 20 rows per epoch, with two batches each, seeded.
+        **options: options of `Loader`.
     """
     import zarr
 
@@ -53,7 +53,7 @@ def loader_of_hundred(place: str, sampler: Any = None, **options: Any) -> Loader
 
 
 def rows_of(batches: Iterable[Any]) -> list[list[int]]:
-    """Return the numbers of the rows of each batch, which must be those that their elements and observations say."""
+    """Return the row numbers of each batch, after a check that elements and observations agree."""
     found = []
     for batch in batches:
         np.testing.assert_array_equal(batch["X"][:, 0], _NUM_COLS * batch["index"])

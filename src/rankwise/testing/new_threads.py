@@ -1,4 +1,4 @@
-"""Threads that a test has started: others of its process, of tests before it perhaps, end when they like."""
+"""Find the threads that a test has started; other threads, perhaps of earlier tests, are ignored."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import threading
 
 __all__ = ["mark_threads", "threads_end", "threads_since"]
 
-# The threads themselves, not their numbers: the system gives that of one that has ended to the next.
+# The thread objects, not their ids: the system reuses the id of a thread that has ended.
 _before: set[threading.Thread] = set()
 
 
 def mark_threads() -> None:
-    """Take the threads that run now for those of others."""
+    """Ignore the threads that run now in later calls."""
     _before.clear()
     _before.update(threading.enumerate())
 
 
 def threads_since(name: str | None = None) -> list[threading.Thread]:
-    """Return the threads that run and did not at the last mark.
+    """Return the threads that run now and did not run at the last mark.
 
     Args:
-        name: theirs, or that of their pool; None = any of ours.
+        name: name of the threads or of their pool; None = any of rankwise.
     """
     new = [held for held in threading.enumerate() if held not in _before]
     if name is None:
@@ -29,11 +29,11 @@ def threads_since(name: str | None = None) -> list[threading.Thread]:
 
 
 def threads_end(name: str, timeout_s: float = 60.0) -> bool:
-    """Return whether the threads of a name that a test has started end in time.
+    """Return whether the threads with a name that a test has started end in time.
 
     Args:
-        name: theirs, or that of their pool.
-        timeout_s: how long each of them is waited for.
+        name: name of the threads or of their pool.
+        timeout_s: how long to wait for each thread.
     """
     for thread in threads_since(name):
         thread.join(timeout_s)

@@ -1,4 +1,4 @@
-"""Waiting for what comes true by itself, on a machine that may be busy."""
+"""Wait for a condition, on a machine that may be busy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["until"]
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
-    """Return the first true value of a condition; after `timeout_s` seconds the last one, whatever it is.
+    """Return the first true value of a condition; after `timeout_s` seconds return its last value.
 
     Args:
-        condition: is asked every few milliseconds.
-        timeout_s: how long.
+        condition: called every few milliseconds.
+        timeout_s: how long to wait.
     """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Boxes by zarr-python alone, one after the other: slow, obvious: what the fast path is compared with."""
+"""A slow and simple reference for the fast path: read boxes with zarr-python, one by one."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def open_plainly(meta: ArrayMeta, *, checked: bool = False) -> Any:
     """Return an array of zarr-python.
 
     Args:
-        meta: of the array.
-        checked: through the store that notices what was cut: the Blosc of zarr-python reads foreign memory then.
+        meta: metadata of the array.
+        checked: use the store that detects truncated chunks, for which zarr-python's Blosc reads out of bounds.
     """
     import zarr
     from zarr.storage import LocalStore
@@ -83,7 +83,7 @@ def _filled(array: Any, meta: ArrayMeta, wanted: list[IntArray], shape: tuple[in
 
 
 def _inside(axis: IntArray, size: int, pad: str | None) -> IntArray:
-    """Which elements stand for those of an axis that lie outside."""
+    """Return the elements that replace those outside an axis."""
     if pad == "edge" or size == 1:
         return np.clip(axis, 0, size - 1)
     period = 2 * (size - 1)

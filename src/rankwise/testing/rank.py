@@ -1,4 +1,4 @@
-"""One rank of a `run_ranks` pool: joins the group, then calls what it is sent, until its parent goes away."""
+"""One rank of a `run_ranks` pool: joins the group, then executes received calls until its parent ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _join(rank: int, num_ranks: int, root: Path) -> None:
 
 
 def main() -> None:
-    """Serve calls until the socket closes; then leave at once, without waiting for peers."""
+    """Serve calls until the socket closes; then exit at once, without waiting for peers."""
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     rank, num_ranks, folder = os.environ["RANKWISE_TEST_RANK"].split(":", 2)
     link = connection.Client(str(Path(folder) / "socket"), family="AF_UNIX")

@@ -1,7 +1,7 @@
-"""`run_ranks`: call a function on N real gloo ranks that stay up from call to call.
+"""`run_ranks`: call a function on N real gloo ranks, which are reused for later calls.
 
-Starting a rank costs seconds (importing torch, meeting the others), so the processes are kept in a pool by world size.
-A call that fails or runs out of time closes its pool: a gloo group is not usable after one of its ranks has left it.
+Starting a rank takes seconds (importing torch, meeting the others), so the processes are kept in a pool by world size.
+A call that fails or times out closes its pool: a gloo group is not usable after one of its ranks has left it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["RanksFailedError", "close_pools", "run_over_store", "run_ranks"]
 
 
 class RanksFailedError(AssertionError):
-    """Some ranks of a `run_ranks` call raised, died or ran out of time.
+    """Some ranks of a `run_ranks` call raised, ended or timed out.
 
     Attributes:
-        tracebacks: traceback text (or what became of the rank) by rank, failing ranks only, in order of failure.
+        tracebacks: traceback text (or how the rank ended) by rank, failing ranks only, in order of failure.
     """
 
     def __init__(self, message: str, tracebacks: Mapping[int, str]) -> None:
@@ -80,12 +80,12 @@ class _Pool:
         return pool
 
     def log_tail(self, rank: int, num_lines: int = 60) -> str:
-        """Return the end of what a rank printed."""
+        """Return the end of a rank's output."""
         text = (Path(self.folder.name) / f"rank-{rank}.log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-num_lines:])
 
     def close(self) -> None:
-        """Kill the ranks (they hold nothing that is worth a farewell) and remove the folder."""
+        """Kill the ranks (they need no orderly shutdown) and remove the folder."""
         for link in self.links:
             link.close()
         for process in self.processes:
@@ -99,7 +99,7 @@ _pools: dict[int, _Pool] = {}
 
 
 def close_pools() -> None:
-    """Stop every rank that earlier calls left running."""
+    """Stop all ranks of earlier calls."""
     while _pools:
         _pools.popitem()[1].close()
 
@@ -110,7 +110,7 @@ atexit.register(close_pools)
 def run_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 240.0) -> list[Any]:
     """Call ``fn(world, *args)`` on every one of `num_ranks` gloo ranks and return the results by rank.
 
-    The function, and the module that defines it, travel by value: test helpers, lambdas and closures work.
+    The function and the module that defines it are sent by value: local functions, lambdas and closures work.
     The ranks are separate processes with one thread each and a process group that is already initialised.
 
     Args:
@@ -120,7 +120,7 @@ def run_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float
         timeout: seconds after which the call fails and names the ranks that are late, with their stacks.
 
     Raises:
-        RanksFailedError: a rank raised, died, or was late; the message holds the tracebacks in order of failure.
+        RanksFailedError: a rank raised, ended or was late; the message has the tracebacks in order of failure.
     """
     if num_ranks not in _pools:
         _pools[num_ranks] = _Pool.start(num_ranks)
@@ -154,7 +154,7 @@ def _collect(pool: _Pool, timeout: float) -> list[Any]:
     waiting = {link: rank for rank, link in enumerate(pool.links)}
     deadline = time.monotonic() + timeout
     while waiting:
-        # once one rank has failed, the others may wait for it for ever: give them a moment, then stop
+        # after one rank has failed, the others may wait for it forever: give them a moment, then stop
         ready = connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
         if not ready:
             break
@@ -191,15 +191,15 @@ def _failure(pool: _Pool, failures: dict[int, str], late: list[int], timeout: fl
 
 
 def run_over_store(num_ranks: int, body: Callable[[World], Any], port: int | None = None) -> list[Any]:
-    """Let a body run on so many ranks, threads of this process that talk over a store (see `store_world`).
+    """Run a function on several ranks, which are threads of this process connected by a store (see `store_world`).
 
     Args:
-        num_ranks: how many.
-        body: called by each with its world.
-        port: where they meet; None = a free one.
+        num_ranks: number of ranks.
+        body: the function; each rank calls it with its world.
+        port: port of the store; None = a free one.
 
     Returns:
-        By rank, what the body returned, or the error of ours that it or the meeting raised.
+        By rank, the value of the function, or the rankwise error that it or the meeting raised.
     """
     meet_at, ends = port or hold_port(), dict[int, Any]()
 

@@ -1,4 +1,4 @@
-"""Small stores of rows that say who they are, to be laid beside each other in any choice."""
+"""Small stores of rows that contain their own id, to be combined in any selection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DTYPES = ("f4", "u2", "f8", "i4", "u1", "f4")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bricks:
-    """Stores by layout; matrix rows and kinds by who they are."""
+    """Stores by layout; matrix rows and kinds by row id."""
 
     places: dict[str, list[str]]
     rows: NDArray
@@ -34,11 +34,11 @@ class Bricks:
         return f"Bricks(of {', '.join(map(str, self.sizes))} rows)"
 
     def who(self, numbers: Sequence[int]) -> IntArray:
-        """Return who the rows of these bricks are, one brick over the other."""
+        """Return the row ids of these bricks, concatenated."""
         return np.concatenate([1000 * number + np.arange(self.sizes[number]) for number in numbers])
 
     def wanted(self, who: Any) -> NDArray:
-        """Return the rows of these, float64[n, columns]."""
+        """Return the rows with these ids, float64[n, columns]."""
         found: NDArray = self.rows[np.asarray(who, dtype=np.int64)]
         return found
 
@@ -46,10 +46,10 @@ class Bricks:
 def make_bricks(folder: Path) -> Bricks:
     """Write six stores of 1 to 64 rows in every layout.
 
-    ``plain`` and ``sharded`` are anndata's, ``elements`` is annbatch's (chunks of so many elements), ``rows`` has chunk
-    edges on row edges, ``dense`` and ``dense v2`` (Zarr 2) are arrays. Matrices have empty rows, rows that store zeros,
-    and a dtype for each size. ``obs`` has `who`, `kind` (four categories, in runs of at least five rows where the store
-    is that long) and `donor`.
+    ``plain`` and ``sharded`` are written by anndata, ``elements`` as by annbatch (chunks of so many elements), ``rows``
+    has chunk edges on row edges, ``dense`` and ``dense v2`` (Zarr 2) are arrays. Matrices have empty rows, rows with
+    stored zeros, and a dtype for each size. ``obs`` has `who`, `kind` (four categories, in runs of at least five rows
+    if the store is that long) and `donor`.
     """
     rows, kinds = np.zeros((1000 * len(_SIZES), _NUM_COLS)), np.full(1000 * len(_SIZES), "", dtype=object)
     places: dict[str, list[str]] = {layout: [] for layout in BRICK_LAYOUTS}
@@ -86,7 +86,7 @@ def _matrix(number: int, size: int) -> Any:
     held = rng.random((size, _NUM_COLS)) < 0.4
     held[rng.random(size) < 0.15] = False
     values = (np.arange(size * _NUM_COLS).reshape(size, _NUM_COLS) + 17 * number) % 250 + 1
-    values[rng.random(size) < 0.15] = 0  # stored all the same
+    values[rng.random(size) < 0.15] = 0  # stored explicitly
     row, col = np.nonzero(held)
     made = scipy.sparse.csr_matrix((size, _NUM_COLS), dtype=_DTYPES[number])
     made.indptr = np.concatenate([[0], np.cumsum(held.sum(axis=1))]).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Stores that several tests of rows read, and what they hold."""
+"""Stores for several tests of rows, and their content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_COLS = 11
 
 @dataclass(frozen=True)
 class RowStores:
-    """Places of stores, and their rows one over the other."""
+    """Paths of stores, and their concatenated rows."""
 
     places: list[str]
     matrices: dict[str, Any]
@@ -28,7 +28,7 @@ class RowStores:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all stores."""
+        """Return the number of rows of all stores."""
         return len(self.obs)
 
     def dense(self, name: str) -> NDArray:
@@ -70,15 +70,15 @@ def make_stores(
     dtype: str = "f4",
     chunk: int | None = None,
 ) -> RowStores:
-    """Write AnnData stores of so many rows; return what they hold together.
+    """Write AnnData stores with these numbers of rows; return their paths and joint content.
 
     Args:
-        folder: receives them.
-        sizes: rows of each.
+        folder: folder for the stores.
+        sizes: number of rows of each store.
         zarr_format: 2 or 3.
         sharded: let anndata shard its arrays.
-        dtype: of X.
-        chunk: write X (Zarr 3) anew in chunks of so many elements, four to a shard.
+        dtype: dtype of X.
+        chunk: rewrite X (Zarr 3) in chunks of so many elements, four per shard.
     """
     import pandas as pd
     import scipy.sparse as sp
@@ -110,7 +110,7 @@ def _cut_anew(matrix: Any, place: str, chunk: int) -> None:
 
 
 def _without_consolidated(document: str) -> str:
-    """What anndata consolidated is old by now."""
+    """Remove anndata's consolidated metadata, which is outdated."""
     found = json.loads(document)
     found.pop("consolidated_metadata", None)
     return json.dumps(found)

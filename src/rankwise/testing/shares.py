@@ -17,11 +17,11 @@ __all__ = ["RankPlace", "loader_of", "share_of"]
 
 @dataclass(frozen=True)
 class RankPlace:
-    """As much of a world as a loader asks for: one of so many ranks of a machine, without the others.
+    """The part of a world that a loader needs: one rank of a machine, without the other ranks.
 
     Attributes:
-        rank: which.
-        world_size: how many there are.
+        rank: the rank.
+        world_size: number of ranks.
     """
 
     rank: int = 0
@@ -50,23 +50,23 @@ def loader_of(
     depth: int = 2,
     **options: Any,
 ) -> SampleLoader:
-    """Return the loader of one of so many ranks, without a process group.
+    """Return the loader of one rank, without a process group.
 
     Args:
-        source: the samples, of whatever kind.
+        source: the samples, of any kind.
         order: which samples form which step.
-        rank: which.
-        world_size: how many there are.
-        device: where tensors go; None gives NumPy arrays.
-        depth: steps that may lie ready.
-        **options: of `SampleLoader`.
+        rank: the rank.
+        world_size: number of ranks.
+        device: device of the tensors; None gives NumPy arrays.
+        depth: maximum number of prefetched steps.
+        **options: options of `SampleLoader`.
     """
     place = cast("World", RankPlace(rank, world_size))
     return SampleLoader(source, order=order, world=place, device=device, depth=depth, **options)
 
 
 def share_of(ids: Sequence[int] | IntArray) -> Share:
-    """Return a share of samples, the whole of a step on one rank.
+    """Return a share with all samples of a step on one rank.
 
     Args:
         ids: int64[B], sample ids.

@@ -54,12 +54,12 @@ PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMo
 PartitionName=short Nodes=node1 MaxTime=2 State=UP
 PartitionName=closed Nodes=ALL AllowAccounts=physics State=UP
 """
-# own hostname, hosts and name service; the host's /sys stays, or slurmd finds no cgroups (`ip netns exec` remounts it)
+# own hostname, hosts file and name service; keep the host's /sys for slurmd's cgroups (`ip netns exec` remounts it)
 _ENTER = 'hostname "$1"; mount --bind "$2/hosts" /etc/hosts; mount --bind "$2/nsswitch" /etc/nsswitch.conf; shift 2; '
 
 
 def why_no_slurm() -> str:
-    """Return why a Slurm cannot be started here, "" if it can."""
+    """Return why Slurm cannot be started here, "" if it can."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
         return f"Slurm's lab needs {', '.join(missing)} (Debian: slurm-wlm munge iproute2)"
@@ -70,18 +70,18 @@ def why_no_slurm() -> str:
 
 
 class SlurmLab:
-    """Slurm with nodes `node1`, `node2`, ... of two CPUs and two pretended GPUs each; a context manager.
+    """Slurm with nodes `node1`, `node2`, ... with two CPUs and two fake GPUs each; a context manager.
 
     Partition `general` is the default, `high` preempts its jobs with SIGTERM and 60 s of grace, `short` has the first
     node for two minutes, `closed` is for the account `physics`. A silent node is lost after 20 s. Names, addresses and
-    ports are its own, so that several may run side by side; munged is shared. All of it ends with this process.
+    ports are unique, so several labs can run at once; they share munged. A lab ends with this process.
 
     Args:
         folder: existing folder for configuration, state and logs.
-        num_nodes: how many nodes.
+        num_nodes: number of nodes.
 
     Attributes:
-        env: what Slurm's commands need in their environment.
+        env: environment for Slurm's commands.
     """
 
     def __init__(self, folder: Path, num_nodes: int = 2) -> None:
@@ -111,16 +111,16 @@ class SlurmLab:
         self.close()
 
     def inside(self, node: str, command: Sequence[str]) -> list[str]:
-        """Return the command that runs another one as if on a node."""
+        """Return the command that runs a command on a node."""
         place = ["nsenter", f"--net=/run/netns/{self.name}-{node}", "unshare", "-m", "-u", "sh", "-c"]
         return [*place, _ENTER + 'exec "$@"', "sh", node, str(self.folder), *command]
 
     def command(self, *words: str) -> str:
-        """Run one of Slurm's commands and return what it printed."""
+        """Run one of Slurm's commands and return its output."""
         return _run(list(words), env={**os.environ, **self.env}).stdout.strip()
 
     def state(self, job_id: str) -> dict[str, str]:
-        """Return what the controller knows of a job, by its own names."""
+        """Return the controller's fields of a job."""
         words = self.command("scontrol", "-o", "show", "job", job_id).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
@@ -128,7 +128,7 @@ class SlurmLab:
         """Wait until a job is in one of the states.
 
         Raises:
-            TimeoutError: it did not come there.
+            TimeoutError: it did not reach any of them in time.
         """
         deadline = time.monotonic() + seconds
         while (found := self.state(job_id))["JobState"] not in states:
@@ -138,12 +138,12 @@ class SlurmLab:
         return found
 
     def start_requeued(self, job_id: str) -> None:
-        """Let a job that was requeued start soon: Slurm holds it back for two minutes.
+        """Make a requeued job start soon; Slurm would delay it for two minutes.
 
-        Not in the second in which the nodes have ended its first run: they refuse to start the same job then.
+        First wait until the nodes have ended its first run: within that second they refuse to start the same job.
 
         Raises:
-            TimeoutError: they stay.
+            TimeoutError: its processes do not end.
         """
         self.wait(job_id, "PENDING")
         deadline = time.monotonic() + _PATIENCE_S
@@ -154,7 +154,7 @@ class SlurmLab:
         self.command("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
 
     def _commands(self) -> list[str]:
-        """Return the command lines of all that runs on the nodes."""
+        """Return the command lines of all processes on the nodes."""
         found = []
         for node in self.nodes:
             for pid in self._pids(node):
@@ -166,7 +166,7 @@ class SlurmLab:
         """Wait until all nodes are up and without jobs.
 
         Raises:
-            TimeoutError: they did not come up.
+            TimeoutError: they did not come up in time.
         """
         deadline = time.monotonic() + _PATIENCE_S
         wanted = str(len(self.nodes))
@@ -174,7 +174,7 @@ class SlurmLab:
             done = _run(
                 ["sinfo", "-h", "-p", "general", "-t", "idle", "-o", "%D"], env={**os.environ, **self.env}, check=False
             )
-            # nodes count as idle while they still end a job; slurmd would take its time to stop then
+            # nodes already count as idle while they end a job, and then slurmd stops slowly
             if done.stdout.strip() == wanted and not self.command("squeue", "--noheader"):
                 return
             if time.monotonic() > deadline:
@@ -183,20 +183,20 @@ class SlurmLab:
             time.sleep(0.05)
 
     def cut(self, node: str, *, restore: bool = False) -> None:
-        """Cut a node off, silently, or connect it again."""
+        """Disconnect a node silently, or connect it again."""
         _run(["ip", "link", "set", self._link(node), "up" if restore else "down"])
 
     def suspend(self, node: str, *, resume: bool = False) -> None:
-        """Stop the slurmd of a node, which then answers nothing, or let it go on; its jobs run."""
+        """Stop the slurmd of a node, so that it does not answer, or continue it; its jobs keep running."""
         for pid in self._pids(node):
             if Path("/proc", str(pid), "comm").read_text().strip() == "slurmd":
                 os.kill(pid, signal.SIGCONT if resume else signal.SIGSTOP)
 
     def kill(self, node: str) -> None:
-        """Kill all that runs on a node at once, slurmd and job steps, as when it loses its power.
+        """Kill all processes of a node at once, slurmd and job steps, like a power loss.
 
         Raises:
-            TimeoutError: something stays.
+            TimeoutError: a process does not end.
         """
         deadline = time.monotonic() + _PATIENCE_S
         while pids := self._pids(node):
@@ -218,7 +218,7 @@ class SlurmLab:
         return [int(pid) for pid in found]
 
     def close(self) -> None:
-        """End all daemons, what they have started, and the networks."""
+        """End all daemons and their processes, and remove the networks."""
         for daemon in reversed(self._daemons):
             daemon.send_signal(signal.SIGTERM)
         for daemon in self._daemons:
@@ -229,9 +229,9 @@ class SlurmLab:
                 daemon.wait()
         for node in self.nodes:
             space = f"{self.name}-{node}"
-            with contextlib.suppress(TimeoutError):  # the networks are still to be removed
+            with contextlib.suppress(TimeoutError):  # the networks must still be removed
                 self.kill(node)
-            # our end first: a namespace lives on for a while, and its name would be taken
+            # this end first: a namespace lives on for a while, and the link's name would stay in use
             _run(["ip", "link", "del", self._link(node)], check=False)
             _run(["ip", "netns", "del", space], check=False)
         _run(["ip", "link", "del", f"{self.name}b"], check=False)
@@ -311,7 +311,7 @@ def _free_port() -> int:
 
 
 def _free_net() -> str:
-    """Return the first three numbers of a network that no interface of this machine is in."""
+    """Return the first three numbers of a network without an interface of this machine."""
     taken = _run(["ip", "-4", "-o", "addr"], check=False).stdout
     start = os.getpid()
     for number in range(start, start + 4096):
@@ -322,7 +322,7 @@ def _free_net() -> str:
 
 
 def _start_munge() -> None:
-    """Start munged, as its own user, unless it runs; it is left running, for others may use it by then."""
+    """Start munged as its own user unless it runs; it keeps running, because other labs may use it."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
         probe.connect(str(_MUNGE_SOCKET))
         return

@@ -1,4 +1,4 @@
-"""Small data for tests: a slow, obvious loader over arrays in memory, to hold the real ones against."""
+"""Small data for tests: a slow, simple loader over arrays in memory, as a reference for the real ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ArrayBatch:
 
     @property
     def resume(self) -> OrderState:
-        """The state after this batch's step."""
+        """Return the state after this batch's step."""
         return self.share.step.resume
 
     def __getitem__(self, field: str) -> Any:
@@ -57,7 +57,7 @@ class ArrayBatch:
         return ArrayBatch(share=share, fields=fields, ids=ids, count=2)
 
     def release(self, event: Any = None) -> None:
-        """Do nothing: the memory is the batch's own."""
+        """Do nothing: the batch owns its memory."""
 
     def __enter__(self) -> Self:
         return self
@@ -68,15 +68,15 @@ class ArrayBatch:
 
 
 class ArrayLoader(BaseLoader):
-    """`BatchLoader` over NumPy arrays in memory: no threads, no reuse of memory, nothing clever.
+    """`BatchLoader` over NumPy arrays in memory: no threads, no reuse of memory.
 
     Args:
         arrays: field -> array of equal first axis.
         order: which samples form which step.
         seed: seed of the order.
-        rank: whose shares.
-        world_size: among how many.
-        micro_batch: most samples of one rank in one pass.
+        rank: the rank.
+        world_size: number of ranks.
+        micro_batch: maximum number of samples of one rank per pass.
     """
 
     def __init__(
@@ -96,17 +96,17 @@ class ArrayLoader(BaseLoader):
 
     @property
     def order(self) -> Order:
-        """Which samples form which step."""
+        """Return the order: which samples form which step."""
         return self._order
 
     @property
     def num_epoch_steps(self) -> int:
-        """Steps of the whole epoch."""
+        """Return the number of steps of the whole epoch."""
         return self.order.num_steps(self.order.start(self._state.epoch))
 
     @property
     def micro_batch(self) -> int | None:
-        """Most samples of one rank in one pass."""
+        """Return the maximum number of samples of one rank per pass."""
         return self._micro_batch
 
     def __iter__(self) -> Iterator[tuple[ArrayBatch, ...]]:
@@ -148,10 +148,10 @@ class ArrayLoader(BaseLoader):
 
 
 class PlainMemory:
-    """Implements `BatchBuffer` with NumPy arrays that are new at each call, and filled with what no test writes."""
+    """Implements `BatchBuffer` with new NumPy arrays at each call, filled with a value that no test writes."""
 
     def reserve(self, specs: Mapping[str, FieldSpec], num_samples: int, capacity: Mapping[str, int]) -> None:
-        """Make the arrays of a batch."""
+        """Create the arrays of a batch."""
         self._held: dict[str, tuple[NDArray, ...]] = {}
         for name, spec in specs.items():
             if spec.ragged:

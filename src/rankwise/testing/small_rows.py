@@ -15,7 +15,7 @@ __all__ = ["csr_parts", "random_csr", "sampled_rows", "small_anndata", "write_an
 
 
 def random_csr(num_rows: int, num_cols: int, *, seed: int = 0, dtype: str = "f4", density: float = 0.2) -> Any:
-    """Return a CSR matrix with sorted columns, some empty rows, and values from 1 to 250 that say where they stand."""
+    """Return a CSR matrix with sorted columns, some empty rows, and values from 1 to 250 by position."""
     import scipy.sparse
 
     rng = np.random.default_rng(seed)
@@ -26,7 +26,7 @@ def random_csr(num_rows: int, num_cols: int, *, seed: int = 0, dtype: str = "f4"
 
 
 def write_csr(group: Any, name: str, matrix: Any, *, chunk: int = 50, shard: int = 200, index_dtype: str = "i4") -> Any:
-    """Write a CSR matrix into a Zarr group as AnnData does, with chunks and shards of so many elements."""
+    """Write a CSR matrix into a Zarr group in AnnData's format, with the given chunk and shard sizes in elements."""
     held = group.create_group(name)
     held.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": list(matrix.shape)})
     for part, dtype in (("data", matrix.dtype), ("indices", index_dtype), ("indptr", "i8")):
@@ -61,18 +61,18 @@ def small_anndata(num_rows: int = 30, num_cols: int = 6, *, seed: int = 0) -> An
 
 
 def write_anndata(made: Any, place: str | os.PathLike[str], *, zarr_format: int = 3, sharded: bool = False) -> str:
-    """Write an AnnData to a Zarr store of a format, sharded as anndata chooses or not at all; return its place."""
+    """Write an AnnData to a Zarr store of a format, sharded by anndata or unsharded; return its path."""
     import anndata
 
     chosen = {"zarr_write_format": zarr_format, "auto_shard_zarr_v3": sharded}
     with anndata.settings.override(**chosen), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of anndata, about coming defaults
+        warnings.simplefilter("ignore")  # anndata warns about future defaults
         made.write_zarr(place)
     return os.fspath(place)
 
 
 def sampled_rows(sampler: Any, num_rows: int) -> list[IntArray]:
-    """Return the rows of each batch of one pass of a sampler whose load requests are slices, int64[rows of the batch].
+    """Return the rows of each batch of one epoch of a sampler whose load requests are slices, int64[rows of the batch].
 
     Args:
         sampler: any `rankwise.data.rows.abc.Sampler`.

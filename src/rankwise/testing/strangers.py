@@ -1,4 +1,4 @@
-"""What strangers send to the ports of a run: nonsense, other protocols' greetings, connections that say nothing."""
+"""Traffic of foreign clients on a run's ports: garbage, greetings of other protocols, silent connections."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 
 __all__ = ["listening", "throw_garbage"]
 
-_SILENT = 20  # connections per throw that say nothing
+_SILENT = 20  # silent connections per call of `throw_garbage`
 _TIMEOUT_S = 10.0
-_LISTENS = "0A"  # the state in the kernel's tables
-_STORE_GREETING = b"\x00" + struct.pack("<I", 0x3C85F7CE)  # of torch's store
+_LISTENS = "0A"  # the state LISTEN in the kernel's tables
+_STORE_GREETING = b"\x00" + struct.pack("<I", 0x3C85F7CE)  # the greeting of torch's store
 
 
 def listening(pids: Collection[int] | None = None, *, of: int | str = "self") -> set[tuple[str, int]]:
     """Return the (address, port) pairs on which processes of a network namespace listen; Linux only.
 
     Args:
-        pids: the processes; None: all of the namespace, whatever their user.
+        pids: the processes; None: all processes of the namespace, of any user.
         of: a process of the namespace.
     """
     inodes = None if pids is None else _sockets(pids)
@@ -51,13 +51,13 @@ def _sockets(pids: Collection[int]) -> set[str]:
 
 
 def throw_garbage(address: str, port: int, held: list[socket.socket], seed: int) -> None:
-    """Say what nobody expects, in several ways; some connections stay open and say nothing.
+    """Send unexpected data in several ways; some connections stay open and silent.
 
     Args:
-        address: where.
-        port: where.
-        held: gets the connections that stay open.
-        seed: of the random bytes.
+        address: address to connect to.
+        port: port to connect to.
+        held: list to which the open connections are appended.
+        seed: seed of the random bytes.
     """
     rng = random.Random(seed)  # noqa: S311  (no secret)
     sayings = [
@@ -67,7 +67,7 @@ def throw_garbage(address: str, port: int, held: list[socket.socket], seed: int)
         b"\xff" * 64,
         b"\x00" * 4096,
         struct.pack("<Q", 1 << 62) * 8,
-        _STORE_GREETING + b"\x01" + struct.pack("<Q", 1 << 60),  # then a length
+        _STORE_GREETING + b"\x01" + struct.pack("<Q", 1 << 60),  # followed by a length
         b'["set", "rankwise/knocks", "1000000000"]\n[[[[[[',
         *(rng.randbytes(1 << power) for power in (0, 3, 10, 17)),
     ]
@@ -75,7 +75,7 @@ def throw_garbage(address: str, port: int, held: list[socket.socket], seed: int)
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=_TIMEOUT_S) as stranger:
             stranger.settimeout(2)
             stranger.sendall(saying)
-            if rng.random() < 0.5:  # gone without a farewell
+            if rng.random() < 0.5:  # close without a shutdown
                 stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     for _ in range(_SILENT):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The run directory, and numbers to somewhere: JSON lines always, a live line, TensorBoard, MLflow, W&B."""
+"""The run directory, and sinks for a run's numbers: JSON lines always, a live line, TensorBoard, MLflow, W&B."""
 
 from rankwise.tracking.default_dir import default_run_dir
 from rankwise.tracking.metrics_file import read_metrics

@@ -1,4 +1,4 @@
-"""What made a run, as JSON: checked when it is recorded, compared when it is resumed."""
+"""A run's configuration as JSON: validated when it is recorded, compared when the run is resumed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["as_json", "describe_differences", "masked"]
 
 _ABSENT = object()
 _MASK = "***"
-# Words that name a secret wherever they stand. "key" and "token" are words of models and data as well (label_key,
-# pad_token): the first needs one of its companions before it, the second none of those.
+# Words that always name a secret. "key" and "token" also occur in names of models and data (label_key, pad_token):
+# "key" counts only after one of its companions, "token" only if none of its companions comes before it.
 _SECRETS = {"secret", "password", "passwd", "pwd", "passphrase", "credential", "authorization", "jwt"}
 _KEYS = {"api", "access", "secret", "private", "encryption", "signing", "account", "auth", "ssh", "license", "service"}
 _TOKENS = {"pad", "bos", "eos", "sep", "cls", "unk", "mask", "stop", "start", "end", "special", "image", "prefix"}
@@ -28,15 +28,15 @@ _IN_URL = re.compile(
 
 
 def as_json(value: Any, *, what: str, place: str = "") -> JSON:
-    """Return `value` as it will be read back: tuples become lists, all else must already be JSON.
+    """Return `value` as JSON would be read back: tuples become lists, everything else must already be JSON.
 
     Args:
         value: mapping, list, tuple, string, finite number, bool or None.
-        what: what is converted, for the message.
+        what: name of the whole value, for the message.
         place: dotted key of `value` inside it.
 
     Raises:
-        ConfigError: something is not JSON; the message names its key.
+        ConfigError: a part is not JSON; the message names its key.
     """
     where = place or "the top level"
     if value is None or isinstance(value, (bool, str)):
@@ -66,13 +66,13 @@ def describe_differences(
     """Compare two configurations.
 
     Args:
-        old: recorded.
-        new: now.
-        may_change: dotted keys whose difference is no other run; one that is on one side only says nothing.
+        old: the recorded configuration.
+        new: the current configuration.
+        may_change: dotted keys that may differ in one run; one that exists on one side only is not reported.
 
     Returns:
-        One line per key that differs, ``key: old -> new``, dotted and sorted: of those that must be equal, and of
-        those in `may_change`.
+        One line per differing key, ``key: old -> new``, dotted and sorted: for keys that must be equal, and for keys in
+        `may_change`.
     """
     before, after = _flat(old), _flat(new)
     refused, noted = [], []
@@ -89,10 +89,10 @@ def describe_differences(
 
 
 def masked(value: Any, *, name: str = "") -> Any:
-    """Return JSON without secrets: text under a key that names one, after such an option, or inside a URL, is ``***``.
+    """Return JSON with secrets as ``***``: text under a key that names a secret, after such an option, or in a URL.
 
     Args:
-        value: JSON; a list of text is read as a command line, too (``--api-key=...``, ``--api-key ...``).
+        value: JSON; a list of text is also parsed as a command line (``--api-key=...``, ``--api-key ...``).
         name: key of the value.
     """
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Where a run lives when nobody says so."""
+"""The default run directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def default_run_dir(argv: Sequence[str] | None = None) -> Path:
         argv: the command line, script first; default ``sys.argv``.
 
     Raises:
-        ConfigError: in a notebook, where all would share one name.
+        ConfigError: in a notebook, because all notebooks would share one name.
     """
     if given := os.environ.get("RANKWISE_RUN_DIR"):
         return Path(given)

@@ -1,4 +1,4 @@
-"""Small JSON files that are either the old one or the new one, never half of one."""
+"""Read small JSON files, and write them atomically."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["mode_in", "read_json", "write_json"]
 
 
 def mode_in(folder: Path) -> int:
-    """Return the permissions of files in a run directory: who may enter it may read them, nobody else."""
+    """Return the mode of files in a run directory: readable by those who may enter the directory."""
     return stat.S_IMODE(folder.stat().st_mode) & 0o666
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` to `path` at once, see `write_whole`."""
+    """Write `value` to `path` atomically, see `write_whole`."""
     text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)
     write_whole(path, f"{text}\n".encode(), mode=mode_in(path.parent))
 
@@ -30,10 +30,10 @@ def read_json(path: Path, *, mend: str = "restore it from a copy") -> dict[str, 
 
     Args:
         path: the file.
-        mend: what to do when it holds something else.
+        mend: what the user can do if the content is invalid.
 
     Raises:
-        RunDirError: the file holds something else.
+        RunDirError: the content is invalid.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

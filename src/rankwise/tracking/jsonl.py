@@ -1,4 +1,4 @@
-"""The sink that every run has: JSON lines in the run directory."""
+"""The default sink of every run: JSON lines in the run directory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ __all__ = ["JsonlSink"]
 
 
 class JsonlSink:
-    """Appends one line per log step to a file; with `hold_s` of 0 each is on its way to the disk when `log` returns.
+    """Appends one line per log step to a file; with `hold_s` 0, each line is written when `log` returns.
 
     Args:
-        path: the file; a torn last line is cut off first.
+        path: the file; an incomplete last line is removed first.
         attempt: number of this attempt; None takes the one after the last in the file.
-        fence: entered to open the file; raises when another attempt owns it.
-        is_undisturbed: whether what the fence has seen still holds, so that a line needs no other; None: never.
-        hold_s: lines that follow one another faster wait for each other, and are written together: at the first one
-            that comes so many seconds after the last write, by `flush` and by `close`. What a kill takes of them is of
-            these last seconds.
+        fence: entered to open the file; raises if another attempt owns it.
+        is_undisturbed: whether the fence's last check is still valid, so that a line needs no new one; None: never.
+        hold_s: lines are buffered and written together: by the first line that comes so many seconds after the last
+            write, by `flush` and by `close`. A kill loses at most the lines of these last seconds.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class JsonlSink:
         self.attempt = attempt
 
     def start(self, attempt: int, restored_step: int | None) -> None:
-        """Write the line that supersedes what earlier attempts logged past `restored_step`."""
+        """Write the line that invalidates the lines of earlier attempts past `restored_step`."""
         record = {"event": "attempt", "attempt": attempt, "restored_step": restored_step, "time": time.time()}
         self._append(encode_line(record, {}))
 
@@ -66,10 +65,10 @@ class JsonlSink:
             self.flush()
 
     def flush(self) -> None:
-        """Write the lines that wait for others.
+        """Write the buffered lines.
 
         Raises:
-            FencedError: a newer attempt owns the run; they are dropped.
+            FencedError: a newer attempt owns the run; the lines are dropped.
         """
         held, self._held = self._held, []
         if held:
@@ -77,19 +76,19 @@ class JsonlSink:
             self._written_s = time.monotonic()
 
     def close(self) -> None:
-        """Write what waits, unless another attempt owns the run by now, and close the file."""
-        with contextlib.suppress(RunDirError):  # its `log` would have said so; whoever closes may have met worse
+        """Write the buffered lines, unless another attempt owns the run now, and close the file."""
+        with contextlib.suppress(RunDirError):  # `log` would raise this; another error may be the reason for the close
             self.flush()
         _close(self._open)
 
     def _append(self, lines: bytes) -> None:
-        # Between the look and the write another attempt may begin: its first line says that ours no longer count. The
-        # open file is the one that was looked at: a run that is moved away takes it along.
+        # Another attempt may begin between the check and the write: its first line invalidates these lines. The open
+        # file is the one that was checked: it stays with a run that is moved away.
         if self._open and self._is_undisturbed is not None and self._is_undisturbed():
             append_line(self._open[0], lines)
             return
         with self._fence():
-            _close(self._open)  # a network file system shows others what was written before
+            _close(self._open)  # closing makes the data visible to other clients of a network file system
             self._open.append(open_lines(self._path))
             append_line(self._open[0], lines)
         if self._is_undisturbed is None:

@@ -1,4 +1,4 @@
-"""The line that is redrawn in place on a terminal."""
+"""A line that is redrawn in place on a terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _BAR = range(6, 21)
 
 
 class LiveLine:
-    """One line at the bottom of a terminal: head, bar, tail; as much of it as fits.
+    """One line at the bottom of a terminal: head, bar, tail; cut to the width.
 
-    Drawn by `draw` alone: there is no thread that would draw while the script forks or prints.
+    Only `draw` draws it: there is no thread, which could draw while the script forks or prints.
 
     Args:
         file: the terminal.
@@ -31,15 +31,15 @@ class LiveLine:
         """Replace the line.
 
         Args:
-            head: what stands before the bar.
-            tail: (rank, text) of what stands behind it; where the terminal is narrow, high ranks go first.
-            share: how far the bar is, 0 to 1; None for no bar.
+            head: text before the bar.
+            tail: (rank, text) of the texts after the bar; on a narrow terminal, high ranks are dropped first.
+            share: progress of the bar, 0 to 1; None for no bar.
         """
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
-        # the last column stays free: some terminals wrap after it
+        # leave the last column free: some terminals wrap after it
         text, bar_width = fitted(head, tail, self._console.width - 1)
         line = Table.grid(padding=(0, 1))
         cells = [Text(head, no_wrap=True, overflow="crop"), Text(text, no_wrap=True, overflow="crop")]
@@ -49,11 +49,11 @@ class LiveLine:
         self._live.update(line, refresh=True)
 
     def say(self, text: str) -> None:
-        """Print a line above."""
+        """Print a line above the live line."""
         self._console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Leave the line where it is and go on below it."""
+        """Keep the line and move the cursor below it."""
         self._live.stop()
 
 

@@ -1,4 +1,4 @@
-"""Locks that the kernel releases when their holder dies: `flock` on a file that names the holder."""
+"""Locks that the kernel releases when their holder ends: `flock` on a file that names the holder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["FileLock"]
 _POLL_S = 0.05
 _SIGN_BYTES = 128
 _log = logging.getLogger("rankwise.tracking")
-# Descriptors of locks that this process holds, by the real path of the lock file.
+# Descriptors of the locks that this process holds, by real path of the lock file.
 _held: dict[str, int] = {}
 # Held where a lock file is open and not in the table, or the reverse.
 _forks_wait = fork_gate()
 
 
 def _forget_in_child() -> None:
-    """Close the copies in a forked child (a loader worker): an orphan must not keep its dead parent's lock."""
+    """Close the descriptors in a forked child (a loader worker): an orphan must not keep its dead parent's lock."""
     for fd in _held.values():
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -37,11 +37,11 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class FileLock:
-    """An exclusive lock on a file, held by one process until `release` or its death.
+    """An exclusive lock on a file, held by one process until `release` or its end.
 
     Args:
-        path: the lock file; created when missing, never removed (removing it would let two processes hold it).
-        what: what the lock protects, for messages.
+        path: the lock file; created if missing, never removed (after a removal two processes could hold it).
+        what: the protected object, for messages.
     """
 
     def __init__(self, path: Path, *, what: str) -> None:
@@ -50,10 +50,10 @@ class FileLock:
         self._fd: int | None = None
 
     def acquire(self, *, wait_s: float) -> None:
-        """Take the lock, waiting up to `wait_s` seconds for its holder to let go or die.
+        """Take the lock; wait up to `wait_s` seconds for its holder to release it or end.
 
         Raises:
-            RunDirError: somebody else still holds it; the message names process and host.
+            RunDirError: another process still holds it; the message names process and host.
         """
         deadline = time.monotonic() + wait_s
         said = False
@@ -74,7 +74,7 @@ class FileLock:
         self._sign(fd)
 
     def release(self) -> None:
-        """Give the lock back. Calling it again, or in a forked child, does nothing."""
+        """Release the lock. A second call, or a call in a forked child, does nothing."""
         with _forks_wait:
             if self._fd is not None and _held.get(str(self.path.absolute())) == self._fd:
                 del _held[str(self.path.absolute())]
@@ -82,7 +82,7 @@ class FileLock:
         self._fd = None
 
     def _try(self) -> int | None:
-        """Return a descriptor that holds the lock and is in the table, None if somebody else has it."""
+        """Return a descriptor that holds the lock and is in the table, None if another process has it."""
         with _forks_wait:
             fd = self._opened()
             if fd is not None:
@@ -90,15 +90,15 @@ class FileLock:
             return fd
 
     def _opened(self) -> int | None:
-        # opening it is enough to hold it: so only who may write in the folder may open it
+        # a process that can open the file can lock it, so only users who may write in the folder may open it
         shared = 0o060 if self.path.parent.stat().st_mode & 0o020 else 0
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 | shared)
         try:
             found = os.fstat(fd)
             if found.st_uid == os.geteuid() and found.st_mode & 0o777 & ~(0o600 | shared):
-                os.fchmod(fd, found.st_mode & (0o600 | shared))  # of an earlier version
+                os.fchmod(fd, found.st_mode & (0o600 | shared))  # a file of an earlier version
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # whoever moved the folder aside moved its lock too: a lock on a file that left its place is no lock
+            # if the folder was moved aside, its lock file was moved too: a lock on a moved file is invalid
             if self.path.stat().st_ino == os.fstat(fd).st_ino:
                 return fd
         except (BlockingIOError, FileNotFoundError):
@@ -110,9 +110,9 @@ class FileLock:
         return None
 
     def _sign(self, fd: int) -> None:
-        """Name the holder, for the message of whoever comes next; in place, because the lock belongs to the inode."""
+        """Write the holder's name for messages of other processes; in place, because the lock belongs to the inode."""
         name = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode().ljust(_SIGN_BYTES)
-        # reading is ten times cheaper than writing, and a fence is mostly taken by the process that had it before
+        # reading is ten times cheaper than writing, and the holder is usually the same process as before
         if os.pread(fd, len(name) + 1, 0) != name:
             os.ftruncate(fd, 0)
             os.pwrite(fd, name, 0)

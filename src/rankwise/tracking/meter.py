@@ -1,4 +1,4 @@
-"""What a progress line shows, worked out from what the loop reports."""
+"""Compute the numbers of a progress line from the loop's reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 
 __all__ = ["Meter", "format_bytes", "format_seconds", "peak_memory"]
 
-# Rates look back over this many updates: enough to be calm, few enough to show a slow-down within seconds.
+# Rates average over this many updates: enough to be stable, few enough to show a slow-down within seconds.
 _WINDOW = 50
 
 
@@ -28,22 +28,22 @@ class Meter:
         self._marks.append((now_s, all_samples + samples, all_wait_s + wait_s, step))
 
     def start_at(self, step: int) -> None:
-        """Say from which step the counting starts, so that a resumed run's rate is right."""
+        """Set the first step, so that the rate of a resumed run is right."""
         now_s, samples, wait_s, _ = self._marks.pop()
         self._marks.append((now_s, samples, wait_s, step))
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second over the window."""
+        """Return the samples per second over the window."""
         return (self._marks[-1][1] - self._marks[0][1]) / self._span_s
 
     @property
     def wait_share(self) -> float:
-        """Share of the time that went into waiting for data, 0 to 1."""
+        """Return the share of the time spent waiting for data, 0 to 1."""
         return min(1.0, (self._marks[-1][2] - self._marks[0][2]) / self._span_s)
 
     def eta_s(self, total_steps: int | None) -> float | None:
-        """Return the seconds that the remaining steps will take, None if that is unknown."""
+        """Return the seconds for the remaining steps, None if unknown."""
         done = self._marks[-1][3] - self._marks[0][3]
         if total_steps is None or done <= 0:
             return None

@@ -1,4 +1,4 @@
-"""The metrics file: one JSON object per line, appended, never rewritten; which lines count is worked out by reading."""
+"""The metrics file: one JSON object per line, append-only; the reader computes which lines are valid."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ RESERVED = ("step", "attempt", "time", "event", "nonfinite", "superseded", "rest
 
 
 def read_metrics(path: str | Path, *, all: bool = False) -> list[dict[str, Any]]:  # noqa: A002
-    """Return the lines of the lineage that survives, in the order in which they were written.
+    """Return the valid lines, in the order in which they were written.
 
-    When an attempt resumes at step s, what earlier attempts logged past s no longer counts, and neither does what a
-    left-over of an earlier attempt writes afterwards. Non-finite numbers come back as floats.
+    When an attempt resumes at step s, lines of earlier attempts past s become invalid, and so do lines that a process
+    of an earlier attempt writes afterwards. Non-finite numbers are returned as floats.
 
     Args:
-        path: the metrics file, or the run directory that holds it.
-        all: return every line, those of events ("attempt") too, each with a bool ``"superseded"``.
+        path: the metrics file, or its run directory.
+        all: return every line, including events ("attempt"), each with a bool ``"superseded"``.
 
     Returns:
-        ``[{"step", "epoch", "attempt", "time", **values}, ...]``; empty if there is no file yet. A last line that was
-        torn by a kill is left out.
+        ``[{"step", "epoch", "attempt", "time", **values}, ...]``; empty if there is no file yet. An incomplete last
+        line, left by a kill, is skipped.
     """
     file = Path(path)
     file = file / "metrics.jsonl" if file.is_dir() else file
@@ -42,9 +42,9 @@ def read_metrics(path: str | Path, *, all: bool = False) -> list[dict[str, Any]]
 
 
 def encode_line(record: Mapping[str, Any], values: Mapping[str, float]) -> bytes:
-    """Return one line. A non-finite value stands as null, with its name and kind under ``"nonfinite"``.
+    """Return one line. A non-finite value is written as null, with its name and kind under ``"nonfinite"``.
 
-    JSON knows no NaN: writing the bare word would break every strict reader, and a string would change the type.
+    JSON has no NaN: a bare NaN would break every strict parser, and a string would change the type.
     """
     try:
         return _ENCODER.encode({**record, **values}).encode() + b"\n"
@@ -55,12 +55,12 @@ def encode_line(record: Mapping[str, Any], values: Mapping[str, float]) -> bytes
 
 
 def open_lines(path: Path) -> int:
-    """Return a descriptor for `append_line`; whoever opens it closes it."""
+    """Return a descriptor for `append_line`; the caller closes it."""
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode_in(path.parent))
 
 
 def append_line(fd: int, line: bytes) -> None:
-    """Append a line in one write, which no other line can tear."""
+    """Append a line in one write, so that lines of other processes cannot split it."""
     written = os.write(fd, line)
     if written != len(line):  # a torn line would spoil the next one
         os.ftruncate(fd, os.fstat(fd).st_size - written)
@@ -68,7 +68,7 @@ def append_line(fd: int, line: bytes) -> None:
 
 
 def repair_tail(path: Path) -> None:
-    """Cut off a last line that has no end: its writer was killed in the middle of it."""
+    """Remove an incomplete last line, whose writer was killed during the write."""
     if not path.exists():
         return
     with path.open("rb+") as file:
@@ -88,7 +88,7 @@ def _parse(file: Path) -> list[dict[str, Any]]:
         return []
     lines = []
     rows = file.read_bytes().split(b"\n")
-    for number, row in enumerate(rows[:-1], start=1):  # what follows the last newline is torn, or nothing
+    for number, row in enumerate(rows[:-1], start=1):  # text after the last newline is incomplete or empty
         try:
             line = json.loads(row)
             odd = line.pop("nonfinite", {})
@@ -100,7 +100,7 @@ def _parse(file: Path) -> list[dict[str, Any]]:
 
 
 def _check_line(line: dict[str, Any]) -> None:
-    """Raise where a line lacks what the lineage is worked out from: another program has written it."""
+    """Raise if a line lacks the fields that decide its validity, as another program wrote it."""
     numbers = [line["attempt"], line["restored_step"] if line.get("event") == "attempt" else line.get("step")]
     if not isinstance(numbers[0], int) or not isinstance(numbers[1], int | None):
         raise TypeError(f"attempt and step are whole numbers, got {numbers}")
@@ -109,7 +109,7 @@ def _check_line(line: dict[str, Any]) -> None:
 
 
 def _superseded(lines: list[dict[str, Any]]) -> list[bool]:
-    """Return for each line whether a later attempt has left it behind."""
+    """Return for each line whether a later attempt has invalidated it."""
     starts = [
         (int(line["attempt"]), -1 if line.get("restored_step") is None else int(line["restored_step"]), index)
         for index, line in enumerate(lines)

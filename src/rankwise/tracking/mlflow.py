@@ -14,7 +14,7 @@ from rankwise.tracking.outbox import Line, Refused, RunFacts, Table
 __all__ = ["MlflowSink"]
 
 _RUN_TAG = "rankwise.run"
-_METRICS, _PARAMS, _PARAM_CHARS = 1000, 100, 500  # what one request, and one parameter, may hold
+_METRICS, _PARAMS, _PARAM_CHARS = 1000, 100, 500  # limits per request, and characters per parameter
 _ODD = re.compile(r"[^\w\-./: ]")
 
 
@@ -22,14 +22,14 @@ _ODD = re.compile(r"[^\w\-./: ]")
 class MlflowSink:
     """Curves, configuration and code version in MLflow; give it to `Tracker(sinks=)` or `Trainer(trackers=)`.
 
-    Attempts of a run continue one MLflow run, found by its id or by its tag ``rankwise.run``. MLflow deletes no points,
-    so where an attempt takes steps again that were sent before, the points that are there stay and no second ones come.
+    All attempts of a run continue one MLflow run, found by its id or its tag ``rankwise.run``. MLflow cannot delete
+    points. If an attempt repeats steps that were already sent, the existing points stay and no new ones are sent.
 
     Attributes:
         uri: tracking server; None = MLFLOW_TRACKING_URI, else MLflow's own default.
-        experiment: name of the experiment, made when missing; None = MLFLOW_EXPERIMENT_NAME, else "Default".
-        run_name: name of the run there; None = that of the run directory.
-        tags: further tags of the run.
+        experiment: name of the experiment, created if missing; None = MLFLOW_EXPERIMENT_NAME, else "Default".
+        run_name: name of the MLflow run; None = that of the run directory.
+        tags: additional tags of the run.
     """
 
     uri: str | None = None
@@ -46,7 +46,7 @@ class MlflowSink:
         """Import MLflow.
 
         Raises:
-            MissingExtraError: it is not installed.
+            MissingExtraError: MLflow is not installed.
         """
         try:
             import mlflow.tracking as _  # noqa: F401
@@ -56,7 +56,7 @@ class MlflowSink:
             ) from error
 
     def connect(self, run: RunFacts, known_id: str | None) -> str:
-        """Find the run there, or make it and log what made it."""
+        """Find the MLflow run, or create it and log the configuration."""
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(self.uri)
@@ -75,7 +75,7 @@ class MlflowSink:
         return self._run_id
 
     def send(self, lines: Sequence[Line]) -> None:
-        """Log all values of the lines in as few requests as MLflow allows; sent twice, they count once."""
+        """Log all values of the lines in as few requests as MLflow allows; a repeated call has no further effect."""
         from mlflow.entities import Metric
         from mlflow.exceptions import MlflowException
 
@@ -101,7 +101,7 @@ class MlflowSink:
         self._client.log_dict(self._run_id, {"columns": columns, "data": rows}, place)
 
     def finish(self, *, done: bool) -> None:
-        """Close the run there."""
+        """Close the MLflow run."""
         self._client.set_terminated(self._run_id, "FINISHED" if done else "FAILED")
 
     def _experiment_id(self) -> str:
@@ -110,14 +110,14 @@ class MlflowSink:
         return str(self._client.create_experiment(name) if found is None else found.experiment_id)
 
     def _search(self, place: str, run_id: str) -> Any:
-        """Return the run that an attempt made which was killed before anybody heard of its id."""
+        """Return the MLflow run of an attempt that was killed before it recorded the run's id."""
         found = self._client.search_runs([place], f"tags.`{_RUN_TAG}` = '{run_id}'", max_results=1)
         return found[0] if found else None
 
     def _log_facts(self, tags: Mapping[str, str], params: Mapping[str, str], found: Any) -> None:
         from mlflow.entities import Param, RunTag
 
-        # a parameter never changes there: those of the first attempt stay
+        # MLflow parameters cannot change: those of the first attempt stay
         new = [Param(name, value) for name, value in params.items() if name not in found.data.params]
         self._client.log_batch(self._run_id, tags=[RunTag(name, value) for name, value in tags.items()])
         for begin in range(0, len(new), _PARAMS):

@@ -41,10 +41,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A small table, such as what a model says about a few samples.
+    """A small table, such as a model's predictions for a few samples.
 
     Attributes:
-        name: of the table; one of a step replaces that of the same step.
+        name: name of the table; a table replaces one of the same name and step.
         step: optimizer steps done.
         columns: JSON values by column, all of one length.
     """
@@ -56,15 +56,15 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What a service is told of a run.
+    """The facts about a run that a service receives.
 
     Attributes:
-        run_id: tells the run from all others, the same in every attempt.
+        run_id: unique id of the run, the same in every attempt.
         folder: the run directory.
         attempt: number of this attempt.
-        restored_step: where it goes on; None if it begins at nothing.
-        config: what made the run, secrets masked.
-        environment: where this attempt runs, code version included, secrets masked.
+        restored_step: step of the restored checkpoint; None if there is none.
+        config: the run's configuration, secrets masked.
+        environment: environment of this attempt, including the code version, secrets masked.
     """
 
     run_id: str
@@ -77,7 +77,7 @@ class RunFacts:
 
 @runtime_checkable
 class Service(Protocol):
-    """A tracking service. After `load`, all methods are called from the outbox's thread; what they raise is retried."""
+    """A tracking service. After `load`, the outbox's thread calls all methods; it retries a call that raises."""
 
     @property
     def title(self) -> str:
@@ -85,48 +85,48 @@ class Service(Protocol):
         ...
 
     def load(self) -> None:
-        """Import what it needs, in the main thread. Raises MissingExtraError."""
+        """Import the service's package, in the main thread. Raises MissingExtraError."""
         ...
 
     def connect(self, run: RunFacts, known_id: str | None) -> str:
-        """Begin or continue the run's curves and return their id; `known_id` is that of an earlier attempt."""
+        """Start or continue the run's curves and return their id; `known_id` is the id of an earlier attempt."""
         ...
 
     def send(self, lines: Sequence[Line]) -> None:
-        """Deliver lines, again after an error; what an earlier attempt delivered is left out. May raise `Refused`."""
+        """Deliver lines; called again after an error; skip what an earlier attempt delivered. May raise `Refused`."""
         ...
 
     def finish(self, *, done: bool) -> None:
-        """Write out everything and end; `done` tells whether the run is finished."""
+        """Flush everything and end; `done` tells whether the run is finished."""
         ...
 
 
 @runtime_checkable
 class TableService(Service, Protocol):
-    """A service that takes tables, too."""
+    """A service that also accepts tables."""
 
     def send_table(self, table: Table) -> None:
-        """Deliver a table, again after an error. May raise `Refused`."""
+        """Deliver a table; called again after an error. May raise `Refused`."""
         ...
 
 
 class Outbox:
-    """A sink that keeps lines until its thread has delivered them; `log` never waits and never raises.
+    """A sink that buffers lines until its thread has delivered them; `log` never blocks and never raises.
 
-    An error is said once and the lines are tried again, at growing distances up to 30 s. Lines that find the outbox
-    full, or that are left when `close` has waited, are counted and the count is said.
+    An error is printed once, and the lines are retried with growing delays up to 30 s. Lines that do not fit into the
+    full outbox, or that are left after `close` has waited, are counted and the count is printed.
 
     Args:
         service: where the lines go.
-        facts: returns what the service is told, given the restored step.
-        is_done: whether the run is finished, asked at the end.
-        limit: lines that may wait.
-        close_s: the longest that `close` waits, in seconds.
+        facts: returns the facts for the service, given the restored step.
+        is_done: returns whether the run is finished; called at the end.
+        limit: maximum number of buffered lines.
+        close_s: maximum time that `close` waits, in seconds.
 
     Attributes:
-        id: the id of the curves, once there is one.
-        known_id: that of an earlier attempt; set it before `start`.
-        num_dropped: lines that never arrived.
+        id: the id of the curves, once known.
+        known_id: the id of an earlier attempt; set it before `start`.
+        num_dropped: lines that were not delivered.
         num_errors: calls that failed.
     """
 
@@ -145,34 +145,34 @@ class Outbox:
         self.known_id: str | None = None
         self.num_dropped = self.num_errors = 0
         self._facts, self._is_done, self._limit, self._close_s = facts, is_done, limit, close_s
-        self._lines: deque[Line | Table] = deque()  # in their order: some services take ascending steps only
-        # For the lines, the dropped ones and the deadline. Never held while the service is called: the loop logs.
+        self._lines: deque[Line | Table] = deque()  # in order: some services accept ascending steps only
+        # Guards the lines, the dropped count and the deadline. Never held during a call of the service: the loop logs.
         self._changed = threading.Condition()
         self._deadline_s: float | None = None
         self._thread: threading.Thread | None = None
 
     def start(self, attempt: int, restored_step: int | None) -> None:
-        """Begin to deliver."""
-        del attempt  # the facts say it
+        """Start the delivery thread."""
+        del attempt  # the facts contain it
         facts = self._facts(restored_step)
         name = f"rankwise-{self.service.title}"
-        # a daemon: a call that hangs in the service's library must not keep the process
+        # a daemon thread: a call that hangs in the service's library must not keep the process alive
         thread = threading.Thread(target=self._run, args=(facts,), name=name, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # no service is worth a training: the lines are counted, and said at the end
+        except RuntimeError as error:  # go on: the lost lines are counted and reported at the end
             self._said(error, "gets nothing; the training goes on")
             return
         self._thread = thread
 
     def log(self, step: int, values: Mapping[str, float], tags: Mapping[str, Any]) -> None:
-        """Take a line."""
+        """Buffer a line."""
         prefix = "".join(f"{tag}/" for tag in tags.values() if isinstance(tag, str))
         named = {prefix + name: float(value) for name, value in values.items()}
         self._take(Line(step=step, values=named, time_ms=time.time_ns() // 1_000_000))
 
     def table(self, table: Table) -> None:
-        """Take a table, for a service that takes any."""
+        """Buffer a table, if the service accepts tables."""
         if isinstance(self.service, TableService):
             self._take(table)
 
@@ -182,19 +182,19 @@ class Outbox:
                 self.num_dropped += 1
                 first = self.num_dropped == 1
             else:
-                self._lines.append(line)  # nobody is woken: the thread looks once a second, and lines go together
+                self._lines.append(line)  # no notify: the thread checks once a second and sends lines together
                 first = False
         if first:
             _log.warning("%s takes no lines: %d wait and further ones are dropped", self.service.title, self._limit)
 
     def close(self) -> None:
-        """Deliver what is left, for `close_s` seconds at most."""
-        with self._changed:  # set and told in one: the thread is either before its look, or waits and is woken
+        """Deliver the remaining lines, for at most `close_s` seconds."""
+        with self._changed:  # set and notify under one lock: the thread has not checked yet, or waits and is woken
             self._deadline_s = time.monotonic() + self._close_s
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(self._close_s)
-        # The thread may hang inside the service for ever. It is left behind, and finds nothing if it comes back.
+        # The thread may hang inside the service forever. It is abandoned, and finds an empty queue if it returns.
         with self._changed:
             lost = self.num_dropped + len(self._lines)
             self.num_dropped, running = lost, self._thread is not None and self._thread.is_alive()
@@ -213,7 +213,7 @@ class Outbox:
             with self._changed:
                 self._changed.wait_for(lambda: self._deadline_s is not None, timeout=wait_s)
                 closing = self._deadline_s is not None
-                # copied, not taken: what is not delivered keeps its place and its order, and is counted by `close`
+                # copy without removing: undelivered lines keep their order, and `close` counts them
                 lines = [self._lines[index] for index in range(min(_BATCH, len(self._lines)))]
             try:
                 if self._deliver(facts, lines, closing=closing):
@@ -226,20 +226,20 @@ class Outbox:
                     time.sleep(0.2)
 
     def _deliver(self, facts: RunFacts, lines: Sequence[Line | Table], *, closing: bool) -> bool:
-        """Deliver; return whether that was all."""
+        """Deliver; return whether all lines were delivered."""
         if self.id is None:
             self.id = self.service.connect(facts, self.known_id)
-        # lines go together, a table alone: each has a key of its own
+        # group consecutive lines; each table is alone, so it gets its own key
         keyed = ((number if isinstance(line, Table) else -1, line) for number, line in enumerate(lines))
         for _, group in itertools.groupby(keyed, lambda item: item[0]):
             self._send([line for _, line in group])
-        if not closing or self._lines:  # one look: a line that comes now is too late, and `close` counts it
+        if not closing or self._lines:  # checked once: `close` counts a line that arrives now
             return False
         self.service.finish(done=self._is_done())
         return True
 
     def _send(self, lines: Sequence[Line | Table]) -> None:
-        """Send lines that stand together, or one table."""
+        """Send consecutive lines, or one table."""
         refused = False
         try:
             if isinstance(self.service, TableService) and isinstance(lines[0], Table):
@@ -253,7 +253,7 @@ class Outbox:
 
     def _forget(self, count: int, *, dropped: bool = False) -> None:
         with self._changed:
-            for _ in range(min(count, len(self._lines))):  # `close` may have counted and emptied them meanwhile
+            for _ in range(min(count, len(self._lines))):  # `close` may have emptied the queue meanwhile
                 self._lines.popleft()
             self.num_dropped += count if dropped else 0
 

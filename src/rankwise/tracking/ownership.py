@@ -1,4 +1,4 @@
-"""Taking a run directory: what the main rank does inside `RunDir.open`."""
+"""Claim a run directory: the main rank's part of `RunDir.open`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rankwise.tracking.lock import FileLock
 
 __all__ = ["FINISHED_HERE", "WAYS", "Claim", "claim"]
 
-# What may lie in a directory that holds no run yet: made by the launcher, or left by a start that died.
+# Entries allowed in a directory without a run: created by the launcher, or left by a killed start.
 _EARLY = {
     "logs",
     "vitals",
@@ -38,27 +38,27 @@ _EARLY = {
 }
 _FORMAT = 1
 _LOGS = re.compile(r"attempt-(\d+)")
-# How to leave a run that is there as it is; for messages.
+# How to keep an existing run unchanged; for messages.
 WAYS = (
     "start anew with --fresh, Trainer(fresh=True) or RANKWISE_FRESH=1 (the old run is moved aside, never deleted), or "
     "take another place with --run-dir or run="
 )
-# Runs that this process has finished.
+# Ids of runs that this process has finished.
 FINISHED_HERE: set[str] = set()
 _log = logging.getLogger("rankwise.tracking")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What was found and taken.
+    """The result of a claim.
 
     Attributes:
-        run_id: tells this run from one that lay at the same path before.
+        run_id: unique id of the run, different from earlier runs at the same path.
         attempt: number of this attempt.
-        resumed: an earlier attempt was here.
+        resumed: whether there was an earlier attempt.
         finished: the record of a finished run, else None.
-        changed: keys that may change and did, ``key: old -> new``.
-        saved: an earlier attempt has published a checkpoint.
+        changed: allowed changes, ``key: old -> new``.
+        saved: whether an earlier attempt has published a checkpoint.
     """
 
     run_id: str
@@ -81,10 +81,10 @@ def claim(
     reopen: bool,
     wait_s: float,
 ) -> Claim:
-    """Take the run in `path` and hold `running`, or refuse and hold nothing. Arguments as in `RunDir.open`.
+    """Claim the run in `path` and hold `running`, or raise and hold nothing. Arguments as in `RunDir.open`.
 
     Raises:
-        RunDirError: the run cannot be taken.
+        RunDirError: the run cannot be claimed.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_foreign(path)
@@ -160,7 +160,7 @@ def _check(
         )
     if resume == "never":
         raise RunDirError(f"resume='never' wants no run in {path}, which holds one; let it resume, or {WAYS}")
-    # one of before masks were made holds what they hide now
+    # an old record may contain secrets that are masked today
     differences, changed = describe_differences(masked(record["config"]), config, may_change=may_change)
     if differences:
         lines = "\n".join(f"  {line}" for line in differences)
@@ -180,7 +180,7 @@ def _own(
     reopen: bool = False,
     changed: tuple[str, ...] = (),
 ) -> Claim:
-    """Raise the attempt number under the short lock: from here on, older attempts are fenced out."""
+    """Increase the attempt number under the short lock: from then on, older attempts are fenced out."""
     short = FileLock(path / "lock", what=f"the lock of {path}")
     short.acquire(wait_s=60.0)
     try:
@@ -190,7 +190,7 @@ def _own(
         attempts = map(int, (before.get("attempt") or 0, *record["environment"]))  # both, in case one file was lost
         attempt = 1 + max(attempts)
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
-        if reopen:  # killed from here on, it is a run that was not finished
+        if reopen:  # if killed after this, the run counts as unfinished
             with contextlib.suppress(FileNotFoundError):
                 (path / "finished.json").rename(path / f"finished-{attempt - 1}.json")
         write_json(path / "attempt.json", {"run": record["run"], "attempt": attempt, "saved": saved, **owner})
@@ -210,7 +210,7 @@ def _refuse_foreign(path: Path) -> None:
             return
         raise RunDirError(f"{path / 'config.json'} is not a run's; choose another directory with --run-dir")
     foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _EARLY and not _is_ours(entry.name))
-    if "config.json" in foreign:  # somebody has begun the run since we looked for it
+    if "config.json" in foreign:  # another process has created the run since the check
         _refuse_foreign(path)
     elif foreign:
         shown = ", ".join(foreign[:5]) + (", ..." if len(foreign) > 5 else "")
@@ -221,7 +221,7 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether it is a temporary file of `write_json` whose writer died, or a failure put aside."""
+    """Whether it is a temporary file of a killed `write_json`, or a failure file that was renamed."""
     return re.fullmatch(r"failure\.json\.[\d-]+|\.(attempt|config|failure)\.json\.[0-9a-f]+\.tmp", name) is not None
 
 
@@ -236,7 +236,7 @@ def _move_aside(path: Path, running: FileLock) -> Path:
 
 
 def _keep_live_logs(path: Path, aside: Path) -> None:
-    """Take the newest log folder along: the launcher of this very start is writing into it."""
+    """Move the newest log folder back: the launcher of this attempt is writing into it."""
     if Path(os.environ.get("RANKWISE_RUN_DIR", "/")).absolute() != path:
         return
     numbered = [(int(name[1]), entry) for entry in aside.glob("logs/*") if (name := _LOGS.fullmatch(entry.name))]

@@ -1,4 +1,4 @@
-"""`Progress`: one live line on a terminal, plain lines elsewhere, nothing off the main rank."""
+"""`Progress`: one live line on a terminal, plain lines elsewhere; main rank only."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LIVE_EVERY_S = 0.2
 
 
 class Progress:
-    """Shows where a run stands. A context manager; not a collective, never communicates.
+    """Shows the progress of a run. A context manager; not a collective, no communication.
 
     Args:
-        world: who is the main rank.
+        world: decides which rank is the main rank.
         total_steps: steps of the whole run, for the bar and the time left; None if unknown.
         epochs: epochs of the whole run; None if unknown.
-        plain_every_s: seconds between plain lines when the output is no terminal.
+        plain_every_s: seconds between plain lines if the output is no terminal.
         file: where to write; default stderr.
         clock: seconds, monotonic.
 
@@ -80,12 +80,12 @@ class Progress:
     def update(
         self, step: int, *, epoch: int | None = None, loss: Any = None, samples: int = 0, wait_s: float = 0.0
     ) -> None:
-        """Report that `step` optimizer steps are done. Cheap: the line is drawn a few times a second at most.
+        """Report that `step` optimizer steps are done. Cheap: the line is drawn at most a few times a second.
 
         Args:
             step: optimizer steps done, over all attempts.
             epoch: epoch in progress, from 0; shown from 1.
-            loss: last known loss; a tensor is read only when the line is drawn. None keeps the one before.
+            loss: last known loss; a tensor is read only when the line is drawn. None keeps the previous one.
             samples: samples of all ranks since the last update.
             wait_s: seconds that this rank waited for data since the last update.
         """
@@ -102,7 +102,7 @@ class Progress:
             self._draw()
 
     def say(self, text: str) -> None:
-        """Print a line of its own, above the live line if there is one."""
+        """Print a separate line, above the live line if there is one."""
         if not self._active:
             return
         if self._live is not None:
@@ -125,7 +125,7 @@ class Progress:
         self._live.draw(head, tail, share)
 
     def _fields(self) -> list[tuple[int, str]]:
-        """Return (rank, text) in the order of reading; what has a high rank goes first where room is short."""
+        """Return (rank, text) in display order; on a narrow terminal, high ranks are dropped first."""
         step, epoch, loss = self._now["step"], self._now["epoch"], self._now["loss"]
         fields: list[tuple[int, str]] = []
         if epoch is not None:

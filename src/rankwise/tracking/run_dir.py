@@ -1,4 +1,4 @@
-"""The run directory: one run, one owner at a time, fenced by attempt numbers."""
+"""The run directory: it holds one run with one owner at a time; attempt numbers fence out earlier owners."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 
 __all__ = ["RunDir"]
 
-# How long a publish waits for the one before it: far longer than a rename takes, short enough to be noticed.
+# How long a publish waits for the previous one: far longer than a rename takes, short enough to be noticed.
 _FENCE_WAIT_S = 60.0
-# How long a look at the fence may stand for the next ones: a network file system shows late what others have changed.
+# How long a check of the fence stays valid: a network file system shows changes of other clients late.
 _LOOK_S = 1.0
 
 
 class RunDir:
     """One run on disk: its configuration, metrics, checkpoints and logs, and the right to write them.
 
-    Made by `RunDir.open`. Lives on the file system as
+    Created by `RunDir.open`. Its files are
 
     - ``config.json``: the configuration, and the environment of every attempt;
-    - ``attempt.json``: the attempt that owns the run now; ``lock`` and ``running.lock`` guard it;
+    - ``attempt.json``: the attempt that owns the run now; ``lock`` and ``running.lock`` protect it;
     - ``metrics.jsonl``, ``checkpoints/``, ``logs/``;
     - ``finished.json``: the final values, once there are any.
 
-    It is made for its owner alone (mode 0700), its files 0600. One that is there keeps its mode, and new files follow
-    it: after ``chmod -R g+rX`` the group reads them, too.
+    A new directory has mode 0700, its files 0600. An existing directory keeps its mode, and new files follow it: after
+    ``chmod -R g+rX`` the group can read them too.
 
     Attributes:
         path: the directory.
-        attempt: number of this attempt, from 1; the last attempt's number when the run is finished.
-        resumed: True if an earlier attempt has left something here.
-        finished: None, or what `finish` recorded: ``{"attempt", "time", "values"}``. A finished run is never written.
-        changed: what may change and did since the last attempt, ``key: old -> new`` each.
+        attempt: number of this attempt, from 1; the last attempt's number if the run is finished.
+        resumed: True if there was an earlier attempt.
+        finished: None, or the record of `finish`: ``{"attempt", "time", "values"}``. A finished run is never changed.
+        changed: allowed changes since the last attempt, each as ``key: old -> new``.
         saved: True if an earlier attempt has called `mark_saved`.
     """
 
@@ -64,16 +64,16 @@ class RunDir:
         self._run_id = found.run_id
         self._attempt_file = str(path / "attempt.json")
         self._running = running
-        # The lock file is of processes: a second thread of this one (the loop, or who writes checkpoints) would be
-        # refused at once instead of waiting. What is done inside a fence may want one, too.
+        # The lock file works between processes only: a second thread of this process (the loop or the checkpoint
+        # writer) would fail at once instead of waiting. Reentrant, because code inside a fence may enter a fence.
         self._fence = threading.RLock()
         self._fence_depth = 0
-        # Written inside the fence, read without it at every line of metrics. In between, the mark is newer than the
-        # time: a look may then find itself too old, and asks the fence.
+        # Written inside the fence, read without it at every line of metrics. Between the two writes the mark is newer
+        # than the time: a reader then at worst finds the check too old, and enters the fence.
         self._seen: tuple[int, ...] = ()
         self._seen_s = -_LOOK_S
-        # A run directory that nobody refers to any more must not keep later ones in this process out. Called at exit as
-        # well, also at that of a forked child, which has no lock any more: see `FileLock.release`.
+        # An unreferenced run directory must not block later ones in this process. Also called at exit, even at that of
+        # a forked child, which holds no lock: see `FileLock.release`.
         self._release = weakref.finalize(self, running.release) if running is not None else None
 
     @classmethod
@@ -90,29 +90,29 @@ class RunDir:
         reopen: bool = False,
         wait_s: float = 15.0,
     ) -> RunDir:
-        """Create or resume the run in `path`. Every rank must call it; the main rank acts, all hear the verdict.
+        """Create or resume the run in `path`. Every rank must call it; the main rank acts, and all get the result.
 
         Args:
-            path: the directory; made with its parents when missing.
-            config: JSON object of everything that makes the run what it is. It must be equal on all ranks, and equal
-                to the recorded one on resume. Secrets (``api_key``, ``password``, ..., in URLs and command lines, too)
-                are recorded as ``***`` and not compared.
-            environment: JSON object of what may change between attempts (host, world size, versions, command line);
+            path: the directory; created with its parents if missing.
+            config: JSON object with everything that defines the run. It must be equal on all ranks, and on resume equal
+                to the recorded one. Secrets (``api_key``, ``password``, ..., also in URLs and command lines) are
+                recorded as ``***`` and not compared.
+            environment: JSON object with what may change between attempts (host, world size, versions, command line);
                 recorded for each attempt, never compared.
             world: default ``World.current()``.
-            may_change: dotted keys of `config` that do not make another run (how often to log): a change is recorded
-                with the attempt and found in `changed`.
-            resume: "auto" resumes a run of the same configuration or starts a new one; "must" wants a run to resume;
-                "never" wants none.
-            fresh: move the run that is there aside to ``<name>.<n>`` and start anew.
-            reopen: let a finished run go on; its final record is kept as ``finished-<attempt>.json``.
-            wait_s: how long to wait for the process that owns the run now: its predecessor may be dying.
+            may_change: dotted keys of `config` that may change within a run (how often to log): a change is recorded
+                with the attempt and listed in `changed`.
+            resume: "auto" resumes a run of the same configuration or starts a new one; "must" requires an existing run;
+                "never" requires that there is none.
+            fresh: move an existing run aside to ``<name>.<n>`` and start a new one.
+            reopen: continue a finished run; its final record is kept as ``finished-<attempt>.json``.
+            wait_s: how long to wait for the process that owns the run now; it may be a predecessor that is ending.
 
         Raises:
-            RunDirError: another configuration (the differences are listed), the run is in use, `resume` does not fit,
-                this process has finished the run itself, or the directory holds other files. Raised on every rank.
+            RunDirError: the configuration differs (the message lists how), the run is in use, `resume` does not fit,
+                this process itself finished the run, or the directory holds other files. Raised on every rank.
             ConfigError: an argument is not JSON, or `resume` is unknown.
-            DesyncError: the ranks came with different configurations.
+            DesyncError: the ranks have different configurations.
         """
         if resume not in ("auto", "must", "never"):
             raise ConfigError(f"resume is 'auto', 'must' or 'never', got {resume!r}")
@@ -153,9 +153,9 @@ class RunDir:
 
     @contextlib.contextmanager
     def fence(self) -> Iterator[None]:
-        """Hold the run's short lock around a publish, if this attempt still owns the run. Not a collective.
+        """Hold the run's short lock during a publish, if this attempt still owns the run. Not a collective.
 
-        Keep what happens inside short (renames, not writing gigabytes): the next attempt waits for it.
+        Keep the block short (renames, not writing gigabytes): the next attempt waits for it.
 
         Raises:
             FencedError: a newer attempt owns the run, or the run was moved away: this process must not publish.
@@ -168,29 +168,29 @@ class RunDir:
                 self._enter_fence()
             try:
                 yield
-            finally:  # also after a Ctrl-C: the next attempt must not wait for a process that does something else now
+            finally:  # also after Ctrl-C: the next attempt must not wait for a process that has gone on
                 self._fence_depth -= 1
                 if not self._fence_depth:
                     self._short.release()
 
     def is_undisturbed(self) -> bool:
-        """Whether nobody has taken, moved or finished the run since this object last held the fence, at most 1 s ago.
+        """Whether nobody has claimed, moved or finished the run since this object last held the fence, at most 1 s ago.
 
-        One look at one file, for a line of metrics, whose readers know which attempt came later. Where it is False,
-        `fence` tells. Not a collective.
+        It checks one file only, which is enough for a line of metrics: its readers know which attempt came later. If it
+        is False, enter `fence`. Not a collective.
         """
         is_fresh = self.finished is None and time.monotonic() - self._seen_s < _LOOK_S
         return is_fresh and self._owner_mark() == self._seen
 
     def finish(self, values: Mapping[str, Any]) -> None:
-        """Record that the run is done, with its final values. One rank calls it (the main one); not a collective.
+        """Record that the run is done, with its final values. Only the main rank calls it; not a collective.
 
         Args:
-            values: JSON object; non-finite floats are not allowed (None says it as well).
+            values: JSON object; non-finite floats are not allowed (use None).
 
         Raises:
             FencedError: a newer attempt owns the run.
-            RunDirError: the run is finished already.
+            RunDirError: the run is already finished.
         """
         record = {"attempt": self.attempt, "time": time.time(), "values": as_json(values, what="the final values")}
         with self.fence():
@@ -199,7 +199,7 @@ class RunDir:
         FINISHED_HERE.add(self._run_id)
 
     def mark_saved(self) -> None:
-        """Record that a checkpoint is published: a later attempt that finds none has lost some. Like `finish`.
+        """Record that a checkpoint is published, so that a later attempt without one knows of a loss. Like `finish`.
 
         Raises:
             FencedError: a newer attempt owns the run.
@@ -211,10 +211,10 @@ class RunDir:
             self.saved = True
 
     def mark_interrupted(self, reason: str, step: int) -> None:
-        """Record, with this attempt, that it saved and stopped because it was asked to. Like `finish`.
+        """Record that this attempt saved and stopped because it was asked to. Like `finish`.
 
         Args:
-            reason: who asked.
+            reason: what asked it to stop.
             step: optimizer steps done.
 
         Raises:
@@ -227,7 +227,7 @@ class RunDir:
             write_json(self.path / "config.json", record)
 
     def close(self) -> None:
-        """Let go of the run, so that another process may open it. Calling it twice is fine."""
+        """Release the run, so that another process may open it. A second call does nothing."""
         if self._release is not None:
             self._release()
 
@@ -252,7 +252,7 @@ class RunDir:
         self._fence_depth = 1
 
     def _owner_mark(self) -> tuple[int, ...]:
-        """Return what tells one version of ``attempt.json`` from the next: each is a new file."""
+        """Return an identifier of this version of ``attempt.json``: each version is a new file."""
         try:
             found = os.stat(self._attempt_file)  # noqa: PTH116  (at every line of metrics)
         except OSError:
@@ -274,7 +274,7 @@ class RunDir:
 
 
 def _agree(world: World, config: Mapping[str, Any]) -> None:
-    """Refuse configurations that differ between ranks: only the main rank's would be recorded."""
+    """Raise if the ranks' configurations differ: only the main rank's would be recorded."""
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
     digests = world.all_gather_object(digest)
     different = tuple(rank for rank, other in enumerate(digests) if other != digests[0])

@@ -1,4 +1,4 @@
-"""Sinks: where the numbers of a run go. The main rank alone has any."""
+"""Sinks: destinations of a run's numbers. Only the main rank has sinks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ __all__ = ["Sink", "TableSink"]
 
 @runtime_checkable
 class Sink(Protocol):
-    """One place that takes numbers. Called on the main rank only, from one thread."""
+    """A destination for numbers. Called on the main rank only, from one thread."""
 
     def start(self, attempt: int, restored_step: int | None) -> None:
-        """Begin an attempt: what was logged past `restored_step` no longer counts (None: nothing counts)."""
+        """Begin an attempt: values logged past `restored_step` become invalid (None: all values)."""
         ...
 
     def log(self, step: int, values: Mapping[str, float], tags: Mapping[str, Any]) -> None:
-        """Take the numbers of one log step. Values may be non-finite."""
+        """Log the numbers of one step. Values may be non-finite."""
         ...
 
     def close(self) -> None:
-        """Write out what is buffered. Called once."""
+        """Flush buffered values. Called once."""
         ...
 
 
 @runtime_checkable
 class TableSink(Sink, Protocol):
-    """A sink that takes tables, too."""
+    """A sink that also accepts tables."""
 
     def table(self, table: Table) -> None:
-        """Take a table."""
+        """Log a table."""
         ...

@@ -13,10 +13,10 @@ __all__ = ["TensorBoardSink"]
 
 
 class TensorBoardSink:
-    """Writes scalars for TensorBoard; a resumed attempt purges the steps that no longer count.
+    """Writes scalars for TensorBoard; a resumed attempt purges the steps that became invalid.
 
     Args:
-        folder: where the event files go.
+        folder: folder for the event files.
 
     Raises:
         MissingExtraError: torch or tensorboard is not installed.
@@ -55,7 +55,7 @@ class TensorBoardSink:
         self._writer.flush()
 
     def close(self) -> None:
-        """Write out and close the event file."""
+        """Flush and close the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -1,4 +1,4 @@
-"""`Tracker`: the numbers of a run, written by the main rank alone."""
+"""`Tracker`: log the numbers of a run, on the main rank only."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _NAMES: tuple[SinkName, ...] = ("jsonl", "tensorboard", "mlflow", "wandb")
 
 
 class Tracker:
-    """Takes numbers at log steps and hands them to its sinks, on the main rank; does nothing on the others.
+    """On the main rank, passes the numbers of each log step to its sinks; on other ranks it does nothing.
 
-    Reduce the numbers first (`rankwise.metrics.reduce`, which is a collective); `log` itself never communicates, so
-    calling it on one rank only is fine.
+    Reduce the numbers first with `rankwise.metrics.reduce`, which is a collective. `log` itself does not communicate,
+    so you may call it on one rank only.
 
     Args:
-        run_dir: the run, or a folder for a tracker without one (then nothing fences it).
+        run_dir: the run, or a folder for a tracker without a run (then there is no fence).
         world: default ``World.current()``. Every rank must construct the tracker.
-        sinks: "jsonl", "tensorboard", "mlflow", "wandb", a `MlflowSink` or `WandbSink` with settings of your own, any
-            other `Service`, or any object with the methods of `Sink`; several at once. The JSON lines are always
-            written. Services get theirs from an `Outbox`.
-        tensorboard: also write event files into ``<run>/tensorboard``; the same as the sink of this name.
-        hold_s: seconds that a JSON line may wait for the next ones, to be written together; `flush` and `close` write
-            all. 0 writes each at once.
+        sinks: one or several of "jsonl", "tensorboard", "mlflow", "wandb", a `MlflowSink` or `WandbSink` with your own
+            settings, any other `Service`, or any object with the methods of `Sink`. JSON lines are always written.
+            Services get their lines from an `Outbox`.
+        tensorboard: also write event files into ``<run>/tensorboard``; the same as the sink "tensorboard".
+        hold_s: seconds that a JSON line may be buffered, to be written together with others; `flush` and `close` write
+            all. 0 writes each line at once.
 
     Raises:
-        ConfigError: an unknown sink.
-        MissingExtraError: a sink without its packages. Raised on every rank.
+        ConfigError: a sink is unknown.
+        MissingExtraError: a sink's package is not installed. Raised on every rank.
     """
 
     def __init__(
@@ -80,18 +80,18 @@ class Tracker:
 
     @property
     def ids(self) -> dict[str, str]:
-        """The id of the run's curves at each service that has answered, by its title; empty on other ranks."""
+        """The ids of the run's curves, by service title, for services that have answered; empty on other ranks."""
         return {**self._ids, **{box.service.title: box.id for box in self._outboxes if box.id is not None}}
 
     def start_attempt(self, restored_step: int | None, *, ids: Mapping[str, str] | None = None) -> None:
-        """Say where this attempt goes on: lines of earlier attempts past `restored_step` are superseded.
+        """Set where this attempt continues: lines of earlier attempts past `restored_step` become invalid.
 
-        Call it once, before the first `log`; a tracker that was not told logs as if it began at nothing.
+        Call it once, before the first `log`; without it the tracker logs as if training started from scratch.
 
         Args:
-            restored_step: step of the restored checkpoint; None when the training starts from nothing.
-            ids: what `ids` was when that checkpoint was written; where a service is not in it, what the run directory
-                knows counts.
+            restored_step: step of the restored checkpoint; None if training starts from scratch.
+            ids: the value of `ids` when that checkpoint was written; for a service that is not in it, the id in the run
+                directory is used.
         """
         self._started = True
         self._ids |= ids or {}
@@ -101,23 +101,23 @@ class Tracker:
             sink.start(self._attempt, restored_step)
 
     def log(self, step: int, values: Mapping[str, Any], **tags: Any) -> None:
-        """Write the numbers of one log step. Main rank only, a no-op elsewhere; not a collective.
+        """Log the numbers of one step. Main rank only, a no-op elsewhere; not a collective.
 
         Args:
             step: optimizer steps done.
-            values: number by name; NaN and infinities are kept. A tensor of one element is read (which waits for its
-                device).
-            **tags: what tells this line from others of the step: ``epoch=3``, ``phase="val"``. JSON scalars.
+            values: number by name; NaN and infinities are kept. Reading a tensor of one element synchronises with its
+                device.
+            **tags: JSON scalars that distinguish this line from others of the step: ``epoch=3``, ``phase="val"``.
 
         Raises:
-            ConfigError: a value is not a number, or a name is one of the file's own.
+            ConfigError: a value is not a number, or a name is reserved.
             FencedError: a newer attempt owns the run.
         """
         if not self._sinks:
             return
         numbers = {name: value if type(value) is float else _number(name, value) for name, value in values.items()}
         names = [*numbers, *tags]
-        if names != self._checked:  # most lines have those of the line before
+        if names != self._checked:  # most lines have the same names as the previous line
             _check_names(names)
             self._checked = names
         _check_tags(tags)
@@ -129,17 +129,17 @@ class Tracker:
             self._note_ids()
 
     def table(self, step: int, name: str, columns: Mapping[str, Any]) -> None:
-        """Write a small table to ``<run>/tables/<name>/``, and give it to the sinks that take tables. Not a collective.
+        """Write a small table to ``<run>/tables/<name>/`` and pass it to sinks that accept tables. Not a collective.
 
         Main rank only, a no-op elsewhere.
 
         Args:
             step: optimizer steps done.
-            name: of the table.
-            columns: a value for each row, by column: lists, arrays or tensors of one dimension, of numbers or texts.
+            name: name of the table.
+            columns: a value for each row, by column: one-dimensional lists, arrays or tensors of numbers or texts.
 
         Raises:
-            ConfigError: the columns are not of one length, or hold what JSON does not.
+            ConfigError: the columns have different lengths, or values that JSON does not support.
             FencedError: a newer attempt owns the run.
         """
         if not self._sinks:
@@ -161,7 +161,7 @@ class Tracker:
                 sink.table(made)
 
     def flush(self) -> None:
-        """Write the JSON lines that wait for others. Main rank only, a no-op elsewhere; not a collective.
+        """Write the buffered JSON lines. Main rank only, a no-op elsewhere; not a collective.
 
         Raises:
             FencedError: a newer attempt owns the run.
@@ -170,11 +170,11 @@ class Tracker:
             self._lines.flush()
 
     def close(self) -> None:
-        """Close the sinks; waits for services, for seconds. Calling it twice is fine."""
-        with contextlib.ExitStack() as stack:  # the first sink, the JSON lines, last; whatever the others raise
+        """Close the sinks; waits a few seconds for services. A second call does nothing."""
+        with contextlib.ExitStack() as stack:  # the first sink, the JSON lines, last; even if the others raise
             while self._sinks:
                 stack.callback(self._sinks.pop(0).close)
-        # a run that is finished, or another attempt's by now, is not written again
+        # do not write to a run that is finished or owned by another attempt
         with contextlib.suppress(RunDirError):
             if self._outboxes:
                 self._note_ids()
@@ -223,11 +223,11 @@ class Tracker:
         return self._run.path if isinstance(self._run, RunDir) else self._run
 
     def _is_done(self) -> bool:
-        """Whether the run has ended well; a folder without a run ends with its tracker."""
+        """Whether the run is finished; a tracker without a run counts as finished when it is closed."""
         return self._run.finished is not None if isinstance(self._run, RunDir) else True
 
     def _facts(self, restored_step: int | None) -> RunFacts:
-        """Return what the services are told: what the run directory records."""
+        """Return the facts for the services, from the run directory."""
         record = (read_json(self._folder / "config.json") or {}) if isinstance(self._run, RunDir) else {}
         run_id = record.get("run") or self._known.setdefault("run", uuid.uuid4().hex)
         return RunFacts(
@@ -240,7 +240,7 @@ class Tracker:
         )
 
     def _note_ids(self) -> None:
-        """Write down the services' ids once they are known: they may answer long after the start."""
+        """Record the services' ids once they are known: services may answer long after the start."""
         known = {**self._known, "ids": self.ids}
         if known != self._known:
             fence = self._run.fence() if isinstance(self._run, RunDir) else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""The main rank acts, every rank hears how it ended."""
+"""Run a function on the main rank, and return its result on every rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def on_main(world: World, act: Callable[[], T]) -> T:
     """Call `act` on the main rank; return its value, or raise its error, on every rank. Every rank must call it.
 
     Raises:
-        RankwiseError: what `act` raised; an error of another kind comes as RunDirError.
+        RankwiseError: the error of `act`; another exception is raised as RunDirError.
     """
     value: T | None = None
     error: RankwiseError | None = None

@@ -19,14 +19,14 @@ __all__ = ["WandbSink"]
 class WandbSink:
     """Curves, configuration and code version in W&B; give it to `Tracker(sinks=)` or `Trainer(trackers=)`.
 
-    Offline unless asked otherwise: every attempt writes a folder in ``<run>/wandb``, which ``wandb sync`` uploads into
-    one run. What an earlier attempt has logged is not logged again.
+    Offline by default: every attempt writes a folder in ``<run>/wandb``, and ``wandb sync`` uploads all of them into
+    one run. Steps that an earlier attempt has logged are not logged again.
 
     Attributes:
         project: None = WANDB_PROJECT, else W&B's own default.
         mode: "offline" or "online"; None = WANDB_MODE, else "offline".
-        name: name of the run there; None = that of the run directory.
-        settings: further settings of W&B, for ``wandb.Settings``.
+        name: name of the W&B run; None = that of the run directory.
+        settings: additional settings for ``wandb.Settings``.
     """
 
     project: str | None = None
@@ -43,7 +43,7 @@ class WandbSink:
         """Import W&B.
 
         Raises:
-            MissingExtraError: it is not installed.
+            MissingExtraError: W&B is not installed.
         """
         try:
             import wandb as _  # noqa: F401
@@ -53,7 +53,7 @@ class WandbSink:
             ) from error
 
     def connect(self, run: RunFacts, known_id: str | None) -> str:
-        """Begin a part of the run's curves."""
+        """Begin this attempt's part of the run's curves."""
         import wandb
 
         run_id = known_id or run.run_id
@@ -63,7 +63,7 @@ class WandbSink:
         sent = (read_json(self._bookmark) or {}) if run.attempt > 1 else {}
         if sent.get("id") == run_id:
             self._step, self._names = sent["step"], sent["names"]
-        # its console capture and its own sampler of this machine are ours already
+        # rankwise itself captures the console and samples this machine
         quiet = {"console": "off", "silent": True, "x_disable_stats": True, "disable_code": True}
         self._run = wandb.init(
             project=self.project or os.environ.get("WANDB_PROJECT"),
@@ -80,7 +80,7 @@ class WandbSink:
         return run_id
 
     def send(self, lines: Sequence[Line]) -> None:
-        """Log the lines that are not there yet; W&B takes steps in ascending order only."""
+        """Log the lines that were not logged yet; W&B accepts steps in ascending order only."""
         for line in lines:
             if line.step < self._step:
                 continue
@@ -93,7 +93,7 @@ class WandbSink:
         write_json(self._bookmark, {"id": self._run.id, "step": self._step, "names": self._names})
 
     def send_table(self, table: Table) -> None:
-        """Log the table, at the newest step where later ones were logged before it: W&B takes ascending steps only."""
+        """Log the table; at the newest step if later steps were already logged, as W&B accepts ascending steps only."""
         import wandb
 
         rows = [list(row) for row in zip(*table.columns.values(), strict=True)]
@@ -101,5 +101,5 @@ class WandbSink:
         self._run.log({table.name: made}, step=max(table.step, self._step))
 
     def finish(self, *, done: bool) -> None:
-        """Write out and close the part."""
+        """Flush and close this attempt's part."""
         self._run.finish(exit_code=0 if done else 1)

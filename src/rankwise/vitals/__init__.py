@@ -1,4 +1,4 @@
-"""Signs of life: heartbeat, step and phase of a rank in shared memory, its stacks on request. No torch, no NumPy."""
+"""Vitals of a rank: heartbeat, step and phase in shared memory, and its stacks on request. No torch, no NumPy."""
 
 from rankwise.vitals.collectives import record_calls
 from rankwise.vitals.folders import has_failed, make_folder, mark_failed, remove_folder, sweep_folders

@@ -1,8 +1,8 @@
-"""What this rank last called of torch.distributed: from torch's flight recorder, and from the calls themselves.
+"""This rank's last calls of torch.distributed, from torch's flight recorder and from wrappers around the functions.
 
-The flight recorder (on by default since torch 2.5, for gloo too) knows every collective, those of DDP's backward pass
-included: group, sequence number, operation, shapes, types. It knows neither the reduction, nor the source, nor, in
-its JSON form, the line that called; those are noted here when a call passes through Python.
+The flight recorder (on by default since torch 2.5, also for gloo) records every collective, including those of DDP's
+backward pass: group, sequence number, operation, shapes, types. It records neither the reduction nor the source, and
+its JSON form lacks the calling line. The wrappers here record these when Python code makes the call.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 __all__ = ["last_calls", "num_calls", "record_calls"]
 
-_KEPT = 8  # calls of each group that are told
+_KEPT = 8  # calls per group that are reported
 _NOTED = 64
-# name -> names of the arguments that all ranks must give alike, and their places where they may be given by place
+# function -> arguments that must be equal on all ranks, with their positions if they may be positional
 _CALLS: dict[str, dict[str, int]] = {
     "all_reduce": {"op": 1},
     "reduce": {"dst": 1, "op": 2},
@@ -38,10 +38,10 @@ _noted: deque[tuple[str, int, dict[str, str], str]] = deque(maxlen=_NOTED)
 
 
 def record_calls() -> None:
-    """Note from now on who calls the collectives of torch.distributed, with which reduction and source.
+    """Record the calling line, reduction and source of each collective of torch.distributed from now on.
 
-    A call costs about two microseconds more. Names that a program has imported from torch.distributed before are not
-    noted. Nothing happens where torch.distributed is not loaded, or is noted already.
+    A call then takes about two microseconds longer. Functions that a program imported from torch.distributed before are
+    not recorded. Does nothing if torch.distributed is not imported, or if this was called before.
     """
     module = sys.modules.get("torch.distributed.distributed_c10d")
     front = sys.modules.get("torch.distributed")
@@ -57,7 +57,7 @@ def record_calls() -> None:
 
 
 def _noting(original: Callable[..., Any], arguments: dict[str, int], module: Any) -> Callable[..., Any]:
-    """Return `original` with a note before it; a note that fails is left out, the call is made."""
+    """Return `original` wrapped so that each call is recorded; an error while recording is ignored."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -84,27 +84,27 @@ def _group_by_place(args: tuple[Any, ...], module: Any) -> Any:
 
 
 def _text(value: object) -> str:
-    """Return a short text of a reduction or rank; None is the default sum."""
+    """Return a short text for a reduction or rank; None is the default, sum."""
     text = "SUM" if value is None else str(getattr(value, "name", value))
     return text.removeprefix("RedOpType.").removeprefix("ReduceOp.")
 
 
 def num_calls() -> int | None:
-    """Return how many collectives this process has begun in all its groups; None where nobody can say."""
+    """Return how many collectives this process has begun in all its groups; None if unknown."""
     total = None
     for _, group in _groups():
         try:
             total = (total or 0) + int(group._get_sequence_number_for_group())  # noqa: SLF001
-        except (RuntimeError, AttributeError):  # a backend without numbers
+        except (RuntimeError, AttributeError):  # a backend without sequence numbers
             continue
     return total
 
 
 def last_calls() -> list[dict[str, Any]]:
-    """Return every group of this process with the last collectives that it began in it, oldest first.
+    """Return every group of this process with its last collectives there, oldest first.
 
     Each group is ``{"name", "ranks", "calls"}``, each call ``{"number", "name", "sizes", "dtypes", "ended",
-    "arguments", "line"}``; `arguments` and `line` are empty where the call came from C++ (a backward pass).
+    "arguments", "line"}``; `arguments` and `line` are empty if the call came from C++ (a backward pass).
     """
     recorded = _recorded()
     noted = {(name, number): (given, where) for name, number, given, where in list(_noted)}
@@ -126,12 +126,12 @@ def _groups() -> list[tuple[list[int], Any]]:
         return []
     try:
         return [(sorted(world.pg_group_ranks[group]), group) for group in list(world.pg_map)]
-    except (AttributeError, KeyError, RuntimeError):  # private names: torch may move them, or a group is being made
+    except (AttributeError, KeyError, RuntimeError):  # private names, which torch may change, or a group in creation
         return []
 
 
 def _recorded() -> dict[str, list[dict[str, Any]]]:
-    """Return what the flight recorder holds, by group; empty where it is switched off or its form has changed."""
+    """Return the flight recorder's entries by group; empty if it is off or its format has changed."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(c10d, "_dump_fr_trace_json", None)
     calls: dict[str, list[dict[str, Any]]] = {}
@@ -154,6 +154,6 @@ def _recorded() -> dict[str, list[dict[str, Any]]]:
 
 
 def _only_noted(name: str) -> list[dict[str, Any]]:
-    """Return the calls of a group that only Python has seen, without shapes; whether they ended nobody knows."""
+    """Return the calls of a group that only the wrappers have recorded, without shapes and end state."""
     numbers = [number for group, number, _, _ in list(_noted) if group == name][-_KEPT:]
     return [{"number": n, "name": "collective", "sizes": [], "dtypes": [], "ended": None} for n in numbers]

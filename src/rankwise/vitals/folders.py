@@ -1,4 +1,4 @@
-"""Folders of one launch, for vitals and calls: in memory if this machine has one, swept if their owner was killed."""
+"""Folders of a launch for vitals and calls: in memory if possible; a later launch removes those of killed owners."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ __all__ = ["has_failed", "make_folder", "mark_failed", "remove_folder", "sweep_f
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  (tmpfs of Linux; each folder in it is our own, mode 700)
 _PREFIX = "rankwise-"
-_OWNER = "owner"  # a file whose lock the owner holds; the kernel lets go of it with the process
+_OWNER = "owner"  # a file locked by the owner; the kernel releases the lock when the process ends
 _FAILED = "failed"
 _locks: dict[Path, int] = {}
 
 
 def make_folder(*, in_memory: bool = True, sweep: bool = True) -> Path:
-    """Make an empty folder that only this user can enter; the caller ends it with `remove_folder`.
+    """Create an empty folder that only this user can access; the caller removes it with `remove_folder`.
 
     Args:
-        in_memory: in memory if possible, else among the temporary files.
+        in_memory: use a memory file system if possible, else the folder for temporary files.
         sweep: call `sweep_folders` first.
     """
     if sweep:
         sweep_folders(in_memory=in_memory)
     root = _root(in_memory=in_memory)
-    # a folder is not seen by who sweeps before its lock is held
+    # hide the folder from sweeping processes until its lock is held
     hidden = _new_folder(root)
     lock = os.open(hidden / _OWNER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with contextlib.suppress(OSError):  # a file system without locks: nobody will sweep it
+    with contextlib.suppress(OSError):  # a file system without locks: it will never be swept
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     folder = hidden.rename(root / hidden.name.removeprefix("."))
     _locks[folder] = lock
@@ -38,9 +38,9 @@ def make_folder(*, in_memory: bool = True, sweep: bool = True) -> Path:
 
 
 def sweep_folders(*, in_memory: bool = True) -> None:
-    """Remove folders of processes that are gone: killed, with all that would have removed them."""
+    """Remove folders of processes that were killed before they could remove them."""
     for folder in _root(in_memory=in_memory).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # it is going away, or is not ours to look into
+        with contextlib.suppress(OSError):  # it is being removed, or belongs to another user
             found = folder.lstat()
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and _is_left(folder / _OWNER):
                 _remove_tree(folder)
@@ -49,7 +49,7 @@ def sweep_folders(*, in_memory: bool = True) -> None:
 def _root(*, in_memory: bool) -> Path:
     if in_memory and _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK):
         return _MEMORY
-    import tempfile  # it and shutil load much, and a launch in memory needs them at its end at most
+    import tempfile  # it and shutil import much, and a launch in memory needs them only at its end
 
     return Path(tempfile.gettempdir())
 
@@ -69,7 +69,7 @@ def _remove_tree(folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder and all that is in it."""
+    """Remove a folder and its content."""
     _remove_tree(folder)
     lock = _locks.pop(folder, None)
     if lock is not None:
@@ -77,12 +77,12 @@ def remove_folder(folder: Path) -> None:
 
 
 def mark_failed(folder: Path) -> None:
-    """Let the ranks of a launch see that one of them has failed."""
+    """Mark the folder, so that the ranks of a launch can see that one of them has failed."""
     (folder / _FAILED).touch()
 
 
 def has_failed() -> bool:
-    """Whether a rank of the launch that this process belongs to has failed."""
+    """Whether a rank of this process's launch has failed."""
     folder = os.environ.get("RANKWISE_VITALS")
     return bool(folder) and Path(str(folder), _FAILED).exists()
 

@@ -1,4 +1,4 @@
-"""The watcher's side: what every rank of a folder last said, and its stacks on request."""
+"""The watcher's side: read the vitals of every rank of a folder, and request stacks and calls."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ __all__ = ["Vital", "read", "request_calls", "request_stacks"]
 
 _POLL_S = 0.01
 _QUIET_S = 0.05
-_STALE_S = 3.0  # a heartbeat comes twice a second; of a rank that is this late the thread does not run
+_STALE_S = 3.0  # heartbeats come twice a second; if one is this late, the rank's thread does not run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vital:
-    """What one rank's vitals file said when it was read.
+    """The content of one rank's vitals file when it was read.
 
     Attributes:
-        folder: where the file lies.
+        folder: folder of the file.
         rank: global rank.
         pid: its process id on `host`.
         host: its host name, cut to 64 bytes.
-        signum: signal on which it writes its stacks down; 0 if it cannot.
-        start_s: when its vitals began, monotonic clock of its host.
+        signum: signal on which it writes its stacks; 0 if it cannot.
+        start_s: when its vitals started, monotonic clock of its host.
         heartbeat_s: when its heartbeat thread last ran, same clock.
         progress_s: when it last called `beat` or `wait` (its start before the first), same clock.
-        advance_s: when it was last seen to have begun a collective, same clock, to half a second; 0.0 if never.
+        advance_s: when its last collective began, same clock, to half a second; 0.0 if never.
         num_beats: how often it called `beat`.
-        epoch: as last said; None if never.
-        step: as last said; None if never.
-        phase: as last said; "" if never.
+        epoch: the last one that it reported; None if none.
+        step: the last one that it reported; None if none.
+        phase: the last one that it reported; "" if none.
     """
 
     folder: Path
@@ -75,12 +75,12 @@ class Vital:
 
     @property
     def moved_s(self) -> float | None:
-        """When it last said or showed that it advances; None if it never did."""
+        """Return when it last made progress, by a beat or a collective; None if never."""
         return max(self.progress_s if self.num_beats else 0.0, self.advance_s) or None
 
     @property
     def place(self) -> str:
-        """Where the rank says it is: "epoch 1, step 20, phase train", or that it never said."""
+        """Return its reported place, "epoch 1, step 20, phase train", or a text that it has reported none."""
         if not self.num_beats:
             return "no beat yet"
         parts = [
@@ -94,7 +94,7 @@ class Vital:
 def read(folder: str | os.PathLike[str]) -> list[Vital]:
     """Read the vitals of every rank in `folder`, sorted by rank.
 
-    A rank that has not begun, or is in the middle of beginning, is left out.
+    A rank that has not begun, or is just beginning, is left out.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -131,18 +131,16 @@ def _read_one(root: Path, path: Path) -> Vital | None:
 
 
 def _read_settled(path: Path) -> bytes | None:
-    """Read the page until no write fell into the reading. A rank frozen in the middle of a write is read as it is.
+    """Read the page until no write happened during the read. If a rank is frozen in a write, return the page as it is.
 
-    The page is mapped: a rank that beats without a pause leaves less time between two writes than reading a file takes.
+    The page is mapped, because a rank that beats continuously leaves less time between writes than a file read takes.
     """
     try:
-        # Processes cannot share the writer's lock, so he counts: even, and the same before and after, is a whole page.
-        # What the heartbeat writes beside that is one number each, which is never seen half.
+        # Processes cannot share the writer's lock, so the page has a sequence number: if it is even, and equal before
+        # and after the read, the page is consistent. The heartbeat writes single numbers beside that, which are atomic.
         with path.open("rb") as file, mmap.mmap(file.fileno(), FILE_BYTES, access=mmap.ACCESS_READ) as mapped:
             for number in range(1000):
-                if (
-                    number >= 900
-                ):  # the writer was put off its core: it comes back in some time slices, if it runs at all
+                if number >= 900:  # the writer was preempted: it continues after some time slices, unless it is stopped
                     time.sleep(0.001)
                 (before,) = SEQUENCE.unpack_from(mapped, SEQUENCE_AT)
                 page = mapped[:]
@@ -163,17 +161,17 @@ def _text(field: bytes) -> str:
 def request_stacks(vitals: Collection[Vital], timeout_s: float = 4.0) -> dict[int, str]:
     """Ask ranks of this host for the stacks of all their threads, most recent call first.
 
-    The heartbeat thread of a rank answers. Where it does not run, a C extension may hold the interpreter lock: then a
-    signal writes the stacks. It is the second choice because it walks the frames of threads that may run meanwhile:
-    about one in 2,000 such walks through a busy interpreter ends the rank by SIGSEGV (CPython 3.11). While the lock is
-    held, or the heartbeat waits for its turn, no frame changes.
+    The rank's heartbeat thread answers. If that thread does not run, perhaps because a C extension holds the
+    interpreter lock, a signal makes the rank write its stacks. The signal is the second choice because its handler
+    walks the frames of threads that may be running: about one in 2,000 such walks in a busy interpreter ends the rank
+    with SIGSEGV (CPython 3.11). While the lock is held, or the heartbeat thread waits for it, no frame changes.
 
     Args:
-        vitals: of the ranks to ask, as read; their processes must still be the ranks.
+        vitals: vitals of the ranks to ask, as read; the processes must still exist.
         timeout_s: seconds to wait for the answers: half of them for the threads, the rest for the signals.
 
     Returns:
-        The text that `faulthandler` wrote, by rank, "" if none came: a stopped (SIGSTOP) process answers nothing.
+        The output of `faulthandler` by rank, "" if there is none: a stopped (SIGSTOP) process does not answer.
     """
     deadline = time.monotonic() + timeout_s
     beating = [vital for vital in vitals if time.monotonic() - vital.heartbeat_s < _STALE_S]
@@ -185,7 +183,7 @@ def request_stacks(vitals: Collection[Vital], timeout_s: float = 4.0) -> dict[in
 
 
 def _signal_for_stacks(vital: Vital, deadline: float) -> str:
-    """Several watchers may ask at the same time: each has its turn."""
+    """Send the signal and return the stacks; several watchers take turns."""
     path = vital.folder / f"stacks-{vital.rank}"
     if not vital.signum or time.monotonic() >= deadline or not path.exists():
         return ""
@@ -200,12 +198,12 @@ def _signal_for_stacks(vital: Vital, deadline: float) -> str:
 
 @contextlib.contextmanager
 def _turn(path: Path, deadline: float) -> Iterator[None]:
-    """Hold the file for one asker: what two ask for at once would run together, or end in the middle.
+    """Lock the file for one watcher: two answers at the same time would be mixed or cut off.
 
-    Who is not let in until the deadline asks all the same: a watcher may be stopped while it holds the file.
+    At the deadline, go on without the lock: another watcher may be stopped while it holds it.
     """
-    # A lock of this open file, so that threads of one watcher take turns, too. It ends with the file: a watcher that is
-    # killed holds nobody up.
+    # The lock belongs to this open file, so threads of one watcher take turns too. It is released when the file is
+    # closed, so a killed watcher blocks nobody.
     with path.open("rb") as file:
         while time.monotonic() < deadline:
             try:
@@ -219,24 +217,24 @@ def _turn(path: Path, deadline: float) -> Iterator[None]:
 
 
 def request_calls(vitals: Collection[Vital], timeout_s: float = 3.0, busy_timeout_s: float = 20.0) -> dict[int, Any]:
-    """Ask ranks of this host for their last collectives; return what those that answered in time said, by rank.
+    """Ask ranks of this host for their last collectives; return the answers that arrived in time, by rank.
 
     A rank whose threads do not run (it is stopped, or a call holds the interpreter lock) does not answer. Several
-    watchers may ask at the same time: a rank's answer is for all who asked before it.
+    watchers may ask at the same time: one answer of a rank serves all earlier questions.
 
     Args:
-        vitals: of the ranks to ask, as read; their processes must still be the ranks.
+        vitals: vitals of the ranks to ask, as read; the processes must still exist.
         timeout_s: seconds to wait for the answers.
-        busy_timeout_s: seconds to wait for a rank that does beat meanwhile: it answers at its next beat, which comes
+        busy_timeout_s: seconds to wait for a rank whose heartbeat continues: it answers at its next heartbeat, which is
             late on a busy machine.
     """
     return _request("calls", vitals, timeout_s, busy_timeout_s)
 
 
 def _request(kind: str, vitals: Collection[Vital], timeout_s: float, busy_timeout_s: float) -> dict[int, Any]:
-    asked_s = time.monotonic()  # before anything is written: an answer with a later time has seen this question
+    asked_s = time.monotonic()  # before the question is written: an answer with a later time includes this question
     for folder in {vital.folder for vital in vitals}:
-        # swapped in whole, so that nobody reads half a question; another watcher may do the same now
+        # renamed into place, so that no rank reads a partial question; another watcher may do the same now
         question = folder / f"{ASK}{kind}.{os.getpid()}-{threading.get_ident()}"
         question.write_text(f"{os.getpid()} {asked_s!r}")
         question.rename(folder / f"{ASK}{kind}")
@@ -257,13 +255,13 @@ def _request(kind: str, vitals: Collection[Vital], timeout_s: float, busy_timeou
 
 
 def _beats(vital: Vital) -> bool:
-    """Whether the rank has beaten since its vitals were read."""
+    """Whether the rank has had a heartbeat since its vitals were read."""
     now = _read_one(vital.folder, vital.folder / f"rank-{vital.rank}")
     return now is not None and now.heartbeat_s > vital.heartbeat_s
 
 
 def _answer(kind: str, vital: Vital, asked_s: float) -> Any:
-    # swapped in whole by the rank, so never half an answer; an old one stays there until the next
+    # the rank renames it into place, so it is complete; an old answer stays until the next one
     try:
         found = json.loads((vital.folder / f"{kind}-{vital.rank}.json").read_text())
     except (OSError, ValueError):
@@ -272,7 +270,7 @@ def _answer(kind: str, vital: Vital, asked_s: float) -> Any:
 
 
 def _wait_for_text(path: Path, before: int, deadline: float) -> str:
-    """Return what the file gained, once it has stopped growing."""
+    """Return the text appended to the file, once it has stopped growing."""
     size, grown_at = before, time.monotonic()
     while (now := time.monotonic()) < deadline:
         new_size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""The rank's side: a mapped file, a thread that beats and answers, and a signal for when that thread cannot run."""
+"""The rank's side: a mapped file, a heartbeat thread that also answers, and a signal if that thread cannot run."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ __all__ = ["Recorder", "beat", "beat_step", "start", "stop", "wait"]
 
 HEARTBEAT_INTERVAL_S = 0.5
 _JOIN_S = 5.0
-_OFTEN_S = 0.005  # of steps that are shorter, the heartbeat writes the last one: a note costs a fifth of a write
+_OFTEN_S = 0.005  # for shorter steps, the heartbeat writes the last one: noting a step costs a fifth of a write
 
 
 class Recorder:
-    """Keeps one rank's vitals file. Use `start`, `beat` and `stop`; this class is for tests and other launchers.
+    """Maintains one rank's vitals file. Use `start`, `beat` and `stop`; this class is for tests and other launchers.
 
     Args:
         folder: existing folder in which `rank-<rank>` and `stacks-<rank>` are created.
         rank: global rank, >= 0.
 
     Attributes:
-        written_s: when it last wrote progress down.
-        noted: a step that the next heartbeat writes: when, epoch, step; None without one.
-        waits_s: since when the rank waits for data, if that is later than its last step.
+        written_s: when it last wrote progress.
+        noted: a step for the next heartbeat to write: time, epoch, step; None if there is none.
+        waits_s: start of the rank's wait for data, if later than its last step.
 
     Raises:
-        LaunchError: the folder cannot be written.
+        LaunchError: the folder is not writable.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._lock = threading.Lock()  # for the page and what stands in it: the loop writes, and so does the heartbeat
+        self._lock = threading.Lock()  # for the page and its fields: the loop and the heartbeat thread both write
         self._folder, self._rank = folder, rank
         self._num_calls: int | None = None
         self._asked: dict[str, str] = {}
@@ -68,9 +68,9 @@ class Recorder:
         self._phase = b""
         self.written_s = -math.inf
         self.noted: tuple[float, int, int] | None = None
-        self._taken: tuple[float, int, int] | None = None  # the last one that was noted and is written, or outdated
+        self._taken: tuple[float, int, int] | None = None  # the last noted step that was written or is outdated
         self.waits_s = self._waited_s = 0.0
-        self._cut = functools.lru_cache(maxsize=32)(cut_utf8)  # a loop has few phases, and says them at every step
+        self._cut = functools.lru_cache(maxsize=32)(cut_utf8)  # a loop has few phases, and reports one at every step
         try:
             self._stacks: IO[bytes] | None = (folder / f"stacks-{rank}").open("wb", buffering=0)
             self._page = _map_page(folder / f"rank-{rank}")
@@ -85,13 +85,13 @@ class Recorder:
         HEARTBEAT.pack_into(self._page, HEARTBEAT_AT, now)
         PROGRESS.pack_into(self._page, PROGRESS_AT, now, 0, NONE, NONE, b"")
         HEADER.pack_into(self._page, 0, MAGIC, os.getpid(), rank, self._signum, now, host)
-        self._ended, self._is_over = threading.Event(), False  # an event is asked by a call, at every beat
+        self._ended, self._is_over = threading.Event(), False  # the flag spares every beat a call of the event
         self._thread = threading.Thread(target=self._keep_beating, name="rankwise-vitals", daemon=True)
         self._thread.start()
 
     def _keep_beating(self) -> None:
         while not self._ended.wait(HEARTBEAT_INTERVAL_S):
-            calls = num_calls()  # before the lock, which a step may want: torch may take its time
+            calls = num_calls()  # before taking the lock, which a step may need: torch may be slow
             with self._lock:
                 if not self._ended.is_set():
                     now = time.monotonic()
@@ -100,11 +100,11 @@ class Recorder:
                     if calls != self._num_calls:
                         HEARTBEAT.pack_into(self._page, ADVANCE_AT, now)
             self._num_calls = calls
-            self._answer("stacks", self._dump_stacks)  # first: it needs nothing of torch
+            self._answer("stacks", self._dump_stacks)  # first, because it does not need torch
             self._answer("calls", last_calls)
 
     def _answer(self, kind: str, answer: Callable[[], Any]) -> None:
-        """Write down what a watcher has asked for since."""
+        """Write the answer if a watcher has asked a new question."""
         try:
             question = (self._folder / f"{ASK}{kind}").read_text()
             if question != self._asked.get(kind):
@@ -114,20 +114,20 @@ class Recorder:
                 path.with_suffix(".new").write_text(text)
                 path.with_suffix(".new").rename(path)
         except OSError:
-            return  # nobody asked, or the folder goes away
+            return  # there is no question, or the folder is being removed
         except Exception:  # noqa: BLE001  (of a torch that has changed, say)
-            # no answer is better than no heartbeat: without one this rank would pass for frozen
+            # no answer is better than no heartbeat: without a heartbeat this rank would count as frozen
             return
 
     def _dump_stacks(self) -> str:
-        """Return the stacks of all threads, as the signal writes them; with the interpreter lock held, none runs."""
+        """Return the stacks of all threads in the signal's format; holds the interpreter lock, so no thread runs."""
         with (self._folder / f"stacks-{self._rank}.new").open("w+b") as file:
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
             return file.read().decode("utf-8", "replace")
 
     def beat(self, epoch: int | None, step: int | None, phase: str | None) -> None:
-        """Write progress down; what is None stays as it was."""
+        """Write progress; values that are None stay unchanged."""
         with self._lock:
             if self._is_over:
                 return
@@ -141,15 +141,15 @@ class Recorder:
             self._write(time.monotonic())
 
     def write_noted(self) -> None:
-        """Write now what the next heartbeat would write."""
+        """Write a noted step and a wait now instead of at the next heartbeat."""
         with self._lock:
             if not self._is_over:
                 self._write_noted()
 
     def _take_noted(self) -> float | None:
-        """Take over the step that was noted since, and return when; holds the lock.
+        """Take over a newly noted step and return its time; the caller holds the lock.
 
-        The thread that trains does not ask for the lock to note a step: what it notes is read once, never reset.
+        The training thread notes a step without the lock: so the note is read once, and never reset.
         """
         noted = self.noted
         if noted is None or noted is self._taken:
@@ -159,12 +159,12 @@ class Recorder:
         return noted[0]
 
     def _write(self, now: float) -> None:
-        """Write progress; holds the lock."""
+        """Write progress; the caller holds the lock."""
         self.written_s = now
         self._beats += 1
         self._sequence += 2
         page = self._page
-        # Odd while it is written: readers of other processes, who cannot take our lock, read again then.
+        # The number is odd during a write: readers in other processes, which cannot take the lock, then read again.
         SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence - 1)
         PROGRESS.pack_into(page, PROGRESS_AT, now, self._beats, self._epoch, self._step, self._phase)
         SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence)
@@ -173,18 +173,18 @@ class Recorder:
         if (noted_s := self._take_noted()) is not None:
             self._write(noted_s)
         waits_s = self.waits_s
-        if waits_s != self._waited_s:  # one number, which needs no sequence
+        if waits_s != self._waited_s:  # a single number needs no sequence
             self._waited_s = waits_s
             HEARTBEAT.pack_into(self._page, WAITS_AT, waits_s)
 
     def stop(self) -> None:
-        """Stop beating and give the signal back; the files stay for whoever reads them."""
+        """Stop the heartbeat and restore the signal; the files stay for readers."""
         self.write_noted()
         with self._lock:
             self._is_over = True
             self._ended.set()
-        # Not for ever: it may be asking torch, behind a call that hangs. It writes to the page only while it has not
-        # ended, under the lock, so the page may be closed in any case.
+        # With a limit: the thread may be in torch, behind a call that hangs. It writes to the page only under the lock
+        # and before the end is set, so the page may be closed in any case.
         self._thread.join(_JOIN_S)
         if self._signum:
             faulthandler.unregister(self._signum)
@@ -196,7 +196,7 @@ class Recorder:
 def _map_page(path: Path) -> mmap.mmap:
     path.touch()
     with path.open("r+b") as file:
-        file.truncate(FILE_BYTES)  # never shorter in between: a reader that has mapped it would die of SIGBUS
+        file.truncate(FILE_BYTES)  # never shorter in between: a reader that has mapped it would get SIGBUS
         page = mmap.mmap(file.fileno(), FILE_BYTES)
     page[:] = bytes(FILE_BYTES)
     return page
@@ -231,7 +231,7 @@ def start(folder: str | os.PathLike[str], rank: int) -> None:
         rank: global rank, >= 0.
 
     Raises:
-        LaunchError: vitals run already, or the folder cannot be written.
+        LaunchError: vitals are already running, or the folder is not writable.
     """
     global _recorder  # noqa: PLW0603  (one process is one rank: its vitals are the process's)
     if _recorder is not None:
@@ -240,7 +240,7 @@ def start(folder: str | os.PathLike[str], rank: int) -> None:
 
 
 def stop() -> None:
-    """End what `start` began; nothing happens where nothing runs."""
+    """Stop the vitals; do nothing if there are none."""
     global _recorder
     recorder, _recorder = _recorder, None
     if recorder is not None:
@@ -248,37 +248,37 @@ def stop() -> None:
 
 
 def beat(*, epoch: int | None = None, step: int | None = None, phase: str | None = None) -> None:
-    """Say that this rank makes progress, and where it is; costs about a microsecond, and nothing where no vitals run.
+    """Report that this rank makes progress, and where it is; takes about a microsecond, and nothing without vitals.
 
-    A supervisor takes the rank with the lowest (epoch, step) for the one that holds the others up. What is not given
-    stays as it was.
+    A supervisor blames the rank with the lowest (epoch, step) for blocking the others. Arguments that are not given
+    stay unchanged.
 
     Args:
         epoch: epoch that the rank works on, >= 0.
         step: optimizer step that the rank works on, >= 0.
-        phase: what it does ("train", "eval", "save"); cut to 64 bytes of UTF-8.
+        phase: its activity ("train", "eval", "save"); cut to 64 bytes of UTF-8.
     """
-    recorder = _recorder  # one look: `stop` in another thread may take it away in between
+    recorder = _recorder  # read once: `stop` in another thread may reset it in between
     if recorder is not None:
         recorder.beat(epoch, step, phase)
 
 
 def beat_step(epoch: int, step: int) -> None:
-    """Say that this rank begins a step, phase "step", for less than `beat` costs.
+    """Report that this rank begins a step, phase "step"; cheaper than `beat`.
 
-    Of steps that follow each other within 5 ms, the newest is written twice a second.
+    If steps follow each other within 5 ms, only the newest is written, twice a second.
     """
     recorder = _recorder
     if recorder is not None:
         now = time.monotonic()
         if now - recorder.written_s < _OFTEN_S:
-            recorder.noted = now, epoch, step  # one step for the heartbeat's thread: it sees all three or none
+            recorder.noted = now, epoch, step  # one assignment, so the heartbeat thread sees all three values or none
         else:
             recorder.beat(epoch, step, "step")
 
 
 def wait() -> None:
-    """Say that this rank waits for data until its next `beat`: phase "data", for less than a beat costs."""
+    """Report that this rank waits for data until its next `beat`: phase "data"; cheaper than `beat`."""
     recorder = _recorder
     if recorder is not None:
         recorder.waits_s = now = time.monotonic()
@@ -287,8 +287,8 @@ def wait() -> None:
 
 
 def _forget_after_fork() -> None:
-    """A forked child (a DataLoader worker) is not the rank: it must neither beat nor answer for it."""
-    # Not stopped: its thread is not here, and may hold its lock for ever. The child's mapping goes, the page stays.
+    """Drop the recorder in a forked child (a DataLoader worker): it must neither beat nor answer for the rank."""
+    # Do not call `stop`: the thread does not exist here, and its lock may be held forever. The page stays intact.
     global _recorder  # noqa: PLW0603
     _recorder = None
 

@@ -1,4 +1,4 @@
-"""Stacks as `faulthandler` writes them: where a rank's own code stands, and whether it waits for others."""
+"""Parse stacks in `faulthandler`'s format: the user code that a rank executes, and whether it waits for others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["imports", "place", "tidy", "waits"]
 
 _COLLECTIVE = ("torch/distributed/", "rankwise/world/")
 _BACKWARD = ("torch/autograd/",)
-_NEAR = 6  # frames between a call that blocks in C and the name that tells what it is
+_NEAR = 6  # maximum number of frames between a call that blocks in C and the function name that identifies it
 _PYTHON = tuple({sysconfig.get_path("stdlib") + "/", sysconfig.get_path("platstdlib") + "/"})
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _HERE = str(Path(__file__).parents[1])
@@ -29,7 +29,7 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)'
 
 
 def tidy(stacks: str) -> str:
-    """Leave out our own threads, the import system, and what is above the user's program in the main one."""
+    """Remove rankwise's threads, frames of the import system, and the main thread's frames above the user's program."""
     blocks = re.split(r"\n\s*\n", stacks.strip())
     theirs = [block for block in blocks if _OURS[0] not in block and _OURS[2] not in block]
     kept = [line for block in theirs for line in [*block.splitlines(), ""] if not _is_ours(line)]
@@ -37,9 +37,9 @@ def tidy(stacks: str) -> str:
 
 
 def place(stacks: str) -> str:
-    """Return "file:line in function" of the main thread's innermost own frame of the user, else the innermost.
+    """Return "file:line in function" of the main thread's innermost user frame, else of its innermost frame.
 
-    What that line calls of `World` is told with it: the backend calls most collectives of a world by another name.
+    If that line calls a method of `World`, its name is added: the backend's collective often has another name.
     """
     frames = _main_frames(stacks)
     own = [frame for frame in frames if not frame["file"].startswith((*_PYTHON, "<", _HERE))]
@@ -53,10 +53,10 @@ def place(stacks: str) -> str:
 
 
 def waits(stacks: str) -> int:
-    """How surely a rank waits for others: 2: it is inside a collective; 1: perhaps, it is in a backward pass; 0: no.
+    """Return how likely a rank waits for others: 2: it is in a collective; 1: perhaps, in a backward pass; 0: no.
 
-    DDP waits for its collectives in C++ at the end of `backward`, which shows no frame of torch.distributed. What the
-    user's code does inside a library's call, and the import of a library, is no waiting.
+    DDP waits for its collectives in C++ at the end of `backward`, without a frame of torch.distributed. User code that
+    a library calls, and the import of a library, do not count as waiting.
     """
     inner = list(itertools.takewhile(_is_library, (frame["file"] for frame in _main_frames(stacks))))
     if any(file.startswith("<frozen importlib") for file in inner):
@@ -71,7 +71,7 @@ def imports(stacks: str) -> bool:
 
 
 def _main_frames(stacks: str) -> list[re.Match[str]]:
-    """Frames of the main thread, innermost first; faulthandler writes the oldest thread last."""
+    """Return the main thread's frames, innermost first; faulthandler writes the oldest thread last."""
     block = re.split(r"^(?:Current thread|Thread) 0x.*$", stacks, flags=re.MULTILINE)[-1]
     return [match for match in map(_FRAME.match, block.splitlines()) if match]
 
@@ -85,5 +85,5 @@ def _within(files: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def _is_library(file: str) -> bool:
-    """Whether a frame is one of torch, of rankwise or of Python itself."""
+    """Whether a frame belongs to torch, rankwise or Python itself."""
     return "/torch/" in file or (file.startswith((*_PYTHON, "<frozen ", _HERE)) and not _within([file], _INSTALLED))

@@ -1,6 +1,6 @@
-"""Who am I: this process's place among the ranks, its device, its group, its seeds, and collectives on Python trees.
+"""This process's place among the ranks, its device, its process group, its seeds, and collectives on Python trees.
 
-Each name is loaded when it is first used: who reads data asks where this process stands, and needs no group for that.
+Each name is imported at its first use: a data loader needs only rank and world size, no process group.
 """
 
 from __future__ import annotations

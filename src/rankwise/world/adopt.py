@@ -1,4 +1,4 @@
-"""Find the world that this process is in already, whoever made it."""
+"""Find the world that this process already belongs to, no matter which library created it."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _JAX_TIMEOUT = timedelta(seconds=600)
 
 
 def remember(world: World | None) -> None:
-    """Record the world that `bind` made, or that it is gone."""
+    """Record the world that `bind` created, or None when it is gone."""
     global _bound  # noqa: PLW0603  (a process has one bound world)
     _bound = world
 
 
 def _default_group() -> Any:
-    """Return the initialised default group or None, without importing torch for it."""
+    """Return the initialised default group or None, without importing torch."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
@@ -54,10 +54,10 @@ def _default_group() -> Any:
 
 
 def refuse_second_bind() -> None:
-    """Check that this process is free to be bound.
+    """Check that `bind` may create a world in this process.
 
     Raises:
-        WorldError: a world is bound already, or somebody else than Ray, the launcher, initialised the process group.
+        WorldError: a world is already bound, or another library than Ray Train initialised the process group.
     """
     if _bound is not None and _bound.backend == "jax":
         raise WorldError(
@@ -88,14 +88,14 @@ def current_world() -> World:
 
 
 def joined_world(world: World | None, caller: str) -> World:
-    """Return the world, or the current one, if its ranks can talk: for what trains or saves together.
+    """Return the world, or the current one, after a check that its ranks can communicate.
 
     Args:
         world: the ranks; None = `World.current()`.
-        caller: who needs them, for the message.
+        caller: name of the caller, for the message.
 
     Raises:
-        WorldError: a launcher has started several ranks and nobody has made their group, or the group was left.
+        WorldError: a launcher started several ranks, but no process group was created, or the group was left.
     """
     world = current_world() if world is None else world
     if isinstance(world.channel, Channel) and world.channel.group is None:
@@ -104,7 +104,7 @@ def joined_world(world: World | None, caller: str) -> World:
 
 
 def _announced_world() -> World | None:
-    """Return the world of a launcher's variables: its numbers share work out, its collectives say what is missing."""
+    """Return the world of a launcher's variables: loaders can use its rank and size, its collectives raise."""
     global _announced  # noqa: PLW0603  (a process has one launcher)
     place = announced_place(os.environ)
     if place is None:
@@ -135,17 +135,17 @@ def _without_group(place: Place) -> World:
 
 
 def bound_world() -> World | None:
-    """Return the world that `bind` or `World.init_jax` made, None without; loads nothing."""
+    """Return the world that `bind` or `World.init_jax` created, or None; imports nothing."""
     return _bound
 
 
 def known_world() -> World | None:
-    """Return the world that somebody has made, None if nobody has; loads nothing."""
+    """Return the world that was created by any library, or None; imports nothing."""
     return group_world() or _bound or _jax_world()
 
 
 def group_world() -> World | None:
-    """Return the world of torch's default group, None without; loads nothing."""
+    """Return the world of torch's default group, or None; imports nothing."""
     global _adopted  # noqa: PLW0603  (a process has one default group)
     group = _default_group()
     if group is None:
@@ -159,7 +159,7 @@ def group_world() -> World | None:
 
 
 def _jax_world() -> World | None:
-    """Return the world of a JAX that the user initialised, None without."""
+    """Return the world of JAX's distributed system that the user initialised, or None."""
     global _adopted_jax  # noqa: PLW0603
     client = jax_client()
     if client is None:
@@ -201,7 +201,7 @@ def _adopt(group: Any) -> World:
 
 
 def _world_at(place: Place, rank: int, size: int, *, device: Any, backend: str, threads: int, channel: Any) -> World:
-    """Return the world of ranks that somebody else brought together; what the place does not tell is one machine."""
+    """Return the world of a group that another library created; by default all ranks are on one machine."""
     return World(
         rank=rank,
         world_size=size,
@@ -219,7 +219,7 @@ def _world_at(place: Place, rank: int, size: int, *, device: Any, backend: str, 
 
 
 def _place(rank: int, size: int) -> Place:
-    """Believe the environment if it agrees with the group, else take all ranks to be on one machine."""
+    """Use the environment if it agrees with the group; else assume that all ranks are on one machine."""
     try:
         place = find_place(os.environ)
     except WorldError:

@@ -1,13 +1,13 @@
-"""The ranks' first meeting, over the store and before any collective: who is here, who is missing, who cannot go on.
+"""The ranks' first meeting, over the store and before any collective: which ranks are here, missing or unable to go on.
 
-A store may be left over from an earlier attempt (torch's agent keeps one store for all restarts), so no fixed key
-can be trusted. Each rank *knocks* with a random nonce, rank 0 answers every knock with the attempt's own random prefix,
-and all further keys live under it: what is stale is never read. Under the prefix each rank leaves a card; rank 0 reads
-them all, judges, tells each rank its own place on its machine, and publishes one verdict that every rank obeys.
+A store may be left over from an earlier attempt (torch's agent keeps one store for all restarts), so no fixed key can
+be trusted. Each rank *knocks* with a random nonce. Rank 0 answers every knock with the attempt's salt, from which the
+ranks derive a key prefix. All further keys have this prefix, so no rank reads a stale key. Under it each rank writes a
+card. Rank 0 reads all cards, judges them, writes each rank's place on its machine, and publishes one verdict for all.
 
-Whoever reaches the store can write to it. Every text of the meeting is therefore sealed with the secret that the ranks
-have from their launcher (HMAC-SHA256 over key and text), and the prefix cannot be told without it: what a stranger puts
-there is not obeyed, and whoever knocks without the secret is refused while the job goes on.
+Every process that reaches the store can write to it. Therefore every text of the meeting carries an HMAC-SHA256 over
+key and text, made with the launcher's secret; the prefix cannot be computed without it either. Texts of other processes
+are ignored, and a knock without the secret is refused while the job goes on.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["SECRET_VARIABLE", "Card", "Company", "Mail", "await_key", "judge", "
 SECRET_VARIABLE = "RANKWISE_SECRET"  # noqa: S105  (its name)
 
 _POLL_S = 0.01
-_GRACE_S = 10.0  # after a rank has reported an error the others get this long to arrive and hear of it
+_GRACE_S = 10.0  # after a rank has reported an error, how long the others get to arrive and read the verdict
 _PREFIX = "rankwise"
-_MAX_KNOCKS = 100_000  # looked at in one turn: the count is anybody's to raise
+_MAX_KNOCKS = 100_000  # checked per turn, as any process can increase the count
 _REFUSED = "refused"
 
 _log = logging.getLogger("rankwise.world")
@@ -39,17 +39,17 @@ _log = logging.getLogger("rankwise.world")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What a rank says of itself on arrival.
+    """A rank's description of itself on arrival.
 
     Attributes:
         rank: its rank.
         world_size: how many ranks it expects.
-        host: what tells its machine from others.
+        host: unique id of its machine.
         mask: the cores it may run on, as text.
         gpu: UUID of its CUDA device, "" without one.
-        place: how to name it in a message.
+        place: its name in messages.
         error: why it cannot go on, "" if it can.
-        same: what must be equal on all ranks, by name.
+        same: values that must be equal on all ranks, by name.
     """
 
     rank: int
@@ -71,7 +71,7 @@ class Company:
         host: number of its machine, in order of their lowest ranks.
         num_hosts: number of machines.
         local_size: ranks on its machine.
-        sharers: how many of them may use the same cores, itself included.
+        sharers: how many ranks on its machine may use the same cores, itself included.
     """
 
     prefix: str = ""
@@ -82,11 +82,11 @@ class Company:
 
 
 def judge(cards: list[Card], *, world_size: int, allow_shared_device: bool) -> str:
-    """Return why these ranks cannot form a world, "" if they can; missing ranks are not judged here.
+    """Return why these ranks cannot form a world, "" if they can; missing ranks are not checked here.
 
     Args:
         cards: in order of arrival.
-        world_size: what rank 0 expects.
+        world_size: the size that rank 0 expects.
         allow_shared_device: whether two ranks may compute on one GPU.
     """
     troubles = [f"rank {card.rank} ({card.place}): {card.error}" for card in cards if card.error]
@@ -134,35 +134,35 @@ def _twice(cards: list[Card], *, by_gpu: bool) -> str:
 
 
 class Mail:
-    """Texts in a store, sealed.
+    """Texts in a store, authenticated with an HMAC.
 
     Args:
-        store: a store of torch's, or a `SmallStore`.
-        secret: what the ranks of this job know, "" if their launcher has given them none.
+        store: a torch store or a `SmallStore`.
+        secret: the job's secret, "" if the launcher has set none.
     """
 
     def __init__(self, store: Any, secret: str) -> None:
         self.store, self._secret = store, secret.encode()
 
     def seal(self, *texts: str) -> str:
-        """Return a code over texts that nobody can make without the secret."""
+        """Return the HMAC of texts, which cannot be computed without the secret."""
         return hmac.new(self._secret, "\n".join(texts).encode(), "sha256").hexdigest()
 
     def put(self, key: str, text: str) -> None:
-        """Put a text under a key."""
+        """Write a text under a key."""
         self.store.set(key, f"{self.seal(key, text)} {text}")
 
     def read(self, key: str) -> str | None:
-        """Return the text under a key that is there; None if it is not one of ours."""
+        """Return the text under an existing key; None if its HMAC is wrong."""
         return self.opened(key, self.store.get(key))
 
     def opened(self, key: str, value: bytes) -> str | None:
-        """Return the text of what was found under a key; None if it is not one of ours."""
+        """Return the text of a value that was found under a key; None if its HMAC is wrong."""
         code, _, text = value.decode(errors="replace").partition(" ")
         return text if hmac.compare_digest(code.encode(), self.seal(key, text).encode()) else None
 
     def prefix(self, salt: str) -> str:
-        """Return what the keys of an attempt begin with."""
+        """Return the key prefix of an attempt."""
         return f"{_PREFIX}/{self.seal('prefix', salt)[:16]}"
 
 
@@ -170,11 +170,11 @@ def meet(store: Any, card: Card, *, timeout: timedelta, allow_shared_device: boo
     """Meet the other ranks; every rank calls it, with a store of the same server.
 
     Args:
-        store: a store of torch's, or a `SmallStore`.
-        card: what this rank says of itself.
+        store: a torch store or a `SmallStore`.
+        card: this rank's card.
         timeout: how long the ranks wait for each other.
         allow_shared_device: whether two ranks may compute on one GPU.
-        secret: the same on all ranks; who does not have it cannot join. "" lets everybody in who reaches the store.
+        secret: the same on all ranks; a process without it cannot join. "": every process that reaches the store can.
 
     Raises:
         WorldError: a rank did not arrive in time, or the ranks cannot form a world; every rank that arrived raises.
@@ -200,7 +200,7 @@ def meet(store: Any, card: Card, *, timeout: timedelta, allow_shared_device: boo
 
 
 def await_key(store: Any, key: str, patience: timedelta) -> str:
-    """Return what somebody puts under a key of the store; what the store raises when it does not come is its own."""
+    """Wait for a key of the store and return its text; on timeout the store raises its own error."""
     store.wait([key], patience)
     return str(store.get(key).decode())
 
@@ -235,7 +235,7 @@ def _host(mail: Mail, card: Card, deadline: float, *, allow_shared_device: bool)
             "Look at their output; a machine that cannot reach rank 0's address and port looks the same"
         )
     seats = [] if error else survey(cards)
-    for number, seat in enumerate(seats[1:], start=1):  # to each its own: a list for all would be read by all
+    for number, seat in enumerate(seats[1:], start=1):  # one key each: every rank would read all of a list
         mail.put(f"{prefix}/seat/{arrivals[number - 1]}", json.dumps(asdict(seat)))
     mail.put(f"{prefix}/verdict", error)
     if error:
@@ -249,10 +249,10 @@ def _some(ranks: list[int]) -> str:
 
 
 def _collect(mail: Mail, own: Card, salt: str, deadline: float) -> tuple[list[Card], list[int]]:
-    """Answer knocks and read cards until everybody is here, time is up, or a failure has had its time to spread.
+    """Answer knocks and read cards until all ranks are here, time is up, or the grace period after an error is over.
 
     Returns:
-        The cards, this rank's first, and the numbers under which the others lay.
+        The cards, this rank's first, and the arrival numbers of the others.
     """
     prefix, cards, unanswered, knocks, read = mail.prefix(salt), [own], list[int](), 0, 0
     arrivals, ranks = list[int](), {own.rank}
@@ -265,7 +265,7 @@ def _collect(mail: Mail, own: Card, salt: str, deadline: float) -> tuple[list[Ca
         arrived = mail.store.add(f"{prefix}/arrived", 0)
         while read < arrived:
             read += 1
-            # counted before it is put: not every store's get waits for it
+            # a rank counts itself before it writes its card, and not every store's `get` waits
             patience = timedelta(seconds=max(1.0, deadline - time.monotonic()))
             try:
                 await_key(mail.store, f"{prefix}/card/{read}", patience)
@@ -275,7 +275,7 @@ def _collect(mail: Mail, own: Card, salt: str, deadline: float) -> tuple[list[Ca
             if card is None:
                 _log.warning("a card that no rank of this job has written was refused")
                 continue
-            # what `judge` will say of it, without looking at all the others again
+            # the checks of `judge` for this card alone
             if card.error or card.world_size != own.world_size or card.rank in ranks or card.same != own.same:
                 grace = min(grace, time.monotonic() + _GRACE_S)
             cards.append(card)
@@ -287,7 +287,7 @@ def _collect(mail: Mail, own: Card, salt: str, deadline: float) -> tuple[list[Ca
 
 
 def _answer(mail: Mail, number: int, salt: str) -> bool:
-    """Answer a knock if it is there; a stranger's too, so that a rank of another job hears at once that it is wrong."""
+    """Answer a knock if it has arrived; refuse a stranger's, so that a rank of another job fails at once."""
     key = f"{_PREFIX}/knock/{number}"
     if not mail.store.check([key]):
         return False
@@ -295,13 +295,13 @@ def _answer(mail: Mail, number: int, salt: str) -> bool:
     if nonce is not None:
         mail.put(f"{_PREFIX}/answer/{nonce}", salt)
         return True
-    # not one of ours, or left over from an attempt before this one (whose ranks have gone)
+    # from another job, or left over from an earlier attempt (whose ranks have ended)
     mail.store.set(f"{_PREFIX}/answer/{mail.store.get(key).decode(errors='replace').rpartition(' ')[2]}", _REFUSED)
     return True
 
 
 def _card(text: str | None) -> Card | None:
-    """Return the card in a text, None if there is none in it."""
+    """Parse a card; return None if the text is none."""
     try:
         card = Card(**json.loads(text or ""))
     except (TypeError, ValueError):
@@ -312,7 +312,7 @@ def _card(text: str | None) -> Card | None:
 
 
 def survey(cards: list[Card]) -> list[Company]:
-    """Return what each rank learns of its machine, in the order of the cards of all ranks; without the prefix."""
+    """Return each rank's place on its machine, in the order of the cards; without the prefix."""
     numbers: dict[str, int] = {}
     for card in sorted(cards, key=lambda card: card.rank):
         numbers.setdefault(card.host, len(numbers))
@@ -330,7 +330,7 @@ def survey(cards: list[Card]) -> list[Company]:
 
 
 def _wait_until_heard(store: Any, prefix: str, others: int) -> None:
-    """Rank 0 may hold the store: leaving before the others have read the verdict would hide it from them."""
+    """Wait until the other ranks have read the verdict, because the store may end with rank 0."""
     deadline = time.monotonic() + _GRACE_S / 2
     while store.add(f"{prefix}/heard", 0) < others and time.monotonic() < deadline:
         time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""`bind`: find the place, pick the device, join the group, and leave it."""
+"""`bind`: find the rank's place, choose its device, join the process group, and leave it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["bind", "keeps_store", "kept_store"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wishes:
-    """The arguments of `bind`, checked."""
+    """The arguments of `bind`, validated."""
 
     device: str
     backend: str | None
@@ -54,11 +54,11 @@ class _Wishes:
             )
 
     def place(self) -> Place:
-        """Return where this process is: as it says itself, else as its launcher says.
+        """Return this process's place: from the arguments, else from the launcher's variables.
 
         Raises:
             ConfigError: the numbers are contradictory.
-            WorldError: the variables are, or a process of multiprocessing would silently be a world of its own.
+            WorldError: the variables are, or a multiprocessing child would silently become a world of one rank.
         """
         if self.rank is not None and self.world_size is not None:
             return given_place(os.environ, rank=self.rank, world_size=self.world_size, local_rank=self.local_rank)
@@ -87,28 +87,28 @@ def bind(
     world_size: int | None = None,
     local_rank: int | None = None,
 ) -> Iterator[World]:
-    """Bind this process to its place, device and group for the length of a ``with`` block.
+    """Bind this process to its place, device and process group during a ``with`` block.
 
-    Every rank calls it. One rank needs no process group. The place is read from the variables of rankwise and torchrun,
-    Open MPI or Slurm, see `find_place`. `random`, NumPy and torch are seeded alike on all ranks, so that models start
-    equal; randomness that shall differ per rank comes from ``world.generator("what", world.rank)``.
-    At the end the group is destroyed; when an exception leaves the block the group is aborted, without waiting for
-    anybody, so that the other ranks fail within seconds too. A child that was forked inside the block leaves nothing.
-    A process may bind again after the block. In a worker of Ray Train the group is Ray's: it is taken as it is, with
-    its backend and timeout, and left alone at the end.
+    Every rank calls it. A single rank needs no process group. The place is read from the variables of rankwise,
+    torchrun, Open MPI or Slurm, see `find_place`. `random`, NumPy and torch get the same seed on all ranks, so models
+    start equal. For randomness that differs per rank, use ``world.generator("what", world.rank)``.
+    At the end of the block the group is destroyed. If an exception leaves the block, the group is aborted without
+    waiting, so that the other ranks fail within seconds too. In a child forked inside the block, the end of the block
+    does nothing. A process may bind again after the block. In a Ray Train worker, `bind` uses Ray's process group with
+    its backend and timeout, and does not destroy it.
 
     Args:
         device: "auto" (CUDA by local rank, else MPS for a single rank, else CPU), "cpu", "cuda", "cuda:<index>" or
             "mps".
         backend: torch's name of the backend; None = gloo, on CUDA "cpu:gloo,cuda:nccl".
-        seed: 0 <= seed < 2**32, the same on all ranks; orders follow it, too.
+        seed: 0 <= seed < 2**32, the same on all ranks; data orders use it too.
         timeout: seconds that ranks wait for each other, when joining and in each collective.
-        threads: CPU threads of torch in this rank; None = OMP_NUM_THREADS, else this rank's part of the usable cores.
-        allow_shared_device: let several ranks compute on one GPU (NCCL refuses that; choose ``backend="gloo"``); under
-            ``rankwise run --ranks-per-gpu`` both are chosen.
+        threads: CPU threads of torch in this rank; None = OMP_NUM_THREADS, else this rank's share of the usable cores.
+        allow_shared_device: let several ranks compute on one GPU (NCCL refuses that; use ``backend="gloo"``); the
+            option ``rankwise run --ranks-per-gpu`` sets both.
         always_group: initialise a group for a single rank too.
-        rank: which rank this process is, where no launcher's variables say so, as in a function of ``mp.spawn``.
-        world_size: number of ranks; goes with `rank`. They meet at MASTER_ADDR (unset: this machine) and MASTER_PORT.
+        rank: this process's rank, if no launcher's variables set it, as in a function of ``mp.spawn``.
+        world_size: number of ranks, together with `rank`. They meet at MASTER_ADDR (unset: this machine), MASTER_PORT.
         local_rank: rank on this machine; None = `rank`, if MASTER_ADDR says that all ranks are on this machine.
 
     Yields:
@@ -116,8 +116,8 @@ def bind(
 
     Raises:
         ConfigError: an argument is out of range.
-        WorldError: the place is contradictory, the device is not there, a rank is missing, ranks have other seeds or
-            other versions of torch or rankwise, or a world is bound already.
+        WorldError: the place is contradictory, the device does not exist, a rank is missing, ranks have different seeds
+            or versions of torch or rankwise, or a world is already bound.
     """
     wishes = _Wishes(
         device=device,
@@ -147,7 +147,7 @@ def bind(
 
 
 def _leave(world: World, process: int, *, in_peace: bool, ours: bool) -> None:
-    if os.getpid() != process:  # a forked child: the group is its parent's
+    if os.getpid() != process:  # a forked child: the group belongs to its parent
         keep_for_ever()
         return
     adopt.remember(None)
@@ -185,7 +185,7 @@ def _join(place: Place, wishes: _Wishes) -> World:
 
 
 def _take_over(theirs: World, wishes: _Wishes) -> World:
-    """Make a world of the group that Ray has made: what the ranks would say when they meet, they say in this group."""
+    """Return a world on Ray's group; the ranks exchange their cards over this group instead of a store."""
     import torch
 
     place = Place(
@@ -225,15 +225,15 @@ def _key(place: Place) -> tuple[Any, ...]:
 
 
 def keeps_store(place: Place) -> bool:
-    """Return whether `bind` has opened torch's store of this place in this process; if so, it has on every rank."""
+    """Whether `bind` has opened torch's store of this place in this process; if so, it has on every rank."""
     return _key(place) in _kept
 
 
 def kept_store(place: Place, timeout: timedelta) -> Any:
-    """Return the store of the ranks, opened once in a process and kept to its end.
+    """Return the ranks' store, opened once per process and kept until the process ends.
 
-    A rank that binds again may be there before rank 0 is, whose store must be up already: one that ended with the first
-    group would still take a knock, and then be gone. All keys of a meeting are its own.
+    A rank that binds again may be earlier than rank 0, so rank 0's store must still exist: a store that ended with the
+    first group could accept a knock and then disappear. Each meeting uses its own keys.
     """
     key = _key(place)
     store = _kept.get(key)
@@ -250,7 +250,7 @@ def kept_store(place: Place, timeout: timedelta) -> Any:
 
 
 def _take_device(place: Place, wishes: _Wishes) -> tuple[str, Exception | None]:
-    """Choose the device and make it the process's current one; a failure is kept, for the others must hear of it."""
+    """Choose the device and make it current; return a failure instead of raising, to report it to the other ranks."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""The process group behind a world, and where its next call stands."""
+"""The process group of a world, and the number of its next call."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Channel:
     Attributes:
         group: the torch process group, None once it was left.
         timeout: how long a call waits for the other ranks.
-        device: where the frames travel: "cpu" if the group serves it, else the group's accelerator.
-        calls: collectives that were made, equal on all ranks.
+        device: device of the frames: "cpu" if the group supports it, else the group's accelerator.
+        calls: number of collectives so far, equal on all ranks.
         broken: why the group is not usable any more, "" while it is.
     """
 
@@ -47,7 +47,7 @@ class Channel:
         )
 
     def close(self) -> None:
-        """Let go of the group; calls from now on say so."""
+        """Drop the reference to the group; later calls raise."""
         if self.group is not None:
             _left.append(weakref.ref(self.group))
         self.group = None
@@ -55,21 +55,21 @@ class Channel:
 
 
 def close_all() -> None:
-    """Let go of every group that a world still refers to.
+    """Drop the reference of every world to its group.
 
-    gloo's threads need the interpreter to free the tensors of the last collective. A group that is freed with its last
-    reference waits for its threads; one that a variable keeps alive into the interpreter's finalisation meets threads
-    that cannot get the interpreter any more, and torch ends the process with "terminate called without an active
-    exception" although all went well.
+    gloo's threads need the interpreter lock to free the tensors of the last collective. A group waits for its threads
+    when its last reference is dropped. If a variable keeps the group alive until the interpreter's finalisation, the
+    threads cannot get the lock any more, and torch ends the process with "terminate called without an active
+    exception", although nothing failed.
     """
     for channel in list(_open):
         channel.close()
 
 
 def keep_for_ever() -> None:
-    """In a forked child: never free the groups, whose threads stayed in the parent and would be waited for at the exit.
+    """In a forked child, never free the groups: the exit would wait for their threads, which only the parent has.
 
-    A variable would not do: the interpreter clears all of them when it ends.
+    A variable is not enough: the interpreter clears all variables when it ends.
     """
     for channel in list(_open):
         if channel.group is not None:
@@ -80,12 +80,12 @@ def keep_for_ever() -> None:
 def _leave_in_peace() -> None:
     close_all()
     if any(group() is not None for group in _left):
-        # something else, a DistributedDataParallel model perhaps, keeps a group: give its threads the interpreter
+        # another object, for example a DistributedDataParallel model, keeps a group: release the lock for its threads
         let_gloo_finish()
 
 
 def frame_device(group: Any) -> str:
-    """Return where small messages of a group travel: the CPU if one of its backends serves it."""
+    """Return the device for small messages of a group: the CPU if one of its backends supports it."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Collectives without a tree: waiting, failing together, and making smaller worlds."""
+"""Collectives without a tree: barrier, raising together, and subgroups."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Nothing:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Standing:
-    """What a rank brings to `subgroup`: how many process groups it is in."""
+    """A rank's offer for `subgroup`: the number of its process groups."""
 
     structure: str
     num_groups: int
@@ -98,11 +98,11 @@ def _check_members(world: World, members: list[int]) -> None:
         )
 
 
-_first_unused = 0  # number of groups that no name of ours has had yet, see _open_group
+_first_unused = 0  # the first group number not yet used in a name, see _open_group
 
 
 def _num_groups(world: World) -> int:
-    """Return how many process groups torch counts in this process."""
+    """Return torch's number of process groups in this process."""
     if not isinstance(world.channel, Channel):
         return 0
     import torch.distributed as dist
@@ -111,7 +111,7 @@ def _num_groups(world: World) -> int:
 
 
 def _open(world: World, members: list[int], call: Call, most: int) -> Channel | KeyChannel | None:
-    """Make the group; one rank needs none. torch wants the whole job to take part, unless members synchronise alone."""
+    """Create the group; one rank needs none. All ranks of the job must call torch, unless members synchronise alone."""
     if len(members) == 1:
         return None
     parent = world.channel
@@ -130,12 +130,12 @@ def _open(world: World, members: list[int], call: Call, most: int) -> Channel | 
 
 
 def _open_group(ranks: list[int], timeout: timedelta, *, alone: bool, fill: int) -> object:
-    """Make a group of torch's.
+    """Create a torch process group.
 
-    Members that synchronise alone meet under a name that torch makes from their ranks and from the number of groups
-    that each of them is in. Where these differ they would wait for each other under different names until the timeout:
-    who is in fewer groups opens some of its own for as long as it takes. So do all where a group of this name was left
-    again: a rank that is early would find the addresses of that one, at which nobody answers any more.
+    If members synchronise alone, torch makes the group's name from their ranks and each member's number of groups. If
+    these numbers differ, the members would wait under different names until the timeout. So a rank with fewer groups
+    opens extra groups of its own until the numbers agree. All ranks do the same if a group of this name has existed
+    before: an early rank would find that group's stale addresses.
     """
     global _first_unused  # noqa: PLW0603  (what names this process has used is of the process)
     import torch.distributed as dist
@@ -151,7 +151,7 @@ def _open_group(ranks: list[int], timeout: timedelta, *, alone: bool, fill: int)
 
 
 def _some_keys(world: World, parent: KeyChannel, members: list[int]) -> KeyChannel | None:
-    """Keys of their own: the number of this call is the same on all ranks, and no other call has it."""
+    """Return a channel with its own keys: this call's number is the same on all ranks, and unique."""
     if world.rank not in members:
         return None
     return KeyChannel(

@@ -1,4 +1,4 @@
-"""Which device a rank computes on."""
+"""Choose the device of a rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Visible:
     Attributes:
         num_cuda: CUDA devices.
         mps: whether Apple's GPU can be used.
-        promised: "" or why there must be a GPU, and what was seen instead.
+        promised: why there should be a GPU, and what was found instead; "" if none is expected.
     """
 
     num_cuda: int = 0
@@ -31,7 +31,7 @@ class Visible:
 
 
 def visible_devices() -> Visible:
-    """Ask torch what it sees; needs no process group."""
+    """Return the devices that torch sees; needs no process group."""
     import torch
 
     num_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -47,7 +47,7 @@ def visible_devices() -> Visible:
 
 
 def given_gpus(environ: Mapping[str, str]) -> str:
-    """Return the variables in which Slurm tells a task of its GPUs, "" without any; a shell of salloc has no task."""
+    """Return the variables in which Slurm lists a task's GPUs, "" if there are none; a shell of salloc is no task."""
     if "SLURM_PROCID" not in environ:
         return ""
     names = ("SLURM_GPUS_ON_NODE", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_PER_TASK")
@@ -55,10 +55,10 @@ def given_gpus(environ: Mapping[str, str]) -> str:
 
 
 def ranks_per_gpu(environ: Mapping[str, str]) -> int:
-    """Return how many ranks the launcher was asked to put on one GPU, 1 if it was not.
+    """Return the launcher's number of ranks per GPU, 1 by default.
 
     Raises:
-        WorldError: the variable is no number.
+        WorldError: the variable is not a number.
     """
     return max(1, int_of(environ, _RANKS_PER_GPU) or 1)
 
@@ -66,20 +66,20 @@ def ranks_per_gpu(environ: Mapping[str, str]) -> int:
 def choose_device(request: str, *, local_rank: int, world_size: int, visible: Visible, sharers: int = 1) -> str:
     """Return the name of this rank's device.
 
-    "auto" takes CUDA if there is any, else MPS for a single rank, else the CPU. "auto" and "cuda" take the device
-    numbered by the local rank; where exactly one device is visible it is taken to be this rank's own (launchers can
-    narrow ``CUDA_VISIBLE_DEVICES`` per rank; `bind` refuses two ranks that turn out to share it).
+    "auto" takes CUDA if available, else MPS for a single rank, else the CPU. "auto" and "cuda" take the device with the
+    number of the local rank. If exactly one device is visible, it is assumed to be this rank's own (launchers can limit
+    ``CUDA_VISIBLE_DEVICES`` per rank); `bind` refuses two ranks on the same device.
 
     Args:
         request: "auto", "cpu", "cuda", "cuda:<index>" or "mps".
         local_rank: this rank's number on its machine.
         world_size: number of ranks.
         visible: what torch sees.
-        sharers: ranks that compute on one GPU; the first GPU has the first of them.
+        sharers: ranks per GPU; the first ranks get the first GPU.
 
     Raises:
         ConfigError: the request is none of these.
-        WorldError: the device is not there, also for "auto" where Slurm has given GPUs, or cannot serve several ranks.
+        WorldError: the device does not exist (for "auto": Slurm assigned GPUs), or cannot serve several ranks.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", request):
         raise ConfigError(f'device is "auto", "cpu", "cuda", "cuda:<index>" or "mps"; got {request!r}')
@@ -121,8 +121,8 @@ def _cuda(request: str, turn: int, visible: Visible, local_rank: int) -> str:
 
 
 def default_backend(device: str, *, sharers: int = 1) -> str:
-    """Return the backend for a device: NCCL for CUDA tensors with gloo beside it for CPU tensors, gloo otherwise.
+    """Return the backend for a device: on CUDA, NCCL for CUDA tensors and gloo for CPU tensors; gloo otherwise.
 
-    NCCL refuses ranks that share a GPU: for them it is gloo, which copies over the CPU.
+    NCCL refuses ranks that share a GPU: they get gloo, which copies through the CPU.
     """
     return "cpu:gloo,cuda:nccl" if device.startswith("cuda") and sharers == 1 else "gloo"

@@ -1,4 +1,4 @@
-"""What every way to a world needs: the value itself, this machine's name, and a word to the user."""
+"""Shared by all ways to create a world: its constructor, this machine's id, and one-time warnings."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _said: set[str] = set()
 
 
 def say_once(text: str) -> None:
-    """Warn, the first time in this process."""
+    """Warn once per process."""
     if text not in _said:
         _said.add(text)
         _log.warning(text)
 
 
 def host_id() -> str:
-    """Machines may share a host name (containers), and containers of one machine a boot id: take both."""
+    """Return host name and boot id: machines may share a host name, and containers of one machine share a boot id."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else ''}"
 
@@ -33,7 +33,7 @@ def host_id() -> str:
 def make_world(
     place: Place, company: Company, channel: Any, *, device: Any, backend: str, seed: int, threads: int
 ) -> World:
-    """Return the world of a place, filled up with what the meeting found."""
+    """Return the world of a place, completed with the result of the meeting."""
     return World(
         rank=place.rank,
         world_size=place.world_size,

@@ -1,4 +1,4 @@
-"""Between leaves and flat tensors: every leaf travels as a contiguous one-dimensional torch tensor."""
+"""Convert between leaves and flat tensors: every leaf is sent as a contiguous one-dimensional torch tensor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def flat_of(leaf: Leaf) -> torch.Tensor:
     """Return the leaf's values, contiguous, without gradient, on its own device; may share memory with the leaf.
 
     Raises:
-        ConfigError: a Python integer does not fit 64 bits.
+        ConfigError: a Python integer does not fit into 64 bits.
     """
     import torch
 
@@ -31,7 +31,7 @@ def flat_of(leaf: Leaf) -> torch.Tensor:
         raise ConfigError(f"{leaf.path} is {leaf.value}, which does not fit 64 bits: send it as float or as an object")
     if leaf.kind not in ("array", "scalar"):
         return torch.tensor([leaf.value], dtype=getattr(torch, leaf.dtype), device="cpu")
-    array = np.asarray(leaf.value, dtype=leaf.dtype).reshape(-1)  # a dtype by name is in native byte order
+    array = np.asarray(leaf.value, dtype=leaf.dtype).reshape(-1)  # a dtype given by name has native byte order
     array = np.ascontiguousarray(array)
     if not array.flags.writeable or array.strides != (array.itemsize,):  # one element is contiguous at any stride
         array = array.copy()
@@ -39,20 +39,20 @@ def flat_of(leaf: Leaf) -> torch.Tensor:
 
 
 def _dense(flat: torch.Tensor) -> torch.Tensor:
-    """A single element counts as contiguous whatever its stride, but its bytes cannot be viewed unless that is 1."""
+    """Return the tensor with stride 1: one element counts as contiguous at any stride, but bytes need stride 1."""
     import torch
 
     return flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
 
 
 def value_of(flat: torch.Tensor, leaf: Leaf, shape: tuple[int, ...] | None = None) -> Any:
-    """Return the value that the flat tensor stands for: of the leaf's kind, and on its device.
+    """Return the flat tensor's value in the leaf's kind and on its device.
 
-    The dtype is the flat tensor's; so a sum of booleans comes out as integers. May share memory with `flat`.
+    The dtype is that of the flat tensor, so a sum of booleans gives integers. May share memory with `flat`.
 
     Args:
         flat: the values.
-        leaf: what the value replaces.
+        leaf: the leaf that the value replaces.
         shape: its shape, None = the leaf's.
     """
     shape = leaf.shape if shape is None else shape

@@ -1,7 +1,7 @@
 """The frame: the fixed-size message with which every collective begins.
 
-It says which call this is, in a form that can be compared byte by byte, whether the rank comes with an error, a text
-for people, and up to `INLINE` bytes of payload, so that a small call is over after one exchange.
+It identifies the call by bytes that can be compared, says whether the rank has an error, and holds a readable text and
+up to `INLINE` bytes of payload, so that a small call needs one exchange only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["FRAME_BYTES", "INLINE", "Call", "Frame", "decode_frame", "encode_fra
 _MAGIC = b"RKW2"
 _IDENTITY = struct.Struct(
     "<4sQ20s4si16s"
-)  # magic, number of the call, op, reduce op, root, hash of the trees' structure
-_REST = struct.Struct("<B8sHQ")  # error flag, hash of the caller's place, bytes of the text and of the whole payload
+)  # magic, number of the call, op, reduce op, root, hash of the tree's structure
+_REST = struct.Struct("<B8sHQ")  # error flag, hash of the caller's place, sizes of the text and of the whole payload
 _TEXT = 431
 INLINE = 1024
 FRAME_BYTES = _IDENTITY.size + _REST.size + _TEXT + INLINE
@@ -29,8 +29,8 @@ class Call:
     Attributes:
         op: its name.
         place: file and line of the caller, and the public name that it called.
-        reduce: how it reduces, "" if it does not.
-        root: rank that sends or receives alone, -1 if there is none.
+        reduce: its reduce op, "" if there is none.
+        root: the single rank that sends or receives, -1 if there is none.
     """
 
     op: str
@@ -40,7 +40,7 @@ class Call:
 
     @property
     def title(self) -> str:
-        """The call as a reader would write it."""
+        """Return the call as in source code."""
         root = {"broadcast": "src", "broadcast_object": "src", "from_main": "src"}.get(self.op, "dst")
         arguments = [self.reduce] * bool(self.reduce) + [f"{root}={self.root}"] * (self.root >= 0)
         return f"{self.op}({', '.join(arguments)}) at {self.place}"
@@ -48,15 +48,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame as received.
+    """A received frame.
 
     Attributes:
         identity: bytes that must be equal on all ranks.
-        valid: whether it is a frame at all.
-        number: which call of its group the sender makes.
-        failed: whether the sender comes with an error; the payload is its message then.
-        place: hash of where the sender makes the call.
-        text: the sender's call for people.
+        valid: whether the bytes are a frame.
+        number: number of the sender's call in its group.
+        failed: whether the sender has an error; then the payload is its message.
+        place: hash of the sender's call place.
+        text: the sender's call in readable form.
         payload: the inline part of the payload, up to `INLINE` bytes.
         payload_bytes: size of the whole payload; it is complete if this is at most `INLINE`.
     """
@@ -80,12 +80,12 @@ def encode_frame(
     structure: str = "",
     failed: bool = False,
 ) -> bytes:
-    """Return the frame, `FRAME_BYTES` long; of a payload that is too long only its beginning travels."""
+    """Return the frame, `FRAME_BYTES` long; a longer payload is cut to its beginning."""
     text = (f"{call.title} of {structure}" if structure else call.title).encode()[:_TEXT]
     digest = hashlib.blake2b(structure.encode(), digest_size=16).digest()
     head = _IDENTITY.pack(_MAGIC, number, call.op.encode(), call.reduce.encode(), call.root, digest)
     body = bytes(payload[:INLINE])
-    where = call.place.rpartition("/")[2]  # without the folder: each machine may run a copy of its own
+    where = call.place.rpartition("/")[2]  # without the folder, as each machine may run its own copy
     place = hashlib.blake2b(where.encode(), digest_size=8).digest()
     return (
         head
@@ -96,7 +96,7 @@ def encode_frame(
 
 
 def decode_frame(raw: memoryview) -> Frame:
-    """Return the frame in `FRAME_BYTES` bytes."""
+    """Parse a frame of `FRAME_BYTES` bytes."""
     magic, number, *_ = _IDENTITY.unpack_from(raw)
     failed, place, text_bytes, payload_bytes = _REST.unpack_from(raw, _IDENTITY.size)
     text_start = _IDENTITY.size + _REST.size

@@ -31,10 +31,10 @@ class _Pieces:
 
     Attributes:
         structure: see `describe`.
-        leaves: of the tree.
-        flats: of the leaves.
-        lengths: int64, length of the first axis of each leaf that has one (ragged calls only); travels first.
-        sends: whether this rank's bytes travel.
+        leaves: leaves of the tree.
+        flats: flat tensors of the leaves.
+        lengths: int64, length of the first axis of each leaf that has one (ragged calls only); sent first.
+        sends: whether this rank's bytes are sent.
     """
 
     structure: str
@@ -55,7 +55,7 @@ class _Pieces:
 
     @property
     def devices(self) -> list[str]:
-        """The devices that hold bytes, each once, in a fixed order."""
+        """Return the devices that hold bytes, each once, in a fixed order."""
         return sorted({leaf.device for leaf in self.leaves})
 
 
@@ -142,7 +142,7 @@ def _prepare(world: World, tree: Any, call: Call, *, ragged: bool) -> _Pieces:
 def _all_lengths(
     world: World, call: Call, mine: _Pieces, frames: list[Frame]
 ) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Return every rank's lengths; they are in the frames unless there are too many of them."""
+    """Return every rank's lengths, from the frames if they fit."""
     import torch
 
     num_bytes = mine.lengths.nbytes
@@ -170,7 +170,7 @@ def _collect(
 
 
 def _shapes(mine: _Pieces, lengths: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[int, ...]]:
-    """Return the shapes of a rank's leaves, given its lengths (none: shapes are equal everywhere)."""
+    """Return the shapes of a rank's leaves from its lengths; without lengths, shapes are equal on all ranks."""
     if not len(lengths):
         return [leaf.shape for leaf in mine.leaves]
     remaining = iter(lengths.tolist())
@@ -178,7 +178,7 @@ def _shapes(mine: _Pieces, lengths: np.ndarray[Any, np.dtype[np.int64]]) -> list
 
 
 def _sizes(mine: _Pieces, lengths: np.ndarray[Any, np.dtype[np.int64]], device: str | None = None) -> list[int]:
-    """Return the bytes of a rank's leaves, of all or of those on one device."""
+    """Return the sizes of a rank's leaves in bytes, of all leaves or of those on one device."""
     shapes = _shapes(mine, lengths)
     return [
         math.prod(shape) * flat.element_size()
@@ -188,7 +188,7 @@ def _sizes(mine: _Pieces, lengths: np.ndarray[Any, np.dtype[np.int64]], device: 
 
 
 def _joined(world: World, mine: _Pieces, device: str) -> torch.Tensor:
-    """Return the bytes of the leaves of a device, in one piece, where the group can carry them."""
+    """Return the bytes of a device's leaves in one tensor, on a device that the group supports."""
     import torch
 
     assert isinstance(world.channel, Channel)

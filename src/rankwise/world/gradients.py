@@ -1,4 +1,4 @@
-"""`all_gather` through which gradients flow."""
+"""A differentiable `all_gather`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["all_gather_with_grad"]
 
 
 def all_gather_with_grad(world: World, tree: Any) -> list[Any]:
-    """Gather like `World.all_gather`; tensors that require a gradient pass it back.
+    """Gather like `World.all_gather`; gradients flow back to tensors that require them.
 
-    Backward is a collective: every rank must run it, through all results. Rank r's input receives the sum over ranks of
-    the gradients of part r.
+    The backward pass is a collective: every rank must run it, through all results. Rank r's input gets the sum over
+    ranks of the gradients of part r.
 
     Raises:
-        DesyncError: a tensor requires a gradient on some ranks only, which would make backward hang.
+        DesyncError: a tensor requires a gradient on some ranks only, so the backward pass would hang.
     """
     leaves = flatten(tree)
     tracked = [i for i, leaf in enumerate(leaves) if leaf.kind == "tensor" and leaf.value.requires_grad]
@@ -37,7 +37,7 @@ def all_gather_with_grad(world: World, tree: Any) -> list[Any]:
 
 
 class _Tracked:
-    """Which leaves require a gradient, as an offer."""
+    """An offer that says which leaves require a gradient."""
 
     payload_bytes = 0
 
@@ -64,12 +64,12 @@ def _with_grad(world: World, tree: Any, leaves: list[Leaf], tracked: list[int], 
 
 @functools.cache
 def _function() -> Any:
-    """Return the autograd function; made late, for its base class needs torch."""
+    """Return the autograd function; created late, because its base class needs torch."""
     import torch
     from torch.autograd.function import once_differentiable
 
     class Gathered(torch.autograd.Function):
-        """Forward hands out what was gathered; backward sums the gradients over ranks and keeps this rank's part."""
+        """Forward returns the gathered parts; backward sums the gradients over ranks and returns this rank's part."""
 
         @staticmethod
         def forward(ctx: Any, world: World, outputs: list[torch.Tensor], *inputs: torch.Tensor) -> Any:

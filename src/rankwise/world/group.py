@@ -1,4 +1,4 @@
-"""Opening and leaving torch's process group."""
+"""Open and leave torch's process group."""
 
 from __future__ import annotations
 
@@ -22,32 +22,31 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 _STORE_FILE = "RANKWISE_STORE_FILE"
 _LEAVE_S = 1.0
 _LISTENER_S = 10.0
-_chosen: list[str] = []  # by us, for as long as the group lives: groups that are made later need it, too
+_chosen: list[str] = []  # the interface set by bind, kept while the group lives: groups created later need it too
 
 
 def local_store() -> Any:
-    """Return a store inside this process, for a group of one."""
+    """Return an in-process store for a group of one rank."""
     import torch.distributed as dist
 
     return dist.HashStore()  # type: ignore[attr-defined]
 
 
 def prefixed(store: Any, prefix: str) -> Any:
-    """Return a view of the store for the group of this attempt alone."""
+    """Return a view of the store with a prefix for the group of this attempt."""
     import torch.distributed as dist
 
     return dist.PrefixStore(f"{prefix}/group", store)  # type: ignore[attr-defined]
 
 
 def open_store(place: Place, timeout: timedelta) -> Any:
-    """Return the TCP store of the ranks; rank 0 serves it unless the launcher's agent does.
+    """Return the ranks' TCP store; rank 0 serves it unless the launcher's agent does.
 
-    It listens on the address by which the ranks know rank 0, if that is an address and not a name: if all of them are
-    on this machine, nobody else is served. Where the launcher names a file instead (RANKWISE_STORE_FILE), they meet
-    through that.
+    If MASTER_ADDR is an address and not a name, the store listens on this address only; with 127.0.0.1, no other
+    machine can connect. If the launcher sets a file instead (RANKWISE_STORE_FILE), the ranks use a store in that file.
 
     Raises:
-        WorldError: the port is taken, the server could not be reached in time, or the file cannot be used.
+        WorldError: the port is in use, the server could not be reached in time, or the file is not usable.
     """
     import torch.distributed as dist
 
@@ -57,10 +56,10 @@ def open_store(place: Place, timeout: timedelta) -> Any:
     serves = place.rank == 0 and not place.agent_store
     own = listening_address(place.master_addr) if serves else ""
     if serves:
-        from rankwise.world.strangers import warn_of_public  # who loads data alone serves nobody
+        from rankwise.world.strangers import warn_of_public  # a data loader alone does not serve
 
         warn_of_public(place.master_addr, "torch's store")
-    elif not place.agent_store:  # an agent listens before it starts ranks
+    elif not place.agent_store:  # an agent listens before it starts the ranks
         await_listener(place.master_addr, place.master_port, min(_LISTENER_S, timeout.total_seconds()))
     try:
         return dist.TCPStore(  # type: ignore[attr-defined]
@@ -76,7 +75,7 @@ def open_store(place: Place, timeout: timedelta) -> Any:
 
 
 def _file_store(file: str, place: Place, timeout: timedelta) -> Any:
-    """Return the store in a file, one for each attempt: what an earlier one has left there would be believed."""
+    """Return the store in a file; each attempt has its own file, because stale keys would be read as valid."""
     import torch.distributed as dist
 
     path = f"{file}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -84,7 +83,7 @@ def _file_store(file: str, place: Place, timeout: timedelta) -> Any:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         store = dist.FileStore(path, -1)  # type: ignore[attr-defined]  # the launcher removes it, whatever becomes of us
         store.set_timeout(timeout)
-        store.add("rankwise/opened", 1)  # a file system without locks says so now
+        store.add("rankwise/opened", 1)  # fails here if the file system has no locks
     except Exception as error:
         raise WorldError(
             f"rank {place.rank} of {place.world_size} cannot meet the others through the file {path} ({error}): all "
@@ -94,16 +93,16 @@ def _file_store(file: str, place: Place, timeout: timedelta) -> Any:
 
 
 def _bound_socket(address: str, port: int) -> int:
-    """Return a descriptor for the store to listen on, and to close; left alone it would listen on all addresses."""
+    """Return a bound descriptor that the store listens on and closes; by default it listens on all addresses."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a launcher holds the port for us
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the launcher holds the port
         bound.bind((address, port))
         return bound.detach()
 
 
 def _stay_on_this_machine(place: Place) -> None:
-    """Have gloo listen where only this machine reaches it; by itself it takes the address of the host's name."""
+    """Make gloo listen on loopback only; by default it uses the address of the host name."""
     interface = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
     if interface and loopback_address(place.master_addr) and _INTERFACE not in os.environ:
         os.environ[_INTERFACE] = interface
@@ -114,7 +113,7 @@ def open_group(store: Any, place: Place, backend: str, device: str, timeout: tim
     """Initialise the default process group.
 
     Raises:
-        WorldError: torch could not build it.
+        WorldError: torch could not create it.
     """
     import torch
     import torch.distributed as dist
@@ -139,7 +138,7 @@ def open_group(store: Any, place: Place, backend: str, device: str, timeout: tim
 
 
 def leave(*, in_peace: bool) -> None:
-    """Destroy the default group and all others; not in peace: abort them, which waits for nobody."""
+    """Destroy the default group and all others; without `in_peace` abort them, which does not wait for other ranks."""
     import torch.distributed as dist
 
     if _chosen and os.environ.get(_INTERFACE) == _chosen.pop():
@@ -151,14 +150,14 @@ def leave(*, in_peace: bool) -> None:
         close_all()
         dist.destroy_process_group()
         return
-    # we are here because of an exception: a second one from the ruins of the group must not hide it
+    # an exception led here: a second one from the broken group must not hide it
     with contextlib.suppress(Exception):
         abort()
-    # gloo closes its connections, which tells the others, with the last reference only. That waits for its threads, and
-    # one of them may be in a collective that a backward pass began: whoever has failed does not wait for it.
+    # gloo closes its connections only when the last reference is dropped, and other ranks notice the failure by that.
+    # This waits for gloo's threads, which may be in a collective of a backward pass: do it in a thread, with a limit.
     letting_go = threading.Thread(target=close_all, name="rankwise-leave", daemon=True)
     try:
         letting_go.start()
-    except RuntimeError:  # no thread to be had: memory is used up, which may be what we are here for
+    except RuntimeError:  # no thread could be started: probably out of memory, which may be the original failure
         return
     letting_go.join(_LEAVE_S)

@@ -1,4 +1,4 @@
-"""Every collective begins here: all ranks swap frames, and go on only if they make the same call without an error."""
+"""The start of every collective: all ranks exchange frames, and go on if all make the same call without an error."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 __all__ = ["Offer", "call_place", "carry", "exchange"]
 
 _PACKAGE = str(PurePath(__file__).parents[1]) + os.sep
-_PASSING = contextlib.__file__  # stands between a `with` statement and our generator
-# these carry no values that a skipped call could mix up, and are often written in both branches of an if
+_PASSING = contextlib.__file__  # its frames are between a `with` statement and our generator
+# calls without values, which a skipped call could not mix up; often written in both branches of an `if`
 _ANY_PLACE = frozenset({"barrier", "raise_together", "subgroup"})
 
 
 class Offer(Protocol):
-    """What a rank brings to a call."""
+    """A rank's contribution to a call."""
 
     @property
     def structure(self) -> str:
-        """Structure of its tree; must be equal on all ranks."""
+        """Return the structure of its tree; must be equal on all ranks."""
         ...
 
     @property
     def payload_bytes(self) -> int:
-        """Size of its payload."""
+        """Return the size of its payload."""
         ...
 
     def payload(self) -> bytes | memoryview:
-        """Return the payload, or at least the beginning of it that must travel in the frame."""
+        """Return the payload, or at least the beginning that goes into the frame."""
         ...
 
 
 def call_place() -> str:
-    """Return file and line of the user's code that led here, and the public name that it called."""
+    """Return file and line of the user's code that made this call, and the public name that it called."""
     frame, name = sys._getframe(1), ""  # noqa: SLF001  (a traceback object would cost 100 times as much, at every call)
     while frame.f_back is not None:
         path = frame.f_code.co_filename
@@ -68,15 +68,15 @@ OfferT = TypeVar("OfferT", bound=Offer)
 
 
 def exchange(world: World, call: Call, offer: Callable[[], OfferT]) -> tuple[OfferT, list[Frame]]:
-    """Swap frames with all ranks of the world; return this rank's offer and the frames by rank.
+    """Exchange frames with all ranks of the world; return this rank's offer and the frames by rank.
 
     Args:
         world: a world with a group.
         call: this call.
-        offer: prepares what this rank brings; if it fails every rank raises.
+        offer: returns this rank's offer; if it raises, every rank raises.
 
     Raises:
-        Exception: whatever `offer` raised on this rank.
+        Exception: the error that `offer` raised on this rank.
         DesyncError: another rank failed, or the ranks make different calls. The group stays usable.
         WorldError: the group is lost: a rank died or is late by more than the timeout.
     """
@@ -97,7 +97,7 @@ def exchange(world: World, call: Call, offer: Callable[[], OfferT]) -> tuple[Off
 
 
 def _packed(call: Call, number: int, offer: Callable[[], OfferT]) -> tuple[OfferT | None, Exception | None, bytes]:
-    """Return what this rank brings and its frame. Whatever fails here must reach the others, or they would wait."""
+    """Return this rank's offer and its frame; send any error to the other ranks, as they would wait otherwise."""
     try:
         ready = offer()
         raw = encode_frame(
@@ -138,7 +138,7 @@ def _swap_tensors(world: World, call: Call, channel: Channel, raw: bytes) -> lis
 
 
 def carry(world: World, call: Call, transport: Callable[[], Any]) -> None:
-    """Run a collective of torch's or JAX's; if it fails, note that the group is lost.
+    """Run a collective of torch or JAX; if it fails, mark the group as broken.
 
     Raises:
         WorldError: it failed; names the rank, the call and the reason.
@@ -157,19 +157,19 @@ def carry(world: World, call: Call, transport: Callable[[], Any]) -> None:
 
 
 def _loss(error: RuntimeError, channel: Channel | KeyChannel) -> str:
-    reason = str(error).partition(". This is typically")[0]  # the rest is gloo's guess, ours follows
+    reason = str(error).partition(". This is typically")[0]  # gloo's guess is cut off; ours follows
     if "timed out" in reason.lower() or "timeout" in reason.lower():
         return f"a rank is more than {channel.timeout.total_seconds():g} s late, it hangs or has died ({reason})"
     return f"a rank has died or has left ({reason})"
 
 
 def _check_places(world: World, call: Call, frames: list[Frame]) -> None:
-    """Check that ranks which make the same call make it in the same line; only the root of a call may stand elsewhere.
+    """Check that all ranks make the call in the same line; only the root may make it elsewhere.
 
-    A rank that left out one of several equal calls would else get the values of another one, without a word.
+    Without this check, a rank that skips one of several equal calls would silently get the values of another call.
 
     Raises:
-        DesyncError: they do not.
+        DesyncError: the lines differ.
     """
     if call.op in _ANY_PLACE:
         return
@@ -209,7 +209,7 @@ def _message(frame: Frame) -> str:
 
 
 def _difference(world: World, frames: list[Frame], marks: dict[int, bytes], what: str, mend: str) -> DesyncError:
-    """Name the ranks that differ from the majority; without one (two ranks) nobody can say who is wrong."""
+    """Return an error that names the ranks that differ from the majority; with two ranks there is no majority."""
     counts = Counter(marks.values())
     common, votes = counts.most_common(1)[0]
     clear = 2 * votes > len(marks)

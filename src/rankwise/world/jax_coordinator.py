@@ -1,4 +1,4 @@
-"""Where the processes of a JAX program meet: a free port of rank 0, chosen anew each time and kept until it is used."""
+"""Choose the address where the processes of a JAX program meet: a new free port of rank 0, held until JAX uses it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Coordinator:
 
     Attributes:
         address: "host:port" for all ranks.
-        held: keeps the port from being given to anybody else; JAX's server may listen on it all the same.
+        held: socket that reserves the port; JAX's server can still listen on it.
     """
 
     address: str
@@ -27,17 +27,17 @@ class Coordinator:
 
     @property
     def bind_address(self) -> str:
-        """Where the server listens: on the address by which the ranks know it; for a name on all of this machine."""
+        """The address on which the server listens: that of `address`; all of this machine's if `address` has a name."""
         host, _, port = self.address.rpartition(":")
         own = listening_address(host.strip("[]"))
         return f"[{own}]:{port}" if ":" in own else f"{own or '[::]'}:{port}"
 
 
 def choose_coordinator(place: Place) -> Coordinator:
-    """Return an address on this machine; called by rank 0 alone.
+    """Return an address on this machine; only rank 0 calls this.
 
-    The host is the one by which ranks know rank 0; where that is another machine (an agent's, say) it is the address
-    from which this one reaches it.
+    The host is MASTER_ADDR. If that is another machine (for example an agent's), it is the source address of this
+    machine towards that one.
     """
     host = _own_host(place.master_addr) if place.master_addr else socket.gethostname()
     held = _hold(listening_address(host))
@@ -52,7 +52,7 @@ def _own_host(known: str) -> str:
             if _is_own(family, kind, address):
                 return known
             with socket.socket(family, kind) as towards:
-                towards.connect((address[0], 9))  # a datagram socket sends nothing when it connects
+                towards.connect((address[0], 9))  # connecting a datagram socket sends nothing
                 return str(towards.getsockname()[0])
     return socket.gethostname()
 
@@ -67,7 +67,7 @@ def _is_own(family: int, kind: int, address: object) -> bool:
 
 
 def _hold(host: str) -> socket.socket:
-    """Bind a free port. With SO_REUSEPORT, which JAX's server sets too, it can listen there while we hold it."""
+    """Bind a free port. With SO_REUSEPORT, which JAX's server sets too, that server can listen on the held port."""
     everywhere = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if everywhere or ":" in host else socket.AF_INET
     held = socket.socket(family, socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
-"""A rank of a JAX program that fails leaves at once.
+"""Make a failed rank of a JAX program exit at once.
 
-JAX ends each process with a meeting of all of them, so that none leaves while others still need it. A rank that failed
-would wait there for ranks that wait for it in a computation: for minutes. It must go without a word; the others then
-lose their connection to it, and fail too.
+At exit, JAX runs a barrier of all processes, so that none leaves while others still need it. A failed rank would wait
+there for minutes for ranks that wait for it in a computation. So it must exit without the barrier; the others then
+lose their connection to it and fail too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from types import TracebackType
 __all__ = ["leave_at_once_on_failure", "note_failure"]
 
 _INTERRUPTED = 130
-_watched: int | None = None  # the process that is watched: a forked child is not
+_watched: int | None = None  # pid of the watched process; a forked child is not watched
 _exitcode: int | None = None
 
 
 def leave_at_once_on_failure() -> None:
-    """Watch this process; calling it again changes nothing."""
+    """Watch this process; a second call does nothing."""
     global _watched  # noqa: PLW0603  (there is one process)
     if _watched == os.getpid():
         return
@@ -30,12 +30,12 @@ def leave_at_once_on_failure() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not hasattr(sys, "ps1"):  # at a prompt an exception ends nothing
+        if not hasattr(sys, "ps1"):  # at a prompt an exception does not end the process
             note_failure(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
         before(kind, error, trace)
 
     sys.excepthook = hook
-    # exit handlers run in reverse order: JAX's, which meets the others, was registered when JAX was imported
+    # exit handlers run in reverse order, so this one runs before JAX's, which was registered at the import of JAX
     atexit.register(_leave)
 
 
@@ -43,7 +43,7 @@ def note_failure(exitcode: int) -> None:
     """Record that this process ends because of an error.
 
     Args:
-        exitcode: what it shall end with.
+        exitcode: the exit code to use.
     """
     global _exitcode  # noqa: PLW0603
     _exitcode = exitcode
@@ -54,6 +54,6 @@ def _leave() -> None:
         return
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # nobody reads it any more, or there is none: we leave all the same
+        with contextlib.suppress(Exception):  # the stream is closed or missing: exit anyway
             stream.flush()
     os._exit(_exitcode)

@@ -1,4 +1,4 @@
-"""`World.init_jax`: from the place that a launcher gave to JAX's distributed system, without torch."""
+"""`World.init_jax`: initialise JAX's distributed system from the launcher's variables, without torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STARTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JaxWishes:
-    """The arguments of `World.init_jax`, checked."""
+    """The arguments of `World.init_jax`, validated."""
 
     seed: int = 1889
     timeout: timedelta = timedelta(seconds=600)
@@ -59,7 +59,7 @@ def start_jax(wishes: JaxWishes) -> World:
     world = adopt.group_world() or adopt.bound_world()
     if jax_client() is not None:
         return _already(place, world)
-    if world is not None and world.backend == "jax":  # one rank, for which there was nothing to start
+    if world is not None and world.backend == "jax":  # a single rank, where JAX's distributed system was not started
         return world
     if world is not None:
         return _beside(jax, world, place, wishes)
@@ -69,7 +69,7 @@ def start_jax(wishes: JaxWishes) -> World:
 
 
 def _already(place: Place, world: World | None) -> World:
-    """JAX was initialised before, by us or by the user: it must have the numbers of this process."""
+    """Return the world of a JAX initialised before, by rankwise or the user; check its process id and count."""
     found = jax_numbers()
     wanted = (place.rank, place.world_size) if world is None else (world.rank, world.world_size)
     if found != wanted and not (world is None and place.family == "none"):
@@ -82,7 +82,7 @@ def _already(place: Place, world: World | None) -> World:
 
 
 def _beside(jax: Any, world: World, place: Place, wishes: JaxWishes) -> World:
-    """The ranks have a group of torch's: they agree over it, and JAX gets their numbers."""
+    """Initialise JAX beside an existing torch group, over which the ranks agree on the address."""
     world.raise_together(ConfigError(_STARTED) if world.world_size > 1 and devices_started() else None)
     if world.world_size == 1:
         return world
@@ -104,7 +104,7 @@ def _beside(jax: Any, world: World, place: Place, wishes: JaxWishes) -> World:
 
 
 def _join(jax: Any, place: Place, wishes: JaxWishes) -> Company:
-    """Meet the other ranks, hear from rank 0 where JAX's coordinator is, and start JAX there."""
+    """Meet the other ranks, get the address of JAX's coordinator from rank 0, and start JAX with it."""
     store = _open_store(place, wishes.timeout)
     try:
         trouble = ConfigError(_STARTED) if devices_started() else None
@@ -128,7 +128,7 @@ def _join(jax: Any, place: Place, wishes: JaxWishes) -> Company:
 
 
 def _open_store(place: Place, timeout: timedelta) -> Any:
-    """An agent of torch's keeps a store at this address: only torch can talk to it."""
+    """Return the ranks' store; if torchrun's agent serves one at this address, only torch's client can use it."""
     if not place.agent_store:
         return open_small_store(place, timeout)
     from rankwise.world.group import open_store
@@ -158,7 +158,7 @@ def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, w
     """Start JAX's distributed system and its devices; every rank calls it.
 
     Raises:
-        WorldError: it did not start, or JAX sees another number of processes.
+        WorldError: JAX did not start, or has another number of processes.
     """
     _configure(jax, wishes)
     jax_exit.leave_at_once_on_failure()
@@ -176,7 +176,7 @@ def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, w
                 coordinator_bind_address=None if own is None else own.bind_address,
                 **_farewell(jax, wishes),
             )
-            found = jax.process_count()  # starts the devices, for which all ranks are needed
+            found = jax.process_count()  # initialises the devices, which needs all ranks
         except (RuntimeError, ValueError) as error:
             raise WorldError(
                 f"rank {place.rank} of {place.world_size} could not start JAX, whose coordinator is at {address}: "
@@ -195,24 +195,24 @@ def _configure(jax: Any, wishes: JaxWishes) -> None:
             "JAX computes over several processes of CPUs with gloo only: jax_cpu_collectives_implementation is set"
         )
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # unless asked for, JAX shall not take SIGTERM for itself: a launcher that ends the ranks could only kill them
-    with contextlib.suppress(AttributeError):  # older ones have no such choice
+    # keep JAX from handling SIGTERM unless requested: else a launcher that ends the ranks has to kill them
+    with contextlib.suppress(AttributeError):  # older versions lack this option
         jax.config.update("jax_enable_preemption_service", wishes.preemption_service)
 
 
 def _farewell(jax: Any, wishes: JaxWishes) -> dict[str, int]:
-    """How long a rank that has ended waits for the others; older ones do not let us choose."""
+    """Return the option for how long an ended rank waits for the others; {} in older versions, which lack it."""
     known = inspect.signature(jax.distributed.initialize).parameters
     name = "shutdown_timeout_seconds"
     return {name: int(wishes.timeout.total_seconds())} if name in known else {}
 
 
 def local_devices(place: Place, wanted: Sequence[int] | None) -> list[int] | None:
-    """Return the accelerators of a rank by number: one where its machine has several ranks; None = all there are."""
+    """Return the indices of a rank's accelerators: one if its machine has several ranks; None = all."""
     if wanted is not None:
         return list(wanted)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    narrowed = visible != "" and "," not in visible  # by the launcher, to this rank's own
+    narrowed = visible != "" and "," not in visible  # the launcher has limited it to this rank's own device
     return None if place.local_world_size == 1 or narrowed else [place.local_rank]
 
 

@@ -1,4 +1,4 @@
-"""What JAX knows about its processes. It has no public way to ask without starting its devices, or to swap messages."""
+"""JAX's state of its processes. JAX has no public API to query it without initialising devices, or to send messages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["devices_started", "import_jax", "jax_client", "jax_numbers"]
 
 
 def import_jax() -> Any:
-    """Return the module.
+    """Import and return JAX.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: JAX is not installed.
     """
     with needs_extra("jax is needed for this: pip install 'rankwise[jax]', or the jax of your accelerator"):
         import jax
@@ -22,19 +22,19 @@ def import_jax() -> Any:
 
 
 def jax_client() -> Any:
-    """Return what talks to JAX's other processes, None before they are initialised; loads nothing."""
+    """Return JAX's client of its coordinator, None before the initialisation; imports nothing."""
     state = _state()
     return None if state is None else state.client
 
 
 def jax_numbers() -> tuple[int, int]:
-    """Return (process id, number of processes) of an initialised JAX."""
+    """Return JAX's (process index, number of processes) after its initialisation."""
     state = _state()
     return int(state.process_id), int(state.num_processes)
 
 
 def devices_started() -> bool:
-    """Whether JAX has looked for its devices already; afterwards nobody can tell it of other processes."""
+    """Whether JAX has already initialised its devices; afterwards `jax.distributed.initialize` is too late."""
     bridge = sys.modules.get("jax._src.xla_bridge")
     return bridge is not None and bool(bridge.backends_are_initialized())
 

@@ -1,4 +1,4 @@
-"""How the ranks of a JAX program swap messages without a process group: over the keys of JAX's coordinator."""
+"""Exchange messages between ranks of a JAX program without a process group, over its coordinator's key-value store."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["KeyChannel"]
 
 @dataclass(slots=True, eq=False)
 class KeyChannel:
-    """Messages of some ranks to all of them, under keys of their own.
+    """Exchanges messages among a group of ranks, under keys of its own.
 
     Attributes:
         client: JAX's client of its coordinator, or one with the same calls.
-        name: what the keys begin with; each group of ranks has its own.
-        rank: this rank among them.
-        world_size: how many they are.
+        name: prefix of the keys; unique per group of ranks.
+        rank: this rank in the group.
+        world_size: number of ranks in the group.
         timeout: how long a call waits for the other ranks.
-        calls: collectives that were made, equal on all ranks.
-        swaps: messages that were swapped for them.
+        calls: number of collectives so far, equal on all ranks.
+        swaps: number of message exchanges so far.
         broken: why the channel is not usable any more, "" while it is.
     """
 
@@ -56,11 +56,11 @@ class KeyChannel:
                 continue
             found[rank] = bytes(self.client.blocking_key_value_get_bytes(self._key(self.swaps, rank), patience_ms))
             if len(found) < self.world_size:
-                # what else is there comes with one question: one for each of them would cost the keeper of the keys
-                # time with the square of the ranks
+                # One request returns all messages that exist. One request per rank would cost the server time with the
+                # square of the number of ranks.
                 others = self.client.key_value_dir_get_bytes(f"{self.name}/{self.swaps}")
                 found |= {int(key.rpartition("/")[2]): bytes(value) for key, value in others}
-        # all have begun this swap, so all have read what was swapped before
+        # all ranks have begun this exchange, so all have read the messages of the previous one
         if self.swaps > 1:
             self.client.key_value_delete(self._key(self.swaps - 1, self.rank))
         return [found[rank] for rank in range(self.world_size)]

@@ -1,6 +1,6 @@
-"""Collectives on trees in a JAX program: NumPy alone, every rank sees all values and adds them up itself.
+"""Collectives on trees in a JAX program, with NumPy: every rank receives all values and reduces them itself.
 
-For numbers about training, not for gradients: those JAX adds up where they are.
+They are meant for metrics, not for gradients, which JAX reduces on the devices.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def gather_by_keys(world: World, tree: Any, call: Call, *, ragged: bool, check: 
     """Return the trees of all ranks, by rank, on every rank.
 
     Args:
-        world: of a JAX program.
-        tree: this rank's.
+        world: the world of a JAX program.
+        tree: this rank's tree.
         call: the call that this belongs to.
         ragged: whether first axes may differ in length.
-        check: refuses a bad call.
+        check: raises on invalid arguments.
     """
 
     def offer() -> _Values:
@@ -68,13 +68,13 @@ def reduce_by_keys(world: World, tree: Any, call: Call, *, check: Callable[[], N
     """Return the tree reduced over ranks by ``call.reduce``, in rank order, on every rank.
 
     Args:
-        world: of a JAX program.
-        tree: this rank's.
+        world: the world of a JAX program.
+        tree: this rank's tree.
         call: the call that this belongs to.
-        check: refuses a bad call.
+        check: raises on invalid arguments.
 
     Raises:
-        WorldError: a sum of Python integers does not fit 64 bits.
+        WorldError: a sum of Python integers does not fit into 64 bits.
     """
 
     def offer() -> _Values:
@@ -123,7 +123,7 @@ def _swap(world: World, call: Call, offer: Callable[[], _Values]) -> tuple[_Valu
 
 
 def _of_kind(value: Any, leaf: Leaf) -> Any:
-    """Return a value that came out of a pickle: an array of its own memory, in native byte order."""
+    """Convert an unpickled value: an array gets its own memory and native byte order."""
     return np.array(value, dtype=leaf.dtype) if leaf.kind == "array" else value
 
 
@@ -153,7 +153,7 @@ def _whole(values: list[int], leaf: Leaf, op: str) -> int | float:
 
 
 def _summed(parts: list[Any], leaf: Leaf) -> Any:
-    """Add up in rank order: booleans are counted, half precision goes by float32, integers wrap in their own dtype."""
+    """Sum in rank order: count booleans, sum half precision in float32; integers wrap in their own dtype."""
     wide = "int64" if leaf.dtype == "bool" else "float32" if leaf.dtype in _HALF else leaf.dtype
     total = parts[0].astype(wide)
     for part in parts[1:]:

@@ -1,4 +1,4 @@
-"""Random generators: those that depend on a seed and a key only, and the global ones of this process."""
+"""Random generators that depend on a seed and a key only, and seeding of this process's global generators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["jax_key", "numpy_generator", "seed_generators", "torch_generator"]
 
 
 def _digest(seed: int, key: tuple[int | str, ...]) -> bytes:
-    """Hash seed and key to 16 bytes; every part carries its type and length: ("a", 1) is not ("a1",)."""
+    """Hash seed and key to 16 bytes; type and length of each part are included, so ("a", 1) differs from ("a1",)."""
     parts = [f"seed:{int(seed)}"]
     for part in key:
         if isinstance(part, str):
@@ -32,15 +32,15 @@ def _digest(seed: int, key: tuple[int | str, ...]) -> bytes:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators: `random`, NumPy's, and torch's on every device where torch is installed.
+    """Seed the global generators: `random`, NumPy's, and, if torch is installed, torch's on every device.
 
-    `bind` does it on entry, alike on all ranks; each rank that calls it seeds its own.
+    `bind` does this on entry, with the same seed on all ranks; a call seeds this rank's generators only.
 
     Args:
         seed: 0 <= seed < 2**32.
 
     Raises:
-        ConfigError: another seed, which NumPy does not take.
+        ConfigError: the seed is out of range.
     """
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed is a whole number from 0 to 2**32 - 1 (NumPy takes no other), got {seed}")

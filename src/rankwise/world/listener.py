@@ -1,4 +1,4 @@
-"""Waiting until rank 0 listens, so that torch's store is reached at the first attempt."""
+"""Wait until rank 0 listens, so that torch's store client connects at its first attempt."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _CONNECT_S = 1.0
 
 
 def await_listener(host: str, port: int, limit_s: float) -> None:
-    """Return once something listens there, and in any case when the limit is over; nothing is sent.
+    """Return once something listens there, or after the limit; nothing is sent.
 
-    A client of torch's TCPStore that comes before the server pauses for half a second and more until it tries again,
-    and of ranks that start together one comes first in every fifth start. What is wrong otherwise (a name that is not
-    known, a port that is filtered) is left to torch: only a refused connection is tried again.
+    If torch's TCPStore client starts before the server, it pauses at least half a second before it tries again. With
+    ranks that start together this happens in every fifth start. Only a refused connection is tried again; other errors
+    (an unknown name, a filtered port) are left to torch.
 
     Args:
-        host: of rank 0.
-        port: of its store.
+        host: host of rank 0.
+        port: port of its store.
         limit_s: seconds to wait; torch has its own limit afterwards.
     """
     deadline, pause = time.monotonic() + limit_s, _FIRST_PAUSE_S
     while True:
         try:
             with socket.create_connection((host, port), timeout=min(_CONNECT_S, limit_s)) as found:
-                if found.getsockname() != found.getpeername():  # else the system gave us that very port
+                if found.getsockname() != found.getpeername():  # else it connected to itself
                     return
         except ConnectionRefusedError:
             pass

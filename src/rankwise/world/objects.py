@@ -68,7 +68,7 @@ def from_main(world: World, make: Callable[[], T]) -> T:
     mine, frames = exchange(world, call, prepare)
     size = frames[0].payload_bytes
     data = frames[0].payload if size <= INLINE else broadcast_raw(world, call, mine.data, size)
-    if made:  # the main rank keeps what it made
+    if made:  # the main rank returns its own object
         return made[0]
     return cast("T", pickle.loads(data))  # noqa: S301
 

@@ -1,4 +1,4 @@
-"""Ray Train's workers: Ray has made their process group before the user's function begins."""
+"""Workers of Ray Train: Ray has created their process group before the user's function begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ray_device", "ray_made_the_group"]
 
 
 def ray_made_the_group() -> bool:
-    """Return whether this process is a worker of Ray Train and its process group Ray's; loads nothing."""
+    """Whether this process is a worker of Ray Train with Ray's process group; imports nothing."""
     ray_train, dist = sys.modules.get("ray.train"), sys.modules.get("torch.distributed")
     if ray_train is None or dist is None or not dist.is_available() or not dist.is_initialized():
         return False
@@ -21,7 +21,7 @@ def ray_made_the_group() -> bool:
 
 
 def ray_device() -> str:
-    """Return the device that Ray has given to this worker."""
+    """Return the device that Ray has assigned to this worker."""
     from ray.train.torch import get_device
 
     return str(get_device())

@@ -53,11 +53,11 @@ def reduce(world: World, tree: Any, op: str, dst: int) -> Any:
 
 
 def start_sum(world: World, numbers: Sequence[float]) -> Callable[[], list[float]]:
-    """Begin to add up a few numbers over the ranks; what is returned waits for the sums, the same bits on all ranks.
+    """Start an asynchronous sum over the ranks; return a function that waits for the sums, bitwise equal on all ranks.
 
-    Every rank begins it at the same place among its calls; in between it may compute, and make others. For what is
-    called at every step: other than `all_reduce` it does not look whether the ranks make the same call, which costs
-    ten times as much.
+    Every rank must start it at the same position among its collectives; until the wait it may compute and call others.
+    It is for use at every step: unlike `all_reduce` it does not check that the ranks make the same call, which would
+    cost ten times as much.
 
     Raises:
         WorldError: the group is lost: a rank died or is late by more than the timeout.
@@ -85,7 +85,7 @@ def check_root(world: World, root: int, name: str) -> None:
     """Check that the root is a rank of the world.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is none.
     """
     if not 0 <= root < world.world_size:
         raise ConfigError(f"{name}={root} is no rank of this world of {world.world_size} (ranks count from 0)")
@@ -139,13 +139,13 @@ def _reduce(world: World, tree: Any, call: Call) -> Any:
 
 
 def _receives(world: World, call: Call, mine: _Summands) -> bool:
-    """Whether the sums arrive here; those of Python integers do everywhere: on overflow every rank must raise."""
+    """Whether this rank receives the sums; of Python integers all ranks do, to raise together on overflow."""
     exact = call.reduce == "sum" and any(leaf.kind == "int" for leaf in mine.leaves)
     return exact or call.root in (-1, world.rank)
 
 
 def _fold(parcel: Parcel, frames: list[Frame], op: str) -> list[torch.Tensor]:
-    """Reduce the inline payloads in rank order: the same bits on every rank."""
+    """Reduce the inline payloads in rank order, so that all ranks get the same bits."""
     import torch
 
     if not parcel.num_bytes:
@@ -162,7 +162,7 @@ def _fold(parcel: Parcel, frames: list[Frame], op: str) -> list[torch.Tensor]:
 
 
 def _travel(world: World, call: Call, mine: _Summands) -> list[torch.Tensor]:
-    """Reduce every buffer by one collective."""
+    """Reduce every buffer with one collective."""
     import torch.distributed as dist
 
     assert isinstance(world.channel, Channel)

@@ -1,7 +1,7 @@
-"""A small store over TCP for ranks that meet without torch: text by key, kept by rank 0, asked for by all.
+"""A small key-value store over TCP for ranks that meet without torch; rank 0 serves it.
 
-It has the few calls that the meeting makes (see `meet`), named and meant as those of torch's stores, and `under`. A
-question is one line of JSON, and so is its answer.
+It has only the calls that `meet` needs, with the names and meaning of torch's stores, and `under`. A request is one line
+of JSON, and so is its answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rankwise.errors import WorldError
 __all__ = ["Shelf", "SmallStore", "StoreServer", "listening_address", "open_small_store", "store_trouble"]
 
 _RETRY_S = 0.05
-_GRACE_S = 10.0  # the server says when time is up; a machine that has gone says nothing
+_GRACE_S = 10.0  # the server answers when the time is up; a dead machine does not, so the client waits so much longer
 
 
 class Shelf:
@@ -31,11 +31,11 @@ class Shelf:
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
         self._lock = threading.Lock()
-        # by key: waking all who wait, for any key, would cost rank 0 time with the square of the ranks
+        # waiters by key: waking all waiters for every key would cost rank 0 time quadratic in the ranks
         self._waiting: dict[str, list[threading.Event]] = {}
 
     def set(self, key: str, value: str) -> None:
-        """Put a value under a key."""
+        """Write a value under a key."""
         with self._lock:
             self._put(key, value)
 
@@ -45,7 +45,7 @@ class Shelf:
             waiting.set()
 
     def get(self, key: str) -> str:
-        """Return the value of a key that is there."""
+        """Return the value of an existing key."""
         return self._values[key]
 
     def under(self, folder: str) -> list[tuple[str, str]]:
@@ -54,30 +54,30 @@ class Shelf:
             return [(key, value) for key, value in self._values.items() if key.startswith(f"{folder}/")]
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a count, which begins at 0, and return it."""
+        """Add to a counter, which starts at 0, and return it."""
         with self._lock:
             count = int(self._values.get(key, "0")) + amount
             self._put(key, str(count))
             return count
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are there."""
+        """Return whether all keys exist."""
         return all(key in self._values for key in keys)
 
     def delete_key(self, key: str) -> None:
-        """Forget a key, if it is there."""
+        """Delete a key if it exists."""
         with self._lock:
             self._values.pop(key, None)
 
     def wait(self, keys: list[str], patience_s: float) -> None:
-        """Wait until all keys are there.
+        """Wait until all keys exist.
 
         Raises:
-            TimeoutError: they did not come.
+            TimeoutError: a key did not appear in time.
         """
         deadline = time.monotonic() + patience_s
-        for key in keys:  # a key that has come stays
-            # Looked for and listed in one go: who puts the key either comes before, or finds the event.
+        for key in keys:  # one by one, because an existing key stays
+            # Check and register under one lock: a writer comes before the check, or finds the event.
             with self._lock:
                 if key in self._values:
                     continue
@@ -90,7 +90,7 @@ class Shelf:
     def _forget(self, key: str, came: threading.Event) -> None:
         with self._lock:
             waiting = self._waiting.get(key, [])
-            if came in waiting:  # else it has come just now, and the key has no list any more
+            if came in waiting:  # else the key was written just now, and its list is gone
                 waiting.remove(came)
             if not waiting:
                 self._waiting.pop(key, None)
@@ -104,11 +104,11 @@ class _Answering(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         try:
-            with contextlib.suppress(OSError):  # the rank has died: who it was and why, others say
+            with contextlib.suppress(OSError):  # the rank has ended: its supervisor reports why
                 for line in self.rfile:
                     try:
                         question = json.loads(line)
-                    except ValueError:  # whoever this is, it is no rank
+                    except ValueError:  # not a rank: close the connection
                         return
                     self.wfile.write(json.dumps(self._answer(question)).encode() + b"\n")
         finally:
@@ -132,16 +132,16 @@ class StoreServer(socketserver.ThreadingTCPServer):
     """Serves a shelf to the ranks from a background thread.
 
     Args:
-        host: on which address, see `listening_address`; a name is served on all.
-        port: on which port; 0 takes a free one.
+        host: address to listen on, see `listening_address`; for a name, all addresses.
+        port: port to listen on; 0 takes a free one.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is in use.
     """
 
-    allow_reuse_address = True  # also lets us listen where a launcher holds the port for us
-    # A rank that is stopped, or whose machine has gone, keeps its connection: neither closing nor the end of rank 0
-    # waits for the thread that serves it.
+    allow_reuse_address = True  # also allows listening on a port that the launcher holds
+    # A stopped rank, or one on a dead machine, keeps its connection: neither `close` nor the end of rank 0 may wait for
+    # the thread that serves it.
     daemon_threads = True
     block_on_close = False
 
@@ -153,7 +153,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
         threading.Thread(target=self.serve_forever, args=(0.05,), name="rankwise-store", daemon=True).start()
 
     def server_bind(self) -> None:
-        """Bind, on IPv4 too."""
+        """Bind the socket, for IPv4 too."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
@@ -168,8 +168,8 @@ class SmallStore:
     """One rank's view of the store.
 
     Args:
-        connected: to the server.
-        server: that this rank keeps itself, to be closed with this view.
+        connected: socket connected to the server.
+        server: the server if this rank runs it; closed together with this view.
     """
 
     def __init__(self, connected: socket.socket, server: StoreServer | None = None) -> None:
@@ -177,11 +177,11 @@ class SmallStore:
         self._answers = connected.makefile("rb")
 
     def set(self, key: str, value: str) -> None:
-        """Put a value under a key."""
+        """Write a value under a key."""
         self._ask("set", key, value)
 
     def get(self, key: str) -> bytes:
-        """Return the value of a key that is there."""
+        """Return the value of an existing key."""
         return str(self._ask("get", key)).encode()
 
     def under(self, folder: str) -> list[tuple[str, bytes]]:
@@ -189,42 +189,42 @@ class SmallStore:
         return [(str(key), str(value).encode()) for key, value in self._ask("under", folder)]
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a count, which begins at 0, and return it."""
+        """Add to a counter, which starts at 0, and return it."""
         return int(self._ask("add", key, amount))
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are there."""
+        """Return whether all keys exist."""
         return bool(self._ask("check", keys))
 
     def wait(self, keys: list[str], patience: timedelta) -> None:
-        """Wait until all keys are there.
+        """Wait until all keys exist.
 
         Raises:
-            OSError: they did not come, or the server is gone.
+            OSError: a key did not appear in time, or the server is gone.
         """
         self._socket.settimeout(patience.total_seconds() + _GRACE_S)
         try:
             self._ask("wait", keys, patience.total_seconds())
         finally:
-            # what else is asked is answered at once, or the system sees that nobody takes the question
+            # other requests are answered at once, or the kernel reports that the server does not read
             self._socket.settimeout(None)
 
     def delete_key(self, key: str) -> None:
-        """Forget a key, if it is there."""
+        """Delete a key if it exists."""
         self._ask("delete_key", key)
 
     def leave_word(self, key: str) -> None:
-        """Let the store put this key when the connection of this rank ends, however it does."""
+        """Make the store write this key when this rank's connection ends, for any reason."""
         self._ask("leave_word", key)
 
     def stop_listening(self) -> None:
-        """Let nobody else in, and the port go; who is connected stays. Of the rank that keeps the store."""
+        """On the rank with the server: stop accepting connections and release the port; keep open connections."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
     def close(self) -> None:
-        """Leave; the rank that keeps the store closes it for all."""
+        """Close the connection; on the rank with the server, close the store for all."""
         self._answers.close()
         self._socket.close()
         self.stop_listening()
@@ -241,10 +241,10 @@ class SmallStore:
 
 
 def open_small_store(place: Place, timeout: timedelta) -> SmallStore:
-    """Return the store of the ranks at the place's address and port; rank 0 serves it.
+    """Return the ranks' store at the place's address and port; rank 0 serves it.
 
     Raises:
-        WorldError: the port is taken, or the server could not be reached in time.
+        WorldError: the port is in use, or the server could not be reached in time.
     """
     try:
         server = StoreServer(place.master_addr, place.master_port) if place.rank == 0 else None
@@ -254,7 +254,7 @@ def open_small_store(place: Place, timeout: timedelta) -> SmallStore:
 
 
 def _connect(place: Place, patience_s: float) -> socket.socket:
-    """Ranks start in any order: try until rank 0 serves."""
+    """Connect; retry until rank 0 serves, as ranks start in any order."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -264,7 +264,7 @@ def _connect(place: Place, patience_s: float) -> socket.socket:
                 raise
             time.sleep(_RETRY_S)
             continue
-        if found.getsockname() == found.getpeername():  # nobody listened, and the system gave us that very port
+        if found.getsockname() == found.getpeername():  # no listener: it connected to itself
             found.close()
             continue
         found.settimeout(None)  # `wait` sets its own
@@ -272,7 +272,7 @@ def _connect(place: Place, patience_s: float) -> socket.socket:
 
 
 def store_trouble(place: Place, timeout: timedelta) -> str:
-    """Return what to say when a rank cannot serve or reach the store."""
+    """Return the error text for a rank that cannot serve or reach the store."""
     where = f"{place.master_addr}:{place.master_port}"
     if place.rank == 0 and not place.agent_store:
         return f"rank 0 cannot serve the store at {where}; is the port taken? Choose another MASTER_PORT"
@@ -283,14 +283,14 @@ def store_trouble(place: Place, timeout: timedelta) -> str:
 
 
 def listening_address(host: str) -> str:
-    """Return the one address on which what serves the ranks listens, "" for all that this machine has.
+    """Return the single address on which a server for the ranks listens, "" for all addresses of this machine.
 
-    A name may mean another address to the other machines than it does here: it is listened for on all.
+    A name except localhost may resolve to another address on other machines, so for it the server listens on all.
     """
     with contextlib.suppress(ValueError, OSError):
         address = ipaddress.ip_address(host)
         family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((host, 0))  # else it leads here by a way that changes addresses
+            probe.bind((host, 0))  # fails if the address reaches this machine through address translation
         return host
     return loopback_address(host)

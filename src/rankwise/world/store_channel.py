@@ -1,4 +1,4 @@
-"""A world whose ranks talk without a process group and without torch: objects only, over the small store of rank 0."""
+"""A world without a process group and without torch: its ranks exchange objects only, over rank 0's small store."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from rankwise.world.value import World
 __all__ = ["StoreKeys", "store_world"]
 
 _MEET = timedelta(minutes=10)
-_COLLECTIVE = timedelta(days=1)  # who has died is told by the store, so that nobody has to guess it from the time
-_LOOK_S = 1.0  # between two looks at whether the rank that is waited for is gone
+_COLLECTIVE = timedelta(days=1)  # long, because the store reports a dead rank, so no timeout is needed for that
+_LOOK_S = 1.0  # interval of the checks whether the awaited rank is gone
 
 
 @contextlib.contextmanager
 def store_world(place: Place) -> Iterator[World]:
-    """Let the ranks of a launcher talk where there is no process group; every rank enters it, and leaves it together.
+    """Connect the ranks of a launcher without a process group; all ranks enter and leave the context together.
 
-    They meet at MASTER_ADDR and MASTER_PORT as those of `bind` do, and the port is free again once all are there. The
-    world knows the collectives of objects (`from_main`, `broadcast_object`, `all_gather_object`, ...), `barrier` and
-    `raise_together`. A rank that ends without leaving is noticed within a second, whatever it was doing.
+    They meet at MASTER_ADDR and MASTER_PORT, as with `bind`, and the port is free again once all are connected. The
+    world supports the collectives of objects (`from_main`, `broadcast_object`, `all_gather_object`, ...), `barrier` and
+    `raise_together`. If a rank ends without leaving, the others notice within a second.
 
     Args:
-        place: of this process, among several.
+        place: this process's place; the world size is more than 1.
 
     Yields:
         The world.
 
     Raises:
-        WorldError: the place has no address, a rank is missing, or the ranks have other versions of rankwise.
+        WorldError: the place has no address, a rank is missing, or the ranks have different versions of rankwise.
     """
     if not (place.master_addr and place.master_port):
         raise WorldError(
             f"rank {place.rank} of {place.world_size} does not know where the ranks meet: set MASTER_ADDR and "
             "MASTER_PORT (`rankwise run`, torchrun, srun and mpirun do), or make a process group first"
         )
-    ours = not (place.agent_store or keeps_store(place))  # else torch's store is at this address already
+    ours = not (place.agent_store or keeps_store(place))  # else torch's store already uses this address
     if ours and place.rank == 0:
         warn_of_public(place.master_addr, "the store of the ranks")
     store: Any = open_small_store(place, _MEET) if ours else kept_store(place, _MEET)
@@ -60,7 +60,7 @@ def store_world(place: Place) -> Iterator[World]:
         try:
             yield world
         finally:
-            # who keeps the store ends last: who has come here has read all that was sent before, be it an error
+            # the rank with the store ends last: whatever was sent before this barrier has been read
             with contextlib.suppress(WorldError):
                 world.barrier()
     finally:
@@ -81,7 +81,7 @@ def _met(store: Any, place: Place) -> World:
         company = meet(store, card, timeout=_MEET, secret=secret)
         keys = StoreKeys(store, company.prefix, secret)
         if isinstance(store, SmallStore):
-            store.stop_listening()  # all are connected: the port is free for a process group, or for the next meeting
+            store.stop_listening()  # all are connected: release the port for a process group or the next meeting
             store.leave_word(keys.gone(place.rank))
     except OSError as error:
         raise WorldError(
@@ -93,12 +93,12 @@ def _met(store: Any, place: Place) -> World:
 
 
 class StoreKeys:
-    """A store as a `KeyChannel` wants its client: sealed messages, and an error where the sender is gone.
+    """A store with the client interface of `KeyChannel`: authenticated messages, and an error if a sender is gone.
 
     Args:
-        store: of torch's, or a `SmallStore`.
-        prefix: what all keys of this meeting begin with.
-        secret: of the job.
+        store: a torch store or a `SmallStore`.
+        prefix: prefix of all keys of this meeting.
+        secret: the job's secret.
     """
 
     def __init__(self, store: Any, prefix: str, secret: str) -> None:
@@ -106,11 +106,11 @@ class StoreKeys:
         self._tells_of_deaths = isinstance(store, SmallStore)
 
     def gone(self, rank: int | str) -> str:
-        """Return the key that comes to be when the rank's connection ends."""
+        """Return the key that the store writes when the rank's connection ends."""
         return f"{self._prefix}/gone/{rank}"
 
     def key_value_set_bytes(self, key: str, value: bytes) -> None:
-        """Put a message under a key.
+        """Write a message under a key.
 
         Raises:
             RuntimeError: the store is gone.
@@ -119,10 +119,10 @@ class StoreKeys:
             self._mail.put(key, base64.b64encode(value).decode())
 
     def blocking_key_value_get_bytes(self, key: str, patience_ms: int) -> bytes:
-        """Return the message under a key, which ends with the rank of its sender.
+        """Return the message under a key; the key ends with the sender's rank.
 
         Raises:
-            RuntimeError: it did not come in time, its sender or the store is gone, or it is a stranger's.
+            RuntimeError: it did not arrive in time, its sender or the store is gone, or its HMAC is wrong.
         """
         with _as_a_loss():
             self._await(key, patience_ms / 1000)
@@ -155,18 +155,18 @@ class StoreKeys:
                 raise
             except Exception:
                 if not self._tells_of_deaths:
-                    raise  # a RuntimeError of torch's
+                    raise  # torch's RuntimeError
                 if is_gone:
                     raise RuntimeError(f"rank {rank} is gone without a word") from None
                 if time.monotonic() >= deadline:
                     raise RuntimeError(f"timed out: rank {rank} has sent nothing for {patience_s:g} s") from None
-                # waited for once more: what it sent just before its end is there by now
+                # wait once more: messages sent just before its end have arrived by now
                 is_gone = self._store.check([self.gone(rank)])
                 continue
             return
 
     def key_value_delete(self, key: str) -> None:
-        """Forget a message that all have read.
+        """Delete a message that all ranks have read.
 
         Raises:
             RuntimeError: the store is gone.

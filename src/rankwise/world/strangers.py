@@ -1,4 +1,4 @@
-"""A word about ports that the whole Internet may try."""
+"""Warn about ports that are reachable from the Internet."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rankwise.world.small_store import listening_address
 
 __all__ = ["public_address", "warn_of_public"]
 
-_ELSEWHERE = "192.0.2.1"  # of no machine: its route is the default one; nothing is sent
+_ELSEWHERE = "192.0.2.1"  # reserved for documentation, so it takes the default route; nothing is sent
 
 
 def warn_of_public(host: str, what: str) -> None:
-    """Say it, once, if what listens for the ranks can be tried by everybody; to be called by who serves.
+    """Warn once if a server for the ranks is reachable from the Internet; the serving rank calls this.
 
     Args:
-        host: by which the ranks know this machine.
-        what: that listens there.
+        host: host name or address by which the ranks reach this machine.
+        what: name of the server, for the message.
     """
     found = public_address(host)
     if not found:
@@ -35,8 +35,8 @@ def public_address(host: str) -> str:
     """Return the public address at which a server of this machine can be reached, "" if none is known.
 
     Args:
-        host: by which the ranks know this machine; a name is listened for on all addresses, so that those count which
-            the name has here, and the one from which this machine talks to others.
+        host: host name or address by which the ranks reach this machine. For a name, the server listens on all
+            addresses: check the name's addresses and the source address of this machine's default route.
     """
     one = listening_address(host)
     addresses = [one] if one else [*_resolved(host), _outgoing()]

@@ -1,4 +1,4 @@
-"""Bytes from rank to rank: the second message of a collective whose payload does not fit its frame."""
+"""Send bytes between ranks: the second message of a collective whose payload does not fit into its frame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["broadcast_bytes", "broadcast_raw", "gather_bytes", "gather_raw"]
 
 
 def broadcast_bytes(world: World, call: Call, mine: torch.Tensor, num_bytes: int) -> torch.Tensor:
-    """Return rank `call.root`'s bytes; the others' `mine` only says on which device they shall arrive."""
+    """Return rank `call.root`'s bytes; on other ranks `mine` only sets the device of the result."""
     import torch
     import torch.distributed as dist
 
@@ -31,13 +31,13 @@ def broadcast_bytes(world: World, call: Call, mine: torch.Tensor, num_bytes: int
 
 
 def gather_bytes(world: World, call: Call, mine: torch.Tensor, num_bytes: list[int]) -> list[torch.Tensor] | None:
-    """Return every rank's bytes, by rank, on all ranks if `call.root` is -1, else on that rank only (None elsewhere).
+    """Return every rank's bytes, by rank: on all ranks if `call.root` is -1, else on that rank only (None elsewhere).
 
     Args:
         world: a world with a group.
         call: the call that this belongs to.
         mine: uint8, this rank's bytes.
-        num_bytes: of every rank; known to all ranks.
+        num_bytes: size of every rank's bytes, equal on all ranks.
     """
     import torch
     import torch.distributed as dist
@@ -56,14 +56,14 @@ def gather_bytes(world: World, call: Call, mine: torch.Tensor, num_bytes: list[i
 
 
 def broadcast_raw(world: World, call: Call, mine: bytes, num_bytes: int) -> bytes:
-    """Return rank `call.root`'s bytes, `num_bytes` of them, on every rank, over whatever channel there is."""
+    """Return rank `call.root`'s bytes, `num_bytes` of them, on every rank, over any channel."""
     if isinstance(world.channel, KeyChannel):
         return _swapped(world, call, mine if world.rank == call.root else b"")[call.root]
     return _bytes(broadcast_bytes(world, call, _tensor(world, mine), num_bytes))
 
 
 def gather_raw(world: World, call: Call, mine: bytes, num_bytes: list[int]) -> list[bytes] | None:
-    """Return every rank's bytes as `gather_bytes` does, over whatever channel there is."""
+    """Return every rank's bytes like `gather_bytes`, over any channel."""
     if isinstance(world.channel, KeyChannel):
         found = _swapped(world, call, mine)
         return found if call.root in (-1, world.rank) else None

@@ -1,4 +1,4 @@
-"""Trees of numbers, tensors and arrays: taken apart into leaves in one canonical order, and put together again."""
+"""Trees of numbers, tensors and arrays: flatten them into leaves in a canonical order, and rebuild them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Leaf:
         kind: a Python number, "scalar" (NumPy), "array" (NumPy) or "tensor" (torch).
         dtype: name of its dtype, the same for torch and NumPy.
         shape: its shape, () for numbers.
-        device: where it lies, "cpu" unless it is a tensor elsewhere.
-        path: where it stands in the tree, for messages.
+        device: its device, "cpu" unless it is a tensor elsewhere.
+        path: its path in the tree, for messages.
     """
 
     value: Any
@@ -46,7 +46,7 @@ def flatten(tree: Any) -> list[Leaf]:
     """Return the leaves: items of lists and tuples in order, of dicts by sorted key.
 
     Raises:
-        ConfigError: a leaf or a key is of a type that cannot travel; names its place in the tree.
+        ConfigError: a leaf or a key has an unsupported type; the message has its path in the tree.
     """
     leaves: list[Leaf] = []
     _flatten(tree, "tree", leaves)
@@ -79,7 +79,7 @@ def _leaf(value: Any, path: str) -> Leaf:
     for cls, kind in _PYTHON:
         if isinstance(value, cls):
             return Leaf(value, kind, _DTYPES[kind], (), "cpu", path)
-    torch = sys.modules.get("torch")  # whoever has a tensor has loaded it
+    torch = sys.modules.get("torch")  # no tensor exists unless torch is imported
     if torch is not None and isinstance(value, torch.Tensor):
         return _tensor_leaf(value, path)
     raise ConfigError(
@@ -111,12 +111,12 @@ def _tensor_leaf(value: Any, path: str) -> Leaf:
 
 
 def describe(tree: Any, leaves: list[Leaf], *, ragged: bool) -> str:
-    """Return the structure, dtypes and shapes of a tree as text: equal texts, equal trees up to their values.
+    """Return structure, dtypes and shapes of a tree as text; trees with equal texts differ in their values only.
 
     Args:
         tree: the tree.
         leaves: its leaves.
-        ragged: leave the length of first axes open.
+        ragged: leave out the length of first axes.
     """
     return _describe(tree, iter(leaves), ragged=ragged)
 
@@ -143,7 +143,7 @@ def _describe_leaf(leaf: Leaf, *, ragged: bool) -> str:
 
 
 def rebuild(tree: Any, values: Iterator[Any]) -> Any:
-    """Return a tree of the same structure (and order of keys) with other values, given in `flatten`'s order."""
+    """Return a tree of the same structure and key order with other values, given in `flatten`'s order."""
     if tree is None:
         return None
     if isinstance(tree, dict):

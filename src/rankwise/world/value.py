@@ -1,4 +1,4 @@
-"""`World`: who this process is among the ranks, and how it talks to them."""
+"""`World`: this process's place among the ranks, and its collectives."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ T = TypeVar("T")
 
 
 def _op_name(op: Any) -> str:
-    """Return our name of torch's ``ReduceOp.SUM`` or another usual name; the call refuses what is none."""
+    """Return rankwise's name for torch's ``ReduceOp.SUM`` and other usual names; the call checks it."""
     name = str(getattr(getattr(op, "op", op), "name", op)).lower()
     return {"avg": "mean", "average": "mean"}.get(name, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """This process's place among the ranks; made by `bind`, `World.init_jax`, `World.current` or `World.single`.
+    """This process's place among the ranks; created by `bind`, `World.init_jax`, `World.current` or `World.single`.
 
-    A *tree* is a dict, list or tuple (nested at will) of numbers, torch tensors and NumPy arrays, or one such value.
-    The collectives take and return trees. Every rank of the world must call them, in the same order; on one rank they
-    need no process group and return a copy. Results never share memory with the arguments and carry no gradient (but
+    A *tree* is a dict, list or tuple, possibly nested, of numbers, torch tensors and NumPy arrays, or one such value.
+    The collectives take and return trees. Every rank of the world must call them, in the same order. On one rank they
+    need no process group and return a copy. Results never share memory with the arguments and have no gradient (but
     see `all_gather`).
 
     Attributes:
@@ -43,12 +43,12 @@ class World:
         world_size: number of ranks.
         local_rank: rank among those of this machine.
         local_world_size: ranks on this machine.
-        node_rank: which machine this is, 0 <= node_rank < num_nodes.
+        node_rank: number of this machine, 0 <= node_rank < num_nodes.
         num_nodes: number of machines.
-        device: where this rank computes: a ``torch.device``, or in a JAX program the first of this rank's devices.
-        backend: how the group talks ("gloo", "cpu:gloo,cuda:nccl", ...); "none" without a group, "jax" with JAX alone.
-        seed: what the generators start from, equal on all ranks.
-        threads: CPU threads that torch uses in this rank (with JAX: its part of the cores; XLA chooses for itself).
+        device: this rank's device: a ``torch.device``, or in a JAX program the first of this rank's devices.
+        backend: backend of the group ("gloo", "cpu:gloo,cuda:nccl", ...); "none" without a group, "jax" with JAX alone.
+        seed: seed of the generators, equal on all ranks.
+        threads: CPU threads of torch in this rank (with JAX: its share of the cores; XLA chooses its own number).
         global_ranks: global rank of each rank of this world; only a subgroup's differ from ``range(world_size)``.
     """
 
@@ -67,7 +67,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, the one that writes and speaks."""
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     @classmethod
@@ -75,8 +75,8 @@ class World:
         """Return a world of one rank, without a process group.
 
         Args:
-            device: where it computes.
-            seed: what its generators start from.
+            device: its device.
+            seed: seed of its generators.
         """
         import torch
 
@@ -96,12 +96,12 @@ class World:
 
     @classmethod
     def current(cls) -> World:
-        """Return the world that this process is in: cheap, not a collective.
+        """Return the world of this process; cheap, not a collective.
 
-        The process group that is initialised (by `bind`, Lightning, Accelerate or the user), else the world that `bind`
-        or `init_jax` made, else that of a JAX which the user initialised. Without any of them it has the rank and size
-        that a launcher's variables announce: loaders share by these numbers, and a collective raises `WorldError`,
-        because nobody has made the group. Without a launcher it is `World.single()`.
+        It is the world of the initialised process group (of `bind`, Lightning, Accelerate or the user), else the world
+        that `bind` or `init_jax` created, else that of a JAX initialised by the user. Without any of these it has the
+        rank and size from a launcher's variables: loaders share data by these numbers, and a collective raises
+        `WorldError`, because there is no process group. Without a launcher it is `World.single()`.
 
         Raises:
             WorldError: the variables for rank and size contradict each other.
@@ -119,29 +119,29 @@ class World:
         local_device_ids: Sequence[int] | None = None,
         preemption_service: bool = False,
     ) -> World:
-        """Make this process a rank of a JAX program, and return its world; torch is not needed.
+        """Make this process a rank of a JAX program and return its world; torch is not needed.
 
-        Every rank calls it, before anything that computes with JAX. The place is read as by `bind` (`rankwise run`,
-        torchrun, Open MPI, Slurm), the ranks meet, rank 0 chooses a free port for JAX's coordinator and tells the
-        others, and ``jax.distributed.initialize`` gets the numbers. On one rank there is nothing to initialise, so that
-        the same script runs as ``python train.py``. Inside ``with rankwise.bind()`` JAX gets the numbers of that world,
-        which is returned. Calling it again returns the world as it is.
+        Every rank calls it before any computation with JAX. The place is read as in `bind` (`rankwise run`, torchrun,
+        Open MPI, Slurm). The ranks meet, rank 0 chooses a free port for JAX's coordinator and sends it to the others,
+        and all call ``jax.distributed.initialize``. A single rank has nothing to initialise, so the same script runs as
+        ``python train.py``. Inside ``with rankwise.bind()`` JAX gets the numbers of that world, which is returned. A
+        second call returns the same world.
 
-        `random` and NumPy are seeded alike on all ranks. JAX leaves at the end of the process; a rank that ends with an
-        exception leaves at once, so that the others fail instead of waiting for it.
+        `random` and NumPy get the same seed on all ranks. JAX shuts down at the end of the process; a rank that ends
+        with an exception exits at once, so that the others fail instead of waiting for it.
 
         Args:
             seed: 0 <= seed < 2**32.
             timeout: seconds that ranks wait for each other: when joining, in each collective of the world, and for the
-                last one to end.
-            local_device_ids: the accelerators of this rank; None = the one with its local rank where a machine has
-                several ranks, all of them where it has one.
-            preemption_service: let JAX take SIGTERM for ``reached_preemption_sync_point``; the signal then no longer
-                ends the process.
+                last rank to end.
+            local_device_ids: the accelerators of this rank; None = the one with the number of its local rank if the
+                machine has several ranks, else all of them.
+            preemption_service: let JAX handle SIGTERM for ``reached_preemption_sync_point``; the signal then does not
+                end the process.
 
         Raises:
             MissingExtraError: JAX is not installed.
-            ConfigError: an argument is out of range, JAX has computed before, or is initialised with other numbers.
+            ConfigError: an argument is out of range, JAX has already computed, or was initialised with other numbers.
             WorldError: the place is contradictory, a rank is missing, or JAX could not start.
         """
         from rankwise.world.jax_start import JaxWishes, start_jax
@@ -181,21 +181,21 @@ class World:
         return keys.jax_key(self.seed, key)
 
     def print(self, *values: Any, **options: Any) -> None:
-        """Print on the main rank only; no rank has to call it.
+        """Print on the main rank only; not a collective.
 
         Args:
-            *values: as `print` takes them.
-            **options: as `print` takes them; flushed unless `flush=False` is among them.
+            *values: as for `print`.
+            **options: as for `print`; the output is flushed unless `flush=False`.
         """
         if self.is_main:
             print(*values, **{"flush": True, **options})  # noqa: T201
 
     def barrier(self) -> None:
-        """Wait until every rank of the world is here."""
+        """Wait until every rank of the world calls it."""
         control.barrier(self)
 
     def broadcast(self, tree: Any, src: int = 0) -> Any:
-        """Return rank `src`'s tree on every rank; the trees of all ranks have one structure, shapes and dtypes."""
+        """Return rank `src`'s tree on every rank; all ranks' trees must have equal structure, shapes and dtypes."""
         return gathers.broadcast(self, tree, src)
 
     def gather(self, tree: Any, dst: int = 0) -> list[Any] | None:
@@ -216,7 +216,7 @@ class World:
         return reductions.reduce(self, tree, _op_name(op), dst)
 
     def all_reduce(self, tree: Any, op: ReduceOp | dist.ReduceOp | dist.ReduceOp.RedOpType = "sum") -> Any:
-        """Return the sum (mean, min, max) over ranks, leaf by leaf; the same bits on all ranks.
+        """Return the sum (mean, min, max) over ranks, leaf by leaf, bitwise equal on all ranks.
 
         Args:
             tree: this rank's tree.
@@ -229,14 +229,14 @@ class World:
         return objects.broadcast_object(self, obj, src)
 
     def from_main(self, make: Callable[[], T]) -> T:
-        """Return on every rank what `make()` returns on the main rank: it is called there only, and pickled.
+        """Call `make()` on the main rank only, and return its (pickled) value on every rank.
 
-        For what every rank needs and one should read: ``world.from_main(lambda: Catalogue.load("screen.idx"))``. Every
-        rank calls it, and waits for the main rank no longer than for any collective (the timeout of the group).
+        Use it for data that every rank needs and one rank should read: ``world.from_main(lambda:
+        Catalogue.load("screen.idx"))``. Every rank calls it, and waits at most the group's timeout for the main rank.
 
         Raises:
-            Exception: on the main rank, whatever `make` raised.
-            DesyncError: on the others, `make` failed; holds its message.
+            Exception: on the main rank: the error that `make` raised.
+            DesyncError: on the other ranks: `make` failed; with its message.
         """
         return objects.from_main(self, make)
 
@@ -253,12 +253,12 @@ class World:
 
         Raises:
             BaseException: this rank's own error.
-            DesyncError: another rank failed; names it and its message.
+            DesyncError: another rank failed; with its rank and message.
         """
         control.raise_together(self, error)
 
     def subgroup(self, ranks: Sequence[int]) -> World | None:
-        """Return the world of some of the ranks (renumbered in ascending order) to its members, None to the others.
+        """Return the world of some ranks (renumbered in ascending order) on its members, None on other ranks.
 
         Every rank of this world must call it, with the same ranks.
         """

@@ -1,8 +1,8 @@
-"""How leaves are encoded for a reduction: which numbers travel, so that few dtypes and no wrong results are left.
+"""Encode leaves for a reduction, into few dtypes and without wrong results.
 
-Backends do not reduce every dtype, and their minimum and maximum may lose a NaN. So small integers travel in a wider
-type, and for min and max floats travel as integers of the same order, with NaN beyond both ends. Python integers
-travel in two halves for a sum, which makes it exact. One buffer per (device, wire dtype) is what a collective sees.
+Backends do not reduce every dtype, and their minimum and maximum may lose a NaN. So small integers are sent in a wider
+type. For min and max, floats are sent as integers of the same order, with NaN beyond both ends. For a sum, Python
+integers are sent in two halves, which makes it exact. A collective reduces one buffer per (device, wire dtype).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_leaf(leaf: Leaf, op: str) -> None:
     """Check that the leaf can be reduced by `op`.
 
     Raises:
-        ConfigError: it cannot; names the leaf and the mend.
+        ConfigError: it cannot; the message names the leaf and a solution.
     """
     known = {*_ADD, *_ADD_VIEW, *_FLOATS, *_PLAIN}
     what = f"{leaf.path} ({leaf.kind} of {leaf.dtype})"
@@ -47,7 +47,7 @@ def check_leaf(leaf: Leaf, op: str) -> None:
 
 
 def encode(leaf: Leaf, op: str) -> torch.Tensor:
-    """Return what travels for a leaf: a flat tensor of its wire dtype; `op` is "sum", "mean", "min" or "max"."""
+    """Return the encoded leaf: a flat tensor of its wire dtype; `op` is "sum", "mean", "min" or "max"."""
     import torch
 
     flat, dtype = flat_of(leaf), leaf.dtype
@@ -74,17 +74,17 @@ def _encode_order(flat: torch.Tensor, dtype: str, op: str) -> torch.Tensor:
 
 
 def _turn(bits: torch.Tensor) -> torch.Tensor:
-    """Flip all but the sign of negative floats' bits: as integers they then have the floats' order. Its own inverse."""
+    """Flip all bits but the sign of negative floats, so that as integers they have the floats' order. Self-inverse."""
     import torch
 
     return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
 
 
 def decode(flat: torch.Tensor, leaf: Leaf, op: str, world_size: int) -> Any:
-    """Return the reduced value of a leaf from what came back.
+    """Return the reduced value of a leaf from the reduced tensor.
 
     Raises:
-        WorldError: a sum of Python integers does not fit 64 bits.
+        WorldError: a sum of Python integers does not fit into 64 bits.
     """
     if op in ("min", "max"):
         return value_of(_decode_order(flat, leaf.dtype, op), leaf)
@@ -131,7 +131,7 @@ class Parcel:
     """Leaves encoded into one flat buffer per (device, wire dtype), in a fixed order.
 
     Attributes:
-        places: of each leaf: its buffer and the slice of it.
+        places: for each leaf: its buffer and slice.
         buffers: owned by the parcel; collectives may write into them.
     """
 
@@ -140,12 +140,12 @@ class Parcel:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all buffers."""
+        """Return the size of all buffers in bytes."""
         return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers)
 
 
 def pack(flats: list[torch.Tensor]) -> Parcel:
-    """Return copies of the flat tensors, joined by device and dtype."""
+    """Return copies of the flat tensors, concatenated per device and dtype."""
     import torch
 
     groups: dict[tuple[str, str], list[torch.Tensor]] = {}
@@ -164,12 +164,12 @@ def pack(flats: list[torch.Tensor]) -> Parcel:
 
 
 def unpack(parcel: Parcel, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the part of each leaf in the given buffers (of the parcel's layout)."""
+    """Return each leaf's slice of the given buffers, which have the parcel's layout."""
     return [buffers[i][start : start + length] for i, start, length in parcel.places]
 
 
 def fold(parts: list[torch.Tensor], op: str) -> torch.Tensor:
-    """Reduce equal-sized tensors in the order given, on this process; half precision is added up in float32."""
+    """Reduce equal-sized tensors in the given order, in this process; half precision is summed in float32."""
     import torch
 
     dtype = parts[0].dtype

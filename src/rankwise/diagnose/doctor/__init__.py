@@ -1,4 +1,4 @@
-"""Around a run: does this machine, or this job, have what distributed training needs? No training script is needed."""
+"""Check that this machine, or this job, has what distributed training needs; without a training script."""
 
 from rankwise.diagnose.doctor.check import Check, exit_code, render
 from rankwise.diagnose.doctor.doctor import examine

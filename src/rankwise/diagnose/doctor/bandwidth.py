@@ -1,7 +1,7 @@
 """The sweep as a table with a plot: time, algorithm and bus bandwidth for each size.
 
-Bus bandwidth is that of nccl-tests (doc/PERFORMANCE.md of NVIDIA/nccl-tests): for an all-reduce of W ranks the
-algorithm bandwidth, bytes over time, times 2(W-1)/W, so that it can be held against what one link carries, whatever W.
+Bus bandwidth is defined as in nccl-tests (doc/PERFORMANCE.md of NVIDIA/nccl-tests): for an all-reduce of W ranks it is
+the algorithm bandwidth (bytes / time) times 2(W-1)/W, so that it is comparable to the bandwidth of one link for any W.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 __all__ = ["bandwidth_table", "describe_sweep"]
 
-_WIDTH = 30  # cells of the longest bar
+_WIDTH = 30  # width of the longest bar, in characters
 
 
 def describe_sweep(rows: Sequence[Mapping[str, float]]) -> str:

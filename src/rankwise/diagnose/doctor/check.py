@@ -1,4 +1,4 @@
-"""One check: what was looked at, how it went, by which evidence, and the mend."""
+"""The result of one check: its subject, status, evidence and solution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 __all__ = ["SECTIONS", "Check", "Status", "exit_code", "failed", "measured", "not_run", "passed", "render", "warned"]
 
 Status = Literal["pass", "warn", "fail", "not run"]
-# in the order of the report: a cause stands before its effects
+# in the order of the report: causes before their effects
 SECTIONS = (
     "code", "variables", "host", "network", "devices", "ranks", "group", "data", "one rank", "two ranks", "profile",
     "nccl",
@@ -18,14 +18,14 @@ SECTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
         section: one of `SECTIONS`.
-        name: what was looked at, in a few words.
-        status: "not run" is no "pass": nothing is assumed.
-        evidence: what was seen, or why it was not run.
-        mend: what to do; "" where nothing is to do.
+        name: what was checked, in a few words.
+        status: the result; "not run" does not count as "pass".
+        evidence: the observation, or why the check was not run.
+        mend: what to do; "" for nothing.
         data: numbers behind the evidence, rows of a table.
     """
 
@@ -38,27 +38,27 @@ class Check:
 
 
 def passed(section: str, name: str, evidence: str) -> Check:
-    """Return a check that went well."""
+    """Return a passed check."""
     return Check(section=section, name=name, status="pass", evidence=evidence)
 
 
 def measured(section: str, name: str, evidence: str, rows: Sequence[Mapping[str, Any]]) -> Check:
-    """Return a check that went well, with what was measured."""
+    """Return a passed check with measurements."""
     return Check(section=section, name=name, status="pass", evidence=evidence, data=rows)
 
 
 def warned(section: str, name: str, evidence: str, mend: str) -> Check:
-    """Return a check that found what may hurt."""
+    """Return a check that found a possible problem."""
     return Check(section=section, name=name, status="warn", evidence=evidence, mend=mend)
 
 
 def failed(section: str, name: str, evidence: str, mend: str) -> Check:
-    """Return a check that found what will not work."""
+    """Return a check that found an error."""
     return Check(section=section, name=name, status="fail", evidence=evidence, mend=mend)
 
 
 def not_run(section: str, name: str, why: str, mend: str = "") -> Check:
-    """Return a check that could not be made."""
+    """Return a check that could not be run."""
     return Check(section=section, name=name, status="not run", evidence=why, mend=mend)
 
 
@@ -68,7 +68,7 @@ def exit_code(checks: Sequence[Check]) -> int:
 
 
 def render(checks: Sequence[Check]) -> str:
-    """Return the checks as text: failures with their mends stand out, and a count ends it."""
+    """Return the checks as text: failures with their solutions stand out; a count comes last."""
     lines = []
     for section in SECTIONS:
         found = [check for check in checks if check.section == section]

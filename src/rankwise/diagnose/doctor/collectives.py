@@ -1,4 +1,4 @@
-"""Collectives with known answers, and their speed: what each rank of a probe does once its group exists."""
+"""Run collectives with known results and measure their speed, on each rank of a probe."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rankwise.diagnose.doctor.check import Check, failed, passed
 
 __all__ = ["SIZES", "check_patterns", "judge_patterns", "sweep"]
 
-SIZES = (4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20)  # bytes of one rank
-_GPU_SIZES = (*SIZES, 128 << 20)  # links between GPUs are not full before
+SIZES = (4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20)  # bytes per rank
+_GPU_SIZES = (*SIZES, 128 << 20)  # links between GPUs need larger messages
 _ROUNDS = 5
 
 
 def check_patterns(device: Any = "cpu") -> dict[str, str]:
-    """Run each collective once on numbers whose result is known; return "" or what came instead, by name."""
+    """Run each collective once on numbers with a known result; return "" or the wrong result, by name."""
     import torch
     import torch.distributed as dist
 
@@ -35,7 +35,7 @@ def check_patterns(device: Any = "cpu") -> dict[str, str]:
     return {
         "all_reduce": _difference(total, size * first + 10 * sum(range(size))),
         "broadcast": _difference(from_last, first + 10 * (size - 1), f" from rank {size - 1}"),
-        "all_gather": next(filter(None, gathered), ""),  # one is enough: there may be thousands
+        "all_gather": next(filter(None, gathered), ""),  # one of thousands is enough
     }
 
 
@@ -44,12 +44,12 @@ def _difference(got: Any, right: Any, sender: str = "") -> str:
 
 
 def judge_patterns(found: Sequence[Mapping[str, str]], hosts: Sequence[str], right: str) -> Check:
-    """Name the ranks that got wrong data, with their hosts.
+    """Return a check that names the ranks with wrong data, and their hosts.
 
     Args:
-        found: what `check_patterns` returned, by rank.
+        found: results of `check_patterns`, by rank.
         hosts: the host name of each rank.
-        right: what to say when all of it is right.
+        right: the evidence text if all results are right.
     """
     bad = [
         f"rank {rank} on {hosts[rank]}: {name} {text}"
@@ -67,7 +67,7 @@ def judge_patterns(found: Sequence[Mapping[str, str]], hosts: Sequence[str], rig
 
 
 def sweep(device: Any = "cpu", sizes: Sequence[int] | None = None) -> list[dict[str, float]]:
-    """Time all-reduces of growing size: algorithm bandwidth is bytes over time, bus bandwidth 2(W-1)/W of it.
+    """Time all-reduces of growing size: algorithm bandwidth is bytes / time, bus bandwidth that times 2(W-1)/W.
 
     The formula is that of nccl-tests.
 

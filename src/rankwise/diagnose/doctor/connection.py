@@ -1,4 +1,4 @@
-"""Is something reached at an address and a port, and if not, why: the name, a refusal, a filter, another service."""
+"""Test a connection to an address and port, and find the cause of a failure: name, refusal, filter, other service."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _WORD = b"rankwise doctor "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """How a connection went.
+    """The result of a connection.
 
     Attributes:
-        kind: "answers", or what stood in the way; "another": something that is not ours answers.
-        text: what was seen, in words.
-        offset_s: clock there minus clock here, seconds; only for "answers" of a `Listener`.
-        error_s: by how much `offset_s` may be wrong, half of the time the answer took.
+        kind: "answers", or the obstacle; "another": another service answers.
+        text: the observation, in words.
+        offset_s: remote clock minus local clock, seconds; only for "answers" of a `Listener`.
+        error_s: maximum error of `offset_s`: half of the round-trip time.
     """
 
     kind: Kind
@@ -46,7 +46,7 @@ class Reached:
 
 
 def reach(host: str, port: int, timeout_s: float) -> Reached:
-    """Connect once, and say what came of it; nothing is sent."""
+    """Connect once and return the result; nothing is sent."""
     made = _connect(host, port, timeout_s)
     if isinstance(made, Reached):
         return made
@@ -70,7 +70,7 @@ def _connect(host: str, port: int, timeout_s: float) -> socket.socket | Reached:
             found.close()
             tried = tried or _why_not(error, where, str(address[0]), timeout_s)
             continue
-        if found.getsockname() != found.getpeername():  # else nobody listened, and the system gave us that very port
+        if found.getsockname() != found.getpeername():  # else nobody listened, and it connected to itself
             return found
         found.close()
         tried = Reached(kind="refused", text=f"{where} refuses: nothing listens there")
@@ -89,7 +89,7 @@ def _why_not(error: OSError, where: str, address: str, timeout_s: float) -> Reac
 
 
 def read_banner(host: str, port: int, timeout_s: float = 1.0) -> str:
-    """Return what a service says by itself, as ssh, mail and data bases do; a store of torch says nothing."""
+    """Return a service's greeting, as sent by ssh, mail and databases; torch's store sends none."""
     made = _connect(host, port, timeout_s)
     if isinstance(made, Reached):
         return ""
@@ -102,7 +102,7 @@ def read_banner(host: str, port: int, timeout_s: float = 1.0) -> str:
 
 
 class _Answer(socketserver.StreamRequestHandler):
-    timeout = 10.0  # of a stranger that says nothing: each has a thread here
+    timeout = 10.0  # for a silent client, as each occupies a thread
 
     def handle(self) -> None:
         asked = self.rfile.readline(_MOST_BYTES)
@@ -111,23 +111,23 @@ class _Answer(socketserver.StreamRequestHandler):
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    # Who stays connected and says nothing must not hold up the end of the doctor; and all ranks of a large job may
-    # connect within one moment, before a thread has taken the first.
+    # A silent client must not delay the end of the doctor. All ranks of a large job may connect at the same moment,
+    # before a thread has accepted the first.
     daemon_threads, block_on_close, request_queue_size = True, False, 128
     token = ""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever connects and leaves without a word is nobody's error."""
+        """Ignore errors of clients that connect and leave."""
 
 
 class Listener:
-    """Listens on one address of this machine, and tells who knows the token what time it is; a context manager.
+    """Listens on one address of this machine, and sends its time to clients that know the token; a context manager.
 
     Args:
-        address: one of this machine's.
+        address: an address of this machine.
 
     Raises:
-        OSError: it is none.
+        OSError: it is not an address of this machine.
     """
 
     def __init__(self, address: str) -> None:
@@ -135,7 +135,7 @@ class Listener:
         self._server = kind((address, 0), _Answer)
         self._server.token = secrets.token_hex(8)
         self.address, self.port, self.token = address, int(self._server.server_address[1]), self._server.token
-        # A daemon, though `__exit__` waits for it: a Ctrl-C may end that wait, and the program should end then, too.
+        # A daemon thread, although `__exit__` waits for it: Ctrl-C may end that wait, and then the program should end.
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
 
     def __enter__(self) -> Self:
@@ -145,13 +145,13 @@ class Listener:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()  # waits until the loop is out of its select, which would fail on a closed socket
+        self._server.shutdown()  # waits until the loop has left its select, which would fail on a closed socket
         self._server.server_close()
         self._thread.join()
 
 
 def talk(address: str, port: int, token: str, timeout_s: float) -> Reached:
-    """Connect to a `Listener`, and compare clocks: its time is taken to be that of the middle of the exchange."""
+    """Connect to a `Listener` and compare clocks, assuming that it read its time in the middle of the exchange."""
     made = _connect(address, port, timeout_s)
     if isinstance(made, Reached):
         return made

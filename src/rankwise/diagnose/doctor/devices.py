@@ -1,4 +1,4 @@
-"""GPUs as nvidia-smi tells of them: how many, no two alike, nobody else on them."""
+"""Check the GPUs with nvidia-smi: their number, no device listed twice, no foreign processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BUSY_MIB = 500
 
 
 def check_devices() -> list[Check]:
-    """Judge the GPUs of this machine; nothing is said of a process that belongs to this job's user alone."""
+    """Judge the GPUs of this machine."""
     found = gpus()
     devices = found["devices"]
     if not devices:
@@ -46,7 +46,7 @@ def _busy(number: int, device: dict[str, Any], owners: list[str]) -> list[Check]
 
 
 def _processes() -> dict[str, list[str]]:
-    """Return who computes on which GPU, by its UUID; this process and its parents are no strangers."""
+    """Return the foreign processes on each GPU, by its UUID; this process and its parent are excluded."""
     rows = ask_nvidia_smi("--query-compute-apps=gpu_uuid,pid,process_name,used_memory")
     found: dict[str, list[str]] = {}
     for fields in rows if isinstance(rows, list) else []:

@@ -1,4 +1,4 @@
-"""All checks, in the order in which a cause comes before its effects: variables, host, devices, ranks, group, data."""
+"""All checks, causes before effects: variables, host, devices, ranks, group, data."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["check_here", "choose_sections", "examine"]
 
 
 def choose_sections(only: Collection[str] = (), skip: Collection[str] = ()) -> frozenset[str]:
-    """Return the sections that are wanted.
+    """Return the selected sections.
 
     Raises:
-        ConfigError: there is no such section, or none is left.
+        ConfigError: a section does not exist, or none is left.
     """
     unknown = sorted({*only, *skip} - set(SECTIONS))
     if unknown:
@@ -33,7 +33,7 @@ def choose_sections(only: Collection[str] = (), skip: Collection[str] = ()) -> f
 
 
 def check_here(sections: Collection[str] = SECTIONS) -> list[Check]:
-    """Look at this process's variables, at its host and its devices: nothing is started."""
+    """Check this process's variables, host and devices, without starting processes."""
     parts: Mapping[str, Callable[[], list[Check]]] = {
         "variables": lambda: check_variables(os.environ),
         "host": check_host,
@@ -50,17 +50,17 @@ def examine(
     only: Collection[str] = (),
     skip: Collection[str] = (),
 ) -> tuple[list[Check], bool]:
-    """Examine this machine, or under a launcher of several ranks the job; return the checks and who should show them.
+    """Examine this machine, or the job under a launcher; return the checks and whether this rank should print them.
 
     Args:
-        ranks: gloo ranks of the probe where nobody has launched this process.
-        deadline_s: seconds that a probe or the ranks of the job have.
-        data: arguments of `rankwise data bench`, a store and the extent of a crop; None: no data are read.
-        only: sections that are looked at; empty: all. Of a launched job the same on every rank.
-        skip: sections that are not.
+        ranks: number of gloo ranks of the probe if there is no launcher.
+        deadline_s: time limit in seconds for a probe or the ranks of the job.
+        data: arguments of `rankwise data bench`, a store and the extent of a crop; None: read no data.
+        only: sections to check; empty: all. In a launched job the same on every rank.
+        skip: sections to skip.
 
     Raises:
-        ConfigError: there is no such section.
+        ConfigError: a section does not exist.
     """
     sections = choose_sections(only, skip)
     checks = check_here(sections)

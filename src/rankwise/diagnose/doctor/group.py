@@ -1,4 +1,4 @@
-"""A group of gloo ranks on this machine, in subprocesses with a deadline: does it come up, is it right and fast?"""
+"""Start a group of gloo ranks on this machine, in subprocesses with a deadline; check its results and speed."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _MEANING = {
     "sweep": "measuring",
 }
 _JOIN_S = 5.0
-_AFTER_S = 2.0  # others may have more to say than who failed first
-# what a launcher has set would make a rank of the probe take part in the job
+_AFTER_S = 2.0  # after the first failure, wait for reports of others, which may have the cause
+# launcher variables that would make a rank of the probe join the job
 _NOT_HANDED_ON = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANKWISE_VITALS", "RANKWISE_WATCH")
 
 
 class _Probe:
-    """One rank's process and what it has said."""
+    """One rank's process and its reported stages."""
 
     def __init__(self, rank: int, ranks: int, port: int, deadline_s: float, environ: Mapping[str, str]) -> None:
         words = [str(rank), str(ranks), str(port), str(int(deadline_s))]
@@ -46,8 +46,8 @@ class _Probe:
         self.said: dict[str, dict[str, Any]] = {}
         self.complaint = ""
         self.ended_itself = False
-        # One for each pipe, always: a probe that fills one that nobody reads would wait for ever, and pass for stuck.
-        # Daemons, as a pipe lasts as long as the last process that has it.
+        # Always one thread per pipe: a probe that fills an unread pipe would block forever and look stuck. Daemon
+        # threads, because a pipe stays open as long as any process has it.
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._hear, self._hear_complaint)]
         for thread in self._threads:
             thread.start()
@@ -55,7 +55,7 @@ class _Probe:
     def _hear(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            # whatever else is imported there may print, too
+            # other imported modules may print too
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 found = json.loads(line)
                 self.said[found["stage"]] = found
@@ -65,11 +65,11 @@ class _Probe:
         self.complaint = self.process.stderr.read()
 
     def wait_for(self, stage: str, deadline: float) -> bool:
-        """Wait until it has said the stage, has ended, or time is up."""
-        # Looked at again and again, without a lock: a stage that has come stays, and the end of a process wakes nobody.
+        """Wait until the rank has reported the stage or ended, or the time is up."""
+        # Polled without a lock: a reported stage stays, and the end of a process sends no notification.
         while stage not in self.said and time.monotonic() < deadline:
             if self.process.poll() is not None:
-                self._threads[0].join(_JOIN_S)  # what it said last may still be in the pipe
+                self._threads[0].join(_JOIN_S)  # its last report may still be in the pipe
                 break
             time.sleep(0.02)
         return stage in self.said
@@ -80,14 +80,14 @@ class _Probe:
         self.process.wait()
         for thread, stream in zip(self._threads, (self.process.stdout, self.process.stderr), strict=True):
             thread.join(_JOIN_S)
-            # A process that the probe has left behind may hold the pipe open. Closing a stream waits for who reads it,
-            # for ever then: the thread is a daemon, and both go with this process.
+            # A process left by the probe may keep the pipe open. Then closing the stream would wait forever for the
+            # reader thread: leave both, as the thread is a daemon and ends with this process.
             if stream is not None and not thread.is_alive():
                 stream.close()
 
 
 def check_group(ranks: int = 2, deadline_s: float = 60.0, environ: Mapping[str, str] | None = None) -> list[Check]:
-    """Start `ranks` gloo ranks, let them meet and reduce; say who stuck where if they do not within the deadline."""
+    """Start `ranks` gloo ranks that meet and reduce; report which rank is stuck where after the deadline."""
     name = f"group of {ranks} gloo ranks"
     variables = os.environ if environ is None else environ
     deadline = time.monotonic() + deadline_s
@@ -104,7 +104,7 @@ def check_group(ranks: int = 2, deadline_s: float = 60.0, environ: Mapping[str, 
 
 
 def _wait_for_all(probes: Sequence[_Probe], deadline: float) -> None:
-    """Wait until all have measured; a little only for the others once one of them has ended before."""
+    """Wait until all ranks have measured; if one has ended earlier, wait only briefly for the others."""
     for probe in probes:
         while not probe.wait_for("sweep", min(deadline, time.monotonic() + 0.2)) and time.monotonic() < deadline:
             if any(other.process.poll() is not None and "sweep" not in other.said for other in probes):
@@ -118,7 +118,7 @@ def _judge(name: str, probes: Sequence[_Probe], ranks: int) -> list[Check]:
         if missing is not None:
             stuck[rank] = missing
     if stuck:
-        # one that ended of itself is the cause, the others may only have waited for it
+        # a rank that ended by itself is the cause; the others may only have waited for it
         rank, stage = min(stuck.items(), key=lambda item: (not probes[item[0]].ended_itself, _STAGES.index(item[1])))
         said = probes[rank].complaint.strip().splitlines()
         evidence = (

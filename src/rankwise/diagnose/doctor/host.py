@@ -1,4 +1,4 @@
-"""This machine: shared memory, limits, disks and their file systems, its own name."""
+"""Check this machine: shared memory, limits, disks and file systems, its host name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FULL = 0.02
 
 
 def check_host() -> list[Check]:
-    """Judge what loader workers, stores and checkpoints need of this machine."""
+    """Check what loader workers, stores and checkpoints need on this machine."""
     shm = shutil.disk_usage(_SHM).free if _SHM.is_dir() else None
     limits = [
         judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
@@ -34,7 +34,7 @@ def check_host() -> list[Check]:
 
 
 def judge_shared_memory(free_bytes: int | None) -> Check:
-    """Say whether loader workers have room in /dev/shm; None: there is none."""
+    """Check the space in /dev/shm for loader workers; None: there is no /dev/shm."""
     name = "shared memory (/dev/shm)"
     if free_bytes is None:
         return warned("host", name, "there is none", "mount a tmpfs there: loader workers hand batches over through it")
@@ -46,13 +46,13 @@ def judge_shared_memory(free_bytes: int | None) -> Check:
 
 
 def judge_open_files(soft: int, hard: int) -> Check:
-    """Judge the limits of open files, as `resource.getrlimit` tells them."""
+    """Check the limits of open files, as returned by `resource.getrlimit`."""
     if soft == resource.RLIM_INFINITY or soft >= _FILES:
         return passed("host", "open files", f"limit {'none' if soft == resource.RLIM_INFINITY else soft}")
     if hard == resource.RLIM_INFINITY or hard >= _FILES:
         wish = 65536 if hard == resource.RLIM_INFINITY else min(65536, hard)
         mend = f"ulimit -n {wish} before the launch, or LimitNOFILE= of the service"
-    else:  # a shell cannot lift its limit above the hard one
+    else:  # a shell cannot raise its limit above the hard limit
         mend = (
             f"the hard limit is {hard}, too: lift it as root (nofile in /etc/security/limits.conf, LimitNOFILE= of "
             "the service, docker run --ulimit nofile=65536)"
@@ -61,7 +61,7 @@ def judge_open_files(soft: int, hard: int) -> Check:
 
 
 def judge_locked_memory(soft_bytes: int, *, infiniband: bool) -> Check:
-    """Judge the limit of locked memory, which RDMA needs."""
+    """Check the limit of locked memory, which RDMA needs."""
     if soft_bytes == resource.RLIM_INFINITY or not infiniband:
         unlimited = soft_bytes == resource.RLIM_INFINITY
         told = "unlimited" if unlimited else f"{soft_bytes} bytes, and no InfiniBand device"
@@ -120,7 +120,7 @@ def _disks() -> list[Check]:
 
 
 def _file_times() -> Check:
-    """A file server whose clock differs makes new files look old."""
+    """Check the file server's clock: if it differs, new files look old."""
     try:
         with tempfile.NamedTemporaryFile(dir=Path.cwd(), prefix=".rankwise-doctor-") as file:
             before = time.time()

@@ -1,4 +1,4 @@
-"""The ranks of a launched job: do they meet and agree, do their hosts reach each other, how fast are they together?"""
+"""Check a launched job: do its ranks meet and agree, do its hosts reach each other, how fast are collectives."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ __all__ = ["check_job", "judge_devices", "judge_facts", "judge_folder", "judge_o
 
 _VERSIONS = ("python", "rankwise", "torch", "numpy", "zarr")
 _GROUP = ("collectives", "bandwidth of all_reduce")
-_LEAST_S = 30.0  # for the group, however long ranks have waited for each other before
+_LEAST_S = 30.0  # minimum time for the group, even after a long wait for ranks
 
 
 def check_job(
     place: Place, timeout_s: float, local: Sequence[Check] = (), *, with_group: bool = True
 ) -> tuple[list[Check], bool]:
-    """Join the launched ranks, compare them, check collectives; return the checks and whether this rank shows them.
+    """Join the launched ranks, compare them, check collectives; return the checks and whether this rank prints them.
 
-    The main rank shows what all have said. A rank that did not come so far shows what stopped it.
+    The main rank prints the checks of all ranks. A rank that cannot join prints the obstacle.
 
     Args:
         place: this rank's.
-        timeout_s: how long ranks wait for each other; who is missing then is named.
-        local: what this rank has found by itself: what is not fine there is told of every host.
-        with_group: also make the group of all ranks, and measure it; the same on all ranks.
+        timeout_s: how long ranks wait for each other; missing ranks are named.
+        local: this rank's local checks; problems are reported for every host.
+        with_group: also create the group of all ranks and measure it; the same on all ranks.
     """
     deadline = time.monotonic() + timeout_s
     met = _rendezvous(place, deadline)
@@ -79,7 +79,7 @@ def _rendezvous(place: Place, deadline: float) -> Check:
 
 
 def _no_store(place: Place, error: Exception) -> Check:
-    """What answers is no store; or it is one, and has ended."""
+    """Return a failed check: rank 0 cannot serve the store, or another service answers, or the store has ended."""
     where = f"{place.master_addr}:{place.master_port}"
     told = str(error).splitlines()[0][:300]
     if place.rank == 0 and not place.agent_store:
@@ -91,7 +91,7 @@ def _no_store(place: Place, error: Exception) -> Check:
 
 
 def _compare(hosts: Hosts, place: Place, local: Sequence[Check]) -> tuple[list[dict[str, Any]], list[Check]]:
-    """Exchange what ranks know and how hosts reach each other; return the cards ([]: some are missing) and checks."""
+    """Exchange the ranks' cards and test the connections; return the cards ([]: some are missing) and checks."""
     listeners, doors = listen(os.environ, on_one_machine=bool(loopback_address(place.master_addr)))
     with contextlib.ExitStack() as stack:
         for listener in listeners:
@@ -108,7 +108,7 @@ def _compare(hosts: Hosts, place: Place, local: Sequence[Check]) -> tuple[list[d
         cards = [said[rank] for rank in range(place.world_size)]
         looks = {"hosts": look_at_others(cards, place.rank), "file": os.path.exists(cards[0]["file"])}  # noqa: PTH110
         seen = {rank: json.loads(text) for rank, text in hosts.exchange("seen", json.dumps(looks)).items()}
-        hosts.exchange("done", "")  # nobody stops to listen before all have looked
+        hosts.exchange("done", "")  # keep listening until all have tested
     ways = {rank: look["hosts"] for rank, look in seen.items()}
     checks = [passed("ranks", "all ranks meet", f"{place.world_size} ranks"), *judge_pairs(cards, ways)]
     checks += [judge_clocks(cards, ways), *judge_facts(cards)]
@@ -118,7 +118,7 @@ def _compare(hosts: Hosts, place: Place, local: Sequence[Check]) -> tuple[list[d
 
 @contextlib.contextmanager
 def _written(place: Place) -> Iterator[str]:
-    """Leave a file in rank 0's working directory, for the others to see or not; yield its path, "" on other ranks."""
+    """Write a file into rank 0's working directory, for other ranks to look for; yield its path, "" on other ranks."""
     if place.rank != 0:
         yield ""
         return
@@ -130,13 +130,13 @@ def _written(place: Place) -> Iterator[str]:
 
 
 def judge_folder(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, bool]) -> Check:
-    """Say which ranks do not see the file that rank 0 has left in its working directory."""
+    """Check which ranks do not see the file in rank 0's working directory."""
     name = "one working directory"
     path = Path(cards[0]["file"]).parent
     if not cards[0]["file"]:
         return not_run("ranks", name, "rank 0 cannot write in its own")
     blind = sorted(rank for rank, sees in seen.items() if not sees)
-    if blind:  # on one machine too: containers have file systems of their own
+    if blind:  # possible on one machine too, as containers have their own file systems
         hosts = ", ".join(sorted({str(cards[rank]["host"]) for rank in blind}))
         told = f"rank {format_numbers(blind)} on {hosts} cannot see what rank 0 writes in {path}"
         mend = "put runs and checkpoints on a file system that all ranks see; code and data must be on each machine"
@@ -145,7 +145,7 @@ def judge_folder(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, bool]) -
 
 
 def judge_others(cards: Sequence[Mapping[str, Any]]) -> list[Check]:
-    """Return what is not fine on the other hosts, said by the first rank of each, and what only another rank found."""
+    """Return the problems of other hosts: those of each host's first rank, and those that only another rank found."""
     found: list[Check] = []
     told: dict[str, list[dict[str, Any]]] = {}  # by host
     leaders = first_ranks(cards)
@@ -204,7 +204,7 @@ def _boot() -> str:
 
 
 def _code() -> str:
-    """Digest rankwise's own files: two installations of one version may differ where it is developed."""
+    """Return a digest of rankwise's files: development installations of one version may differ."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -213,7 +213,7 @@ def _code() -> str:
 
 
 def judge_facts(facts: Sequence[Mapping[str, Any]]) -> list[Check]:
-    """Compare what all ranks have told of themselves: versions with rankwise's code, and variables."""
+    """Compare the facts of all ranks: versions, rankwise's code, and variables."""
     return [
         _same("versions", [fact["versions"] for fact in facts], "install the same environment on all machines"),
         _same("variables", [fact["variables"] for fact in facts], "set them for all ranks alike"),
@@ -237,7 +237,7 @@ def _same(name: str, values: Sequence[Mapping[str, str]], mend: str) -> Check:
 
 
 def judge_devices(facts: Sequence[Mapping[str, Any]]) -> Check:
-    """Say whether two ranks use one GPU; a fact has the `boot` of the machine and the `device`."""
+    """Check whether two ranks use one GPU; a fact has the machine's `boot` id and the `device`."""
     if not any(fact["device"].startswith("cuda") for fact in facts):
         return not_run("devices", "one GPU for each rank", "no rank uses a GPU")
     seen: dict[tuple[str, str], list[int]] = {}

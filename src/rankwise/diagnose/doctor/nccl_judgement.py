@@ -1,4 +1,4 @@
-"""What to make of NCCL's logs: which network it took, whether it took the best one, where ranks differ."""
+"""Judge NCCL's logs: which network it uses, whether that is the best one, and where ranks differ."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["judge_logs"]
 
 _NONE = "set NCCL_DEBUG=INFO for the job, and NCCL_DEBUG_FILE=nccl.%h.%p.log for a file of each process"
 _INNER = ("docker", "virbr", "lo", "veth", "br-", "cni", "flannel", "podman")
-_PER_RANK = {"NCCL_DEBUG_FILE", "NCCL_HOSTID", "NCCL_IB_HCA"}  # may well differ
+_PER_RANK = {"NCCL_DEBUG_FILE", "NCCL_HOSTID", "NCCL_IB_HCA"}  # may differ between ranks
 _SHOWN = 6
 
 
 def judge_logs(processes: Sequence[Process]) -> list[Check]:
-    """Judge what the processes of one job have said."""
+    """Return checks for the processes of one job."""
     if not processes:
         return [not_run("nccl", "NCCL's logs", "no line of NCCL in them", _NONE)]
     checks = [_version(processes), _ranks(processes), _interface(processes), _network(processes)]
@@ -95,7 +95,7 @@ def _network(processes: Sequence[Process]) -> Check:
 
 
 def _socket(processes: Sequence[Process]) -> Check:
-    """Several hosts talk over sockets: say why, if it can be seen."""
+    """Return a check for hosts that use sockets, with the reason if known."""
     devices = sorted({device for made in processes for device in made.ib_devices or ()})
     if any(made.variables.get("NCCL_IB_DISABLE", "0") != "0" for made in processes):
         told, mend = "Socket, by NCCL_IB_DISABLE", "unset NCCL_IB_DISABLE if there is InfiniBand or RoCE"
@@ -112,7 +112,7 @@ def _socket(processes: Sequence[Process]) -> Check:
 
 
 def _by_ways(made: Process) -> str:
-    """Older versions do not name their network; the channels do."""
+    """Return the network from the channels: older versions do not log its name."""
     kinds = {kind.split("/")[1] for _, _, kind in made.ways if kind.startswith("NET/")}
     return next(iter(kinds)) if len(kinds) == 1 else ""
 
@@ -177,7 +177,7 @@ def _variables(processes: Sequence[Process]) -> list[Check]:
 
 
 def _warnings(processes: Sequence[Process]) -> list[Check]:
-    """Each warning once, whatever numbers stand in it, with its first place."""
+    """Return each warning once, ignoring numbers in it, with its first place."""
     found: dict[str, list[tuple[str, str]]] = {}
     for made in processes:
         for text in made.warnings:
@@ -193,7 +193,7 @@ def _warnings(processes: Sequence[Process]) -> list[Check]:
 
 
 def _groups(values: dict[str, str], *, by_host: bool = False) -> dict[str, list[str]]:
-    """Return who has which value; by host the processes of one host count once."""
+    """Return the processes with each value; `by_host`: processes of one host count once."""
     groups: dict[str, list[str]] = {}
     for who, value in values.items():
         short = who.partition("host ")[2].partition(",")[0] if by_host else who

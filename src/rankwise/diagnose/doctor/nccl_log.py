@@ -1,6 +1,6 @@
-"""What NCCL said under NCCL_DEBUG=INFO: which process used which interface, network, transport and channels.
+"""Parse NCCL's logs with NCCL_DEBUG=INFO: interface, network, transport and channels of each process.
 
-The lines change from version to version. The forms read here are those of NCCL 2.4 to 2.27 as they stand in public
+The lines change from version to version. The formats parsed here are those of NCCL 2.4 to 2.27 as quoted in public
 threads: NVIDIA/nccl issues 226, 302, 367, 671, 743, 810, 952, 1189, 1267 and 1358, NVIDIA/nccl-tests issue 188.
 """
 
@@ -17,7 +17,7 @@ from rankwise.errors import ConfigError
 
 __all__ = ["Process", "find_logs", "read_logs"]
 
-# "host:pid:thread [device] NCCL INFO text", with a time or a launcher's rank before, with a place before WARN
+# "host:pid:thread [device] NCCL INFO text", after an optional time or launcher prefix; WARN lines may have a place
 _LINE = re.compile(
     r"(?:^|\s|\])(?P<host>[^\s:\[\]]+):(?P<pid>\d+):\d+ \[-?\d+\] (?:\S+:\d+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)"
 )
@@ -35,22 +35,22 @@ _MOST_WARNINGS = 50
 
 @dataclass(slots=True)
 class Process:
-    """What one process has said.
+    """The log of one process.
 
     Attributes:
-        host: as NCCL names it.
-        pid: its process id.
-        version: of NCCL, "" if it did not say: often one process of a job does for all.
-        ranks: (rank, number of ranks) of each communicator, in their order.
-        completed: how many communicators say that their start is complete.
-        interface: of the bootstrap, with its address.
+        host: host name in the log.
+        pid: process id.
+        version: NCCL's version, "" if not logged: often only one process of a job logs it.
+        ranks: (rank, number of ranks) of each communicator, in order.
+        completed: number of communicators with a completed initialisation.
+        interface: interface of the bootstrap, with its address.
         network: "IB", "Socket" or the name of a plugin.
-        ib_devices: what NET/IB found; None: it did not look, or did not say.
+        ib_devices: devices found by NET/IB; None: it did not search, or did not log.
         sockets: interfaces of NET/Socket.
-        variables: set in its environment, as NCCL says.
-        channels: of the largest communicator, 0 if not said.
-        ways: how often (rank, other, transport) goes over a channel.
-        rings: whether it says that all rings are connected, trees alike.
+        variables: environment variables that NCCL logged.
+        channels: number of channels of the largest communicator, 0 if not logged.
+        ways: number of channels of each (rank, other, transport).
+        rings: whether it logged that all rings are connected; trees too.
         warnings: its WARN lines.
     """
 
@@ -72,22 +72,22 @@ class Process:
 
     @property
     def name(self) -> str:
-        """Rank, host and process in words, without the rank if it never said that."""
+        """Return rank, host and process as text, without the rank if it was not logged."""
         place = f"host {self.host}, process {self.pid}"
         return f"rank {self.rank} ({place})" if self.ranks else place
 
     @property
     def rank(self) -> int | None:
-        """The rank in its largest communicator."""
+        """Return the rank in its largest communicator."""
         return max(self.ranks, key=lambda pair: pair[1])[0] if self.ranks else None
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of its largest communicator."""
+        """Return the number of ranks of its largest communicator."""
         return max((size for _, size in self.ranks), default=0)
 
     def hear(self, level: str, text: str) -> None:
-        """Take in one line."""
+        """Parse one line."""
         if level == "WARN":
             if len(self.warnings) < _MOST_WARNINGS:
                 self.warnings.append(text.strip())
@@ -134,10 +134,10 @@ def _transport(told: str) -> str:
 
 
 def find_logs(words: Sequence[str]) -> list[Path]:
-    """Return the files that are meant; %h and %p of NCCL_DEBUG_FILE stand for anything.
+    """Return the matching files; %h and %p of NCCL_DEBUG_FILE match anything.
 
     Raises:
-        ConfigError: a word leads to no file.
+        ConfigError: a word matches no file.
     """
     found: list[Path] = []
     for word in words:
@@ -153,14 +153,14 @@ def find_logs(words: Sequence[str]) -> list[Path]:
 
 
 def read_logs(paths: Iterable[Path]) -> list[Process]:
-    """Read logs of one job: a file per process or one for all, with anything between NCCL's lines.
+    """Read the logs of one job: one file per process or for all; other lines are ignored.
 
     Raises:
         ConfigError: a file cannot be read.
     """
     processes: dict[tuple[str, int], Process] = {}
     for path in paths:
-        before: Process | None = None  # some versions say theirs without saying who they are
+        before: Process | None = None  # some versions log their version without the process
         loose = ""
         try:
             with path.open(encoding="utf-8", errors="replace") as lines:

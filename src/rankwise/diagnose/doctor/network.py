@@ -1,7 +1,7 @@
-"""The hosts of a job: does each reach the rendezvous, does each reach each other one, do their clocks agree?
+"""Check the hosts of a job: does each reach the rendezvous and each other host, and do their clocks agree.
 
-Ranks tell each other what they see through the store of the rendezvous alone, which needs a way to rank 0's host and
-no other: gloo and NCCL, which need a way between every two of them, come after.
+The ranks exchange their results over the rendezvous store only, which needs a connection to rank 0's host and no
+other. gloo and NCCL, which need connections between all pairs, are tested later.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rankwise.diagnose.hardware import network
 
 __all__ = ["Hosts", "check_rendezvous", "data_addresses", "judge_clocks", "judge_pairs"]
 
-_TRY_S = 5.0  # one connection
+_TRY_S = 5.0  # limit for one connection
 _SKEW_S = 1.0
 _SHOWN = 8
 
 
 def check_rendezvous(place: Place, deadline: float) -> Check:
-    """Wait until something takes connections where the ranks meet; rank 0, which serves there, only resolves it.
+    """Wait until the rendezvous address accepts connections; rank 0, which serves it, only resolves the name.
 
     Args:
         place: this rank's.
-        deadline: of `time.monotonic`; a refusal is final only then, rank 0 may come late.
+        deadline: of `time.monotonic`; until then retry after a refusal, as rank 0 may be late.
     """
     name, host, port = "rendezvous", place.master_addr, place.master_port
     serves = place.rank == 0 and not place.agent_store
@@ -61,10 +61,10 @@ def _resolved(host: str) -> Reached:
 
 
 def data_addresses(environ: Mapping[str, str], *, on_one_machine: bool = False) -> dict[str, str]:
-    """Return the addresses on which ranks of this host will listen for each other, by who listens.
+    """Return the addresses on which ranks of this host will listen, by library.
 
-    Gloo takes the interface named, else the address of the host's own name, else loopback; NCCL is only looked at
-    where its interface is named: it has an order of its own otherwise.
+    gloo takes the interface from its variable, else the address of the host name, else loopback. NCCL is included only
+    if its variable names an interface: otherwise it has its own order.
     """
     interfaces: Mapping[str, list[str]] = network()["interfaces"]
     if named := environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
@@ -87,11 +87,11 @@ def data_addresses(environ: Mapping[str, str], *, on_one_machine: bool = False) 
 
 
 class Hosts:
-    """What all ranks have said, through the store.
+    """Exchanges texts between all ranks over the store.
 
     Args:
-        store: of torch, or one like it: `set`, `get`, `check`.
-        place: this rank's.
+        store: torch's store or one with the same `set`, `get`, `check`.
+        place: this rank's place.
         deadline: of `time.monotonic`, until which ranks wait for each other.
     """
 
@@ -100,7 +100,7 @@ class Hosts:
         self._prefix = f"rankwise/doctor/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
     def exchange(self, what: str, text: str) -> dict[int, str]:
-        """Say something, and return what the ranks said, by rank; those that did not in time are not in it."""
+        """Send a text, and return the texts of all ranks that sent one in time, by rank."""
         size = self._place.world_size
         keys = [f"{self._prefix}/{what}/{rank}" for rank in range(size)]
         self._store.set(keys[self._place.rank], text)
@@ -110,10 +110,10 @@ class Hosts:
 
 
 def listen(environ: Mapping[str, str], *, on_one_machine: bool) -> tuple[list[Listener], list[dict[str, Any]]]:
-    """Begin to listen where data would come in; return the listeners, and what the other hosts must know of them."""
+    """Listen on the data addresses; return the listeners, and the facts that other hosts need to connect."""
     listeners, told = [], []
     for who, address in data_addresses(environ, on_one_machine=on_one_machine).items():
-        with contextlib.suppress(OSError):  # what others cannot reach then is told by them
+        with contextlib.suppress(OSError):  # the other hosts report what they cannot reach
             made = Listener(address)
             listeners.append(made)
             told.append({"who": who, "address": address, "port": made.port, "token": made.token})
@@ -121,7 +121,7 @@ def listen(environ: Mapping[str, str], *, on_one_machine: bool) -> tuple[list[Li
 
 
 def look_at_others(cards: Sequence[Mapping[str, Any]], rank: int) -> list[dict[str, Any]]:
-    """Return how the host of a rank reaches the others, for the first rank of it; nothing for its other ranks."""
+    """Return how a rank's host reaches the others; only for the host's first rank, [] for other ranks."""
     leaders = first_ranks(cards)
     if rank not in leaders:
         return []
@@ -151,7 +151,7 @@ def look_at_others(cards: Sequence[Mapping[str, Any]], rank: int) -> list[dict[s
 
 
 def first_ranks(cards: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the first rank of each host: another name, another start of the kernel or another network is another."""
+    """Return the first rank of each host; hosts differ by name, kernel boot or network."""
     seen: dict[tuple[str, ...], int] = {}
     for rank, card in enumerate(cards):
         seen.setdefault((str(card["host"]), str(card["boot"]), str(card.get("net", ""))), rank)
@@ -159,11 +159,11 @@ def first_ranks(cards: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def judge_pairs(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Check]:
-    """Say which hosts do not reach which, and why; names are a warning, as ranks go by addresses.
+    """Check which hosts do not reach which others, and why; unresolved names only warn, as ranks use addresses.
 
     Args:
-        cards: of all ranks.
-        seen: by rank, what `look_at_others` returned there.
+        cards: cards of all ranks.
+        seen: results of `look_at_others`, by rank.
     """
     leaders = first_ranks(cards)
     name = "every pair of hosts"
@@ -192,7 +192,7 @@ def judge_pairs(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, Sequence[
 
 
 def judge_clocks(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, Sequence[Mapping[str, Any]]]) -> Check:
-    """Say how far the clocks of hosts are apart, by the exchanges of every pair."""
+    """Check the clock differences of hosts, measured for every pair."""
     pairs = [
         (abs(look["offset_s"]) - look["error_s"], look, rank)
         for rank, looks in seen.items()

@@ -1,6 +1,6 @@
-"""One rank of a probe, in a process of its own: `python -m rankwise.diagnose.doctor.probe RANK RANKS PORT SECONDS`.
+"""One rank of a probe, in its own process: `python -m rankwise.diagnose.doctor.probe RANK RANKS PORT SECONDS`.
 
-It says each stage that it has reached as a line of JSON, so that whoever waits for it knows where it stuck.
+It prints each stage that it has reached as a line of JSON, so that the parent knows where it is stuck.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     _say("collectives", wrong=check_patterns())
     _say("sweep", rows=sweep())
     sys.stdout.flush()
-    os._exit(0)  # a group that broke cannot hold up the end
+    os._exit(0)  # a broken group must not block the exit
 
 
 def _say(stage: str, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""Disks: which file system carries runs and temporary files, and how fast the data set is read."""
+"""Check disks: the file systems of runs and temporary files, and the read speed of the data set."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _MOST_S = 600.0
 
 
 def kind_of(path: Path, mounts: str | None = None) -> str:
-    """Return the type of the file system that holds a path, as the kernel names it; "" where it does not say.
+    """Return the kernel's type of the file system that holds a path; "" if unknown.
 
     Args:
-        path: of a file or folder.
-        mounts: text like that of /proc/self/mountinfo; None: that file.
+        path: a file or folder.
+        mounts: text in the format of /proc/self/mountinfo; None: read that file.
     """
     if mounts is None:
         try:
@@ -45,15 +45,15 @@ def kind_of(path: Path, mounts: str | None = None) -> str:
 
 
 def is_network(kind: str) -> bool:
-    """Whether other machines can have the same files under a file system of that type."""
+    """Whether a file system of this type can be shared by several machines."""
     return kind in _NETWORK
 
 
 def check_data(arguments: str | None) -> Check:
-    """Measure how fast the data set is read, with the command for it in a process of its own.
+    """Measure how fast the data set is read, with `rankwise data bench` in a separate process.
 
     Args:
-        arguments: of `rankwise data bench`: a store, and the extent of a crop; without one a crop is one chunk.
+        arguments: arguments of `rankwise data bench`: a store, and the extent of a crop, by default one chunk.
     """
     if arguments is None:
         return not_run("data", _NAME, "no data set given", "rankwise doctor --data STORE")

@@ -1,4 +1,4 @@
-"""Variables: presence, range, contradictions, names that nobody reads."""
+"""Check variables: presence, range, contradictions, and unknown names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PORTS = 65535
 
 
 def check_variables(environ: Mapping[str, str], interfaces: Mapping[str, object] | None = None) -> list[Check]:
-    """Judge the variables of a launch and of the communication libraries.
+    """Check the variables of a launch and of the communication libraries.
 
     Args:
         environ: the variables.
-        interfaces: names of this machine's network interfaces; None: look.
+        interfaces: names of this machine's network interfaces; None: look them up.
     """
     found = network()["interfaces"] if interfaces is None else interfaces
     return [*_place(environ), *_names(environ), *_interfaces(environ, found), *_values(environ)]
@@ -88,7 +88,7 @@ def _interfaces(environ: Mapping[str, str], interfaces: Mapping[str, object]) ->
 
 
 def _is_up(interface: str) -> bool:
-    """Whether the kernel has it up; what it does not know is a test's."""
+    """Whether an interface is up; one unknown to the kernel comes from a test and counts as up."""
     try:
         return bool(int(Path(f"/sys/class/net/{interface}/flags").read_text(), 16) & 1)
     except (OSError, ValueError):

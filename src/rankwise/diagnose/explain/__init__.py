@@ -1,4 +1,4 @@
-"""After a run that somebody else started: what the messages in its logs mean, and which of them came first."""
+"""Explain the messages in the logs of any distributed job, and find the root."""
 
 from rankwise.diagnose.explain.catalogue import MESSAGES, catalogue_table
 from rankwise.diagnose.explain.logs import Finding, explain_logs, render

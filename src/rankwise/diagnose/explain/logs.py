@@ -1,4 +1,4 @@
-"""Read logs, however large, and tell what is in them: the nearest to the root first."""
+"""Search logs of any size for known messages, and return those nearest to the root first."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rankwise.errors import ConfigError
 __all__ = ["Finding", "explain_logs", "render"]
 
 _CHUNK_BYTES = 1 << 20
-_CONTEXT_BYTES = 1 << 14  # of the chunk before: where the traceback of a chunk's first line may stand
-_MAX_FRAMES = 16  # tracebacks are looked up for the first lines of a message only
+_CONTEXT_BYTES = 1 << 14  # kept of the previous chunk, for the traceback above a chunk's first line
+_MAX_FRAMES = 16  # tracebacks are searched only for the first lines of a message
 _MAX_PLACES = 5
 _CODES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 # What launchers put before a line: torchrun ([rank3]:, [default1]:), srun --label (3: ), mpirun ([1,3]<stdout>:).
@@ -30,16 +30,16 @@ _LIBRARY = re.compile(r"site-packages|dist-packages|[/\\]lib[/\\]python\d|^<")
 
 @dataclass(slots=True, kw_only=True)
 class Finding:
-    """A message of the catalogue that was seen.
+    """A message of the catalogue that occurs in the logs.
 
     Attributes:
         message: its record.
-        text: the first line, as it stands without the launcher's prefix.
-        count: lines with it.
-        ranks: that say it, as far as the lines tell.
-        places: ``file:line`` of the logs, the first few.
-        frames: ``file:line`` of the script nearest above, the first few.
-        order: number of the first line among all that were read.
+        text: the first matching line, without the launcher's prefix.
+        count: number of matching lines.
+        ranks: ranks that logged it, as far as known.
+        places: the first few ``file:line`` of the logs.
+        frames: the first few ``file:line`` of the script nearest above.
+        order: number of the first matching line among all lines.
     """
 
     message: Message
@@ -51,7 +51,7 @@ class Finding:
     order: tuple[int, int] = (0, 0)
 
     def to_json(self) -> dict[str, object]:
-        """Return it as plain values."""
+        """Return the finding as JSON values."""
         message = self.message
         return {
             "slug": message.slug,
@@ -68,7 +68,7 @@ class Finding:
 
 
 class _Matcher:
-    """Lines to messages; most of a log is passed over by searching for literal text."""
+    """Matches lines to messages; a search for literal text skips most of a log."""
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self._by_literal: dict[bytes, list[Message]] = {}
@@ -79,7 +79,7 @@ class _Matcher:
                 self._by_literal.setdefault(literal.encode(), []).append(message)
 
     def candidates(self, chunk: bytes) -> dict[int, list[Message]]:
-        """Start of a line in the chunk to the messages that it may be."""
+        """Return candidate messages by the start of a line in the chunk."""
         found: dict[int, list[Message]] = {}
         for literal, messages in self._by_literal.items():
             at = chunk.find(literal)
@@ -90,14 +90,14 @@ class _Matcher:
         return found
 
     def matching(self, line: str, candidates: Iterable[Message]) -> list[Message]:
-        """Those whose pattern is in the line; what is only a fallback, where nothing else is."""
+        """Return the messages whose pattern matches the line; fallbacks only if no other message matches."""
         matched = [message for message in dict.fromkeys(candidates) if self._patterns[message.slug].search(line)]
         known = [message for message in matched if not message.fallback]
         return known or matched
 
 
 def _without_prefix(line: str) -> tuple[str, int | None]:
-    """The line without what launchers put before it, and the rank that they name there."""
+    """Return the line without a launcher's prefix, and the rank in the prefix."""
     rank: int | None = None
     while (prefix := _PREFIX.match(line)) is not None:
         rank = int(next(group for group in prefix.groups() if group is not None))
@@ -106,7 +106,7 @@ def _without_prefix(line: str) -> tuple[str, int | None]:
 
 
 def _chunks(stream: BinaryIO) -> Iterator[bytes]:
-    """Whole lines, about a mebibyte at a time; a longer line is cut."""
+    """Yield whole lines, about one MiB at a time; a longer line is split."""
     rest = b""
     while block := stream.read(_CHUNK_BYTES):
         chunk = rest + block
@@ -121,7 +121,7 @@ def _chunks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _read_log(stream: BinaryIO, name: str, log: int, findings: dict[str, Finding]) -> None:
-    """Read one log to its end and add what it says to the findings."""
+    """Read one log and add its messages to the findings."""
     matcher = _Matcher(MESSAGES)
     num_lines, context = 0, b""
     for chunk in _chunks(stream):
@@ -156,18 +156,18 @@ def _add(finding: Finding, line: str, rank: int | None, place: str) -> None:
 
 
 def _add_frame(finding: Finding, above: bytes, rank: int | None) -> None:
-    """The script's own line of the traceback that ends in the message: the last frame that is not in a library."""
+    """Add the script's line of the traceback that ends in the message: the last frame outside libraries."""
     if len(finding.frames) >= _MAX_PLACES:
         return
     nearest = ""
     for raw in reversed(above.decode(errors="replace").splitlines()):
         line, whose = _without_prefix(raw)
         if whose != rank or not line.strip():
-            continue  # another rank's output between
+            continue  # output of another rank in between
         if line.startswith("Traceback (most recent call last)"):
             break
         if not line.startswith(" "):
-            return  # not a traceback's line: the message ends none
+            return  # not a traceback line: the message has no traceback
         frame = _FRAME.search(line)
         if frame is not None and not nearest and not _LIBRARY.search(frame[1]):
             nearest = f"{frame[1]}:{frame[2]}"
@@ -184,7 +184,7 @@ def explain_logs(logs: Iterable[Path | BinaryIO]) -> list[Finding]:
         logs: files or open streams of bytes, in any order.
 
     Returns:
-        What they say, the nearest to the root first; of equals, the one that came first.
+        The findings, nearest to the root first; equal ones in order of appearance.
 
     Raises:
         ConfigError: a file cannot be read.

@@ -1,4 +1,4 @@
-"""A message that logs of distributed jobs hold: what it says, what it means, what to do, and who met it in public."""
+"""A log message of distributed jobs: pattern, meaning, solutions, and a public source."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 __all__ = ["ADVICE", "AFTER", "CODE", "DATA", "END", "HANG", "NETWORK", "ROOT", "SETUP", "Message"]
 
-# How near to the root of a failure a message stands: where several are in one log, the lowest is told first.
-ROOT = 10  # memory, hardware, drivers, broken environments: they end a rank whatever the script does
-CODE = 20  # an exception of the script, or a misuse that one rank can know alone
+# How near to the root of a failure a message is: the lowest value is reported first.
+ROOT = 10  # memory, hardware, drivers, broken environments: end a rank independently of the script
+CODE = 20  # an exception of the script, or a misuse that a single rank can detect
 DATA = 30  # loaders and checkpoints
 SETUP = 40  # launch, rendezvous, devices
-NETWORK = 50  # links and interfaces; often true causes, often the echo of a rank that died
-HANG = 60  # collectives that differ, and time-outs: another rank has not come
+NETWORK = 50  # links and interfaces; often causes, often consequences of a dead rank
+HANG = 60  # mismatched collectives and timeouts: another rank is missing
 AFTER = 70  # connections that a dead rank closed
-END = 80  # what launchers and schedulers say when it is over
+END = 80  # final messages of launchers and schedulers
 ADVICE = 90  # warnings; the job goes on
 
 
@@ -25,14 +25,14 @@ class Message:
     Attributes:
         slug: its name.
         pattern: regular expression, searched in each line; the line has lost its terminal codes.
-        literals: every line with a match holds one of these texts; lines without are not looked at.
-        meaning: what the message says, in today's PyTorch.
-        causes: the likely ones, likeliest first.
-        mends: commands and arguments.
-        source: the public thread in which the message stands.
-        sample: the message as it stands there, shortened.
-        rank_of_cause: how near to the root it stands; lower is told first.
-        fallback: only tried on lines that no other message explains.
+        literals: every matching line contains one of these texts; other lines are skipped.
+        meaning: what the message means in current PyTorch.
+        causes: likely causes, the most likely first.
+        mends: commands and arguments that solve it.
+        source: a public thread with the message.
+        sample: the message from there, shortened.
+        rank_of_cause: how near to the root it is; lower is reported first.
+        fallback: used only for lines that no other message matches.
     """
 
     slug: str

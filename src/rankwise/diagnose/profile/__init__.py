@@ -1,4 +1,4 @@
-"""Where the time of a step goes, rank by rank, and what more ranks make of it."""
+"""Measure where the time of a step goes on each rank, and how throughput scales with the number of ranks."""
 
 from rankwise.diagnose.profile.analysis import profile_traces
 from rankwise.diagnose.profile.profile import Finding, Profile

@@ -1,4 +1,4 @@
-"""``python -m rankwise.diagnose.profile script.py``: a script, recorded for profile and scaling."""
+"""``python -m rankwise.diagnose.profile script.py``: run a script and record it for profile and scaling."""
 
 from rankwise.diagnose.profile.recorder import main
 

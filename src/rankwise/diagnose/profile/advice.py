@@ -1,4 +1,4 @@
-"""Which cause costs what, and what to change: each finding carries the numbers that it rests on."""
+"""Find causes of lost time, their cost, and what to change; each finding includes its numbers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rankwise.diagnose.profile.profile import Finding, Profile
 
 __all__ = ["advise"]
 
-# Shares of the step from which on a part is worth a line. What every step must do (forward, backward) has none.
+# Minimum shares of the step for a finding. Parts that every step needs (forward, backward) have none.
 _LEAST = {"data": 0.05, "h2d": 0.05, "transfer": 0.10, "wait": 0.10, "optimizer": 0.15, "other": 0.15}
-_SHORT_US = 10.0  # a kernel that is shorter than its launch takes
+_SHORT_US = 10.0  # a kernel shorter than its launch
 _IDLE = 0.15
 _WORDS = {
     "data": "waiting for data",
@@ -22,7 +22,7 @@ _WORDS = {
 
 
 def advise(profile: Profile) -> list[Finding]:
-    """Return what costs time, dearest first; what was measured to cost nothing is not there."""
+    """Return the causes of lost time, the most expensive first; causes without a measured cost are left out."""
     found = [
         finding
         for finding in (
@@ -46,7 +46,7 @@ def _finding(
 
 
 def _straggler(profile: Profile) -> Finding | None:
-    """Find a rank that the others wait for, and in which part of the step it loses its time."""
+    """Find a rank that the others wait for, and the part of the step in which it loses time."""
     late = profile.straggler
     if late is None:
         return None
@@ -82,7 +82,7 @@ def _jitter(profile: Profile) -> Finding | None:
 
 
 def _part(profile: Profile, name: str) -> Finding | None:
-    """Find a part that takes too much of the step, on all ranks or on one."""
+    """Find a part that takes too large a share of the step, on all ranks or on one."""
     shares = {rank: profile.share(rank)[name] for rank in profile.steps}
     share = statistics.fmean(shares.values())
     if share < _LEAST[name]:
@@ -91,7 +91,7 @@ def _part(profile: Profile, name: str) -> Finding | None:
     rest = [value for rank, value in shares.items() if rank != worst]
     alone = bool(rest) and max(rest) < min(_LEAST[name], shares[worst] / 2)
     if alone and profile.straggler is not None and profile.straggler.rank == worst:
-        return None  # told there
+        return None  # reported there
     who = f"rank {worst} spends {shares[worst]:.0%}" if alone else f"the ranks spend {share:.0%}"
     text = f"{who} of the step in {_WORDS[name]} ({share * profile.step_ms:.1f} ms of {profile.step_ms:.1f} ms)"
     if name == "data" and profile.settings.get("loader"):

@@ -1,4 +1,4 @@
-"""From the traces of all ranks to a profile."""
+"""Build a profile from the traces of all ranks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["profile_traces"]
 def profile_traces(folder: Path) -> Profile:
     """Read the traces of all ranks in a folder, or in the `traces/` of a run directory, and compare the ranks.
 
-    Any trace of torch.profiler will do whose schedule marks the steps; `rankwise profile` also notes settings beside.
+    Any trace of torch.profiler with a schedule that marks the steps works; `rankwise profile` also records settings.
 
     Raises:
-        DataError: there are no traces, one cannot be read, or two are of one rank.
+        DataError: there are no traces, one cannot be read, or two have the same rank.
     """
     traces: list[Trace] = []
     settings: dict[str, Any] = {}
@@ -62,14 +62,14 @@ def profile_traces(folder: Path) -> Profile:
 
 
 def _take_notes(file: Path, trace: Trace, settings: dict[str, Any]) -> int:
-    """Take over what the recorder has noted beside a trace; return the number of the script's step it begins with."""
+    """Load the recorder's notes beside a trace; return the number of the script's step at its start."""
     try:
         facts = json.loads(file.read_text())
         unused = settings.get("unused_bytes") or 0
         settings |= facts["settings"]
-        if settings.get("unused_bytes") is not None:  # ranks may leave out different parameters
+        if settings.get("unused_bytes") is not None:  # ranks may have different unused parameters
             settings["unused_bytes"] = max(unused, settings["unused_bytes"])
-        # a script that ended early leaves a piece of a step
+        # a script that ended early leaves an incomplete step
         trace.steps = trace.steps[: int(facts["num_traced"])]
         first_step = int(facts["first_traced"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -11,7 +11,7 @@ Spans = list[tuple[int, int]]
 
 
 def unite(spans: Iterable[tuple[int, int]]) -> Spans:
-    """Return the union of any spans; empty ones vanish, those that touch become one."""
+    """Return the union of any spans; drop empty ones and join adjacent ones."""
     merged: Spans = []
     for start, end in sorted(span for span in spans if span[0] < span[1]):
         if merged and start <= merged[-1][1]:
@@ -22,7 +22,7 @@ def unite(spans: Iterable[tuple[int, int]]) -> Spans:
 
 
 def intersect(left: Spans, right: Spans) -> Spans:
-    """Return what lies in both."""
+    """Return the intersection of both."""
     found: Spans = []
     a = b = 0
     while a < len(left) and b < len(right):
@@ -37,7 +37,7 @@ def intersect(left: Spans, right: Spans) -> Spans:
 
 
 def subtract(left: Spans, right: Spans) -> Spans:
-    """Return what lies in the first and not in the second."""
+    """Return the first without the second."""
     found: Spans = []
     place = 0
     for begin, end in left:
@@ -56,7 +56,7 @@ def subtract(left: Spans, right: Spans) -> Spans:
 
 
 def clip(spans: Spans, start: int, end: int) -> Spans:
-    """Return what lies between two moments."""
+    """Return the part between two times."""
     if start >= end:
         return []
     first = bisect_right(spans, start, key=lambda span: span[1])

@@ -1,4 +1,4 @@
-"""Medians with their spread, and when two of them differ: no verdict where the noise is larger than the effect."""
+"""Medians with their spread, and a test whether two differ: no verdict if the noise is larger than the effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankwise.errors import ConfigError
 __all__ = ["LEAST_RUNS", "Spread", "differ", "spread"]
 
 LEAST_RUNS = 3
-# Two-sided critical values of Student's t for a chance of 5 %, by degrees of freedom; between two the larger counts.
+# Two-sided critical values of Student's t at 5 %, by degrees of freedom; in between, take the larger value.
 _CRITICAL = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 8: 2.306, 10: 2.228, 15: 2.131, 30: 2.042}
 
 
@@ -26,7 +26,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return median and quartiles; of fewer than four values, the quartiles are their range."""
+    """Return median and quartiles; for fewer than four values, the quartiles are the range."""
     if not values:
         raise ConfigError("a spread needs at least one value")
     if len(values) < 4:
@@ -36,10 +36,10 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def differ(left: Sequence[float], right: Sequence[float]) -> bool:
-    """Whether two settings differ, by the times or rates (> 0) of their runs: Welch's t-test of the logarithms at 5 %.
+    """Whether two settings differ in the times or rates (> 0) of their runs: Welch's t-test of the logarithms at 5 %.
 
-    Fewer than three runs of one of them decide nothing. Runs are whole ones, started in random order: steps of one run
-    resemble each other more than those of another one, and would make a verdict of any noise.
+    With fewer than three runs of one setting, the result is False. The unit is a whole run, started in random order:
+    steps of one run are more similar than steps of different runs, so single steps would make noise look significant.
     """
     if min(len(left), len(right)) < LEAST_RUNS:
         return False

@@ -1,4 +1,4 @@
-"""The parts of a step on one rank: every nanosecond of its wall time belongs to exactly one of them."""
+"""Split a step of one rank into parts: every nanosecond of its wall time belongs to exactly one part."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _GRADIENTS = {"all_reduce", "reduce_scatter", "allreduce", "_reduce_scatter_base
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """What the host of a rank was doing; disjoint spans, what lies in none of them is other.
+    """Activities of a rank's host; disjoint spans, time outside of them is "other".
 
     Attributes:
         data: waiting for the next batch.
-        h2d: in `to` and `copy_` that copied to a GPU.
-        forward: from having the batch, or from the forward of DDP, to the backward: the loss is part of it.
-        backward: in the backward, and in its wait for the last bucket.
-        optimizer: in the step of an optimizer.
-        compute: in an operator, and not in one that waited for a collective.
+        h2d: in `to` and `copy_` calls that copied to a GPU.
+        forward: from the arrival of the batch, or the start of DDP's forward, to the backward pass; includes the loss.
+        backward: in the backward pass, including its wait for the last bucket.
+        optimizer: in an optimizer step.
+        compute: in an operator, except in one that waited for a collective.
     """
 
     data: Spans
@@ -36,7 +36,7 @@ class Phases:
     compute: Spans
 
     def at(self, moment: int) -> str:
-        """Return the part that the host was in."""
+        """Return the host's activity at a time."""
         for name in ("data", "optimizer", "h2d", "backward", "forward"):
             spans = getattr(self, name)
             place = bisect_right(spans, moment, key=lambda span: span[0]) - 1
@@ -50,13 +50,13 @@ class StepParts:
     """One step of one rank.
 
     Attributes:
-        number: of the step.
+        number: number of the step.
         wall: its wall time, nanoseconds.
         parts: nanoseconds of each of `PARTS`; their sum is `wall`.
-        ready: nanoseconds from its start to the first gradient bucket, waiting for others left out; None without one.
-        comm: nanoseconds in which a collective was under way, hidden behind compute or not.
-        idle: nanoseconds in which the GPU had nothing to do between asking for data and the end; 0 on a CPU.
-        num_kernels: compute kernels that began in it.
+        ready: nanoseconds from its start to the first gradient bucket, without waits for other ranks; None without one.
+        comm: nanoseconds with a running collective, hidden behind compute or not.
+        idle: nanoseconds in which the GPU was idle between the request for data and the end; 0 on a CPU.
+        num_kernels: number of compute kernels that began in it.
     """
 
     number: int
@@ -69,7 +69,7 @@ class StepParts:
 
 
 def find_phases(trace: Trace) -> Phases:
-    """Find out what the host was doing when, of a trace with our annotations or of any other one."""
+    """Return the host's activities from a trace, with or without rankwise's annotations."""
     data = unite(trace.annotations["data"])
     optimizer = subtract(unite(trace.annotations["optimizer"]), data)
     threads = {trace.main, *(thread for thread, _, _ in trace.autograd)}
@@ -112,11 +112,11 @@ def _holds(moments: list[int], start: int, end: int) -> bool:
 
 
 def _backwards(trace: Trace) -> Spans:
-    """Return the backwards: as annotated, else from the first node to the last one or the last bucket it waits for."""
+    """Return the backward passes: as annotated, else from the first node to the last node or awaited bucket."""
     if trace.annotations["backward"]:
         return unite(trace.annotations["backward"])
     nodes = unite((a, b) for _, a, b in trace.autograd)
-    # what begins something else ends a backward; recorded operators inside nodes belong to them
+    # the start of another activity ends a backward pass; recorded operators inside nodes belong to the nodes
     breaks = sorted(
         start
         for start in [
@@ -143,14 +143,14 @@ def _backwards(trace: Trace) -> Spans:
 
 
 def _forwards(trace: Trace, backward: Spans, taken: Spans) -> Spans:
-    """Return the time before each backward in which its forward ran."""
+    """Return the span of the forward pass before each backward pass."""
     wrapped = sorted(a for a, _ in trace.annotations["forward"])
     data_ends = [end for _, end in taken]
     edges = sorted(start for _, start, _ in trace.steps)
     found = []
     before = edges[0]
     for start, end in backward:
-        # a step that begins between them ends what was before
+        # a step boundary between them ends the earlier span
         begun = edges[max(0, bisect_right(edges, start) - 1)]
         first = max(before, begun)
         place = bisect_right(wrapped, first - 1)
@@ -164,10 +164,10 @@ def _forwards(trace: Trace, backward: Spans, taken: Spans) -> Spans:
 
 
 def split_steps(trace: Trace, phases: Phases) -> list[StepParts]:
-    """Divide every step. What is counted first: waiting for data, communication that nothing hides, what the host did.
+    """Split every step. Counted in this order: waiting for data, exposed communication, the host's activities.
 
-    On a GPU the time of a kernel belongs to the part in which the host asked for it, and where the GPU has nothing to
-    do, to what the host is doing.
+    On a GPU the time of a kernel belongs to the part in which the host launched it. Idle time of the GPU belongs to the
+    host's activity at that time.
     """
     computing = unite((k.start, k.end) for k in trace.kernels) if trace.on_gpu else phases.compute
     comm = unite((c.start, c.end) for c in trace.collectives)
@@ -209,7 +209,7 @@ def split_steps(trace: Trace, phases: Phases) -> list[StepParts]:
 
 
 def _ready(trace: Trace, phases: Phases, start: int, end: int) -> int | None:
-    """Return when the first bucket of gradients was ready, as if nobody had been waited for before."""
+    """Return when the first gradient bucket was ready, without earlier waits for other ranks."""
     waited: Spans = []
     for found in trace.collectives:
         if start <= found.start < end:
@@ -220,5 +220,5 @@ def _ready(trace: Trace, phases: Phases, start: int, end: int) -> int | None:
 
 
 def is_gradient(found: Collective) -> bool:
-    """Whether a collective may be that of gradients, by its operation."""
+    """Whether a collective's operation may be a gradient reduction."""
     return found.name in _GRADIENTS

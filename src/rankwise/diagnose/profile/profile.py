@@ -1,4 +1,4 @@
-"""What a profile says, from the traces of all ranks; the form of `profile.json` stands in docs/run_directory.md."""
+"""The data of a profile, from the traces of all ranks; docs/run_directory.md describes `profile.json`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SETTINGS = ("bucket_mb", "static_graph", "find_unused", "bucket_view", "num_work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that costs time.
+    """A cause of lost time.
 
     Attributes:
         cause: short name, such as "straggler" or "data".
-        rank: whose, None for all.
-        cost_ms: of each step, None where it is not known.
-        share: of the step's wall time, None where it is not known.
-        text: what was seen, with its numbers.
+        rank: the rank, None for all.
+        cost_ms: milliseconds per step, None if unknown.
+        share: share of the step's wall time, None if unknown.
+        text: the observation, with its numbers.
         change: what to do.
     """
 
@@ -45,17 +45,17 @@ class Profile:
     """Where the time of the steps went, by rank.
 
     Attributes:
-        steps: what each step of each rank consists of.
-        hosts: name of the machine of each rank.
+        steps: the parts of each step of each rank.
+        hosts: host name of each rank.
         on_gpu: whether there were kernels.
-        matching: the collectives of the ranks.
+        matching: the matched collectives of the ranks.
         straggler: the rank that the others wait for, if there is one.
-        settings: of DDP and the loader, as far as they are known.
-        findings: what costs time, dearest first.
-        command: words of the command line; None for traces that were there.
-        sweep: what a sweep has found, in the form of `profile.json`; None without one.
-        first_step: number of the script's step that the profiler calls 0.
-        missing: ranks of the job whose traces are not there.
+        settings: known settings of DDP and the loader.
+        findings: causes of lost time, the most expensive first.
+        command: words of the command line; None for existing traces.
+        sweep: results of a sweep, in the format of `profile.json`; None without one.
+        first_step: the script's number of the profiler's step 0.
+        missing: ranks of the job without traces.
         kernel_us: median duration of a compute kernel; None without a GPU.
     """
 
@@ -74,12 +74,12 @@ class Profile:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the steps that all ranks have."""
+        """Return the numbers of the steps that all ranks have."""
         return sorted(set.intersection(*({step.number for step in mine} for mine in self.steps.values())))
 
     @property
     def step_ms(self) -> float:
-        """Median over the steps of the mean over the ranks."""
+        """Return the median over the steps of the mean over the ranks."""
         walls = {rank: {step.number: step.wall for step in mine} for rank, mine in self.steps.items()}
         return statistics.median(statistics.fmean(w[n] for w in walls.values()) for n in self.numbers) / 1e6
 
@@ -88,7 +88,7 @@ class Profile:
         return {part: statistics.fmean(step.parts[part] for step in self.steps[rank]) / 1e6 for part in PARTS}
 
     def share(self, rank: int | None = None) -> dict[str, float]:
-        """Return the share of each part in the wall time of a rank, or of all ranks; the sum is 1."""
+        """Return each part's share of the wall time of a rank, or of all ranks; the sum is 1."""
         chosen = self.steps.values() if rank is None else [self.steps[rank]]
         whole = sum(step.wall for mine in chosen for step in mine)
         return {part: sum(step.parts[part] for mine in chosen for step in mine) / whole for part in PARTS}
@@ -156,5 +156,5 @@ class Profile:
         return found
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the profile as JSON."""
         write_whole(path, json.dumps(self.to_json(), indent=1).encode())

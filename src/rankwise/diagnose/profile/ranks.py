@@ -1,4 +1,4 @@
-"""The ranks beside each other: which collective is which, who was waited for, and how far their clocks are apart."""
+"""Compare the ranks: match their collectives, find the straggler, and estimate clock offsets."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rankwise.diagnose.profile.trace import Collective, Trace
 
 __all__ = ["Matching", "Straggler", "find_straggler", "match_collectives", "scores"]
 
-_MIN_STEPS = 4  # below that, being the last one each time may be chance
+_MIN_STEPS = 4  # with fewer steps, a rank may be last each time by chance
 _OFTEN = 0.75
-_LATE = 0.10  # of the step
+_LATE = 0.10  # share of the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """Which collectives of the ranks belong together.
+    """The matched collectives of the ranks.
 
     Attributes:
-        groups: each collective, as the ranks that joined saw it: {rank: its collective}.
-        unmatched: how many have no partner.
-        offsets_ns: what to take from each rank's clock to get rank 0's, by the ends of collectives.
+        groups: for each collective: {rank: the collective as recorded on that rank}.
+        unmatched: number of collectives without a match.
+        offsets_ns: nanoseconds to subtract from each rank's clock to get rank 0's, from the ends of collectives.
     """
 
     groups: list[dict[int, Collective]]
@@ -37,10 +37,10 @@ class Straggler:
     """The rank that the others wait for.
 
     Attributes:
-        rank: which.
-        score: the median rank's time to the first ready bucket / this one's, below 1.
-        last_share: share of the steps in which it was the last to be ready.
-        lag_ns: how much later than the median rank it is ready, median over the steps.
+        rank: the rank.
+        score: the median rank's time to the first ready bucket / this rank's time, below 1.
+        last_share: share of the steps in which it was ready last.
+        lag_ns: delay of its first ready bucket compared to the median rank, median over the steps.
     """
 
     rank: int
@@ -50,11 +50,11 @@ class Straggler:
 
 
 def match_collectives(traces: Sequence[Trace]) -> Matching:
-    """Find the collectives that belong together and note in each how long its rank waited there.
+    """Match the collectives of the ranks and store in each how long its rank waited.
 
-    The n-th of an operation and group on one rank is the n-th on the others. Where the ranks saw different numbers of
-    them, the count begins anew with every step, and what does not come out even is left alone. The rank that came last
-    waits for nobody, so the shortest duration of all ranks is the transfer: that needs no common clock.
+    The n-th collective of an operation and group on one rank matches the n-th on the others. If the ranks recorded
+    different numbers, count per step instead, and ignore steps with different numbers. The last rank waits for nobody,
+    so the shortest duration over the ranks is the transfer time; this needs no common clock.
     """
     sides = [trace.rank or 0 for trace in traces]
     lists: dict[tuple[str, str], dict[int, list[tuple[int, Collective]]]] = defaultdict(dict)
@@ -83,7 +83,7 @@ def match_collectives(traces: Sequence[Trace]) -> Matching:
 
 
 def _offsets(traces: Sequence[Trace], groups: Sequence[dict[int, Collective]]) -> dict[int, int]:
-    """Return how far each clock is ahead of the lowest rank's: a collective ends on all ranks at once."""
+    """Return each clock's offset from the lowest rank's, assuming that a collective ends on all ranks at once."""
     bases = {trace.rank or 0: trace.base_ns for trace in traces}
     first = min(bases)
     apart: dict[int, list[int]] = defaultdict(list)
@@ -106,8 +106,8 @@ def _ready_by_step(steps: dict[int, list[StepParts]]) -> list[dict[int, int]]:
 def scores(steps: dict[int, list[StepParts]]) -> dict[int, tuple[float, float, int]]:
     """Return for each rank: its score, the share of steps in which it was last, its median lag in nanoseconds.
 
-    The score of a step is the median rank's time to the first ready bucket divided by this rank's. Of an even number
-    of ranks the faster one of the middle counts, so that one of two can lag behind the other.
+    The score of a step is the median rank's time to the first ready bucket divided by this rank's. For an even number
+    of ranks, the faster of the two middle ones is the median, so that one of two ranks can lag.
     """
     rows = _ready_by_step(steps)
     found = {}
@@ -121,7 +121,7 @@ def scores(steps: dict[int, list[StepParts]]) -> dict[int, tuple[float, float, i
 
 
 def find_straggler(steps: dict[int, list[StepParts]]) -> Straggler | None:
-    """Return the rank that keeps the others waiting, None where none does so in most steps and by enough to matter."""
+    """Return the rank that the others wait for, None if no rank is late by a relevant time in most steps."""
     found = scores(steps)
     if not found or len(_ready_by_step(steps)) < _MIN_STEPS:
         return None

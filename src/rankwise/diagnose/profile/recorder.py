@@ -1,7 +1,7 @@
-"""Records the steps of a script: their times, then some of them with torch.profiler. The script is not changed.
+"""Record the steps of a script: their times, then some of them with torch.profiler. The script is not changed.
 
-``python -m rankwise.diagnose.profile script.py ...`` runs a script with the recorder in place, where RANKWISE_PROFILE
-holds what to do as JSON. A step ends with the step of the first optimizer that made one.
+``python -m rankwise.diagnose.profile script.py ...`` runs a script with the recorder; RANKWISE_PROFILE holds the task
+as JSON. A step ends with the step of the optimizer that stepped first.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rankwise.diagnose.torch_hooks import around, leave_together, on_steps, run_
 __all__ = ["OWN_LOADERS", "VARIABLE", "Recorder", "Task", "main"]
 
 VARIABLE = "RANKWISE_PROFILE"
-_NUM_WARM = 2  # steps in which the profiler is on and nothing is kept: its own start is not the script's
-_LEAVE_S = 60  # how long a rank waits for the others before it ends the script
+_NUM_WARM = 2  # steps with a running profiler that are discarded: its start-up is no cost of the script
+_LEAVE_S = 60  # how long a rank waits for the other ranks before it ends the script
 
-# Where rankwise's own loaders wait: module, class, method; the last one turns what was read into a batch.
+# Methods in which rankwise's loaders wait: module, class, method; the last one makes a batch of the data read.
 OWN_LOADERS = (
     ("rankwise.data.feed.loader", "FeedLoader", "_next"),
     ("rankwise.data.samples.dataset", "DatasetLoader", "_step"),
@@ -32,7 +32,7 @@ OWN_LOADERS = (
     ("rankwise.data.rows.loader.requests", "Requests", "take"),
     ("rankwise.data.rows.loader.loader", "Loader", "_batch"),
 )
-# how users call them
+# names for users
 _NAMES = {
     "Requests": "rows.Loader",
     "Loader": "rows.Loader",
@@ -50,10 +50,10 @@ class Task:
 
     Attributes:
         folder: where this rank writes `rank-<r>.json` and `rank-<r>.trace.json.gz`.
-        skip: steps at the beginning that are not looked at.
-        timed: steps that are timed without the profiler.
-        traced: steps after them that the profiler records.
-        to_end: let the script go on when all is recorded; else it is ended there.
+        skip: steps to skip at the beginning.
+        timed: steps to time without the profiler.
+        traced: steps after them to record with the profiler.
+        to_end: let the script continue after the recording; else end it.
         ddp: arguments of `DistributedDataParallel` that replace the script's own.
     """
 
@@ -66,16 +66,16 @@ class Task:
 
     @property
     def num_steps(self) -> int:
-        """How many steps that takes."""
+        """Return the total number of steps."""
         return self.skip + self.timed + (self.traced + _NUM_WARM if self.traced else 0)
 
     def to_json(self) -> str:
-        """Return what `from_json` reads."""
+        """Return the task as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Task:
-        """Read what `to_json` has written."""
+        """Read a task from JSON."""
         return cls(**json.loads(text))
 
 
@@ -91,7 +91,7 @@ class Recorder:
         self._walls_ns: list[int] = []
         self._samples: list[int | None] = []
         self._pulled: list[tuple[int, int | None]] = []
-        self._waits_ns: dict[str, int] = {}  # by loader, in the steps that the profiler sees
+        self._waits_ns: dict[str, int] = {}  # by loader, in the traced steps
         self._ddp: Any = None
         self._loader: Any = None
         self._traced: list[int] = []
@@ -150,7 +150,7 @@ class Recorder:
         return batch
 
     def _hook_loaders(self) -> None:
-        """Mark the waits of rankwise's own loaders; what the script has not imported by its first step is not there."""
+        """Mark the waits of rankwise's loaders that the script has imported by its first step."""
         for module, owner, name in OWN_LOADERS:
             if module in sys.modules:
                 around(getattr(sys.modules[module], owner), name, self._take)
@@ -159,7 +159,7 @@ class Recorder:
         known = (_NAMES.get(kind.__name__) for kind in type(loader).__mro__)
         with self._wait(next(filter(None, known), type(loader).__name__)):
             batch = inner(loader, *args, **kwargs)
-        if batch is not None and batch != ():  # nothing at the end of an epoch
+        if batch is not None and batch != ():  # empty at the end of an epoch
             self._pulled.append((id(loader), _num_known(batch)))
         return batch
 
@@ -183,14 +183,14 @@ class Recorder:
             self._step()
 
     def _step(self) -> None:
-        """Close a step. Its number is that of the script's own steps, from 0."""
+        """End a step. Steps are numbered as in the script, from 0."""
         number, task = self.num_steps, self._task
         self.num_steps += 1
         last = self._pulled[-1][0] if self._pulled else None
         counts = [count for loader, count in self._pulled if loader == last]
         self._pulled = []
         begin = task.skip + task.timed
-        if number + 1 in {task.skip, begin}:  # a GPU may be behind: what was asked for belongs to what asked
+        if number + 1 in {task.skip, begin}:  # synchronise, so that work of a GPU counts for the step that launched it
             _synchronize()
         now_ns = time.perf_counter_ns()
         if task.skip <= number < begin:
@@ -226,20 +226,20 @@ class Recorder:
     def _export(self, profiler: Any) -> None:
         if not self._traced:
             return
-        # written under another name and moved: what is there is whole
+        # written under a temporary name and renamed, so that the file is complete
         path = self._path(".trace.json.gz")
         beside = path.with_name(f".{path.name}")
         profiler.export_chrome_trace(str(beside))
         beside.replace(path)
 
     def finish(self) -> None:
-        """Write down what was seen; an early end of the script leaves what there is."""
+        """Write the results; if the script ended early, those recorded so far."""
         if self.done:
             return
         self.done = True
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
-            profiler.stop()  # also one that has kept nothing: the interpreter's end would crash in it
+            profiler.stop()  # even without results: the interpreter's exit would crash in it
         facts = {
             "rank": _rank(),
             "num_steps": self.num_steps,
@@ -252,9 +252,9 @@ class Recorder:
         self._path(".json").write_text(json.dumps(facts))
 
     def _settings(self) -> dict[str, Any]:
-        """Return the settings that cost or save time, as far as they are known."""
+        """Return the known settings that affect the speed."""
         found: dict[str, Any] = {}
-        with contextlib.suppress(RuntimeError, AttributeError):  # a private method of DDP, which may go
+        with contextlib.suppress(RuntimeError, AttributeError):  # a private method of DDP, which may disappear
             told = self._ddp._get_ddp_logging_data()  # noqa: SLF001
             found = {
                 "bucket_mb": told["bucket_cap_bytes"] / 2**20,
@@ -272,7 +272,7 @@ class Recorder:
 
 
 def _synchronize() -> None:
-    """Let a GPU finish what it was asked for, so that the clock means something."""
+    """Synchronise with the GPU, so that times are meaningful."""
     import torch
 
     if torch.cuda.is_available():
@@ -288,7 +288,7 @@ def _rank() -> int:
 
 
 def _num_known(batches: Any) -> int | None:
-    """Return the number of samples of a batch of rankwise, or of the micro-batches of a step, by ids or rows."""
+    """Return the number of samples in a rankwise batch, or in the micro-batches of a step, from ids or rows."""
     if isinstance(batches, dict):
         return _num_samples(batches.get("X"))
     parts = batches if isinstance(batches, tuple) else (batches,)
@@ -297,7 +297,7 @@ def _num_known(batches: Any) -> int | None:
 
 
 def _num_samples(batch: Any) -> int | None:
-    """Return the number of samples of a batch: the length of the first tensor in it; None where there is none."""
+    """Return the number of samples in a batch: the length of its first tensor; None without one."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None
@@ -311,7 +311,7 @@ def _num_samples(batch: Any) -> int | None:
 
 
 def main() -> None:
-    """Run ``sys.argv[1]`` as a script, recorded."""
+    """Run ``sys.argv[1]`` as a script and record it."""
     recorder = Recorder(Task.from_json(os.environ[VARIABLE]))
     recorder.install()
     run_script(recorder.finish)

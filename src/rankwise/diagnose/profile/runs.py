@@ -1,4 +1,4 @@
-"""Runs a script with the recorder in it: once to see where its time goes, or several times under changed settings."""
+"""Run a script with the recorder: once for a profile, or several times with different settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankwise.errors import ConfigError, LaunchError
 
 __all__ = ["SWEPT", "Script", "profile_script", "run_recorded", "sweep_setting"]
 
-# What a sweep may change, and how DDP calls it.
+# Settings that a sweep may change, and DDP's names of them.
 SWEPT = {
     "bucket_mb": "bucket_cap_mb",
     "static_graph": "static_graph",
@@ -37,8 +37,8 @@ class Script:
     Attributes:
         path: the script.
         args: its arguments.
-        num_threads: threads of each rank, None as `rankwise run` chooses.
-        timeout_s: of each run; None: none.
+        num_threads: threads per rank; None: as chosen by `rankwise run`.
+        timeout_s: time limit of each run; None: none.
     """
 
     path: str
@@ -48,12 +48,12 @@ class Script:
 
 
 def run_recorded(script: Script, num_ranks: int, task: Task) -> list[dict[str, Any]]:
-    """Run a script once on this machine; return what each rank has written down.
+    """Run a script once on this machine; return the records of each rank.
 
-    Its run directory is thrown away, unless it failed: what the ranks have printed is there.
+    Its run directory is removed, unless the run failed: then it keeps the ranks' output.
 
     Raises:
-        LaunchError: it failed, or took fewer optimizer steps than were asked for.
+        LaunchError: it failed, or took fewer optimizer steps than requested.
     """
     scratch = Path(tempfile.mkdtemp(prefix="rankwise-profile-"))
     outcome = run_observed(
@@ -88,17 +88,17 @@ def run_recorded(script: Script, num_ranks: int, task: Task) -> list[dict[str, A
 def profile_script(
     script: Script, *, num_ranks: int = 2, steps: int = 20, skip: int = 5, to_end: bool = False, folder: Path
 ) -> Profile:
-    """Run a script, record some steps of each rank, and say where their time goes.
+    """Run a script, record some steps of each rank, and return where their time goes.
 
-    To be called in the main thread of a process without other threads.
+    Call it in the main thread of a process without other threads.
 
     Args:
-        script: any that steps a torch optimizer.
-        num_ranks: how many ranks are started.
-        steps: how many steps are recorded.
-        skip: how many at the beginning are not looked at, >= 1.
-        to_end: let the script go on when all is recorded, instead of ending it there.
-        folder: run directory that gets `traces/` and `profile.json`; those that are there are replaced.
+        script: any script that steps a torch optimizer.
+        num_ranks: number of ranks to start.
+        steps: number of steps to record.
+        skip: number of steps to skip at the beginning, >= 1.
+        to_end: let the script continue after the recording, instead of ending it.
+        folder: run directory for `traces/` and `profile.json`; existing ones are replaced.
 
     Raises:
         ConfigError: a number is out of range.
@@ -116,7 +116,7 @@ def profile_script(
 
 
 def _make_room(traces: Path) -> None:
-    """Make a folder for traces; of an earlier profile there, its traces and nothing else go."""
+    """Create the folder for traces; remove only the traces of an earlier profile."""
     traces.mkdir(parents=True, exist_ok=True)
     for old in [*traces.glob("rank-*.trace.json.gz"), *traces.glob("rank-*.json")]:
         old.unlink()
@@ -133,12 +133,12 @@ def sweep_setting(
     repeats: int,
     folder: Path,
 ) -> dict[str, Any]:
-    """Run a script under each value of a setting of DDP, several times in random order, and compare the step times.
+    """Run a script with each value of a DDP setting, several times in random order, and compare the step times.
 
-    The profiler is off. A value that is better than the first one beyond the noise of whole runs gets a verdict.
+    The profiler is off. A value that differs from the first one by more than the noise of whole runs gets a verdict.
 
     Raises:
-        ConfigError: a setting or value that is not known, or fewer than two values.
+        ConfigError: the setting or a value is unknown, or there are fewer than two values.
         LaunchError: a run failed.
     """
     _check_sweep(setting, values, repeats)
@@ -161,7 +161,7 @@ def sweep_setting(
 
 
 def judge_sweep(times_ms: Mapping[float, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return for each value its median step time, quartiles, and how it compares with the first one, if at all."""
+    """Return for each value its median step time, quartiles, and the comparison with the first value, if decided."""
     first, *_ = times_ms
     told = []
     for value, times in times_ms.items():

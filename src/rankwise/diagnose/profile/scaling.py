@@ -1,4 +1,4 @@
-"""What more ranks make of a script: throughput by number of ranks, with its spread, and where the loss goes."""
+"""Measure the scaling of a script: throughput by number of ranks, its spread, and the parts of the loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Scaling", "Size", "TimedRun", "judge_scaling", "measure_scaling"]
 
 Mode = Literal["strong", "weak", "other"]
 _NUM_TRACED = 6
-_SAME = 0.05  # batches that differ by less are the same, for the mode
+_SAME = 0.05  # batch sizes that differ by less count as equal when the mode is detected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class TimedRun:
     """One run.
 
     Attributes:
-        ranks: how many.
-        repeat: the how manieth of this size, from 0.
+        ranks: number of ranks.
+        repeat: number of the repetition, from 0.
         step_ms: mean time of its steps, on the slowest rank.
-        global_batch: mean number of samples of a step on all ranks together; None where it is not known.
+        global_batch: mean number of samples per step over all ranks; None if unknown.
         share: share of each part in the steps that were traced after the timed ones.
     """
 
@@ -49,26 +49,25 @@ class TimedRun:
 
     @property
     def throughput(self) -> float:
-        """Samples per second, steps per second where the batch is not known."""
+        """Return samples per second, or steps per second if the batch is unknown."""
         return (self.global_batch or 1.0) * 1000 / self.step_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What the runs of one number of ranks say together.
+    """The result of all runs with one number of ranks.
 
     Attributes:
-        ranks: how many.
+        ranks: number of ranks.
         throughput: median of the runs.
         low: lower quartile.
         high: upper quartile.
-        efficiency: throughput of a rank / that of a rank at the first size; None where the batches are not known.
+        efficiency: throughput per rank / throughput per rank at the first size; None if the batches are unknown.
         efficiency_low: lower quartile over all pairs of runs.
         efficiency_high: upper quartile.
-        verdict: what is certain; None where the noise exceeds the effect.
+        verdict: the significant result; None if the noise exceeds the effect.
         text: the verdict, or why there is none.
-        lost: what each part adds to the step beyond its part of the ideal one, as a share of the step; the sum is
-            1 - efficiency.
+        lost: time of each part beyond its time in the ideal step, as a share of the step; the sum is 1 - efficiency.
     """
 
     ranks: int
@@ -85,13 +84,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """All of it.
+    """The result of a scaling measurement.
 
     Attributes:
-        runs: in the order in which they ran.
-        sizes: by number of ranks, the first is what the others are held against.
-        mode: strong, weak or other scaling; None where the batches are not known.
-        steps: that were timed in a run.
+        runs: the runs in order of execution.
+        sizes: results by number of ranks; the first is the reference.
+        mode: strong, weak or other scaling; None if the batches are unknown.
+        steps: number of timed steps per run.
         command: the script and its arguments.
     """
 
@@ -127,13 +126,13 @@ class Scaling:
         }
 
     def falls_below(self, least: float | None) -> bool:
-        """Whether a size certainly has a lower efficiency: there is a verdict, and its upper quartile is below."""
+        """Whether a size has a significantly lower efficiency: it has a verdict, and its upper quartile is below."""
         if least is None:
             return False
         return any(size.verdict is not None and (size.efficiency_high or 0.0) < least for size in self.sizes)
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the result as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(self.to_json(), indent=1).encode())
 
@@ -151,17 +150,17 @@ def measure_scaling(
     """Run a script at each number of ranks on this machine, several times in random order, and compare.
 
     Each run times its steps without the profiler, then records some with it. Every rank has the same number of threads
-    at every size: what the largest leaves for each, if the script says nothing else. To be called in the main thread
-    of a process without other threads.
+    at every size: by default a rank's share at the largest size. Call it in the main thread of a process without other
+    threads.
 
     Args:
-        script: any that steps a torch optimizer; ``{ranks}`` in its arguments is the number of ranks.
+        script: any script that steps a torch optimizer; ``{ranks}`` in its arguments is the number of ranks.
         ranks: numbers of ranks, the reference first.
-        repeats: runs of each; below three there are no verdicts.
-        steps: how many steps of a run are timed.
-        skip: how many at the beginning are not.
-        mode: whether the global batch stays ("strong") or grows with the ranks ("weak"), where it cannot be seen.
-        say: is told what comes next.
+        repeats: runs per number of ranks; below three there are no verdicts.
+        steps: number of timed steps per run.
+        skip: number of steps to skip at the beginning.
+        mode: whether the global batch is constant ("strong") or grows with the ranks ("weak"), if it is not detected.
+        say: called with a progress message before each run.
 
     Raises:
         ConfigError: a number is out of range.
@@ -206,10 +205,10 @@ def _run(script: Script, size: int, repeat: int, *, steps: int, skip: int) -> Ti
 
 
 def judge_scaling(runs: Sequence[TimedRun], ranks: Sequence[int], mode: Mode | None) -> tuple[list[Size], Mode | None]:
-    """Compare the sizes with the first one; return them with the mode, as seen in the batches or as given.
+    """Compare the sizes with the first one; return them with the mode, as detected from the batches or as given.
 
     Raises:
-        LaunchError: the batches are known of some runs only.
+        LaunchError: the batches are known for some runs only.
     """
     by_size = {size: [run for run in runs if run.ranks == size] for size in ranks}
     known = {run.global_batch is not None for run in runs}
@@ -236,7 +235,7 @@ def _mode(batches: dict[int, float]) -> Mode:
 
 
 def _judge(mine: Sequence[TimedRun], first: Sequence[TimedRun], work: float | None) -> Size:
-    """Compare a size with the first one; `work` is a rank's work in a step / that of a rank of the first size."""
+    """Compare a size with the first one; `work` is a rank's work per step relative to the first size."""
     rates = spread([run.throughput for run in mine])
     size = mine[0].ranks
     if work is None or mine is first:
@@ -283,7 +282,7 @@ def _judge(mine: Sequence[TimedRun], first: Sequence[TimedRun], work: float | No
 
 
 def _lost(mine: Sequence[TimedRun], first: Sequence[TimedRun], step_ms: float, ideal_ms: float) -> dict[str, float]:
-    """Return by how much each part exceeds its part of the ideal step, as shares of the step: the sum is the loss."""
+    """Return by how much each part exceeds its time in the ideal step, as shares of the step; the sum is the loss."""
     lost = {}
     for part in PARTS:
         here = statistics.fmean(run.share[part] for run in mine) * step_ms

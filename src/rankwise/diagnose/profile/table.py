@@ -1,4 +1,4 @@
-"""A profile and a scaling run, for a terminal."""
+"""Format a profile and a scaling run for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEADS = {"data": "data", "h2d": "to GPU", "optimizer": "optim.", "backward": "b
 
 
 def profile_text(facts: dict[str, Any]) -> str:
-    """Return the content of `profile.json` as a table of milliseconds per step, and what costs time."""
+    """Return the content of `profile.json` as a table of milliseconds per step, with the causes of lost time."""
     steps = facts["steps"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("rank", "step", *(_HEADS.get(part, part) for part in PARTS), "ready", "score"):
@@ -57,7 +57,7 @@ def _sweep_lines(sweep: dict[str, Any]) -> list[str]:
 
 
 def scaling_text(facts: dict[str, Any]) -> str:
-    """Return the content of `scaling.json` as a table, a line of verdict for each size."""
+    """Return the content of `scaling.json` as a table, with a verdict line for each size."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("ranks", facts["unit"], "quartiles", "efficiency", "quartiles"):
         table.add_column(name, justify="right")
@@ -82,6 +82,6 @@ def _ms(value: float) -> str:
 
 def _rendered(table: Table) -> str:
     out = io.StringIO()
-    width = max(100, shutil.get_terminal_size().columns)  # a table that is cut says nothing
+    width = max(100, shutil.get_terminal_size().columns)  # do not cut the table
     Console(file=out, width=width, force_terminal=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").splitlines())

@@ -1,4 +1,4 @@
-"""Reads a trace of torch.profiler, of CPU or CUDA, without torch: event by event, so that only what counts is held.
+"""Read a trace of torch.profiler, of CPU or CUDA, without torch: event by event, keeping only what is needed.
 
 The format is Chrome's trace events as Kineto writes them: times in microseconds, `user_annotation` and `cpu_op` on the
 threads of the host, `kernel` and `gpu_memcpy` on streams, tied to their launch in `cuda_runtime` by `correlation`.
@@ -24,7 +24,7 @@ _CHUNK = 1 << 20
 _DATA = ("enumerate(DataLoader)#", "rankwise:data")
 _OPTIMIZER = ("Optimizer.step#", "rankwise:optimizer")
 _BACKEND_OP = re.compile(r"(gloo|mpi|ucc):(\w+)")
-# of a file that is cut off, changed on its way, or holds something else; an infinite time overflows
+# errors of a file that is truncated, damaged, or of another format; an infinite time overflows
 _DAMAGED = (
     ValueError, OSError, EOFError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, zlib.error,
 )  # fmt: skip
@@ -36,7 +36,7 @@ _DTYPE_BYTES = {"Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "I
 
 @dataclass(slots=True)
 class Kernel:
-    """A kernel or copy on a GPU; `launched` is when the host asked for it, its own start where that is not known."""
+    """A kernel or copy on a GPU; `launched` is the time of the host's launch, or its own start if unknown."""
 
     start: int
     end: int
@@ -45,16 +45,16 @@ class Kernel:
 
 @dataclass(slots=True)
 class Collective:
-    """A collective as it ran on one rank.
+    """A collective as recorded on one rank.
 
     Attributes:
         name: operation, such as "all_reduce".
-        group: name of the process group, "" where the trace does not say.
+        group: name of the process group, "" if unknown.
         start: when this rank joined, nanoseconds.
-        end: when it was done.
-        launched: when the host asked for it.
-        nbytes: of the input, None where the trace does not say.
-        wait: how long this rank waited in it for others, nanoseconds; known once the ranks are compared.
+        end: when it ended.
+        launched: when the host launched it.
+        nbytes: size of the input, None if unknown.
+        wait: how long this rank waited in it for others, nanoseconds; set when the ranks are compared.
     """
 
     name: str
@@ -68,25 +68,25 @@ class Collective:
 
 @dataclass(slots=True)
 class Trace:
-    """What one rank's trace says. Spans are as they came: neither sorted nor disjoint.
+    """The content of one rank's trace. Spans are unsorted and may overlap.
 
     Attributes:
         path: the file.
-        rank: this rank, None where the trace does not say.
-        world_size: number of ranks, None where the trace does not say.
-        host: name of the machine.
-        base_ns: what all times are relative to, nanoseconds since 1970; 0 where they are absolute.
+        rank: this rank, None if unknown.
+        world_size: number of ranks, None if unknown.
+        host: host name.
+        base_ns: origin of all times, nanoseconds since 1970; 0 if they are absolute.
         steps: number, start and end of each step.
-        main: the thread that takes the steps.
+        main: the thread that runs the steps.
         annotations: spans on the host by kind: data, optimizer, forward, backward.
-        ops: (thread, start, end) of operators on the host, communication left out.
-        asked: by thread, when it asked for collectives.
-        autograd: (thread, start, end) of nodes of the backward.
-        recorded: starts of the operators on the main thread that autograd may write down: work of a forward.
+        ops: (thread, start, end) of operators on the host, without communication.
+        asked: by thread, the times at which it asked for collectives.
+        autograd: (thread, start, end) of nodes of the backward pass.
+        recorded: starts of operators on the main thread that autograd may record: work of a forward pass.
         copies: spans on the host of `to` and `copy_`.
-        kernels: compute on a GPU.
-        uploads: copies from host to GPU, as they ran.
-        collectives: in the order of their starts.
+        kernels: compute kernels on a GPU.
+        uploads: copies from host to GPU.
+        collectives: the collectives in order of start.
     """
 
     path: Path
@@ -110,7 +110,7 @@ class Trace:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it saw kernels."""
+        """Whether it has kernels."""
         return bool(self.kernels)
 
 
@@ -135,7 +135,7 @@ def read_trace(path: Path) -> Trace:
     """Read the trace of one rank.
 
     Raises:
-        DataError: it is cut off, no JSON, no trace of torch.profiler, or has no ``ProfilerStep``.
+        DataError: it is truncated, not JSON, not a trace of torch.profiler, or has no ``ProfilerStep``.
     """
     trace = Trace(path)
     launches: dict[Any, int] = {}
@@ -161,7 +161,7 @@ def read_trace(path: Path) -> Trace:
         trace.rank = int(named[1])
     asked: list[Kernel | Collective] = [*trace.kernels, *trace.uploads, *trace.collectives]
     for kernel in asked:
-        if kernel.launched < 0:  # what it is called by; a launch before the trace began is not in it
+        if kernel.launched < 0:  # the negated correlation id; a launch before the trace began is missing
             kernel.launched = launches.get(-kernel.launched, kernel.start)
     trace.steps.sort(key=lambda step: step[1])
     trace.collectives.sort(key=lambda found: found.start)
@@ -171,7 +171,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def _parts(file: IO[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the members of the outermost object; of `traceEvents` each event by itself, under the key ""."""
+    """Yield the members of the outermost object; each event of `traceEvents` separately, under the key ""."""
     text = _Text(file)
     text.expect("{")
     while text.peek() != "}":
@@ -191,19 +191,19 @@ def _parts(file: IO[str]) -> Iterator[tuple[str, Any]]:
 
 
 class _Text:
-    """JSON that is read piece by piece."""
+    """An incremental JSON reader."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file, self._buffer, self._at, self._ended = file, "", 0, False
         self._decode = json.JSONDecoder(strict=False).raw_decode
 
     def _fill(self) -> None:
-        more = self._file.read(max(_CHUNK, len(self._buffer) - self._at))  # twice as much, for one long value
+        more = self._file.read(max(_CHUNK, len(self._buffer) - self._at))  # double the buffer for a long value
         self._ended = not more
         self._buffer, self._at = self._buffer[self._at :] + more, 0
 
     def peek(self) -> str:
-        """Return the next character that is no space."""
+        """Return the next character that is not whitespace."""
         while True:
             while self._at < len(self._buffer) and self._buffer[self._at] in " \t\r\n":
                 self._at += 1
@@ -214,7 +214,7 @@ class _Text:
             self._fill()
 
     def expect(self, wanted: str) -> None:
-        """Go past a character."""
+        """Consume an expected character."""
         if self.peek() != wanted:
             raise ValueError(f"{wanted!r} wanted, {self._buffer[self._at : self._at + 20]!r} came")
         self._at += 1
@@ -230,7 +230,7 @@ class _Text:
                     raise
                 self._fill()
                 continue
-            if end == len(self._buffer) and not self._ended:  # a number may go on in the next piece
+            if end == len(self._buffer) and not self._ended:  # a number may continue in the next chunk
                 self._fill()
                 continue
             self._at = end
@@ -251,7 +251,7 @@ def _head(trace: Trace, key: str, value: Any) -> None:
 
 
 def _note(trace: Trace, event: dict[str, Any], launches: dict[Any, int]) -> None:
-    """Keep what counts of an event."""
+    """Store the needed data of an event."""
     if event.get("ph") != "X" or "dur" not in event:
         return
     kind = str(event.get("cat", "")).lower()
@@ -259,7 +259,7 @@ def _note(trace: Trace, event: dict[str, Any], launches: dict[Any, int]) -> None
     end = start + round(event["dur"] * 1000)
     if not -_FOR_EVER < start <= end < _FOR_EVER:
         raise ValueError(f"an event of {event['dur']} microseconds at {event['ts']}")
-    hash(event.get("tid"))  # threads are told apart by it: a TypeError here is one of the file
+    hash(event.get("tid"))  # used as a key: a TypeError here means a damaged file
     args = event.get("args", {})
     if kind in {"cuda_runtime", "cuda_driver"}:
         if "correlation" in args:
@@ -289,7 +289,7 @@ def _note_device(trace: Trace, event: dict[str, Any], start: int, end: int, kind
 
 
 def _operation(name: str) -> str:
-    """Return one spelling of an operation: `ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)` is an all_reduce."""
+    """Return the canonical name of an operation: `ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)` is an all_reduce."""
     plain = re.sub(r"^nccl(Dev)?Kernel_", "", name).lower().replace("_", "")
     for known in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send_recv", "all_to_all", "reduce"):
         if known.replace("_", "") in plain:
@@ -310,7 +310,7 @@ def _note_annotation(trace: Trace, name: str, thread: Any, start: int, end: int)
     elif name == "rankwise:backward":
         trace.annotations["backward"].append((start, end))
     elif said := _BACKEND_OP.fullmatch(name):
-        # these run on the host; nccl's own annotation only says when its kernel was asked for
+        # these run on the host; NCCL's annotation only marks the launch of its kernel
         trace.collectives.append(Collective(_operation(said[2]), "", start, end, start))
 
 

@@ -1,4 +1,4 @@
-"""After a run: one HTML page that says what it was, how it went, and what was wrong."""
+"""Write one HTML page about a run: its configuration, its course, and its problems."""
 
 from rankwise.diagnose.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""What was wrong: failures, findings of the guard, the linter and the doctor, hangs, samples that were left out."""
+"""A run's problems: failures, findings of the guard, the linter and the doctor, hangs, skipped samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BAD = ("fail", "warn")
 
 
 def attention(run: RunRecord, curves: dict[str, list[tuple[int, float]]]) -> list[tuple[str, str, str]]:
-    """Return what a reader should look at first: (level, text, id of the section)."""
+    """Return the most important problems: (level, text, id of the section)."""
     found = []
     if run.failures:
         found.append(("error", f"{len(run.failures)} start(s) of the ranks ended in a failure", "attempts"))
@@ -38,7 +38,7 @@ def attention(run: RunRecord, curves: dict[str, list[tuple[int, float]]]) -> lis
 
 
 def _checked(run: RunRecord) -> list[tuple[str, str, str]]:
-    """Return what the linter and the doctor have to say."""
+    """Return the problems found by the linter and the doctor."""
     found = []
     levels = [str(as_dict(finding).get("level")) for finding in run.lint or []]
     if levels:
@@ -51,14 +51,14 @@ def _checked(run: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def guard(run: RunRecord) -> Markup:
-    """Return what the guard found, as the trainer kept it, else as the logs have it."""
+    """Return the section with the guard's findings, from the trainer's record, else from the logs."""
     if not (run.logs.are_kept or run.findings):
         return el("p", "not recorded: the logs are kept by ", el("code", "rankwise run --run-dir"), class_="none")
     return _said(_guarded(run), "nothing found")
 
 
 def _guarded(run: RunRecord) -> list[tuple[str, str]]:
-    """Return (where, text) of what the guard found."""
+    """Return (where, text) of the guard's findings."""
     kept = [
         (f"attempt {number}", told(one.get("text")))
         for number, record in run.findings
@@ -72,7 +72,7 @@ def _num_lost(run: RunRecord) -> object:
 
 
 def skipped(run: RunRecord) -> Markup:
-    """Return how many damaged samples were left out, as the trainer counted, and which, as the logs say."""
+    """Return the section about skipped damaged samples: their number from the trainer, their names from the logs."""
     if _num_lost(run):
         told_so = el("p", f"{told(_num_lost(run))} samples by step {told(run.findings[-1][1].get('num_steps'))}")
         return join([told_so, _said(run.logs.skipped, "")])
@@ -88,12 +88,12 @@ def _said(lines: Sequence[tuple[str, str]], nothing: str) -> Markup:
 
 
 def hangs(run: RunRecord) -> Markup:
-    """Return the verdicts on hangs."""
+    """Return the section with the verdicts on hangs."""
     return _said(_verdicts(run), "none recorded")
 
 
 def _verdicts(run: RunRecord) -> list[tuple[str, str]]:
-    """Return (where, text) of each hang: as the launcher kept it and the watch saved it, else as the logs have it."""
+    """Return (where, text) of each hang: from the launcher's and the watch's records, else from the logs."""
     ended = [
         ("ended the attempt", f"rank {told(one.get('rank'))} {told(one['hang'])}")
         for one in run.failures
@@ -105,7 +105,7 @@ def _verdicts(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def lint(run: RunRecord) -> Markup:
-    """Return the findings of the linter, where they were saved."""
+    """Return the section with the linter's findings, if saved."""
     if run.lint is None:
         command = f"rankwise lint --output-format json SCRIPT > {run.name}/lint.json"
         return el("p", "not recorded: ", el("code", command), ", or --lint FILE", class_="none")
@@ -124,7 +124,7 @@ def lint(run: RunRecord) -> Markup:
 
 
 def doctor(run: RunRecord) -> Markup:
-    """Return what the doctor said, where it was saved: what is not well first."""
+    """Return the section with the doctor's checks, if saved: problems first."""
     if run.doctor is None:
         command = f"rankwise doctor --json > {run.name}/doctor.json"
         return el("p", "not recorded: ", el("code", command), ", or --doctor FILE", class_="none")
@@ -145,6 +145,6 @@ def doctor(run: RunRecord) -> Markup:
 
 
 def badge(word: str) -> Markup:
-    """Return a level or a status in its colour."""
+    """Return a coloured badge for a level or a status."""
     kind = {"error": "bad", "fail": "bad", "warning": "odd", "warn": "odd", "pass": "good"}.get(word, "dim")
     return el("span", word, class_=f"badge {kind}")

@@ -1,4 +1,4 @@
-"""What the ranks printed, searched for the lines that rankwise says there: findings, hangs, skipped samples."""
+"""Search the ranks' logs for rankwise's own messages: findings, hangs, skipped samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["LogNotes", "read_logs"]
 _END_BYTES = 1 << 20
 _MOST = 100
 _GUARD = re.compile(r"\[([a-z][\w -]*)\] ((?:after step \d+|before the first step), ranks? [\d, ]+, .+)")
-_SKIPPED = re.compile(  # of a rank, of a crop pipeline, of the whole training
+_SKIPPED = re.compile(  # messages of a rank, of a crop pipeline, of the whole training
     r"^.*(?:\brank \d+ (?:leaves|left) out .*\bdamaged samples?\b|\bleft out \(\d+ of at most \d+\): "
     r"|\bsamples were damaged and left out of the training).*$",
     re.MULTILINE,
@@ -21,10 +21,10 @@ _HANG = re.compile(r"^.*\branks? [\d, -]+ ha(?:s|ve) not joined .+$", re.MULTILI
 
 @dataclass(slots=True, kw_only=True)
 class LogNotes:
-    """What all logs tell, each thing once: (where, text).
+    """The messages of all logs, without duplicates: (where, text).
 
     Attributes:
-        are_kept: there are logs; else nothing is known.
+        are_kept: whether there are logs.
     """
 
     are_kept: bool = False
@@ -34,7 +34,7 @@ class LogNotes:
 
 
 def read_logs(root: Path, notes: list[str]) -> LogNotes:
-    """Read the first and the last megabyte of every log under a run's ``logs/``, those of several hosts too."""
+    """Read the first and the last megabyte of every log under a run's ``logs/``, also those of several hosts."""
     found = LogNotes()
     seen: set[str] = set()
     folders = [
@@ -47,7 +47,7 @@ def read_logs(root: Path, notes: list[str]) -> LogNotes:
         found.are_kept = True
         for file in sorted(folder.glob("rank-*.*")):
             where = str(file.relative_to(root))
-            if not file.is_file():  # a pipe would be waited for
+            if not file.is_file():  # reading a pipe would block
                 continue
             try:
                 text = _ends(file)

@@ -1,4 +1,4 @@
-"""HTML that cannot be spoilt by text: whatever is not markup already is escaped where it enters."""
+"""Build HTML safely: everything that is not markup is escaped."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Markup", "el", "island", "join", "short_number", "table", "told"]
 _VOID = {"meta", "input"}
 _MOST_TEXT = 6000
 _MOST_ROWS = 200
-_SHORT_TEXT = 24  # a time in UTC, a word of a verdict
+_SHORT_TEXT = 24  # characters; for example a time in UTC, or one word
 
 
 class Markup(str):
-    """Text that is HTML; only `el`, `join` and `island` make it."""
+    """Text that is HTML; only `el`, `join` and `island` create it."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ def el(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def join(children: Iterable[object]) -> Markup:
-    """Return children one after the other; None is nothing, what is no `Markup` is escaped."""
+    """Return the concatenated children; None is skipped, text that is no `Markup` is escaped."""
     return Markup("".join(_one(child) for child in children))
 
 
@@ -51,7 +51,7 @@ def _cut(text: str) -> str:
 
 
 def table(head: Sequence[object], rows: Sequence[Sequence[object]], *, caption: str = "", name: str = "") -> Markup:
-    """Return a table of at most 200 rows, and how many more there are; where the page is narrow, a list of its rows."""
+    """Return a table of at most 200 rows, with the number of further rows; a narrow page shows a list of rows."""
     shown = [el("tr", *map(_cell, head, row)) for row in rows[:_MOST_ROWS]]
     if len(rows) > _MOST_ROWS:
         shown.append(el("tr", el("td", f"… {len(rows) - _MOST_ROWS} more rows", colspan=len(head))))
@@ -66,21 +66,21 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]], *, caption: 
 
 
 def _cell(label: object, cell: object) -> Markup:
-    """Return a cell that knows its column's name, for narrow pages; a short text in it is not broken."""
+    """Return a cell with its column's name, for narrow pages; a short text is not wrapped."""
     plain = not isinstance(cell, Markup) and len(str(cell)) <= _SHORT_TEXT
     return el("td", cell, data_label=None if isinstance(label, Markup) else label, class_="short" if plain else None)
 
 
 def island(name: str, value: Any) -> Markup:
-    """Return data for the script as a JSON block: no text in it can end the block, or begin a comment."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII: U+2028 and all others are escaped
+    """Return data for the script as a JSON block; no text in it can close the block or start a comment."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII only: U+2028 and others are escaped
     for sign, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
         text = text.replace(sign, code)
     return Markup(f'<script type="application/json" id="{html.escape(name)}">{text}</script>')
 
 
 def told(value: object) -> str:
-    """Return a value of a run's files as people read it."""
+    """Return a value of a run's files in readable form."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -91,7 +91,7 @@ def told(value: object) -> str:
 
 
 def short_number(value: object) -> str:
-    """Return a measured number with the three digits that it is good for; what is no number as `told` has it."""
+    """Return a measured number with three digits; other values as `told` does."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not -1e15 < value < 1e15:
         return told(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

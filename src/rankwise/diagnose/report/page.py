@@ -1,4 +1,4 @@
-"""The page as a whole: one file, no network, and a policy that lets no other script run in it."""
+"""The whole page: one file, no network, and a content security policy that allows no other script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankwise.errors import ConfigError
 
 __all__ = ["write_report"]
 
-_POINTS = 36_000  # of all curves together: about a megabyte of JSON
+_POINTS = 36_000  # for all curves together: about a megabyte of JSON
 _MOST_CHARTS = 120
 _RATES = ("_per_s", "wait_share", "_mib", "_bytes")
 Curves = list[dict[str, list[tuple[int, float]]]]
@@ -29,19 +29,19 @@ Curves = list[dict[str, list[tuple[int, float]]]]
 def write_report(
     paths: Sequence[Path], out: Path, *, lint: Path | None = None, doctor: Path | None = None
 ) -> list[RunRecord]:
-    """Write the page about one run, or several side by side, from what their directories hold. Nothing is run.
+    """Write the page about one or several runs from their directories. Nothing is executed.
 
     Args:
         paths: run directories.
-        out: the HTML file; replaced whole.
+        out: the HTML file; replaced atomically.
         lint: JSON of `rankwise lint`, else each run's ``lint.json``.
         doctor: JSON of `rankwise doctor`, else each run's ``doctor.json``.
 
     Returns:
-        What was read of each run.
+        The record of each run.
 
     Raises:
-        ConfigError: a directory holds no run, a file is not what it should be, or the page cannot be written.
+        ConfigError: a directory holds no run, a file has invalid content, or the page cannot be written.
     """
     found = None if lint is None else read_saved(lint, "findings")
     checks = None if doctor is None else read_saved(doctor, "checks")
@@ -55,7 +55,7 @@ def write_report(
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return a short name for each: the folder's, and as much of its parents as tells them apart."""
+    """Return a short name for each run: the folder's name, with as many parents as needed to be unique."""
     whole = [path.resolve() for path in paths]
     if len(set(whole)) < len(whole):
         raise ConfigError("report wants each run once; one of the directories was given twice")
@@ -102,7 +102,7 @@ def _hash(text: str) -> str:
 
 
 def _charts(curves: Curves) -> tuple[dict[bool, list[Markup]], list[dict[str, Any]], list[str]]:
-    """Return the figures (whether about speed: figures), their curves for the script, and the names left out."""
+    """Return the figures (by whether they are about speed), their curves for the script, and the names left out."""
     names = sorted({name for run in curves for name in run}, key=_importance)
     shown, left_out = names[:_MOST_CHARTS], names[_MOST_CHARTS:]
     number = sum(name in run for run in curves for name in shown)

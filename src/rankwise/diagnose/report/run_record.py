@@ -1,4 +1,4 @@
-"""A run as its directory tells it: read whole, never written, and read as far as it goes where files are damaged."""
+"""Read a run from its directory, without writing; of damaged files, read as much as possible."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _MOST_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What the files of one run hold.
+    """The content of one run's files.
 
     Attributes:
-        name: how the page calls it.
+        name: its name on the page.
         path: the directory.
-        status: "finished", "running", "interrupted", "failed" or "ended" (it is not known how).
+        status: "finished", "running", "interrupted", "failed" or "ended" (cause unknown).
         config: ``config.json``.
         finished: ``finished.json``, empty without one.
-        attempts: number of the attempt and its record, in their order.
-        lines: the surviving lines of metrics.
-        starts: the step from which each attempt went on.
-        num_superseded: lines that no longer count.
+        attempts: number and record of each attempt, in order.
+        lines: the valid lines of metrics.
+        starts: the step from which each attempt continued.
+        num_superseded: number of invalid lines.
         checkpoints: manifests, by step, each with its size in bytes and its folder's name.
-        profile, scaling: what `rankwise profile` and `rankwise scaling` left, empty without.
-        lint, doctor: findings and checks, None where none were saved.
-        stalls: what the watch saved.
-        failures, standstills: what the launcher kept in ``failure.json``, oldest first.
-        findings: of each attempt that had some, what its guard found and how many samples were left out so far.
-        logs: what the ranks' logs tell.
+        profile, scaling: results of `rankwise profile` and `rankwise scaling`, empty without.
+        lint, doctor: findings and checks, None if none were saved.
+        stalls: reports of the watch.
+        failures, standstills: the launcher's entries in ``failure.json``, oldest first.
+        findings: for each attempt with findings: those of its guard, and the number of skipped samples so far.
+        logs: messages of the ranks' logs.
         notes: what could not be read.
     """
 
@@ -68,12 +68,12 @@ class RunRecord:
 
 
 def as_dict(value: object) -> dict[str, Any]:
-    """Return a JSON object, an empty one for anything else."""
+    """Return a JSON object; for any other value an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: object) -> list[Any]:
-    """Return a JSON list, an empty one for anything else."""
+    """Return a JSON list; for any other value an empty one."""
     return value if isinstance(value, list) else []
 
 
@@ -85,12 +85,12 @@ def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: li
 
     Args:
         path: the directory.
-        name: what to call it.
+        name: the run's name.
         lint: findings to show instead of ``lint.json``.
         doctor: checks to show instead of ``doctor.json``.
 
     Raises:
-        ConfigError: there is no such directory, or nothing of a run in it.
+        ConfigError: the directory does not exist, or holds no run.
     """
     if not path.is_dir():
         raise ConfigError(f"report wants a run directory; {str(path)!r} is none. Runs are in runs/ by default")
@@ -140,10 +140,10 @@ def _by_attempt(records: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
 
 
 def read_saved(path: Path, key: str) -> list[Any]:
-    """Return what `rankwise lint` or `rankwise doctor` printed as JSON into a file.
+    """Return the JSON output of `rankwise lint` or `rankwise doctor` from a file.
 
     Raises:
-        ConfigError: it is not that.
+        ConfigError: the file has other content.
     """
     notes: list[str] = []
     found = _saved(path, key, notes)
@@ -161,9 +161,9 @@ def _saved(path: Path, key: str, notes: list[str]) -> list[Any] | None:
 
 
 def _load(path: Path, notes: list[str], *, wanted: bool = False) -> Any:
-    """Return what a JSON file holds, None where it cannot be read, which is noted."""
+    """Return the content of a JSON file; if it cannot be read, add a note and return None."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # reading a pipe would block
             notes.append(f"{path.name} is no file")
             return None
         if path.stat().st_size > _MOST_BYTES:
@@ -228,14 +228,14 @@ def _status(
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether a living process owns the run: its lock is held. A look takes no lock that another attempt waits for."""
+    """Whether a process owns the run, so that its lock is held; the test does not take the lock."""
     try:
         found = lock.stat()
     except OSError:
         return False
     try:
         held = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    except OSError:  # not Linux: a line of the last minute has to do
+    except OSError:  # not Linux: use a metrics line of the last minute instead
         return time.time() - _touched(lock.parent / "metrics.jsonl") < 60
     return any(line.split()[5].rpartition(":")[2] == str(found.st_ino) for line in held if len(line.split()) > 5)
 

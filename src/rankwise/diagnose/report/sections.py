@@ -1,4 +1,4 @@
-"""The parts of the page about one run's files: attempts, checkpoints, what made it, and where its time went."""
+"""The page's sections about a run's files: configuration, attempts, checkpoints, profile and scaling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_DETAILS = 10
 
 
 def moment(seconds: object) -> str:
-    """Return a time (seconds since 1970) as people read it, in UTC."""
+    """Return a time (seconds since 1970) as text, in UTC."""
     if not is_number(seconds):
         return "-"
     try:
@@ -36,7 +36,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def made_of(runs: Sequence[RunRecord]) -> Markup:
-    """Return what made the runs, side by side; what differs is marked."""
+    """Return the configurations of the runs side by side, with differences marked."""
     columns = [_flat(run) for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows = []
@@ -75,7 +75,7 @@ def _flatten(prefix: str, value: dict[str, Any], into: dict[str, str], *, depth:
 
 
 def attempts(run: RunRecord) -> Markup:
-    """Return when the run was started, from which step, and how each attempt ended."""
+    """Return the attempts: their start time, first step, and how they ended."""
     if not run.attempts:
         nothing = el("p", "not recorded: config.json names no attempt", class_="none")
         return join([nothing, _failures(run)])
@@ -101,7 +101,7 @@ def attempts(run: RunRecord) -> Markup:
 
 
 def _failures(run: RunRecord) -> Markup | None:
-    """Return what the launcher kept of each failure: one before the run was opened belongs to no attempt."""
+    """Return the launcher's failure records; a failure before the run was opened belongs to no attempt."""
     rows = [
         [
             moment(one.get("time")),
@@ -127,7 +127,7 @@ def _exit(one: dict[str, Any]) -> str:
 
 
 def _detail(one: dict[str, Any]) -> Markup | None:
-    """Return the traceback or the stacks of a failure, and what became of the other ranks."""
+    """Return the traceback or stacks of a failure, and how the other ranks ended."""
     places = [f"rank {rank} was at {told(place)}" for rank, place in as_dict(one.get("places")).items()]
     lines = [str(one.get("traceback") or "").rstrip(), *places, *map(told, as_list(one.get("others")))]
     text = "\n".join(line for line in lines if line)
@@ -154,7 +154,7 @@ def _ending(run: RunRecord, number: int, record: dict[str, Any], following: obje
 
 
 def checkpoints(run: RunRecord) -> Markup:
-    """Return the checkpoints that are there, with the best one marked."""
+    """Return the existing checkpoints, with the best one marked."""
     if not run.checkpoints:
         return el("p", "none in checkpoints/", class_="none")
     best, why = _best(run)
@@ -192,7 +192,7 @@ def _best(run: RunRecord) -> tuple[int | None, str]:
 
 
 def profile(run: RunRecord) -> Markup:
-    """Return where the time of the steps went, by rank: bars, the same as a table, the causes, the straggler."""
+    """Return the profile: the time of the steps by rank as bars and table, the causes, the straggler."""
     found = run.profile
     parts = [str(part) for part in as_list(found.get("parts"))]
     ranks = [as_dict(rank) for rank in as_list(found.get("ranks"))]
@@ -301,7 +301,7 @@ def _sweep(found: dict[str, Any]) -> Markup | None:
 
 
 def scaling(run: RunRecord) -> Markup | None:
-    """Return throughput by number of ranks; None where it was not measured."""
+    """Return the throughput by number of ranks; None if not measured."""
     sizes = [as_dict(size) for size in as_list(run.scaling.get("sizes"))]
     unit = told(run.scaling.get("unit"))
     rows = [

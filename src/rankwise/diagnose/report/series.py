@@ -1,4 +1,4 @@
-"""Curves that stay small: a hundred thousand steps become a few hundred ranges that hide no spike."""
+"""Compress curves: a hundred thousand steps become a few hundred ranges, in which spikes stay visible."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _MOST_ODD = 20
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it is a number that can be drawn and compared: no boolean, neither NaN nor infinite."""
+    """Whether a value is a finite number and no boolean."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number of more than 308 digits
+    except OverflowError:  # an integer of more than 308 digits
         return False
 
 
 def collect(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Return for each metric its (step, value), by step; tags and other text are no metrics.
+    """Return the (step, value) pairs of each metric, by step; tags and other text are ignored.
 
-    Where no line has a rate of its own, ``steps_per_s`` is worked out from the times at which lines were written.
+    If no line has a rate, compute ``steps_per_s`` from the times of the lines.
     """
     found: dict[str, list[tuple[int, float]]] = {}
     for line in lines:
@@ -44,7 +44,7 @@ def collect(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, flo
 def _as_float(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # a whole number of more than 308 digits
+    except OverflowError:  # an integer of more than 308 digits
         return math.inf if value > 0 else -math.inf
 
 
@@ -63,17 +63,17 @@ def _rates(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
 
 
 def envelope(points: Sequence[tuple[int, float]], most: int) -> dict[str, Any]:
-    """Return a curve of at most `most` ranges: where each begins, its mean, and its lowest and highest value.
+    """Return a curve of at most `most` ranges: start, mean, lowest and highest value of each.
 
-    Values that are not finite stand apart under ``odd``; a curve that fits keeps its points, with a gap at each.
+    Non-finite values are listed under ``odd``. A curve with few points keeps them, with gaps at non-finite values.
 
     Args:
         points: (step, value), by step.
-        most: how many ranges.
+        most: maximum number of ranges.
 
     Returns:
-        ``{"x", "mean", "lo", "hi", "last", "odd": [[step, kind], ...], "num_odd", "n"}``; lo and hi are None where
-        every range is one point. Made for JSON: no value in it is not finite.
+        ``{"x", "mean", "lo", "hi", "last", "odd": [[step, kind], ...], "num_odd", "n"}``; lo and hi are None if every
+        range is one point. All numbers are finite, for JSON.
     """
     odd = [[step, str(value)] for step, value in points if not math.isfinite(value)]
     finite = [point for point in points if math.isfinite(point[1])]
@@ -88,7 +88,7 @@ def envelope(points: Sequence[tuple[int, float]], most: int) -> dict[str, Any]:
     return {
         **record,
         "x": [part[0][0] for part in ranges],
-        # divided first: the sum of values near the largest float is not finite
+        # divide first: the sum of values near the largest float would overflow
         "mean": [_short(math.fsum(value / len(part) for value in part)) for part in values],
         "lo": [_short(min(part)) for part in values],
         "hi": [_short(max(part)) for part in values],
@@ -100,7 +100,7 @@ def _short(value: float) -> float:
 
 
 def summary(points: Sequence[tuple[int, float]]) -> dict[str, Any]:
-    """Return last, lowest and highest finite value as (step, value), or None each, and how many are not finite."""
+    """Return last, lowest and highest finite value as (step, value) or None, and the number of non-finite values."""
     finite = [point for point in points if math.isfinite(point[1])]
     return {
         "last": points[-1] if points else None,

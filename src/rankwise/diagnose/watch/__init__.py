@@ -1,4 +1,4 @@
-"""Hangs end in an answer: who holds the others up, in any job of torch.distributed, with every rank's stacks."""
+"""Find the rank that blocks the others in any hanging torch.distributed job, with every rank's stacks."""
 
 from rankwise.diagnose.watch.agent import unwatch, watch, watch_if_asked
 from rankwise.diagnose.watch.jobs import RunningJob, look_at, running_jobs

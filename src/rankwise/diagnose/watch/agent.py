@@ -1,8 +1,8 @@
-"""The thread of a watched rank. While the job moves it looks at its own page once in a while and talks to nobody.
+"""The thread of a watched rank. While the job makes progress, it only checks its own vitals, without communication.
 
-When its rank has not moved for as long as was asked for, one rank of each machine (the lowest whose threads run) looks
-at the machine's ranks: their stacks come by signal, also from one that holds the interpreter lock. The machine of rank
-0 asks the others over the store, judges what all have said, and tells it once.
+After a standstill of the given length, one rank of each machine (the lowest whose threads run) collects the stacks of
+the machine's ranks; a signal gets them even from a rank that holds the interpreter lock. The machine of rank 0 asks the
+others over the store, judges all answers, and reports once.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from rankwise.launch.standstill import is_frozen
 __all__ = ["Agent", "unwatch", "watch", "watch_if_asked"]
 
 DEFAULT_STALL_S = 180.0
-_ANSWER_S = 20.0  # what another machine has to look at its ranks
-_agent: Agent | None = None  # begun by the main thread only
+_ANSWER_S = 20.0  # time limit for another machine to answer
+_agent: Agent | None = None  # started by the main thread only
 
 
 def watch(stall_s: float = DEFAULT_STALL_S, *, folder: str | os.PathLike[str] | None = None) -> None:
-    """Say which rank holds the others up when no rank of the job has begun a collective for so long; the job goes on.
+    """Report which rank blocks the others after no rank of the job has begun a collective for so long; the job goes on.
 
-    Call it on every rank, from the main thread, once the process group exists. Under `rankwise run` it only lets the
-    collectives be noted: the supervisor watches there (``--stall``).
+    Call it on every rank, from the main thread, once the process group exists. Under `rankwise run` it only records the
+    collectives: there the supervisor watches (``--stall``).
 
     Args:
         stall_s: seconds, > 0; longer than the longest pause between two collectives of a healthy job.
-        folder: where the answers are saved; default: RANKWISE_WATCH_DIR, else ``logs/`` of RANKWISE_RUN_DIR, where
+        folder: folder for the reports; default: RANKWISE_WATCH_DIR, else ``logs/`` of RANKWISE_RUN_DIR, where
             `rankwise report` finds them, else ``rankwise-stalls/`` in the working directory.
 
     Raises:
-        ConfigError: `stall_s` is no such number, there is no process group, or it is not the main thread.
+        ConfigError: `stall_s` is invalid, there is no process group, or this is not the main thread.
     """
     global _agent  # noqa: PLW0603  (one process is one rank)
     if not (isinstance(stall_s, int | float) and stall_s > 0 and math.isfinite(stall_s)):
@@ -52,7 +52,7 @@ def watch(stall_s: float = DEFAULT_STALL_S, *, folder: str | os.PathLike[str] | 
     vitals.record_calls()
     if "RANKWISE_VITALS" in os.environ:
         return
-    if _agent is not None:  # the variable has begun it: what the script says counts
+    if _agent is not None:  # started by the variable: the script's arguments override it
         _agent.stall_s = float(stall_s)
         _agent.folder = _agent.folder if folder is None else Path(folder).absolute()
         return
@@ -60,7 +60,7 @@ def watch(stall_s: float = DEFAULT_STALL_S, *, folder: str | os.PathLike[str] | 
         raise ConfigError("call watch() from the main thread: only there can a signal for stacks be registered")
     run_dir = os.environ.get("RANKWISE_RUN_DIR")
     named = folder or os.environ.get("RANKWISE_WATCH_DIR") or (Path(run_dir) / "logs" if run_dir else "rankwise-stalls")
-    where = Path(named).absolute()  # the script may go elsewhere
+    where = Path(named).absolute()  # the script may change the working directory
     store = front.distributed_c10d._get_default_store()  # noqa: SLF001  (the public name would make another store)
     _agent = Agent(Registry(store), front.get_rank(), front.get_world_size(), float(stall_s), where)
     _agent.start()
@@ -68,7 +68,7 @@ def watch(stall_s: float = DEFAULT_STALL_S, *, folder: str | os.PathLike[str] | 
 
 
 def unwatch() -> None:
-    """End what `watch` began; nothing happens where nothing runs."""
+    """Stop the watch; do nothing if there is none."""
     global _agent
     agent, _agent = _agent, None
     if agent is not None:
@@ -76,7 +76,7 @@ def unwatch() -> None:
 
 
 def watch_if_asked() -> None:
-    """Begin if RANKWISE_WATCH holds seconds, or under `rankwise run`; called when a process group has been made."""
+    """Start if RANKWISE_WATCH is set, or under `rankwise run`; called after a process group was created."""
     asked = os.environ.get("RANKWISE_WATCH", "")
     try:
         stall_s = float(asked or DEFAULT_STALL_S)
@@ -87,14 +87,14 @@ def watch_if_asked() -> None:
 
 
 class Agent(threading.Thread):
-    """Watches one rank, and its machine and job when its rank stands still.
+    """Watches one rank; if that stands still, also its machine and job.
 
     Args:
-        registry: where the ranks of the job find each other.
-        rank: this process's.
-        world_size: ranks of the job.
+        registry: the registry of the job's ranks.
+        rank: this process's rank.
+        world_size: number of ranks of the job.
         stall_s: seconds without a collective that count as a standstill.
-        folder: where answers are saved.
+        folder: folder for the reports.
 
     Attributes:
         stall_s: as above; may be changed while it runs.
@@ -102,36 +102,36 @@ class Agent(threading.Thread):
     """
 
     def __init__(self, registry: Registry, rank: int, world_size: int, stall_s: float, folder: Path) -> None:
-        # a daemon: it may be inside a call of the store, which nobody can wake, when the program ends
+        # a daemon thread: at the program's end it may be in a store call that cannot be interrupted
         super().__init__(name="rankwise-watch", daemon=True)
         self._registry, self._rank, self._world_size = registry, rank, world_size
-        self.stall_s, self.folder = stall_s, folder  # set by the main thread meanwhile; each is looked at in one step
+        self.stall_s, self.folder = stall_s, folder  # the main thread may change these; each is read atomically
         self._vitals = vitals.make_folder()
-        vitals.start(self._vitals, rank)  # not in `run`: a signal for stacks is registered in the main thread only
+        vitals.start(self._vitals, rank)  # not in `run`: only the main thread can register the signal for stacks
         self._ended = threading.Event()
-        self._told_at_s = 0.0  # how long the standstill had lasted when it was told; 0.0: not told
+        self._told_at_s = 0.0  # length of the standstill when it was reported; 0.0: not reported
         self._answered = ""
         self._host = host_key()
 
     def stop(self) -> None:
-        """End the thread and its files; another thread's call into the store may last a moment longer."""
-        # First, so that the thread tells nothing of a folder or a store that goes away under it. It is not waited for:
-        # a store whose server has gone answers after its timeout only.
+        """Stop the thread and remove its files; a store call of the thread may last a moment longer."""
+        # First, so that the thread does not report a folder or store that is being removed. Do not join it: a store
+        # whose server is gone returns only after its timeout.
         self._ended.set()
         vitals.stop()
         vitals.remove_folder(self._vitals)
 
     def run(self) -> None:
-        """Look once in a while, until `stop`."""
+        """Check periodically, until `stop`."""
         entry = Entry(
             rank=self._rank, pid=os.getpid(), host=self._host, name=os.uname().nodename, folder=str(self._vitals)
         )
-        with contextlib.suppress(RuntimeError, OSError):  # the store went with the job
+        with contextlib.suppress(RuntimeError, OSError):  # the store ended with the job
             self._registry.enter(entry)
         while not self._ended.wait(min(2.0, self.stall_s / 8)):
             try:
                 self._look(entry)
-            except (RuntimeError, OSError, ValueError) as error:  # the store is gone, or a file went while we read it
+            except (RuntimeError, OSError, ValueError) as error:  # the store is gone, or a file was removed meanwhile
                 if not self._ended.is_set() and self._is_idle(entry) and not self._told_at_s:
                     self._tell_alone(entry, error)
 
@@ -160,7 +160,7 @@ class Agent(threading.Thread):
             self._answer(here)
 
     def _answer(self, here: list[Entry]) -> None:
-        """Send what this machine knows, if the machine of rank 0 has asked."""
+        """Send this machine's evidence if the machine of rank 0 has asked."""
         question = self._registry.read("question") or ""
         if question and question != self._answered:
             self._answered = question
@@ -179,7 +179,7 @@ class Agent(threading.Thread):
                 if answer is not None:
                     evidence = evidence.with_others(Evidence.from_json(answer))
                     hosts.discard(host)
-        if evidence.idle_s < self.stall_s:  # another machine moves
+        if evidence.idle_s < self.stall_s:  # another machine makes progress
             return
         known = {entry.rank for entry in entries}
         missing = sorted(set(range(self._world_size)) - known)
@@ -199,7 +199,7 @@ class Agent(threading.Thread):
         self._say(text)
 
     def _tell_alone(self, entry: Entry, error: Exception) -> None:
-        """Tell what this rank knows when the store of the job does not answer: who holds it has ended."""
+        """Report this rank's evidence alone: the job's store does not answer, because its process has ended."""
         evidence = collect([entry])
         self._told_at_s = evidence.idle_s
         headline = (
@@ -209,14 +209,14 @@ class Agent(threading.Thread):
         self._say(report(evidence, headline)[1])
 
     def _say(self, text: str) -> None:
-        """Write to the standard error in one piece, past buffers that a stuck main thread may hold."""
+        """Write to stderr in one call, without Python's buffers, which a stuck main thread may have locked."""
         with contextlib.suppress(OSError):
             os.write(2, (text + "\n").encode())
 
 
 def _forget_after_fork() -> None:
-    """A forked child is not the rank."""
-    # Its thread is not here; its copy of the store's connection must not be used, which two processes would mix up.
+    """Drop the agent in a forked child, which is not the rank."""
+    # The thread does not exist here. The copied store connection must not be used: two processes would mix messages.
     global _agent  # noqa: PLW0603
     _agent = None
 

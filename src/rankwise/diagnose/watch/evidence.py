@@ -1,4 +1,4 @@
-"""What one machine knows of its ranks, as a message to the others, and the text and file that come of it."""
+"""One machine's evidence about its ranks, as a message to other machines, and the report made from it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from rankwise.vitals import Vital
 
 __all__ = ["Evidence", "collect", "idle_s", "read_vitals", "report", "save"]
 
-_STACK_CHARACTERS = 20_000  # of one rank; a thousand threads say no more than the first
+_STACK_CHARACTERS = 20_000  # limit per rank, for ranks with very many threads
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What is known of some ranks.
+    """Evidence about some ranks.
 
     Attributes:
         states: for `find_culprit`.
         stacks: by rank.
         places: by rank, "epoch 1, step 20, at file:line in function".
-        idle_s: for how long none of them has moved.
+        idle_s: time since any of them made progress.
     """
 
     states: Sequence[RankState]
@@ -39,7 +39,7 @@ class Evidence:
     idle_s: float
 
     def to_json(self) -> str:
-        """Return it as a message."""
+        """Return the evidence as a message."""
         return json.dumps(
             {
                 "states": [asdict(state) for state in self.states],
@@ -51,10 +51,10 @@ class Evidence:
 
     @classmethod
     def from_json(cls, text: str) -> Evidence:
-        """Read such a message.
+        """Parse such a message.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is no such message.
         """
         try:
             found = json.loads(text)
@@ -68,7 +68,7 @@ class Evidence:
             raise ValueError(f"not what a watched rank says: {error!r}") from error
 
     def with_others(self, other: Evidence) -> Evidence:
-        """Return both as one."""
+        """Return both combined."""
         return Evidence(
             states=sorted([*self.states, *other.states], key=lambda state: state.rank),
             stacks={**self.stacks, **other.stacks},
@@ -78,25 +78,25 @@ class Evidence:
 
 
 def read_vitals(entries: Sequence[Entry]) -> list[Vital]:
-    """Return the vitals of those ranks of this machine whose processes still run."""
+    """Return the vitals of this machine's ranks whose processes still run."""
     found = []
     for entry in entries:
-        if process_state(entry.pid) in {"", "Z", "X"}:  # gone, or nobody has fetched its exit code yet
+        if process_state(entry.pid) in {"", "Z", "X"}:  # ended; perhaps not reaped yet
             continue
         try:
             found += [vital for vital in vitals.read(entry.folder) if vital.rank == entry.rank]
-        except OSError:  # its folder is gone
+        except OSError:  # its folder was removed
             continue
     return found
 
 
 def idle_s(vital: Vital) -> float:
-    """Return for how long a rank has begun no collective and said nothing."""
+    """Return the time since a rank last began a collective or reported progress."""
     return time.monotonic() - (vital.moved_s or vital.start_s)
 
 
 def collect(entries: Sequence[Entry]) -> Evidence:
-    """Ask the ranks of this machine where they stand and what they last called; name those that are gone."""
+    """Ask this machine's ranks for their stacks and last calls, and note those that have ended."""
     found = read_vitals(entries)
     stacks = read_stacks(found)
     states = rank_states(found, stacks)
@@ -123,7 +123,7 @@ def _said(vital: Vital) -> str:
 
 
 def report(evidence: Evidence, headline: str, missing: Sequence[int] = ()) -> tuple[Culprit, str]:
-    """Judge, and return the verdict with the text for people: the sentence first, then every rank's stacks."""
+    """Return the verdict and the report text: the verdict first, then every rank's stacks."""
     verdict = find_culprit(evidence.states)
     running = {rank: place for rank, place in evidence.places.items() if evidence.stacks.get(rank)}
     text = describe_places(f"{headline}\n{verdict.text}", running, evidence.stacks)
@@ -135,10 +135,10 @@ def report(evidence: Evidence, headline: str, missing: Sequence[int] = ()) -> tu
 
 
 def save(folder: Path, evidence: Evidence, verdict: Culprit, text: str) -> Path:
-    """Write the text, and all that is known as JSON beside it; return the text's path.
+    """Write the text, and the evidence as JSON beside it; return the text's path.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder is not writable.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"rankwise-stall-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

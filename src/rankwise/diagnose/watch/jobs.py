@@ -1,4 +1,4 @@
-"""Jobs of this user that run on this machine, and a look at one of them on demand."""
+"""Find this user's running jobs on this machine, and collect evidence about one of them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["RunningJob", "entries_of", "look_at", "running_jobs"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunningJob:
-    """Ranks of this machine that one launcher has started.
+    """Ranks of this machine with the same launcher.
 
     Attributes:
         launcher: process id of their parent.
-        command: what the first of them runs.
-        run_dir: run directory, "" if none is known.
-        variables: environment of the first of them.
+        command: command line of the first rank.
+        run_dir: run directory, "" if unknown.
+        variables: environment of the first rank.
         ranks: their vitals, by rank.
     """
 
@@ -38,12 +38,12 @@ class RunningJob:
 
     @property
     def idle_s(self) -> float:
-        """For how long none of its ranks has moved."""
+        """Return the time since any of its ranks made progress."""
         return min(map(idle_s, self.ranks))
 
 
 def running_jobs() -> list[RunningJob]:
-    """Return the jobs whose ranks show signs of life here: those of `rankwise run`, and watched ones."""
+    """Return the jobs with vitals on this machine: those of `rankwise run`, and watched ones."""
     groups: dict[int, list[Vital]] = {}
     for root in {Path("/dev/shm"), Path(tempfile.gettempdir())}:  # noqa: S108  (where vitals lie)
         for folder in sorted(root.glob("rankwise-*")):
@@ -53,17 +53,17 @@ def running_jobs() -> list[RunningJob]:
 
 
 def _own_vitals(folder: Path) -> list[Vital]:
-    """Vitals in a folder of this user whose processes run; none if it is somebody else's."""
+    """Return the vitals of running processes in a folder; [] if the folder belongs to another user."""
     try:
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             return []
         return [vital for vital in vitals.read(folder) if parent_process(vital.pid)]
-    except OSError:  # it goes away
+    except OSError:  # it is being removed
         return []
 
 
 def _told(pid: int, name: str) -> bytes:
-    """Return what the system tells of a process; nothing of one that has ended and that nobody has waited for."""
+    """Return a file of /proc for a process; b"" if the process has ended."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
@@ -81,7 +81,7 @@ def _job(launcher: int, found: list[Vital]) -> RunningJob:
 
 
 def entries_of(job: RunningJob) -> list[Entry]:
-    """Return where the ranks of a job say what they do, for `collect`."""
+    """Return the registry entries of a job's ranks, for `collect`."""
     return [
         Entry(rank=vital.rank, pid=vital.pid, host="", name=vital.host, folder=str(vital.folder)) for vital in job.ranks
     ]
@@ -94,7 +94,7 @@ def look_at(target: str) -> Evidence:
         target: process id of the launcher or of a rank, or the run directory; "" if only one job runs.
 
     Raises:
-        ConfigError: no such job, or several.
+        ConfigError: there is no such job, or there are several.
     """
     jobs = running_jobs()
     found = [job for job in jobs if _is_meant(job, target)]

@@ -1,4 +1,4 @@
-"""Where the ranks of a job find each other: keys in the store of torch.distributed, read only when nothing moves."""
+"""The registry of a job's ranks: keys in the store of torch.distributed, read only during a standstill."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Entry:
 
     Attributes:
         rank: global rank.
-        pid: its process, in the process namespace of `host`.
-        host: key of its machine (or container); equal keys see each other's processes and memory files.
-        name: host name, for people.
-        folder: its vitals.
+        pid: its process id, in the process namespace of `host`.
+        host: key of its machine (or container); ranks with equal keys see each other's processes and memory files.
+        name: host name, for messages.
+        folder: folder of its vitals.
     """
 
     rank: int
@@ -35,19 +35,19 @@ class Entry:
 
 
 class Registry:
-    """The job's store, on a connection of its own: the main thread may block in another one.
+    """The job's store, on a separate connection, because the main thread may block in the other one.
 
     Args:
         store: a store of torch.distributed.
     """
 
     def __init__(self, store: Any) -> None:
-        clone = getattr(store, "clone", None)  # torch 2.6 on; before, waits of the main thread delay ours
+        clone = getattr(store, "clone", None)  # since torch 2.6; before, a wait of the main thread delays this thread
         self._store = clone() if clone is not None else store
         self._appends = bool(getattr(self._store, "has_extended_api", lambda: False)())
 
     def enter(self, entry: Entry) -> None:
-        """Let the others find this rank."""
+        """Register this rank."""
         line = json.dumps(asdict(entry))
         if self._appends:
             self._store.append(f"{_PREFIX}/ranks", line + "\n")
@@ -55,7 +55,7 @@ class Registry:
             self._store.set(f"{_PREFIX}/rank/{entry.rank}", line)
 
     def entries(self, world_size: int) -> list[Entry]:
-        """Return who has entered, by rank; the last entry of a rank counts.
+        """Return the registered ranks; the last entry of a rank counts.
 
         Raises:
             RuntimeError: the store does not answer (torch's own error).
@@ -68,7 +68,7 @@ class Registry:
         return [found[rank] for rank in sorted(found)]
 
     def read(self, key: str) -> str | None:
-        """Return a value that may be missing, without waiting for it."""
+        """Return a value, None if missing, without waiting for it."""
         full = f"{_PREFIX}/{key}"
         return self._store.get(full).decode() if self._store.check([full]) else None
 
@@ -78,7 +78,7 @@ class Registry:
 
 
 def host_key() -> str:
-    """Return what is equal for processes that see each other: kernel, process and mount namespaces, user."""
+    """Return a key that is equal for processes that see each other: kernel, process and mount namespaces, user."""
     parts = [socket.gethostname(), str(os.geteuid())]
     if sys.platform == "linux":
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

@@ -1,6 +1,6 @@
-"""A look at a running job of Slurm: every node of it is asked by a job step, the answers are put together.
+"""Collect evidence about a running Slurm job: ask every node with a job step, and combine the answers.
 
-As a module it is what runs on a node: ``python -m rankwise.diagnose.watch.slurm FOLDER [STEP]``.
+The module also runs on each node: ``python -m rankwise.diagnose.watch.slurm FOLDER [STEP]``.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from rankwise.launch.slurm.start import state_folder
 __all__ = ["look_at_slurm"]
 
 _POLL_S = 0.1
-_END_S = 5.0  # for srun to end, once all is said
+_END_S = 5.0  # time for srun to end after all answers
 
 
 def look_at_slurm(job: str, timeout_s: float) -> tuple[Evidence, dict[str, str]]:
     """Ask all nodes of a running job for their ranks' stacks and last collectives.
 
     Args:
-        job: as Slurm names it: "12", "12_3" of an array, or with a step, "12.0", "12.batch".
+        job: Slurm's job id: "12", "12_3" of an array, or with a step, "12.0", "12.batch".
         timeout_s: how long to wait for the nodes, in seconds.
 
     Returns:
-        What is known of the ranks, and what the nodes without an answer lack, by their names.
+        The evidence about the ranks, and for each node without an answer the reason, by name.
 
     Raises:
-        ConfigError: the job does not run, has several steps with ranks, or no node has an answer.
-        LaunchError: Slurm is not here, or does not answer.
+        ConfigError: the job is not running, has several steps with ranks, or no node answers.
+        LaunchError: Slurm is not installed, or does not answer.
     """
     job_id, _, step = job.partition(".")
     fields = job_fields(job_id)
@@ -74,7 +74,7 @@ def look_at_slurm(job: str, timeout_s: float) -> tuple[Evidence, dict[str, str]]
 
 @contextlib.contextmanager
 def _shared_folder() -> Iterator[Path]:
-    """A folder that the nodes see and only this user can enter: what several tasks print comes mixed."""
+    """Create a folder shared with the nodes and private to this user, as the output of several tasks would be mixed."""
     folder = Path(tempfile.mkdtemp(prefix="watch-", dir=state_folder()))
     try:
         yield folder
@@ -87,13 +87,13 @@ def _answered(folder: Path, nodes: Sequence[str]) -> list[str]:
 
 
 def _ask(job_id: str, nodes: Sequence[str], folder: Path, step: str, timeout_s: float) -> str:
-    """Run this module on every node until all have answered; return what srun complained of."""
+    """Run this module on every node until all have answered; return srun's errors."""
     if shutil.which("srun") is None:
         raise LaunchError("--slurm needs srun: run this where Slurm's commands are, for example on the login node")
     command = ["srun", "--overlap", f"--jobid={job_id}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"]
     command += ["--ntasks-per-node=1", "--cpu-bind=none", "--chdir=/", "--quiet", "--job-name=rankwise-watch"]
     command += [sys.executable, "-P", "-m", "rankwise.diagnose.watch.slurm", str(folder), step]
-    # inside a job its variables would be read as wishes for this step
+    # inside a job, srun would read these variables as options of this step
     foreign = ("SLURM_", "SRUN_")
     environ = {k: v for k, v in os.environ.items() if not k.startswith(foreign) or k == "SLURM_CONF"}
     errors = folder / "errors"
@@ -110,7 +110,7 @@ def _ask(job_id: str, nodes: Sequence[str], folder: Path, step: str, timeout_s: 
                 srun.wait(_END_S)
     finally:
         if srun.poll() is None:
-            srun.terminate()  # its tasks too, where a node is gone or hangs
+            srun.terminate()  # ends its tasks too, if a node is gone or hangs
         try:
             srun.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -123,10 +123,10 @@ def _look_here(jobs: Sequence[RunningJob], job_id: str, node: str, step: str) ->
     """Return the answer of this node.
 
     Args:
-        jobs: all that this user runs here.
-        job_id: Slurm's number of the one to look at.
-        node: Slurm's name of this node: nodes may share a file system for their vitals.
-        step: the one to look at; "" = the only one.
+        jobs: all jobs of this user on this node.
+        job_id: Slurm's id of the job.
+        node: Slurm's name of this node, because nodes may share a file system for their vitals.
+        step: the step; "" = the only one.
     """
     ours = [job for job in jobs if _of(job.variables, job_id, node)]
     steps = {_step(job.variables): job for job in ours}
@@ -152,7 +152,7 @@ def _of(variables: Mapping[str, str], job_id: str, node: str) -> bool:
 
 
 def _step(variables: Mapping[str, str]) -> str:
-    """The step of a process; what the batch script starts without srun has none."""
+    """Return the step of a process; "batch" for a process of the batch script without srun."""
     return variables.get("SLURM_STEP_ID") or "batch"
 
 

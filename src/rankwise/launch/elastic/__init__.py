@@ -1,1 +1,1 @@
-"""The ranks of several machines: a supervisor on each, which agree on rounds through one that holds the rendezvous."""
+"""The ranks of several machines: one supervisor per node; one of them holds the rendezvous and decides on rounds."""

@@ -1,4 +1,4 @@
-"""The rendezvous: takes in nodes, listens to their words and their silence, and tells all of them what is decided."""
+"""The rendezvous: accepts nodes, receives their messages, notices lost nodes, and sends the decisions to all."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Coordinator:
     """Serves a membership on a listening socket, inside a supervisor's loop.
 
     Args:
-        listener: listening; taken over.
-        membership: of the run.
-        token: that every node must know.
-        loop: that serves it.
-        say: for what concerns this machine only.
-        home: what our own node shows of itself, as it joins: others must be like it.
-        run_id: the same for all rounds; a run that comes from a lost rendezvous keeps its own.
+        listener: listening socket; this object owns it.
+        membership: the membership of the run.
+        token: the secret that every node must know.
+        loop: the event loop.
+        say: prints messages that concern this machine only.
+        home: the join message of this machine's own node; other nodes must have the same settings.
+        run_id: the same for all rounds; a run that continues after a lost rendezvous keeps its id.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Coordinator:
         loop.every(_TICK_S, self._tick)
 
     def close(self) -> None:
-        """Let all nodes go; those that have not read their last message yet are given a few seconds for it."""
+        """Close all connections; give nodes a few seconds to read their last message."""
         deadline = time.monotonic() + _LINGER_S
         while self._guests.members and time.monotonic() < deadline:
             self._loop.step(0.05)
@@ -69,12 +69,12 @@ class Coordinator:
         self._guests.close()
 
     def look_back(self, hosts: Mapping[str, Sequence[str]], host: str, port: int) -> None:
-        """Look for a rendezvous on other hosts, where the run began, has gone on, or begins anew behind a cut link.
+        """Look for a rendezvous on other hosts: after a network split the run may continue or start there too.
 
         Args:
-            hosts: those of the list, in its order, with their addresses.
-            host: ours among them.
-            port: of all.
+            hosts: the hosts of the list, in its order, with their addresses.
+            host: this host's name in the list.
+            port: port of the rendezvous on all hosts.
         """
         self._host, self._place = host, -list(hosts).index(host)
         others = [addresses for name, addresses in hosts.items() if name != host]
@@ -89,7 +89,7 @@ class Coordinator:
         return {"kind": kind, "run": self._home["like"]["--rdzv-id"], **asdict(own)}
 
     def _compare(self, other: Standing) -> None:
-        """Two rendezvous see each other: the one with less of the run goes over to the other, with all its nodes."""
+        """Compare with another rendezvous of this run: if the other one ranks higher, send all nodes there."""
         own = standing_from(self._standing(""))
         if other.id != self._id and other > own and not self._moved_to and self._membership.phase != "over":
             self._moved_to = other.host
@@ -122,7 +122,7 @@ class Coordinator:
             self._guests.lose(guest, "it was asked to end", silent=False)
 
     def _inquire(self, guest: Guest, message: Mapping[str, Any], now: float) -> None:
-        """The ranks of a node stand still: ask all that are at work, unless they are asked already."""
+        """Handle a question from a node whose ranks stand still: ask all nodes with running ranks, if not yet asked."""
         view, members = view_from(message), self._membership
         if members.phase != "running" or int(message["round"]) != members.number - 1:
             return
@@ -154,7 +154,7 @@ class Coordinator:
             self._conclude(now)
 
     def _conclude(self, now: float) -> None:
-        """Tell what the views of the nodes come to, once all are there."""
+        """Send the verdict once all nodes' views have arrived."""
         inquiry, members = self._inquiry, self._membership
         if inquiry is None:
             return
@@ -200,7 +200,7 @@ class Coordinator:
         )
         members = self._membership
         members.number = max(members.number, int(message.get("round", 0)))
-        if not members.round:  # else the run has never left this place: what those know who were cut off is old
+        if not members.round:  # else this rendezvous has the newest state, and a node that was cut off has an old one
             members.failures = max(members.failures, int(message.get("failures", 0)))
             members.quorum = max(members.quorum, int(message.get("quorum", 0)))
             self._run_id = str(message.get("run_id") or self._run_id)
@@ -215,7 +215,7 @@ class Coordinator:
 
     def _do(self, actions: list[Action]) -> None:
         if self._moved_to:
-            return  # it is decided elsewhere
+            return  # the other rendezvous decides
         for action in actions:
             if isinstance(action, Start):
                 self._start(action)
@@ -253,7 +253,7 @@ class Coordinator:
                 self._guests.send(self._guests.by_key[member.key], base | part)
 
     def _reachable(self, member: Member) -> str:
-        """Return where the others reach a node; our own node came by an address that may be for us alone."""
+        """Return the address at which other nodes reach a node; this machine's node may have joined over loopback."""
         if is_loopback(member.address):
             for guest in self._guests.by_key.values():
                 ours, theirs = guest.peer.addresses
@@ -265,7 +265,7 @@ class Coordinator:
         self._do(self._membership.gone(guest.key, why, time.monotonic(), silent=silent))
 
     def _tell_cause(self, cause: Cause) -> None:
-        """The whole report where it happened, which has it, and here; one line elsewhere."""
+        """Send a failure: the whole report to the node of the rendezvous, one line to the others."""
         for guest in self._guests.members:
             text = cause.text if guest.is_home and guest.key != cause.key else ""
             own = guest.key == cause.key

@@ -1,4 +1,4 @@
-"""What is decided about a run of several nodes, and from what: rules, members, their ends, and actions."""
+"""The data for decisions about a run of several nodes: rules, members, their ends, and actions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Action", "Cause", "Done", "End", "Lost", "Member", "Rules", "Say", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What the nodes have agreed on by being started alike.
+    """The settings that all nodes share because they are started with the same options.
 
     Attributes:
-        min_nodes: least number of nodes of a round.
-        max_nodes: greatest number.
-        max_restarts: how many rounds may fail before the run has failed.
-        join_timeout_s: how long to gather.
-        others_may_host: another node may hold the rendezvous too, so that two parts of a cut network could go on.
+        min_nodes: minimum number of nodes of a round.
+        max_nodes: maximum number of nodes of a round.
+        max_restarts: how many rounds may fail before the run fails.
+        join_timeout_s: how long to wait for nodes.
+        others_may_host: other nodes may hold the rendezvous too, so after a network split two parts could go on.
     """
 
     min_nodes: int
@@ -33,13 +33,13 @@ class Done:
     """How a node's ranks ended in a round.
 
     Attributes:
-        status: "ended": all well; "failed"; "again": saved and ended because they were asked to; "stopped": by us.
+        status: "ended": all succeeded; "failed"; "again": saved and ended when asked to; "stopped": by a supervisor.
         rank: global rank of the failure.
-        headline: what happened to it.
+        headline: one line about what happened.
         text: the whole report.
-        exitcode: what the launch should exit with.
+        exitcode: exit code for the launch.
         suspicion: as `RankEnd.suspicion`: 0 is a cause, 2 a consequence.
-        failed_s: when, on the coordinator's clock.
+        failed_s: when it failed, on the coordinator's clock.
     """
 
     status: str
@@ -53,21 +53,21 @@ class Done:
 
 @dataclass(kw_only=True, slots=True)
 class Member:
-    """A node that takes part or waits to.
+    """A node that takes part in the round or waits for the next one.
 
     Attributes:
-        key: unique in the run; later ones are greater.
+        key: unique in the run; nodes that join later have greater keys.
         name: host name.
-        address: where other nodes reach it.
-        num_ranks: ranks that it starts.
+        address: address at which other nodes reach it.
+        num_ranks: number of ranks that it starts.
         wish: the node rank that it asked for.
-        home: it holds the rendezvous: the first among those that come together.
-        port: that it holds for rank 0; None while its ranks run.
+        home: whether it holds the rendezvous; it comes first among new nodes.
+        port: port that it holds for rank 0; None while its ranks run.
         seat: its node rank in the newest round; None before its first.
-        first_rank: the global rank of its first rank there.
+        first_rank: global rank of its first rank in that round.
         done: how its ranks ended in this round.
-        joined_s: when it came.
-        veteran: it was in the last round of a rendezvous that fell silent: those decide who goes on.
+        joined_s: when it joined.
+        veteran: it was in the last round of a rendezvous that fell silent; the quorum counts such nodes.
     """
 
     key: int
@@ -97,7 +97,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stop:
-    """End the ranks of the round; in peace: let them save."""
+    """End the ranks of the round; `in_peace`: let them save first."""
 
     in_peace: bool
     keys: tuple[int, ...]
@@ -105,7 +105,7 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cause:
-    """Tell a failure: the report where it happened and at the rendezvous, one line elsewhere."""
+    """Report a failure: the whole report on its node and at the rendezvous, one line on other nodes."""
 
     key: int
     line: str
@@ -114,7 +114,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lost:
-    """Nodes were lost, and the run goes on: it is kept in the run's directory; first rank of the first of them."""
+    """Nodes were lost and the run goes on: record it in the run directory; `rank`: first rank of the first one."""
 
     line: str
     rank: int
@@ -122,7 +122,7 @@ class Lost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Say:
-    """Say something on all nodes."""
+    """Print a message on all nodes."""
 
     text: str
 
@@ -132,9 +132,9 @@ class End:
     """The run is over.
 
     Attributes:
-        exitcode: of the failure; 0 without one.
-        again: the ranks have saved, the same command goes on.
-        signal: that came from outside.
+        exitcode: exit code of the failure; 0 without one.
+        again: the ranks have saved; the same command continues the run.
+        signal: the signal from outside that ended it.
         line: why it failed.
         rank: global rank of the failure.
     """
@@ -150,7 +150,7 @@ Action = Start | Stop | Cause | Lost | Say | End
 
 
 def done_from(message: Mapping[str, Any], now: float) -> Done:
-    """Read a node's report; what is missing or of another kind is taken as nothing."""
+    """Read a node's report; missing fields get empty values."""
     age = message.get("age_s")
     texts = {name: str(message.get(name, "")) for name in ("status", "headline", "text")}
     numbers = {name: int(message.get(name) or 0) for name in ("rank", "exitcode", "suspicion")}

@@ -1,4 +1,4 @@
-"""Connections to a listening supervisor: strangers until they have shown the token, then nodes of the run."""
+"""Connections to a listening supervisor: strangers until they have authenticated, then nodes of the run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rankwise.launch.local.loop import Loop
 __all__ = ["REFUSED", "Guest", "Guests"]
 
 REFUSED = b"refused-token"
-_MAX_STRANGERS = 64  # connections that have not shown the token; the oldest must go
+_MAX_STRANGERS = 64  # unauthenticated connections; beyond that the oldest is closed
 _STRANGER_S = 5.0
 
 
 @dataclass(kw_only=True, slots=True)
 class Guest:
-    """A connection: a stranger until it has shown the token, then a node."""
+    """A connection: a stranger until it has authenticated, then a node."""
 
     key: int
     peer: Peer
@@ -37,18 +37,18 @@ class Guest:
 
 
 class Guests:
-    """Takes in connections, checks their seals, and passes on what they say. Whoever serves it calls `tick`.
+    """Accepts connections, checks their seals, and passes on their messages. Its owner calls `tick`.
 
     Args:
-        listener: listening; taken over.
-        token: that every node must know.
-        loop: that serves it.
-        obey: called with a guest and what it says; ValueError, TypeError and KeyError end the connection.
-        lost: called with a member that has gone, why, and whether it may still live behind a cut link.
-        say: for what concerns this machine only.
+        listener: listening socket; this object owns it.
+        token: the secret that every node must know.
+        loop: the event loop.
+        obey: called with a guest and its message; ValueError, TypeError and KeyError close the connection.
+        lost: called with a lost member, the reason, and whether it may still be alive behind a network split.
+        say: prints messages that concern this machine only.
 
     Attributes:
-        by_key: those that are connected.
+        by_key: key -> connected guest.
     """
 
     def __init__(
@@ -65,18 +65,18 @@ class Guests:
         self._listener, self._token, self._loop = listener, token, loop
         self._obey, self._lost, self._say = obey, lost, say
         self._next_key = 0
-        self._refused: set[str] = set()  # addresses that were said to have another token
+        self._refused: set[str] = set()  # addresses already reported as having another token
         self._ticked_s = time.monotonic()
         listener.setblocking(False)  # noqa: FBT003
         loop.watch(listener.fileno(), self._accept)
 
     @property
     def members(self) -> list[Guest]:
-        """Those that were let in."""
+        """The guests that were accepted as members."""
         return [guest for guest in self.by_key.values() if guest.is_member]
 
     def close(self) -> None:
-        """Stop listening, and let all go. Calling it twice is fine."""
+        """Stop listening and close all connections; a second call does nothing."""
         if self._listener.fileno() >= 0:
             self._loop.forget(self._listener.fileno())
             self._listener.close()
@@ -84,18 +84,18 @@ class Guests:
             self.drop(guest)
 
     def tell(self, message: Mapping[str, Any], guests: Iterable[Guest] | None = None) -> None:
-        """Send a message to members, all of them if none are named."""
+        """Send a message to the given members, by default to all."""
         for guest in self.members if guests is None else list(guests):
             if guest.is_member:
                 self.send(guest, message)
 
     def send(self, guest: Guest, message: Mapping[str, Any]) -> None:
-        """Send a message to a guest that has shown the token."""
+        """Send a message to an authenticated guest."""
         assert guest.seal is not None
         self._send_line(guest, guest.seal.line(message))
 
     def lose(self, guest: Guest, why: str, *, silent: bool) -> None:
-        """Drop a guest; the loss of a member is told."""
+        """Drop a guest; call `lost` if it was a member."""
         if self.drop(guest) and guest.is_member:
             self._lost(guest, why, silent)
 
@@ -108,8 +108,8 @@ class Guests:
         return True
 
     def tick(self, now: float) -> None:
-        """Drop strangers that say nothing, lose members that are silent, and show the others that we live."""
-        was_away = now > self._ticked_s + SILENT_S / 2  # suspended, or without a core
+        """Drop silent strangers, lose silent members, and send heartbeats to the others."""
+        was_away = now > self._ticked_s + SILENT_S / 2  # this process was suspended, or got no CPU time
         self._ticked_s = now
         for guest in list(self.by_key.values()):
             if was_away:
@@ -129,7 +129,7 @@ class Guests:
         try:
             connected, _ = self._listener.accept()
         except OSError:
-            return  # it has gone again, or there are no descriptors left: the next tick's strangers give some back
+            return  # the client is gone, or no descriptors are left: the next tick drops strangers and frees some
         strangers = [guest for guest in self.by_key.values() if not guest.is_member]
         if len(strangers) >= _MAX_STRANGERS:
             self.drop(strangers[0])
@@ -150,7 +150,7 @@ class Guests:
     def _take(self, guest: Guest, line: bytes) -> None:
         if guest.seal is None:
             if not line.startswith(NODE) or len(line) > len(NODE) + 64:
-                self.drop(guest)  # a stranger: no word is lost on it
+                self.drop(guest)  # a stranger gets no answer
                 return
             nonces = f"{guest.nonce} {line[len(NODE) :].decode(errors='replace')}"
             guest.seal = Seal(self._token, nonces, ours="rendezvous", theirs="node")
@@ -174,7 +174,7 @@ class Guests:
         self.lose(guest, "its messages are not sealed as they must be", silent=False)
 
     def _send_line(self, guest: Guest, line: bytes) -> None:
-        # who is gone is noticed by reading: to lose it here would decide again in the midst of a decision
+        # ignore a lost guest, which the next read notices: calling `lost` here would nest one decision in another
         with contextlib.suppress(PeerGone):
             guest.peer.write(line)
 

@@ -1,6 +1,6 @@
-"""Who of all nodes' ranks holds the others up: asked when one node's stand still, answered by all, decided once.
+"""Which rank of all nodes blocks the others: when one node's ranks stand still, ask all nodes and decide once.
 
-One node alone cannot tell: where its ranks wait for a rank of another node, none of its own is to blame.
+One node alone cannot decide: if its ranks wait for a rank of another node, none of its own ranks is the culprit.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from rankwise.vitals.stacks import tidy
 
 __all__ = ["PATIENCE_S", "Blame", "Inquiry", "Nobody", "Standstill", "View", "failure_from", "view_from"]
 
-PATIENCE_S = 15.0  # for the answers of all nodes, each of which looks at its ranks
+PATIENCE_S = 15.0  # how long to wait for the answers of all nodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """What a node sees of its ranks that run.
+    """A node's view of its running ranks.
 
     Attributes:
-        quiet_s: seconds since one of them has advanced; None if that cannot be told.
-        found: what each of them says and shows.
-        missing: those that have not begun.
+        quiet_s: seconds since one of them last advanced; None if unknown.
+        found: a sighting of each rank.
+        missing: ranks that have not begun.
     """
 
     quiet_s: float | None
@@ -37,9 +37,9 @@ def view_from(message: Mapping[str, Any]) -> View:
     """Read a node's view.
 
     Raises:
-        KeyError: a part is missing.
-        TypeError: a part is of another kind.
-        ValueError: a part is of another kind.
+        KeyError: a field is missing.
+        TypeError: a field has the wrong type.
+        ValueError: a field has an invalid value.
     """
     quiet_s = message["quiet_s"]
     found = tuple(sighting_from(seen) for seen in message["ranks"])
@@ -49,7 +49,7 @@ def view_from(message: Mapping[str, Any]) -> View:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blame:
-    """A rank is to blame: its node, and what the launch says of it."""
+    """Verdict: a rank is the culprit; holds its node and the failure."""
 
     key: int
     failure: dict[str, Any]
@@ -57,7 +57,7 @@ class Blame:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standstill:
-    """Nobody advances: the node of the rank to look at, None without one, a line, and where all ranks are."""
+    """Verdict: no rank advances; holds the suspect's node (or None), a line, and where all ranks are."""
 
     key: int | None
     line: str
@@ -66,23 +66,23 @@ class Standstill:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nobody:
-    """There is nobody to blame: others advance, or none of the ranks can be seen."""
+    """Verdict: no culprit, because other nodes advance, or no rank could be examined."""
 
     key: int
 
 
 @dataclass(kw_only=True, slots=True)
 class Inquiry:
-    """A question to all nodes at work.
+    """A question to all nodes with running ranks.
 
     Attributes:
-        key: of the node that asked.
-        round: in which.
-        final: the attempt ends if a rank is found.
-        limit_s: for how long its ranks have stood still; 0: whatever the others' do.
-        reason: why they count as hung.
-        begun_s: when it was asked.
-        views: by node, as they come.
+        key: key of the node that asked.
+        round: the round in which it asked.
+        final: whether a culprit ends the attempt.
+        limit_s: how long its ranks have stood still; 0: decide even if other nodes advance.
+        reason: why its ranks count as hung.
+        begun_s: when it asked.
+        views: the views received so far, by node.
     """
 
     key: int
@@ -94,11 +94,11 @@ class Inquiry:
     views: dict[int, View] = field(default_factory=dict)
 
     def conclude(self, nodes: Mapping[int, str], now: float) -> Blame | Standstill | Nobody | None:
-        """Return what follows; None while answers are awaited.
+        """Return the verdict; None while answers are missing.
 
         Args:
-            nodes: names of those whose ranks run, by key.
-            now: the time.
+            nodes: names of the nodes with running ranks, by key.
+            now: current time, monotonic clock.
         """
         silent = [name for key, name in nodes.items() if key not in self.views]
         if silent and now < self.begun_s + PATIENCE_S:
@@ -106,7 +106,7 @@ class Inquiry:
         if self.limit_s and any(
             view.found and view.quiet_s is not None and view.quiet_s < self.limit_s / 2 for view in self.views.values()
         ):
-            return Nobody(key=self.key)  # they advance: it is not all that stand still
+            return Nobody(key=self.key)  # ranks of another node advance
         homes = {seen.rank: key for key, view in self.views.items() for seen in view.found}
         found = sorted((seen for view in self.views.values() for seen in view.found), key=lambda seen: seen.rank)
         late = {rank: key for key, view in self.views.items() for rank in view.missing}
@@ -151,7 +151,7 @@ def _places(found: list[Sighting]) -> dict[str, str]:
 
 
 def failure_from(told: Mapping[str, Any] | None) -> Failure | None:
-    """Return the failure of a rank that holds up those of all nodes, as a `Blame` has it; None: nobody was found."""
+    """Return the failure in a `Blame`; None if no culprit was found."""
     if told is None:
         return None
     return Failure(

@@ -1,4 +1,4 @@
-"""Addresses of this machine: which are its own, which interface has them, who can reach them."""
+"""Network addresses: which belong to this machine, on which interface, and which machines can reach them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import struct
 __all__ = ["address_of", "interface_of", "is_loopback", "is_own", "is_public", "resolve"]
 
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
-_ELSEWHERE = "192.0.2.1"  # of no machine: its route is the default one; nothing is sent
+_ELSEWHERE = "192.0.2.1"  # reserved for documentation, so it takes the default route; nothing is sent
 
 
 def resolve(host: str) -> list[str]:
-    """Return the addresses of a host, [] if its name is not known.
+    """Return the addresses of a host, [] if its name is unknown.
 
-    This machine's own name is often 127.0.1.1 to itself: then it is the address that its default route uses, which
-    others can reach.
+    A machine often resolves its own name to 127.0.1.1. Then return the source address of its default route instead,
+    which other machines can reach.
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -32,7 +32,7 @@ def resolve(host: str) -> list[str]:
 
 
 def is_own(address: str) -> bool:
-    """Whether this machine has an address."""
+    """Whether an address belongs to this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -43,24 +43,24 @@ def is_own(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether an address is reachable from this machine only."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def is_public(address: str) -> bool:
-    """Whether the whole Internet may reach an address."""
+    """Whether an address is reachable from the Internet."""
     return ipaddress.ip_address(address.partition("%")[0]).is_global
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface that has an IPv4 address, "" if it cannot be told."""
+    """Return the name of the interface that has an IPv4 address, "" if unknown."""
     return next((name for _, name in socket.if_nameindex() if address_of(name) == address), "")
 
 
 def address_of(interface: str) -> str:
-    """Return the IPv4 address of an interface, "" if it has none or it cannot be told."""
+    """Return the IPv4 address of an interface, "" if it has none or it is unknown."""
     with contextlib.suppress(OSError, ImportError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        import fcntl  # Linux and macOS have it
+        import fcntl  # exists on Linux and macOS only
 
         packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         return socket.inet_ntoa(packed[20:24])

@@ -1,4 +1,4 @@
-"""What must be the same on all nodes, found without importing it."""
+"""Describe and compare what must be the same on all nodes, without importing the program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["describe_node", "difference"]
 
 
 def describe_node(target: Target, nodes: Nodes, *, max_restarts: int) -> dict[str, str]:
-    """Return what a node shows of itself to those that it wants to work with, by name."""
+    """Return the properties of a node that must be the same on all nodes, by name."""
     wishes = "given" if nodes.node_rank is not None else "not given"
     return {
         "rankwise": __version__,
@@ -34,13 +34,13 @@ def describe_node(target: Target, nodes: Nodes, *, max_restarts: int) -> dict[st
 
 
 def difference(name: str, mine: Mapping[str, str], other: str, theirs: Mapping[str, str]) -> str:
-    """Say what two nodes do not have in common, "" if nothing.
+    """Return a text about the properties that differ between two nodes, "" if none do.
 
     Args:
-        name: the one node.
-        mine: as `describe_node` has it.
-        other: the other one.
-        theirs: as `describe_node` has it.
+        name: name of the one node.
+        mine: its properties, from `describe_node`.
+        other: name of the other node.
+        theirs: the other's properties, from `describe_node`.
     """
     words = []
     for what in sorted(mine.keys() | theirs.keys()):
@@ -58,7 +58,7 @@ def _version(package: str) -> str:
 
 
 def _code(target: Target) -> str:
-    """Return a short hash of the file that the ranks will run, "" where there is none to look at."""
+    """Return a short hash of the file that the ranks will run, "" if there is no such file."""
     if target.kind == "script":
         path: Path | None = Path(target.name)
     else:
@@ -73,7 +73,7 @@ def _code(target: Target) -> str:
 
 
 def _module_file(name: str) -> Path | None:
-    """Find a module's file part by part: importing its parents, which may need torch, is the ranks' business."""
+    """Find a module's file part by part, without importing its parent packages, which may need torch."""
     where: list[str] | None = None
     spec = None
     for part in name.split("."):

@@ -21,21 +21,21 @@ _TICK_S = 0.25
 
 
 class Link:
-    """Joins a rendezvous and passes on what it says.
+    """Joins a rendezvous and collects its messages.
 
     Args:
-        peer: connected to it; taken over.
-        host: its name, for messages.
-        token: that it must know too.
-        loop: that serves it.
-        join: what this node says first.
+        peer: connection to the rendezvous; this object owns it.
+        host: the rendezvous's host name, for messages.
+        token: the secret that the rendezvous must know too.
+        loop: the event loop.
+        join: the first message of this node.
 
     Attributes:
-        messages: that have come and were not yet taken out, oldest first.
-        lost: why there is no rendezvous any more, "" while there is.
-        silent: it was lost by silence and may still live.
-        welcome: it has let us in.
-        own_address: where the rendezvous sees this node.
+        messages: received messages that were not yet taken out, oldest first.
+        lost: why the rendezvous is lost, "" while it is connected.
+        silent: whether it was lost because it was silent; then it may still be alive.
+        welcome: whether it has accepted this node.
+        own_address: this node's address on the connection.
     """
 
     def __init__(self, peer: Peer, host: str, token: str, loop: Loop, join: Mapping[str, Any]) -> None:
@@ -52,16 +52,16 @@ class Link:
         loop.every(_TICK_S, self._tick)
 
     def check(self) -> None:
-        """Raise what makes it senseless to go on.
+        """Raise if this node cannot take part.
 
         Raises:
-            LaunchError: this is no rendezvous of ours, or it does not let this node in, with the reason.
+            LaunchError: the other side is not a rendezvous of this run, or it refuses this node; with the reason.
         """
         if self._error is not None:
             raise self._error
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Tell the rendezvous something; nothing happens if it is lost."""
+        """Send a message to the rendezvous; do nothing if it is lost."""
         if self._seal is None or self.lost:
             return
         try:
@@ -70,7 +70,7 @@ class Link:
             self._lose(str(gone), silent=gone.silent)
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Close the connection."""
         if not self.lost:
             self._lose("we have left", silent=False)
 
@@ -130,7 +130,7 @@ class Link:
         now, before = time.monotonic(), self._ticked_s
         self._ticked_s = now
         if now > before + SILENT_S / 2:
-            self._peer.hear()  # it was we who were away
+            self._peer.hear()  # this process was suspended, not the rendezvous
         try:
             if now > self._peer.heard_s + SILENT_S:
                 self._lose(f"nothing heard from it for {SILENT_S:g} s (machine or link is down)", silent=True)

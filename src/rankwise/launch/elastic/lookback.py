@@ -1,4 +1,4 @@
-"""Looking for other rendezvous of the same run while one is held: of two that find each other, one goes over."""
+"""Look for other rendezvous of the same run while holding one: if two find each other, one joins the other."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _ANSWER_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Standing:
-    """What decides between two rendezvous of one run; the greater one stays.
+    """Ranks two rendezvous of one run, compared field by field; the greater one stays.
 
     Attributes:
-        at_work: nodes whose ranks run.
-        number: of its next round: who has seen more of the run.
-        place: of its host in the list, the first is 0, the next -1: the same for nobody else.
-        host: its name in the list.
-        id: of the rendezvous; one that finds itself by another name does nothing.
+        at_work: number of nodes with running ranks.
+        number: number of its next round; a greater one has seen more of the run.
+        place: position of its host in the list, negated: 0 for the first, -1 for the next; unique.
+        host: its host's name in the list.
+        id: id of the rendezvous, so that one that finds itself under another host name ignores that.
     """
 
     at_work: int
@@ -44,26 +44,26 @@ def standing_from(message: Mapping[str, Any]) -> Standing:
     """Read a standing.
 
     Raises:
-        KeyError: a part is missing.
-        TypeError: a part is of another kind.
-        ValueError: a part is of another kind.
+        KeyError: a field is missing.
+        TypeError: a field has the wrong type.
+        ValueError: a field has an invalid value.
     """
     numbers = {name: int(message[name]) for name in ("at_work", "number", "place")}
     return Standing(**numbers, host=str(message["host"]), id=str(message["id"]))
 
 
 class LookBack:
-    """Asks the other hosts of the list every other second whether a rendezvous of this run is there.
+    """Asks the other hosts of the list every other second whether they hold a rendezvous of this run.
 
-    Nothing waits: connections are made, and given up, inside the supervisor's loop.
+    It never blocks: it opens and closes connections inside the supervisor's loop.
 
     Args:
-        hosts: addresses of the other hosts; those without any are left out.
-        port: of the rendezvous.
-        token: of the run.
-        loop: that serves it.
-        question: the message to ask with, which tells our own standing.
-        found: gets the standing of another one.
+        hosts: addresses of the other hosts; hosts without any are skipped.
+        port: port of the rendezvous.
+        token: the run's secret.
+        loop: the event loop.
+        question: returns the message to send, with this rendezvous's own standing.
+        found: called with the standing of another rendezvous.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LookBack:
         loop.every(_AGAIN_S, self._ask_all)
 
     def close(self) -> None:
-        """Look no longer."""
+        """Stop looking."""
         self._loop.forget_every(self._ask_all)
         for asked in list(self._asked):
             self._drop(asked)
@@ -100,7 +100,7 @@ class LookBack:
     def _ask(self, turn: int, address: str) -> None:
         connecting = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         connecting.setblocking(False)  # noqa: FBT003
-        connecting.connect_ex((address, self._port))  # what comes of it is seen by reading: a rendezvous speaks first
+        connecting.connect_ex((address, self._port))  # reading shows the result: a rendezvous sends first
         asked = _Asked(turn=turn, peer=Peer(connecting))
         self._asked.append(asked)
         self._loop.watch(asked.peer.fileno(), partial(self._read, asked))

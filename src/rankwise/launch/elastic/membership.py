@@ -1,7 +1,7 @@
-"""Who takes part in a run of several nodes, and what happens next: pure decisions, without sockets and clocks.
+"""Decide which nodes take part in a run and what happens next: pure decisions, without sockets and clocks.
 
-A run is a row of *rounds*. In a round the ranks of its nodes are started together and end together. Between rounds the
-nodes *gather*. What comes in are joins, losses and the nodes' own words; what goes out are `Action`s.
+A run is a sequence of *rounds*. In a round the ranks of its nodes start together and end together. Between rounds the
+nodes *gather*. The input is joins, losses and messages of nodes; the output is `Action`s.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from rankwise.launch.elastic.decisions import Action, Cause, Done, End, Lost, Me
 
 __all__ = ["Membership"]
 
-_FIRST_CALL_S = 5.0  # beyond the least number of nodes, more are awaited so long
-_LAST_CALL_S = 2.0  # the same once the run has begun: those that are there want to go on
-_SETTLE_S = 5.0  # once ranks have lost others: who they are, and why, may be known elsewhere
+_FIRST_CALL_S = 5.0  # how long to wait for more nodes once the minimum is there
+_LAST_CALL_S = 2.0  # the same between rounds
+_SETTLE_S = 5.0  # after ranks lost peers: how long to wait for the cause from another node
 _REMIND_S = 30.0
 _FIRST_REMINDER_S = 3.0
 
@@ -24,15 +24,15 @@ Phase = Literal["gathering", "running", "stopping", "over"]
 
 @dataclass(kw_only=True, slots=True)
 class Membership:
-    """The state of a run; each method takes one event and the time, and returns what to do.
+    """The state of a run; each method takes one event and the time, and returns the actions.
 
     Attributes:
-        rules: of the run.
-        now_s: when it begins, monotonic.
-        number: of the next round.
-        failures: rounds that have failed.
-        quorum: nodes of the last round that the next one needs, after the network may have been cut. Where the number
-            of nodes is fixed, replacements count too: the other part needs as many.
+        rules: the rules of the run.
+        now_s: when it begins, monotonic clock.
+        number: number of the next round.
+        failures: number of failed rounds.
+        quorum: how many nodes of the last round the next one needs after a possible network split. If the number of
+            nodes is fixed, replacements count too, because the other part needs the same number.
     """
 
     rules: Rules
@@ -47,9 +47,9 @@ class Membership:
     _silent: int = 0
     _signal: int | None = None
     _growing: bool = False
-    _hurried: bool = False  # the ranks of this round are not let save
-    _doubt_until_s: float | None = None  # when to end the round if only consequences of a failure have shown
-    _held_until_s: float = 0.0  # until then who causes them is looked for
+    _hurried: bool = False  # the ranks of this round are stopped without saving
+    _doubt_until_s: float | None = None  # when to end the round if only consequences of a failure are known
+    _held_until_s: float = 0.0  # until when a running inquiry looks for the culprit
     _since_s: float = 0.0
     _changed_s: float = 0.0
     _reminded_s: float = 0.0
@@ -59,7 +59,7 @@ class Membership:
         self._since_s = self._changed_s = self._reminded_s = self.now_s
 
     def join(self, member: Member, now: float) -> list[Action]:
-        """A node has come."""
+        """A node has joined."""
         member.joined_s = self._changed_s = now
         twin = next((m for m in self.members.values() if m.wish is not None and m.wish == member.wish), None)
         self.members[member.key] = member
@@ -70,12 +70,12 @@ class Membership:
         return self._settle(now)
 
     def at_work(self) -> dict[int, str]:
-        """Return the names of the nodes whose ranks run, by key."""
+        """Return the names of the nodes with running ranks, by key."""
         here = [self.members[key] for key in self.round if key in self.members]
         return {member.key: member.name for member in here if member.done is None}
 
     def tick(self, now: float) -> list[Action]:
-        """Time has gone by."""
+        """Time has passed."""
         return self._settle(now)
 
     def failing(self, key: int, now: float) -> list[Action]:
@@ -85,7 +85,7 @@ class Membership:
         return self._settle(now)
 
     def leaving(self, key: int, signal: int, now: float) -> list[Action]:
-        """A node ends its ranks because it was asked to from outside."""
+        """A node ends its ranks because of a signal from outside."""
         if key in self.round and self.phase in {"running", "stopping"}:
             self._signal = signal if self._signal is None else self._signal
             self._say(f"node {self.members[key]} was asked to end (signal {signal}): all nodes save and end")
@@ -105,11 +105,11 @@ class Membership:
         return self._settle(now)
 
     def hold(self, until_s: float) -> None:
-        """The ranks of all nodes are looked at for the one that holds them up: the round may go on so long."""
+        """Keep the round running until then: an inquiry looks for the culprit."""
         self._held_until_s = until_s
 
     def gone(self, key: int, why: str, now: float, *, silent: bool) -> list[Action]:
-        """A node is there no more; silent: it may still live behind a cut link."""
+        """A node is lost; `silent`: it may still be alive behind a network split."""
         member = self.members.pop(key, None)
         if member is not None and self.phase != "over":
             at_work = key in self.round and self.phase in {"running", "stopping"} and member.done is None
@@ -160,7 +160,7 @@ class Membership:
         )
 
     def _judge(self, here: list[Member], now: float) -> None:
-        """All ranks of the round have ended, or their nodes are lost."""
+        """Decide after the end of a round: all its ranks have ended, or their nodes are lost."""
         ends = [member.done for member in here if member.done is not None]
         states = [done.status for done in ends]
         if self._signal is not None and not self.lost:
@@ -174,7 +174,7 @@ class Membership:
         elif self._growing:
             self._gather_again(now)
         else:
-            # the ranks have agreed among themselves: their time is over
+            # the ranks agreed among themselves to end: they reached their time limit
             self._end(End(again="again" in states, exitcode=0 if "again" in states else 1, line="the ranks were ended"))
 
     def _judge_loss(self, here: list[Member], now: float) -> None:
@@ -237,7 +237,7 @@ class Membership:
             self._wait(here, least, now)
 
     def _candidates(self) -> list[Member]:
-        """Those that the next round may have: who was in the last one first, each node rank once."""
+        """Return the nodes for the next round: those of the last round first, each node rank once."""
         found, wishes = list[Member](), set[int]()
         known = sorted(self.members.values(), key=lambda m: (m.seat is None, m.seat, not m.home, not m.veteran, m.key))
         for member in known:
@@ -247,7 +247,7 @@ class Membership:
         return found
 
     def _begin(self, here: list[Member]) -> None:
-        here = sorted(here, key=lambda m: (m.wish is None, m.wish or 0))  # stable: as they come where none is wished
+        here = sorted(here, key=lambda m: (m.wish is None, m.wish or 0))  # stable: without wishes the order stays
         for member in self.members.values():
             member.seat = None
         first = 0

@@ -1,4 +1,4 @@
-"""How several nodes find each other: how many, where they meet, and as whom."""
+"""The settings with which several nodes find each other."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _ENDPOINT = re.compile(r"(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\[\]:]+)(:(?P<port>\d+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nodes:
-    """The nodes of one launch; each node starts it with the same values.
+    """The nodes of one launch; every node uses the same values.
 
     Attributes:
-        min_nodes: a round starts with at least so many.
-        max_nodes: and at most so many; equal: a fixed number.
+        min_nodes: minimum number of nodes of a round.
+        max_nodes: maximum number of nodes of a round; if equal, the number is fixed.
         rendezvous: hosts that may hold the rendezvous, in this order.
-        port: where it listens on each of them.
-        node_rank: which node this one wants to be; None: as they come. On all nodes or on none.
-        token_file: holds what the nodes show each other; None: RANKWISE_TOKEN, else the user's own file.
-        join_timeout_s: how long nodes wait for each other, at the begin and for the replacement of a lost one.
-        nproc: the wish for ranks of a node as it was written, the same on all nodes.
-        name: tells runs that use one endpoint apart.
+        port: port of the rendezvous on each of them.
+        node_rank: requested rank of this node; None: in the order of joining. Set on all nodes or on none.
+        token_file: file with the shared token; None: RANKWISE_TOKEN, else the user's own file.
+        join_timeout_s: how long nodes wait for each other, at the start and for the replacement of a lost node.
+        nproc: the option for the number of ranks per node as written, the same on all nodes.
+        name: distinguishes runs that use the same endpoint.
 
     Raises:
-        ConfigError: a value that cannot work.
+        ConfigError: a value is invalid.
     """
 
     min_nodes: int
@@ -74,21 +74,21 @@ def parse_nodes(
     nproc: str = "",
     name: str = "",
 ) -> Nodes | None:
-    """Read the options of the command line; None where they speak of one machine.
+    """Parse the command line options; return None if they describe one machine.
 
     Args:
         nnodes: "N" or "MIN:MAX".
         rdzv: "HOST[,HOST ...][:PORT]".
         node_rank: as `Nodes`.
-        master_addr: torchrun's static way to say where: with `master_port` in place of `rdzv`.
-        master_port: 29500 if it is left out.
+        master_addr: torchrun's static alternative to `rdzv`, together with `master_port`.
+        master_port: default 29500.
         token_file: as `Nodes`.
         join_timeout_s: as `Nodes`.
         nproc: as `Nodes`.
         name: as `Nodes`.
 
     Raises:
-        ConfigError: the options make no sense.
+        ConfigError: the options are invalid or contradict each other.
     """
     match = re.fullmatch(r"(\d+)(?::(\d+))?", nnodes)
     if match is None:

@@ -1,4 +1,4 @@
-"""One connection between a node and the rendezvous: lines in and out, without ever waiting."""
+"""One connection between a node and the rendezvous: reads and writes lines without blocking."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import time
 __all__ = ["BEAT_S", "SILENT_S", "Peer", "PeerGone"]
 
 BEAT_S = 1.0
-SILENT_S = 10.0  # a second each is promised; a machine that many share is late at times
+SILENT_S = 10.0  # heartbeats come every second, later on a busy machine
 _LINE_BYTES = 1 << 18
-_WAITING_BYTES = 1 << 22  # that the other side does not take
+_WAITING_BYTES = 1 << 22  # unsent bytes beyond which the other side counts as lost
 _READ_BYTES = 1 << 16
 _ENDED = "its supervisor has ended"
 
 
 class PeerGone(Exception):  # noqa: N818  (what happened, caught by who watches the connection)
-    """The other side has gone, or is not one of ours.
+    """The other side is gone, or does not speak this protocol.
 
     Attributes:
-        silent: it may still live, behind a link that is cut.
+        silent: whether it may still be alive, behind a network split.
     """
 
     def __init__(self, why: str, *, silent: bool = False) -> None:
@@ -28,23 +28,23 @@ class PeerGone(Exception):  # noqa: N818  (what happened, caught by who watches 
 
     @classmethod
     def after(cls, error: OSError) -> PeerGone:
-        """Tell the death of a process, whose connections the kernel closes, from the loss of the way to it."""
+        """Distinguish the end of the other process, whose kernel closes the connection, from a lost network path."""
         if isinstance(error, (ConnectionResetError, BrokenPipeError)):
             return cls(_ENDED)
         return cls(f"the connection broke ({error.strerror})", silent=True)
 
 
 class Peer:
-    """A socket that moves lines of bounded length.
+    """A non-blocking socket for lines of limited length.
 
     Args:
-        connected: taken over.
+        connected: connected socket; this object owns it.
 
     Attributes:
-        addresses: of this side, and of the other one.
-        begun_s: when it was made, monotonic clock.
-        heard_s: when the other side was last heard.
-        spoken_s: when something was last sent.
+        addresses: address of this side and of the other side.
+        begun_s: when it was created, monotonic clock.
+        heard_s: when a valid message last arrived.
+        spoken_s: when a message was last sent.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -54,7 +54,7 @@ class Peer:
         self._in, self._out = bytearray(), bytearray()
         try:
             self.addresses = _plain(connected.getsockname()[0]), _plain(connected.getpeername()[0])
-        except OSError:  # it has gone already, as the first read will tell
+        except OSError:  # the other side is gone, as the first read will show
             self.addresses = ("", "")
         self.begun_s = self.heard_s = self.spoken_s = time.monotonic()
 
@@ -63,10 +63,10 @@ class Peer:
         return self._socket.fileno()
 
     def read(self) -> list[bytes]:
-        """Return the whole lines that have come.
+        """Return the complete lines that have arrived.
 
         Raises:
-            PeerGone: the other side has closed, or sends what is no line of ours.
+            PeerGone: the other side has closed the connection, or violates the protocol.
         """
         try:
             data = self._socket.recv(_READ_BYTES)
@@ -84,14 +84,14 @@ class Peer:
         return lines
 
     def hear(self) -> None:
-        """Note that the other side has shown itself to be one of ours, and alive."""
+        """Note that the other side is authenticated and alive."""
         self.heard_s = time.monotonic()
 
     def write(self, line: bytes) -> None:
         """Send a line, now or with `flush`.
 
         Raises:
-            PeerGone: the connection is broken, or the other side takes nothing.
+            PeerGone: the connection is broken, or the other side does not read.
         """
         if len(self._out) > _WAITING_BYTES:
             raise PeerGone("it reads nothing")
@@ -100,7 +100,7 @@ class Peer:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits.
+        """Send the buffered data.
 
         Raises:
             PeerGone: the connection is broken.

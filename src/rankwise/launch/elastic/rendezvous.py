@@ -1,4 +1,4 @@
-"""Finding the rendezvous: a host of the list that answers, or this machine if it is the first that can."""
+"""Find the rendezvous: a host of the list that answers, or this machine if it is the first that can hold it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = ["Meeting", "StoppedWhileWaiting"]
 
 _CONNECT_S = 2.0
 _AGAIN_S = 0.5
-_SAY_AFTER_S = 2.0  # nodes are not started in the same second
-_TAKE_OVER_S = 15.0  # how long the hosts before ours in the list have to appear
+_SAY_AFTER_S = 2.0  # print a message only after this time, as nodes do not start at the same moment
+_TAKE_OVER_S = 15.0  # how long to wait for hosts that come before this one in the list
 _STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
 class StoppedWhileWaiting(Exception):  # noqa: N818  (it is asked for, and caught by the supervisor)
-    """A signal asked this node to end before its ranks were started; its number is the argument."""
+    """A signal asked this node to end before its ranks were started; the argument is its number."""
 
 
 class Meeting:
     """Looks for the rendezvous of a run.
 
     Args:
-        nodes: where it may be.
-        loop: that serves signals, and a rendezvous of our own, meanwhile.
-        say: to the console.
+        nodes: the hosts to look at.
+        loop: the event loop, served meanwhile for signals and a rendezvous on this machine.
+        say: prints a message.
 
     Attributes:
-        known: addresses of the hosts of the list, as they were last found; [] while a name is not known.
+        known: addresses of the hosts of the list at the last lookup; [] while a name is unknown.
     """
 
     def __init__(self, nodes: Nodes, loop: Loop, say: Callable[[str], None]) -> None:
@@ -46,16 +46,16 @@ class Meeting:
     def find(
         self, *, dead: Sequence[str] = (), again: bool = False, patience_s: float
     ) -> tuple[str, Peer | socket.socket]:
-        """Return a host and a connection to it, or a listening socket if this machine is to hold the rendezvous.
+        """Return a host and a connection to it, or a listening socket if this machine shall hold the rendezvous.
 
         Args:
-            dead: hosts whose rendezvous is known to have ended: looked at, for they may be back, but not waited for.
-            again: the run has begun: hosts before ours have had their time to appear.
+            dead: hosts whose rendezvous has ended: try them, as they may be back, but do not wait for them.
+            again: whether the run has begun; then do not wait for hosts that come before this one.
             patience_s: how long to try.
 
         Raises:
-            LaunchError: no host of the list was reached in time, with what each said.
-            StoppedWhileWaiting: a signal.
+            LaunchError: no host of the list was reached in time; with the error of each.
+            StoppedWhileWaiting: a signal arrived.
         """
         hosts = list(self._nodes.rendezvous)
         begun_s, troubles = time.monotonic(), dict[str, str]()
@@ -78,10 +78,10 @@ class Meeting:
                 self.pause(_AGAIN_S)
 
     def pause(self, seconds: float) -> None:
-        """Serve the loop until something happens, no longer than so many seconds.
+        """Serve the loop until an event, for at most so many seconds.
 
         Raises:
-            StoppedWhileWaiting: a signal.
+            StoppedWhileWaiting: a signal arrived.
         """
         self._loop.step(seconds)
         while self._loop.signals:
@@ -97,7 +97,7 @@ class Meeting:
         own = [address for address in addresses if is_own(address)]
         if not own:
             return self._connect(host, addresses, troubles)
-        # one that came back after its loss joins the run that went on elsewhere
+        # a host that comes back after a loss joins the run where it continued
         for other in hosts[:number] + hosts[number + 1 :]:
             found = self._connect(other, self._resolve(other), troubles)
             if found is not None:
@@ -148,7 +148,7 @@ class Meeting:
 
 
 def _listen(address: str, port: int) -> socket.socket | None:
-    """Listen on one address alone; None if somebody does already, on this machine too there may be several nodes."""
+    """Listen on one address; None if it is in use, as there may be several nodes on this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,4 @@
-"""What nodes show each other: a token that is never sent, and messages that nobody can make without it."""
+"""Authentication between nodes: messages carry an HMAC with a shared token, which is never sent."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rankwise.errors import ConfigError
 
 __all__ = ["HELLO", "NODE", "TOKEN_VARIABLE", "Seal", "derived_secret", "read_token"]
 
-HELLO = b"rankwise-rendezvous-1 "  # and its nonce: a rendezvous speaks first
-NODE = b"rankwise-node-1 "  # and the node's
+HELLO = b"rankwise-rendezvous-1 "  # first line of a rendezvous, followed by its nonce
+NODE = b"rankwise-node-1 "  # the node's answer, followed by its nonce
 
 TOKEN_VARIABLE = "RANKWISE_TOKEN"  # noqa: S105  (its name)
 _LEAST_CHARACTERS = 16
 
 
 class Seal:
-    """Turns messages of one connection into lines and back; a line is good once, in its place, in one direction.
+    """Turns messages of one connection into lines and back; a line is valid once, in its position and direction.
 
     Args:
-        token: what all nodes of the job know.
+        token: the secret of all nodes of the job.
         nonces: random texts of both sides, new for each connection.
-        ours: what the lines of this side are marked with; the other side has another mark.
-        theirs: the other side's mark.
+        ours: mark of this side's lines in the HMAC; the other side has another mark.
+        theirs: mark of the other side's lines.
     """
 
     def __init__(self, token: str, nonces: str, *, ours: str, theirs: str) -> None:
@@ -39,14 +39,14 @@ class Seal:
         self._sent = self._taken = 0
 
     def line(self, message: Mapping[str, Any]) -> bytes:
-        """Return the line of a message."""
+        """Return the line for a message."""
         text = json.dumps(message)
         code = self._code(self._ours, self._sent, text)
         self._sent += 1
         return f"{code} {text}\n".encode()
 
     def message(self, line: bytes) -> dict[str, Any] | None:
-        """Return the message of a line; None if the other side of this connection has not made it, or not as next."""
+        """Return the message in a line; None if the HMAC or the position in the sequence is wrong."""
         code, _, text = line.decode(errors="replace").rstrip("\n").partition(" ")
         if not hmac.compare_digest(code.encode(), self._code(self._theirs, self._taken, text).encode()):
             return None
@@ -59,18 +59,18 @@ class Seal:
 
 
 def derived_secret(token: str, purpose: str) -> str:
-    """Return a secret for one purpose that tells nothing of the token."""
+    """Return a secret for one purpose, from which the token cannot be derived."""
     return hmac.new(token.encode(), f"rankwise secret {purpose}".encode(), "sha256").hexdigest()[:32]
 
 
 def read_token(path: Path | None) -> tuple[str, str]:
-    """Return the token of this user's jobs, and where it comes from.
+    """Return the token of this user's jobs, and its source.
 
-    From a file if one is given, else RANKWISE_TOKEN, else the user's own file, which is made if there is none: a home
-    that all nodes share gives it to all of them.
+    It comes from the given file, else from RANKWISE_TOKEN, else from the user's own file, which is created if missing.
+    With a home folder on shared storage, all nodes have this file.
 
     Raises:
-        ConfigError: it is too short, or others may read its file.
+        ConfigError: the token is too short, or other users may read its file.
     """
     text = os.environ.get(TOKEN_VARIABLE, "")
     if path is None and text:
@@ -104,7 +104,7 @@ def _own_file() -> Path:
         part = folder / f".token-{secrets.token_hex(8)}"
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(16) + "\n")
-        # whole or not at all, and by one node only where they share the home
+        # atomic, so that only one node creates it in a shared home folder
         with contextlib.suppress(FileExistsError):
             os.link(part, path)
         part.unlink()

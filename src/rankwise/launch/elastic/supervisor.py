@@ -1,4 +1,4 @@
-"""A node's supervisor: finds the rendezvous, runs its part of each round, and tells the other nodes how it went."""
+"""A node's supervisor: find the rendezvous, run this node's ranks in each round, and report how they ended."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from rankwise.launch.verdict import Failure, RankEnd
 __all__ = ["supervise_node"]
 
 _FIND_AGAIN_S = 60.0
-_CALM_S = 0.5  # before another try where something took the connection and let it go
-_TEXT_CHARACTERS = 1 << 15  # of a report that travels
+_CALM_S = 0.5  # wait before another try, if the connection was accepted and closed
+_TEXT_CHARACTERS = 1 << 15  # maximum of a report that is sent
 _OF_STANDSTILLS = {"look", "standstill", "hung"}
 
 
 def supervise_node(job: Job, stage: Stage = ALONE) -> Outcome:
-    """Take part in a run of several nodes, to its end; each node calls it, with the same job but for its own ranks.
+    """Take part in a run of several nodes until it ends; each node calls it with the same job, but its own ranks.
 
-    As `local.supervisor.supervise`: for the main thread of a process without other threads; no rank is left when it
-    returns, or when this process is killed.
+    As for `local.supervisor.supervise`: call it in the main thread of a process without other threads. No rank is left
+    when it returns, or when this process is killed.
 
     Args:
-        job: what to run; its `nodes` are given.
-        stage: where.
+        job: what to run; its `nodes` must be set.
+        stage: the loop, console and spare process to use.
 
     Raises:
-        LaunchError: the nodes do not find each other, do not fit together, or no rendezvous lets this one in.
-        ConfigError: there is no token that could be used.
+        LaunchError: the nodes do not find each other, have different settings, or the rendezvous refuses this node.
+        ConfigError: there is no usable token.
     """
     assert job.nodes is not None
     console = stage.console or Console()
@@ -72,10 +72,10 @@ def supervise_node(job: Job, stage: Stage = ALONE) -> Outcome:
 
 
 class _Node:
-    """One node, for the length of a run.
+    """One node during a run.
 
     Attributes:
-        told: lines of causes that the console has shown.
+        told: the lines of causes already printed.
     """
 
     def __init__(self, job: Job, nodes: Nodes, loop: Loop, console: Console) -> None:
@@ -88,15 +88,15 @@ class _Node:
         self._coordinator: Coordinator | None = None
         self._link: Link | None = None
         self._attempt: Attempt | None = None
-        self._dead: list[str] = []  # hosts whose rendezvous has ended, as far as we know
+        self._dead: list[str] = []  # hosts whose rendezvous is known to have ended
         self._run_id = ""
         self._round = self._failures = self._last_size = self._quorum = self._num_attempts = 0
         self._interrupted: int | None = None
-        self._text = ""  # the whole report of our last failure
-        self._record: dict[str, Any] = {}  # the same for the run directory
+        self._text = ""  # the whole report of this node's last failure
+        self._record: dict[str, Any] = {}  # its entry for the run directory
 
     def run(self) -> Outcome:
-        """Take part until the run is over; meet again elsewhere when the rendezvous is lost."""
+        """Take part until the run is over; look for another rendezvous when one is lost."""
         patience_s = self._nodes.join_timeout_s
         try:
             while True:
@@ -105,7 +105,7 @@ class _Node:
                 if outcome is not None:
                     return outcome
                 if link.welcome:
-                    # who may be cut off waits for the link as long as for any node; the dead do not come back so soon
+                    # after a network split wait as long as for any node; a dead rendezvous will not come back soon
                     patience_s = max(_FIND_AGAIN_S, self._nodes.join_timeout_s if link.silent else 0.0)
                 else:
                     self._meeting.pause(_CALM_S)
@@ -115,7 +115,7 @@ class _Node:
             return Outcome(interrupted=stop.args[0], num_attempts=self._num_attempts)
 
     def close(self) -> None:
-        """Leave, and let the others read the last word if the rendezvous is here."""
+        """Leave the run; if the rendezvous is here, let other nodes read their last message."""
         if self._link is not None:
             self._link.close()
         if self._coordinator is not None:
@@ -123,16 +123,16 @@ class _Node:
         self._port.close()
 
     def failing(self) -> None:
-        """The ranks here are ended because one of them has failed."""
+        """Report that the ranks here are being ended because one of them failed."""
         self._send({"kind": "failing"})
 
     def leaving(self, number: int) -> None:
-        """The ranks here are asked to save and end, by a signal from outside."""
+        """Report that a signal from outside asks the ranks here to save and end."""
         self._interrupted = number
         self._send({"kind": "leaving", "signal": number})
 
     def ask(self, question: Mapping[str, Any]) -> None:
-        """The ranks here stand still: the rendezvous asks all nodes who holds them up."""
+        """Ask the rendezvous which rank of all nodes blocks the ranks here."""
         self._send({"kind": "still", "round": self._round - 1, **question})
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -183,7 +183,7 @@ class _Node:
         return Peer(socket.create_connection(address[:2]))
 
     def _follow(self, link: Link) -> Outcome | None:
-        """Do what the rendezvous says; return how the run ended, None if it goes on elsewhere."""
+        """Follow the rendezvous's messages; return how the run ended, None if it continues at another rendezvous."""
         while True:
             link.check()
             if link.messages:
@@ -201,11 +201,11 @@ class _Node:
                 self._meeting.pause(1.0)
 
     def _hear(self) -> None:
-        """Obey at once what cannot wait for the end of the ranks."""
+        """Handle messages that cannot wait until the ranks end."""
         link = self._link
         assert link is not None
         if self._attempt is not None and (link.lost or _moved(link)):
-            self._attempt.end_with_fellows(in_peace=False)  # what they would save now is another branch of the run
+            self._attempt.end_with_fellows(in_peace=False)  # do not save: that would be another branch of the run
         kept = []
         while link.messages:
             message = link.messages.popleft()
@@ -220,7 +220,7 @@ class _Node:
             elif message["kind"] == "stop" and self._attempt is not None:
                 self._attempt.end_with_fellows(in_peace=bool(message["in_peace"]))
             else:
-                kept.append(message)  # a stop too, that belongs to a start before it
+                kept.append(message)  # including a stop that belongs to a start before it
         link.messages.extend(kept)
 
     def _hear_of_standstill(self, message: Mapping[str, Any]) -> None:
@@ -250,7 +250,7 @@ class _Node:
                 self._console.block(str(message["text"]).partition("\n")[2])
 
     def _take_part(self, link: Link, start: Mapping[str, Any]) -> None:
-        """Run our ranks of a round, and tell how they ended."""
+        """Run this node's ranks of a round, and report how they ended."""
         self._round, self._failures = int(start["round"]) + 1, int(start["failures"])
         self._last_size, self._run_id, self._quorum = int(start["num_nodes"]), str(start["run_id"]), 0
         done: dict[str, Any] = {"status": "stopped"}
@@ -303,7 +303,7 @@ class _Node:
     def _part(self, link: Link, start: Mapping[str, Any]) -> Part:
         own, master = link.own_address, str(start["master_addr"])
         if is_loopback(own) and not is_loopback(master):
-            own = master  # the rendezvous is here: the others know this node by another address than we do
+            own = master  # this node joined over loopback; use the address that other nodes use
         return Part(
             world_size=int(start["world_size"]),
             first_rank=int(start["first_rank"]),
@@ -322,7 +322,7 @@ class _Node:
         if end["exitcode"]:
             rank, code = int(end["rank"]), int(end["exitcode"])
             failure = Failure(rank=rank, headline=line, detail="", status=None, exitcode=code)
-            if self._coordinator is not None and line not in self.told:  # no rank failed: nodes were lost
+            if self._coordinator is not None and line not in self.told:  # no rank failed; nodes were lost
                 self._keep_loss(line, rank, code)
         return Outcome(
             failure=failure,
@@ -333,19 +333,19 @@ class _Node:
         )
 
     def _keep_loss(self, line: str, rank: int, code: int = 1) -> None:
-        """Keep that nodes were lost, and no rank has failed; the node with the rendezvous does."""
+        """Record in the run directory that nodes were lost; only the node of the rendezvous calls this."""
         found = {"time": time.time(), "attempt": self._round - 1, "rank": rank, "cause": line, "exitcode": code}
         keep(self._job.run_dir, found, self._console.say)
 
     def _after_loss(self, link: Link) -> Outcome | None:
-        """The rendezvous is lost: return how the run ends for that, None if it may go on elsewhere."""
+        """Return how the run ends after the loss of the rendezvous, None if it may continue at another one."""
         what = f"the rendezvous at {link.host} is lost: {link.lost}"
         if not link.welcome:
             self._console.say(what)
             return None
         if self._interrupted is not None:
             return Outcome(interrupted=self._interrupted, num_attempts=self._num_attempts)
-        # who is silent may have lived on: it is looked for too, and may let us in again
+        # a silent rendezvous may still be alive: look for it too, as it may accept this node again
         self._dead = [] if link.silent else [link.host]
         others = [host for host in self._nodes.rendezvous if host != link.host]
         self._failures += not self._nodes.elastic and self._round > 0
@@ -353,7 +353,7 @@ class _Node:
             why = "--rdzv names no other host" if not others else "no restart is left (--max-restarts)"
             failure = Failure(rank=0, headline=what, detail="", status=None, exitcode=1)
             return Outcome(failure=failure, num_attempts=self._num_attempts, text=f"{what}; {why}")
-        # who is silent may go on without us: only the greater part of the nodes may go on without it
+        # a silent rendezvous may continue without this node: only a majority of the nodes may continue without it
         self._quorum = self._last_size // 2 + 1 if link.silent else 0
         self._console.say(
             f"{what}; looking for {'it, or ' * link.silent}another one{',' * link.silent} at {', '.join(others)}"
@@ -361,7 +361,7 @@ class _Node:
         return None
 
     def _move(self, link: Link, host: str) -> None:
-        """The rendezvous has seen that another one has more of the run: all of its nodes go there."""
+        """Leave this rendezvous for another one that ranks higher, together with all its nodes."""
         self._console.say(f"the run is, or goes on, at the rendezvous of {host}: this node leaves {link.host} for it")
         self._dead = []
         link.close()

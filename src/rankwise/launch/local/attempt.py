@@ -1,4 +1,4 @@
-"""One attempt: all ranks are started together, watched together, and ended together."""
+"""One attempt: start all ranks, watch them, and end all of them together."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt"]
 
-CHECK_INTERVAL_S = 1.0  # how often to look whether the ranks still move
-HELD_S = 0.05  # how soon to look again whether a slow console has room
-DRAIN_S = 0.5  # how long output may still come after the last rank has ended
+CHECK_INTERVAL_S = 1.0  # how often to check whether the ranks still make progress
+HELD_S = 0.05  # how soon to check again whether a slow console has room
+DRAIN_S = 0.5  # how long to read output after the last rank has ended
 SHUTDOWN_AFTER_FAILURE_S = 5.0
 SHUTDOWN_FROM_OUTSIDE_S = 30.0
 
 
 class Attempt:
-    """Starts the ranks once and stays with them until the last has ended.
+    """Starts the ranks once and watches them until the last one has ended.
 
     Args:
         job: the launch.
-        number: which attempt of it, from 0.
+        number: number of the attempt in this launch, from 0.
         run_id: name of the launch.
-        loop: entered by the caller.
+        loop: the event loop, entered by the caller.
         console: where output goes.
-        logs: existing folder for this attempt's logs, None for none.
+        logs: existing folder for this attempt's logs, None for no logs.
         part: which ranks of the world are on this machine; None: all of them.
         fellows: the other nodes, None if there are none.
         spare: a process that may become the fork server; the caller closes it.
@@ -67,7 +67,7 @@ class Attempt:
         spare: Spare | None = None,
     ) -> None:
         self.interrupted: int | None = None
-        self.furthest_step: int | None = None  # that a rank said it works on, once all have ended
+        self.furthest_step: int | None = None  # highest step that a rank reported; set after all have ended
         self.hidden_lines: dict[int, int] = {}
         self._job, self._number, self._run_id = job, number, run_id
         self._loop, self._console, self._logs = loop, console, logs
@@ -75,20 +75,20 @@ class Attempt:
         self._ranks: list[RankProcess] = []
         self._wires: list[Wires] = []
         self._open_pumps: set[Pump] = set()
-        self._held: list[Pump] = []  # not read from now, because the console is behind
+        self._held: list[Pump] = []  # pumps that are paused because the console is behind
         first = part.first_rank if part is not None else 0
         self._mergers = make_mergers(range(first, first + job.num_ranks), job.show, console)
-        self._judge: Judge | None = None  # once the ranks have been started
-        self._stop_s: float | None = None  # when we first asked the ranks to end
-        self._kill_s: float | None = None  # when patience ends
+        self._judge: Judge | None = None  # set once the ranks are started
+        self._stop_s: float | None = None  # when the ranks were first asked to end
+        self._kill_s: float | None = None  # when they will be killed
         self._all_ended_s: float | None = None
         self._begun_s = time.monotonic()
         self._next_check_s = self._begun_s + CHECK_INTERVAL_S
 
     def run(self) -> tuple[Failure | None, list[RankEnd]]:
-        """Run the ranks to their end; return the root cause of a failure, None without one, and every rank's end."""
+        """Run the ranks until they end; return the root cause of a failure (or None) and every rank's end."""
         port = HeldPort(self._job.master_port) if self._part is None else None
-        self._folder = vitals.make_folder(sweep=False)  # a sweep loads shutil
+        self._folder = vitals.make_folder(sweep=False)  # a sweep would import shutil
         try:
             self._start(self._part or self._all_of_it(port))
             judge = self._judge = self._call_judge()
@@ -103,7 +103,7 @@ class Attempt:
                 self._take_signals()
                 self._act(judge)
             while self._stop_s is None and judge.awaits_fellows(time.monotonic()):
-                self._loop.step(CHECK_INTERVAL_S)  # our ranks have ended, the one that they waited for has not
+                self._loop.step(CHECK_INTERVAL_S)  # all ended here; a rank on another node may be the cause
                 self._take_signals()
             verdict = judge.decide()
         finally:
@@ -113,7 +113,7 @@ class Attempt:
         return verdict
 
     def describe(self, failure: Failure, ends: list[RankEnd]) -> dict[str, Any]:
-        """Return how it ended, once it has, as the run directory keeps it (`launch.failures`)."""
+        """Return how the attempt ended, in the form of `launch.failures`; call it after the end."""
         from rankwise.launch import failures
 
         world_size = self._job.num_ranks if self._part is None else self._part.world_size
@@ -121,7 +121,7 @@ class Attempt:
         return failures.describe(failure, ends, attempt=self._number, world_size=world_size, step=step, logs=logs)
 
     def _call_judge(self) -> Judge:
-        """Load what is not needed for a start while the ranks load theirs; not later: it might be gone, or another."""
+        """Import the other modules while the ranks start; later, an upgrade may have changed or removed the files."""
         import shutil  # noqa: F401  (for the folders, at the end)
 
         import rankwise.launch.outcome  # noqa: F401  (for the last word)
@@ -166,7 +166,7 @@ class Attempt:
                 server.close()
 
     def _fork_server(self, seats: Sequence[Seat], environments: Sequence[Mapping[str, str]]) -> ForkServer | None:
-        """Return what forks the ranks, None for ranks that are started one by one; a signal may end us meanwhile."""
+        """Return a fork server for the ranks, None to start them one by one; a signal may end the attempt meanwhile."""
         from rankwise.launch.local.fork_client import ENDING, open_server
 
         server = open_server(self._job, seats, environments, self._loop, meanwhile=self._call_judge, spare=self._spare)
@@ -193,7 +193,7 @@ class Attempt:
 
     @property
     def num_started(self) -> int:
-        """How many ranks could be started."""
+        """Return how many ranks were started."""
         return len(self._ranks)
 
     def _alive(self) -> list[RankProcess]:
@@ -205,11 +205,11 @@ class Attempt:
         if self._all_ended_s is None:
             end_sessions({process.pid for process in self._ranks})
         if self._all_ended_s is None or self._held:
-            self._all_ended_s = time.monotonic()  # what was written before the end is still to be read
+            self._all_ended_s = time.monotonic()  # output from before the end may still be in the pipes
         return not self._open_pumps or time.monotonic() > self._all_ended_s + DRAIN_S
 
     def _patience(self) -> float | None:
-        """Seconds until something must be looked at even if nothing happens."""
+        """Return the seconds until the next check that is due even without an event."""
         waits = [self._next_look(), HELD_S if self._held else None, *(p.unfinished_s() for p in self._open_pumps)]
         waits += [merger.waits_s() for merger in self._mergers.values()]
         return min((wait for wait in waits if wait is not None), default=None)
@@ -222,7 +222,7 @@ class Attempt:
             return None if self._kill_s is None else max(0.0, self._kill_s - now) + 0.001
         settled = self._judge.settled_s() if self._judge is not None else None
         if self._judge is not None and self._judge.is_asking:
-            return CHECK_INTERVAL_S  # the other nodes, and their answer wakes us
+            return CHECK_INTERVAL_S  # wait for the other nodes; their answer wakes the loop
         return max(0.0, (self._next_check_s if settled is None else settled) - now) + 0.001
 
     def _read_report(self, process: RankProcess) -> None:
@@ -238,7 +238,7 @@ class Attempt:
             self._open_pumps.discard(pump)
 
     def _let_go(self) -> None:
-        """Read on where the console has room again, or where nobody reads it any more."""
+        """Resume paused pumps if the console has room again, or has lost its reader."""
         held, self._held = self._held, []
         for pump in held:
             if self._console.is_full(pump.stream):
@@ -270,7 +270,7 @@ class Attempt:
                 self.interrupt(number)
 
     def _suspend(self) -> None:
-        """Ctrl-Z: the ranks, which have sessions of their own, stop and go on together with us."""
+        """Handle Ctrl-Z: stop and continue the ranks together with this process; they have sessions of their own."""
         for process in self._alive():
             process.send(signal.SIGSTOP)
         signal.raise_signal(signal.SIGSTOP)
@@ -280,7 +280,7 @@ class Attempt:
             self._judge.reset()
 
     def interrupt(self, number: int) -> None:
-        """End the ranks because of a signal from outside; the second one kills them at once."""
+        """End the ranks because of a signal from outside; a second signal kills them at once."""
         if self.interrupted is not None:
             self._kill()
             return
@@ -300,7 +300,7 @@ class Attempt:
         return default if self._job.shutdown_timeout_s is None else self._job.shutdown_timeout_s
 
     def _stop_the_others(self) -> None:
-        """End what a failure has left: nothing can be saved together any more."""
+        """End the ranks that a failure has left; they cannot save a common checkpoint any more."""
         if self._fellows is not None:
             self._fellows.failing()
         self._stop_at_once()
@@ -310,14 +310,14 @@ class Attempt:
         self._stop(signal.SIGTERM, self._shutdown_s(SHUTDOWN_AFTER_FAILURE_S))
 
     def end_with_fellows(self, *, in_peace: bool) -> None:
-        """End the ranks because other nodes end theirs; in peace: they may save, together."""
+        """End the ranks because other nodes end theirs; `in_peace`: all ranks may save a checkpoint first."""
         if not in_peace:
             self._stop_at_once()
         elif self._stop_s is None:
             self._stop(signal.SIGTERM, self._grace_s())
 
     def view(self, *, final: bool) -> dict[str, Any]:
-        """Return what is seen of the ranks here that run, see `Judge.view`; final: a culprit's attempt is ended."""
+        """Return the state of the running ranks here, see `Judge.view`; `final`: the answer will end the attempt."""
         if self._judge is None or self._stop_s is not None:
             return {"quiet_s": None, "missing": [], "ranks": []}
         if final:
@@ -325,12 +325,12 @@ class Attempt:
         return self._judge.view()
 
     def note_standstill(self) -> None:
-        """A standstill of all nodes was told."""
+        """Note that a standstill of all nodes was reported."""
         if self._judge is not None:
             self._judge.note_told()
 
     def blame(self, failure: Failure | None) -> None:
-        """End the ranks because one of them holds up those of all nodes; None: nobody can be named."""
+        """End the ranks because one of them blocks the ranks of all nodes; None: no culprit was found here."""
         if self._judge is not None and self._stop_s is None:
             self._judge.note_blamed(failure)
             if failure is not None:
@@ -355,14 +355,14 @@ class Attempt:
             process.ask_to_end(signal.SIGKILL)
 
     def _act(self, judge: Judge) -> None:
-        """Act on what has happened: a failure, a hang, the end of patience."""
+        """Act on a failure, a hang, or the end of the time to shut down."""
         now = time.monotonic()
         if self._kill_s is not None and now >= self._kill_s:
             self._kill()
         if self._stop_s is not None or not self._alive():
             return
         if any(process.status == Interrupted.EXIT_CODE for process in self._ranks):
-            # all have agreed to end, and saved: the others are on their way out
+            # all ranks agreed to end, and saved: the others are exiting too
             self._note_stop(now)
             self._kill_s = now + self._grace_s()
             return
@@ -377,7 +377,7 @@ class Attempt:
                 self._stop_the_others()
 
     def _clean_up(self) -> None:
-        """Leave nothing: no process, no descriptor, no folder."""
+        """Remove every process, descriptor and folder of the attempt."""
         self._kill()
         for process in self._ranks:
             if process.status is None:

@@ -1,4 +1,4 @@
-"""Which cores each rank may use, and how many threads: its seat on the machine."""
+"""Which cores each rank may use, and with how many threads: its seat."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Seat", "seat_ranks", "seated", "seats_of"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seat:
-    """What a rank has of this machine.
+    """The cores and threads of one rank.
 
     Attributes:
         cpus: hardware threads that it may run on; None: all that the launcher may use.
-        num_threads: its part of them, at least 1: hardware threads by the ranks that share them, and no more than its
-            part of a container's quota.
+        num_threads: its share of them, at least 1: the hardware threads divided by the ranks that share them, and at
+            most its share of a container's quota.
     """
 
     cpus: frozenset[int] | None
@@ -42,16 +42,16 @@ def seats_of(job: Job) -> list[Seat]:
 def seat_ranks(
     binding: str, num_ranks: int, *, topology: Topology, usable_cores: int, ranks_per_gpu: int = 1
 ) -> list[Seat]:
-    """Give every rank of this machine its cores.
+    """Assign cores to every rank of this machine.
 
     Args:
-        binding: "none": all of them; "numa": those of the NUMA node of its GPU, else of its turn among the nodes (of
-            several nodes if there are fewer ranks than nodes); "core": its own part of these, whole cores as long as
-            there are enough; "auto": "numa" if the node of every rank's GPU is known and there are several nodes, else
-            "none": two launches that know nothing of each other would sit on the same cores, while others are idle.
+        binding: "none": all cores. "numa": those of its GPU's NUMA node; without a GPU the ranks are spread over the
+            nodes (several nodes per rank if there are fewer ranks). "core": its own part of these, whole cores if there
+            are enough. "auto": "numa" if there are several nodes and the node of every rank's GPU is known. Else
+            "none", as two independent launches would bind to the same cores.
         num_ranks: ranks on this machine.
-        topology: what the launcher may use.
-        usable_cores: as many of these as a quota leaves.
+        topology: the cores and GPUs that the launcher may use.
+        usable_cores: how many of these cores a quota allows.
         ranks_per_gpu: how many ranks compute on one GPU.
     """
     gpus = [topology.gpus[rank // ranks_per_gpu : rank // ranks_per_gpu + 1] for rank in range(num_ranks)]
@@ -72,7 +72,7 @@ def seat_ranks(
 
 
 def _rooms(near: Sequence[int | None], topology: Topology) -> list[tuple[int, ...]]:
-    """Return for each rank the hardware threads of its node, or of its nodes."""
+    """Return for each rank the hardware threads of its node or nodes."""
     nodes, num_ranks, threads = sorted(topology.nodes), len(near), topology.threads
     home = {thread: node for node in nodes for thread in topology.nodes[node]}
     rooms = []
@@ -81,14 +81,14 @@ def _rooms(near: Sequence[int | None], topology: Topology) -> list[tuple[int, ..
             mine = [node]
         elif num_ranks < len(nodes):
             mine = nodes[rank * len(nodes) // num_ranks : (rank + 1) * len(nodes) // num_ranks]
-        else:  # in proportion to the nodes' cores, which a CPU set may have cut unequally
+        else:  # in proportion to the nodes' cores, whose number may differ under a CPU set
             mine = [home[threads[min(len(threads) - 1, (2 * rank + 1) * len(threads) // (2 * num_ranks))]]]
         rooms.append(tuple(thread for number in mine for thread in topology.nodes[number]))
     return rooms
 
 
 def _cut(rooms: Sequence[tuple[int, ...]], topology: Topology) -> list[tuple[int, ...]]:
-    """Give each rank of a room its own part of it: whole cores, else single threads, else one in turn with others."""
+    """Split a room among its ranks: whole cores, else single threads, else threads shared in turn."""
     cut = []
     for rank, room in enumerate(rooms):
         mine, sharers = rooms[:rank].count(room), rooms.count(room)
@@ -102,7 +102,7 @@ def _cut(rooms: Sequence[tuple[int, ...]], topology: Topology) -> list[tuple[int
 
 @contextlib.contextmanager
 def seated(seat: Seat) -> Iterator[None]:
-    """Let what this thread starts inside begin on a rank's cores: before its first page of memory is placed."""
+    """Bind this thread to a rank's cores; a process started inside is bound before it allocates memory."""
     if seat.cpus is None or not hasattr(os, "sched_setaffinity"):
         yield
         return

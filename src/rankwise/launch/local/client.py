@@ -1,4 +1,4 @@
-"""The caller's side of `rankwise.run`: start the supervisor's process, listen to it, take the values."""
+"""The caller's side of `rankwise.run`: start the supervisor's process, read its messages, receive the values."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def call_ranks(prepare: Callable[[], tuple[Mapping[str, Any], bytes]], hint: tup
     """Run a packed call on ranks and return their values.
 
     Args:
-        prepare: returns the options, as `service` reads them, and the data that `pack_call` makes; called while the
-            supervisor's process loads, which ends if it raises.
-        hint: file and name of the function, if the ranks may be forked for it.
+        prepare: returns the options, as `service` reads them, and the data from `pack_call`. It is called while the
+            supervisor's process starts; if it raises, that process ends.
+        hint: file and name of the function, if its ranks may be forked.
 
     Raises:
         RankFailure: a rank failed.
@@ -43,7 +43,7 @@ def call_ranks(prepare: Callable[[], tuple[Mapping[str, Any], bytes]], hint: tup
             options, call = prepare()
             values = _exchange(link, process, streams, options, call)
         finally:
-            link.close()  # this ends a supervisor that has not got its call
+            link.close()  # ends a supervisor that has not received its call
             _end(process, streams)
     return [_loads(rank, value) for rank, value in enumerate(values)]
 
@@ -51,7 +51,7 @@ def call_ranks(prepare: Callable[[], tuple[Mapping[str, Any], bytes]], hint: tup
 def _exchange(
     link: Link, process: subprocess.Popen[bytes], streams: dict[int, _Copier], options: Mapping[str, Any], call: bytes
 ) -> list[bytes]:
-    """Send the call to the supervisor, copy what the ranks write, and return their values."""
+    """Send the call to the supervisor, copy the ranks' output, and return their values."""
     is_sent = False
     try:
         link.send(json.dumps(options).encode())
@@ -60,7 +60,7 @@ def _exchange(
         answer = _listen(link, streams)
         return [] if _raise_failure(answer) else [link.receive() for _ in range(options["num_ranks"])]
     except KeyboardInterrupt:
-        if is_sent:  # else it waits for the rest, which does not come: the end of the link ends it
+        if is_sent:  # else the supervisor still waits for the call, and ends when the link is closed
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(EOFError, OSError):
                 _listen(link, streams)
@@ -70,11 +70,11 @@ def _exchange(
 
 
 def _start_service(far_link: Link, hint: tuple[str, str] | None) -> subprocess.Popen[bytes]:
-    """Start it in a session of its own: Ctrl-C comes to us, and we pass it on, from the first moment."""
+    """Start the supervisor in its own session: only this process gets Ctrl-C, and forwards it."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.service"]
     out, err = (subprocess.PIPE if sink is not None else None for sink in _sinks())
-    # it unblocks the signal when it is ready for it; before, it would die of it with a traceback of its own
+    # start it with SIGINT blocked: it unblocks the signal once its handler is set; before, SIGINT would kill it
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with far_link, contextlib.ExitStack() as stack:
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
@@ -82,7 +82,7 @@ def _start_service(far_link: Link, hint: tuple[str, str] | None) -> subprocess.P
             [*command, str(far_link.fileno()), *(hint or ())],
             pass_fds=(far_link.fileno(),),
             start_new_session=True,
-            stdin=subprocess.DEVNULL if out is not None and "ipykernel" in sys.modules else None,  # nobody types there
+            stdin=subprocess.DEVNULL if out is not None and "ipykernel" in sys.modules else None,  # no stdin there
             stdout=out,
             stderr=err,
             env=_environment(),
@@ -90,7 +90,7 @@ def _start_service(far_link: Link, hint: tuple[str, str] | None) -> subprocess.P
 
 
 def _environment() -> dict[str, str]:
-    """Return our variables, but for a notebook's way to draw figures, which works in its kernel only."""
+    """Return this process's variables; replace a notebook's matplotlib backend, which works only in its kernel."""
     env = dict(os.environ)
     if "inline" in env.get("MPLBACKEND", ""):
         env["MPLBACKEND"] = "agg"
@@ -98,7 +98,7 @@ def _environment() -> dict[str, str]:
 
 
 def _sinks() -> tuple[IO[str] | None, IO[str] | None]:
-    """Return our stdout and stderr where they are not the real ones (notebook, test), which the ranks cannot share."""
+    """Return sys.stdout and sys.stderr if they replace the real streams (notebook, test): ranks cannot inherit them."""
     return (
         None if _is_real(sys.stdout, 1) else sys.stdout,
         None if _is_real(sys.stderr, 2) else sys.stderr,
@@ -106,19 +106,19 @@ def _sinks() -> tuple[IO[str] | None, IO[str] | None]:
 
 
 class _Copier:
-    """Copies what the ranks write to a stream that is no descriptor, as it comes.
+    """Copies the ranks' output to a stream without a file descriptor, as it arrives.
 
     Args:
-        sink: where it goes.
+        sink: the stream to write to.
     """
 
     def __init__(self, sink: IO[str]) -> None:
         self._sink = sink
-        # what is read at once may end within a character
+        # a read may end in the middle of a character
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def copy(self, fd: int) -> bool:
-        """Copy what is there; return False at the end."""
+        """Copy the available data; return False at the end of the stream."""
         data = os.read(fd, 1 << 16)
         self._sink.write(self._decoder.decode(data, final=not data))
         self._sink.flush()
@@ -126,7 +126,7 @@ class _Copier:
 
 
 def _streams(process: subprocess.Popen[bytes]) -> dict[int, _Copier]:
-    """Return what we copy: descriptor to read, and what takes it."""
+    """Return the streams to copy: descriptor to read -> its copier."""
     pairs = zip((process.stdout, process.stderr), _sinks(), strict=True)
     return {pipe.fileno(): _Copier(sink) for pipe, sink in pairs if pipe is not None and sink is not None}
 
@@ -139,7 +139,7 @@ def _is_real(stream: Any, fd: int) -> bool:
 
 
 def _listen(link: Link, streams: dict[int, _Copier]) -> dict[str, Any]:
-    """Copy the ranks' output to our stdout and stderr until the answer comes."""
+    """Copy the ranks' output to this process's stdout and stderr until the answer arrives."""
     while True:
         waiting = select.poll()
         for fd in (link.fileno(), *streams):
@@ -152,7 +152,7 @@ def _listen(link: Link, streams: dict[int, _Copier]) -> dict[str, Any]:
 
 
 def _end(process: subprocess.Popen[bytes], streams: dict[int, _Copier]) -> None:
-    """Take the last output and wait for the supervisor, which ends once our end of the link is closed."""
+    """Copy the last output and wait for the supervisor, which ends once this end of the link is closed."""
     for fd, copier in streams.items():
         while copier.copy(fd):
             pass
@@ -186,7 +186,7 @@ def _raise_failure(answer: Mapping[str, Any]) -> bool:
 
 
 def _loads(rank: int, value: bytes) -> Any:
-    # what the main program defines has this name on the ranks, which import it in multiprocessing's way
+    # the ranks import the main program under this name, as multiprocessing does; pickled values refer to it
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     try:
         return pickle.loads(value)  # noqa: S301  (from our own ranks)

@@ -1,4 +1,4 @@
-"""The supervisor's own stdout and stderr, on which whole lines of many ranks meet."""
+"""The supervisor's own stdout and stderr, to which it writes the ranks' output in whole lines."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from collections import deque
 __all__ = ["Console"]
 
 _FDS = {"out": 1, "err": 2}
-_LIMIT_BYTES = 1 << 20  # that wait for a reader, of one console
-_SLICE_BYTES = 4096  # what a pipe takes at once: how much of a slow reader's progress is seen
-_STALL_S = 5.0  # without any progress: nobody reads
-_LOOK_S = 0.25  # what one look at a standstill counts at most
+_LIMIT_BYTES = 1 << 20  # of output that wait for the console's reader
+_SLICE_BYTES = 4096  # what a pipe accepts at once; the unit in which a slow reader's progress is measured
+_STALL_S = 5.0  # without progress of the reader: treat it as stopped
+_LOOK_S = 0.25  # the most that one check may add to the idle time
 
 
 class Console:
-    """Writes lines and raw bytes to this process's stdout and stderr, and never waits for who reads them.
+    """Writes lines and raw bytes to this process's stdout and stderr, and never blocks on their reader.
 
-    Who reads may have stopped (a pager, Ctrl-S, a frozen ssh): the supervisor must hear of signals and deaths all the
-    same. So a thread of its own writes. A reader that is slow makes the ranks wait (`is_full`), as it does those that
-    run alone; what comes while nobody reads is dropped beyond a megabyte, and how much is said in its place. Our own
-    messages are never dropped. A terminal that has gone for good is forgotten; the run goes on.
+    The reader may have stopped (a pager, Ctrl-S, a frozen ssh), but the supervisor must still react to signals and
+    exits. So a separate thread writes. A slow reader makes the ranks wait (`is_full`), as it would without a
+    supervisor. While nobody reads, output beyond a megabyte is dropped, and a message says how much. The supervisor's
+    own messages are never dropped. If the terminal is closed, writing to it stops and the run goes on.
     """
 
     def __init__(self) -> None:
         self._in_line = {"out": False, "err": False}
-        # in one order where both end in the same place; else one that is blocked does not hold up the other
+        # if both go to one file, a shared outlet keeps the order; else a blocked stream must not block the other
         out = _Outlet()
         self._outlets = {"out": out, "err": out if _is_same(1, 2) else _Outlet()}
 
@@ -41,45 +41,45 @@ class Console:
             return False
 
     def is_full(self, stream: str) -> bool:
-        """Whether its reader is behind, but reads: then who writes to it should wait."""
+        """Whether the reader is behind but still reads; then writers should wait."""
         return self._outlets[stream].is_full()
 
     def raw(self, stream: str, data: bytes) -> None:
-        """Write bytes as they are; they may end in the middle of a line."""
+        """Write bytes unchanged; they may end in the middle of a line."""
         if data:
             self._outlets[stream].put(_FDS[stream], data)
             self._in_line[stream] = data[-1:] not in b"\r\n"
 
     def line(self, stream: str, line: bytes, *, ours: bool = False) -> None:
-        """Write one line, on a line of its own; our own are never dropped."""
+        """Write one line, starting on a new line; a line with `ours` is never dropped."""
         text = line if line.endswith(b"\n") else line + b"\n"
         self._outlets[stream].put(_FDS[stream], b"\n" + text if self._in_line[stream] else text, must=ours)
         self._in_line[stream] = False
 
     def say(self, text: str) -> None:
-        """Write a message of the supervisor itself to stderr; every line of it names the speaker."""
+        """Write a message of the supervisor itself to stderr; every line starts with "rankwise: "."""
         for line in text.splitlines():
             self.line("err", f"rankwise: {line}".encode(), ours=True)
 
     def block(self, text: str) -> None:
-        """Write a text to stderr as it is."""
+        """Write a text to stderr unchanged."""
         self.line("err", text.encode("utf-8", "backslashreplace"), ours=True)
 
     def flush(self) -> None:
-        """Wait until everything is written, or until a Ctrl-C; for the end, when nothing else can happen."""
+        """Wait until everything is written, or until Ctrl-C; to be called last."""
         with contextlib.suppress(KeyboardInterrupt):
             for outlet in self._outlets.values():
                 outlet.flush()
 
 
 class _Outlet:
-    """What waits to be written to one place, and the thread that writes it."""
+    """The queue of output for one file, and the thread that writes it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._queue: deque[tuple[int, bytes]] = deque()
         self._num_bytes = self._num_dropped = 0
-        self._idle_s = self._looked_s = 0.0  # for how long nothing was written, and when that was last looked at
+        self._idle_s = self._looked_s = 0.0  # time without a write, and when that was last updated
         self._thread: threading.Thread | None = None
         self._lost: set[int] = set()
 
@@ -105,18 +105,18 @@ class _Outlet:
             alone = self._thread is None
             while self._num_bytes and not alone:
                 self._changed.wait(0.2)
-        if alone:  # nothing else can happen any more, so this thread may wait for the reader
+        if alone:  # there is no writer thread, and nothing else to do: this thread may block on the reader
             self._write(until_empty=True)
 
     def _start(self) -> None:
-        """Have a thread that writes; holds the lock."""
+        """Start the writer thread if there is none; the caller holds the lock."""
         if self._thread is not None or not self._queue:
             return
-        # a daemon: a reader that has stopped must not keep the program
+        # a daemon thread: a stopped reader must not keep the process alive
         thread = threading.Thread(target=self._write, name="rankwise-console", daemon=True)
         try:
-            thread.start()  # does not wait for what the thread does first, which is to ask for the lock
-        except RuntimeError:  # the system has no more threads, which the run must survive: the next line tries again
+            thread.start()  # returns without waiting for the new thread, which first acquires the lock held here
+        except RuntimeError:  # no more threads: the run must survive that, and the next line tries again
             return
         self._thread = thread
 
@@ -127,14 +127,14 @@ class _Outlet:
         self._num_bytes += len(data)
 
     def _note_dropped(self, fd: int) -> None:
-        """Say at the place of what was dropped how much it was."""
+        """Write how many bytes were dropped, in their place."""
         dropped, self._num_dropped = self._num_dropped, 0
         if dropped:
             text = f"\nrankwise: {dropped:,} bytes of output are left out here: nobody read the console\n"
             self._append(fd, text.encode())
 
     def _is_stalled(self) -> bool:
-        # time that nobody looked at does not count: the machine may have slept, or had no core for us
+        # cap the time since the last check: the machine may have been suspended, or this process got no CPU time
         now = time.monotonic()
         self._idle_s += min(now - self._looked_s, _LOOK_S)
         self._looked_s = now
@@ -156,13 +156,13 @@ class _Outlet:
                 self._changed.notify_all()
 
     def _write_slice(self, fd: int, data: bytes) -> None:
-        """Write a piece; once the reader has gone, write nothing more (the run and its logs go on)."""
+        """Write a slice; after the reader has gone, write nothing more (the run and its logs go on)."""
         num_bytes = len(data)
         while data and fd not in self._lost:
             try:
                 data = data[os.write(fd, data) :]
             except BlockingIOError:
-                select.select([], [fd], [], 1.0)  # another program made our terminal non-blocking
+                select.select([], [fd], [], 1.0)  # another program made this terminal non-blocking
             except OSError:
                 self._lost.add(fd)
         with self._changed:

@@ -1,4 +1,4 @@
-"""The variables of a rank: torchrun's names and meanings, and a few of our own."""
+"""The environment variables of a rank: torchrun's names and meanings, and some of rankwise."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from rankwise.launch.local.binding import Seat
 
 __all__ = ["Part", "rank_environment"]
 
-# what an outer launch has left in our own environment and must not reach these ranks; RANKWISE_RUN_DIR and
-# RANKWISE_RESUME are the user's, and stay
+# variables that an outer launch left in this environment and that must not reach these ranks; RANKWISE_RUN_DIR and
+# RANKWISE_RESUME belong to the user and stay
 _OURS = ("RANKWISE_FRESH", "RANKWISE_STORE_FILE", "RANKWISE_VITALS")
-# and what the ranks need not know: the token is between supervisors
+# variables that the ranks do not need: only supervisors use the token
 _STALE = (*_OURS, "RANKWISE_TOKEN", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
 
 
-# what the ranks of this process's launches show each other when they meet, see world/arrival
+# the ranks of this process's launches authenticate each other with this secret, see world/arrival
 _SECRET = os.urandom(16).hex()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Which ranks of a world are on this machine; one machine has all of them.
+    """Which ranks of a world are on this machine; by default all of them.
 
     Attributes:
         world_size: ranks on all nodes.
-        first_rank: global rank of this node's first one; the others follow.
-        node_rank: which node this is.
-        num_nodes: of the world.
+        first_rank: global rank of this node's first rank; the others follow.
+        node_rank: number of this node.
+        num_nodes: number of nodes of the world.
         master_addr: where rank 0 listens.
-        master_port: its port, which its node holds.
-        secret: what the ranks of all nodes show each other when they meet; "" takes this process's own.
-        interface: through which the other nodes are reached, "" leaves it to the libraries.
+        master_port: its port, held by the supervisor of its node.
+        secret: with which the ranks of all nodes authenticate each other; "" takes this process's own secret.
+        interface: network interface to the other nodes, "" leaves the choice to the libraries.
     """
 
     world_size: int
@@ -52,15 +52,15 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return the whole environment of a rank.
 
-    `OMP_NUM_THREADS` is the rank's part of the cores that this process may use, unless it is set already or there is
-    one rank only, which has all of them (torchrun forces 1, which leaves most of a machine idle).
+    `OMP_NUM_THREADS` is the rank's share of the cores that this process may use, unless it is already set, or a single
+    rank has all cores (torchrun sets 1, which leaves most of a machine idle).
 
     Args:
         job: the launch.
-        part: which ranks of the world are here.
+        part: which ranks of the world are on this machine.
         rank: global rank.
-        seat: its part of the machine.
-        attempt: which attempt of this launch, from 0.
+        seat: its cores and threads.
+        attempt: number of the attempt in this launch, from 0.
         run_id: name of this launch, the same for all of its attempts.
         vitals: folder for the vitals of this attempt.
     """
@@ -69,9 +69,9 @@ def rank_environment(
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     env.setdefault("RANKWISE_SECRET", _SECRET)
     if part.secret:
-        env["RANKWISE_SECRET"] = part.secret  # an outer launch may have left another one on each node
+        env["RANKWISE_SECRET"] = part.secret  # an outer launch may have left a different secret on each node
     if part.interface:
-        # by itself gloo takes the address of the host's name, which may be one that other nodes do not reach
+        # by default gloo uses the address of the host name, which other nodes may not be able to reach
         env.setdefault("GLOO_SOCKET_IFNAME", part.interface)
         env.setdefault("NCCL_SOCKET_IFNAME", f"={part.interface}")
     threads = job.num_threads

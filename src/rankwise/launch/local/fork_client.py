@@ -1,4 +1,4 @@
-"""The supervisor's side of a fork server: whether the ranks of an attempt can be forked from one, and the server."""
+"""The supervisor's side of a fork server: decide whether an attempt's ranks can be forked, and run the server."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ START = "RANKWISE_START"
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "ROLE_RANK", "RANKWISE_CORES"})
-# what loads itself into a process before its program, and may look at which one it is
+# tools that load into a process before its program, and may behave differently per process
 _TOOLS = ("LD_PRELOAD", "LD_AUDIT", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "COV_CORE_SOURCE")
-_READY_S = 300.0  # for an import of torch from a slow disk; what takes longer is left to the ranks
+_READY_S = 300.0  # limit for importing torch, sized for a slow disk; after it the ranks are started one by one
 _FORK_S = 60.0
 _AT_START = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TZ", "HOME")
-_MAX_ENV = 1 << 15  # characters: all of it may have to be told
+_MAX_ENV = 1 << 15  # characters; all variables may have to be sent in one message
 _GPUS = ("/dev/dxg", "/dev/kfd")
 
 
 def names_to_load(job: Job, seats: Sequence[Seat], environments: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """Return what a fork server of these ranks would load, () if they are to be started one by one.
+    """Return the modules that a fork server of these ranks would import, () to start them one by one.
 
     Args:
         job: the launch.
-        seats: of its ranks.
-        environments: of its ranks.
+        seats: the seats of its ranks.
+        environments: the environments of its ranks.
 
     Raises:
         ConfigError: RANKWISE_START is neither "auto" nor "fresh".
@@ -72,12 +72,12 @@ def _common(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _has_gpu() -> bool:
-    """Whether this machine has a GPU, visible or not: forks beside its libraries are not tried out."""
+    """Whether this machine has a GPU, visible or not: forking with GPU libraries loaded is untested."""
     return any(Path("/dev").glob("nvidia[0-9]*")) or any(Path(name).exists() for name in _GPUS)
 
 
 class Forked:
-    """A rank that a fork server has forked; our own child, as `subprocess.Popen` has one.
+    """A rank that a fork server has forked, with the interface of `subprocess.Popen`; a child of this process.
 
     Args:
         pid: its process id.
@@ -87,32 +87,32 @@ class Forked:
         self.pid = pid
 
     def poll(self) -> int | None:
-        """Reap it if it has ended; return its exit status (negative: signal), None if it runs."""
+        """Reap the rank if it has ended; return its exit status (negative: signal), None while it runs."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
 
     def wait(self) -> int:
-        """Wait for its end and return its exit status."""
+        """Wait until the rank ends and return its exit status."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 class ForkServer:
-    """A process that loads what the ranks of one attempt import first, and forks them.
+    """A process that imports what the ranks of one attempt import first, and forks them.
 
-    This process is a subreaper until `let_go`: forked ranks become its children. They wait at a gate until then, and
-    nothing of the program has run: who gives up before leaves nothing.
+    This process is a subreaper until `let_go`, so the forked ranks become its children. They block until then, before
+    any code of the program has run, so giving up earlier has no side effects.
 
     Args:
         target: what the ranks run.
-        names: what to load.
+        names: the modules to import.
         env: variables that all ranks have.
         spare: a process that may become the server.
 
     Attributes:
-        reason: why it cannot fork ranks, "" if it can; None: it is not known yet.
+        reason: why it cannot fork ranks, "" if it can; None: not known yet.
 
     Raises:
-        OSError: it cannot be started here.
+        OSError: the server cannot be started on this system.
     """
 
     def __init__(
@@ -147,16 +147,16 @@ class ForkServer:
             "env": {name: value for name, value in self._env.items() if began_with.get(name) != value},
             "without": sorted(began_with.keys() - self._env.keys()),
         }
-        with contextlib.suppress(OSError):  # it has ended: `listen` will see it
+        with contextlib.suppress(OSError):  # the server has ended: `listen` notices it
             self._line.send(json.dumps(wish).encode())
         self._line.settimeout(_FORK_S)
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when `reason` can be known."""
+        """Return the descriptor that becomes readable when the server has answered."""
         return self._line.fileno()
 
     def listen(self) -> None:
-        """Take in whether it can fork ranks."""
+        """Read the server's answer into `reason`."""
         try:
             answer = self._line.recv(1 << 16)
         except OSError:
@@ -164,17 +164,17 @@ class ForkServer:
         self.reason = json.loads(answer) if answer else "it has ended"
 
     def fork(self, env: Mapping[str, str], *, stdin: int, out: int | None, err: int | None, report_fd: int) -> Forked:
-        """Fork a rank, which waits for `let_go`.
+        """Fork a rank; it waits for `let_go`.
 
         Args:
             env: its whole environment.
             stdin: descriptor it reads.
-            out: descriptor of its stdout, None for ours.
-            err: descriptor of its stderr, None for ours.
-            report_fd: where it reports.
+            out: descriptor of its stdout, None for this process's.
+            err: descriptor of its stderr, None for this process's.
+            report_fd: descriptor to which it writes its report.
 
         Raises:
-            OSError: it cannot be forked.
+            OSError: the rank cannot be forked.
         """
         own = {name: value for name, value in env.items() if self._env.get(name) != value}
         fds = [stdin, 1 if out is None else out, 2 if err is None else err, report_fd, self._gate_read]
@@ -189,21 +189,21 @@ class ForkServer:
         return Forked(told["pid"])
 
     def let_go(self) -> None:
-        """Let the ranks run; it has served."""
-        self._end_process()  # its children, the ranks, are ours from now on
-        _set_subreaper(on=self._was_subreaper)  # before a rank can leave us what it has orphaned
+        """End the server and let the ranks run."""
+        self._end_process()  # its children, the ranks, become this process's children
+        _set_subreaper(on=self._was_subreaper)  # reset before the ranks run, so that their orphans are not adopted here
         os.write(self._gate_write, b"g" * self._num_forked)
         self._give_back()
 
     def close(self) -> None:
-        """End the server, and the ranks that were not let go; nothing happens the second time."""
+        """End the server and the ranks that still wait for `let_go`; a second call does nothing."""
         if self._line.fileno() < 0:
             return
         self._end_process()
         self._give_back()
 
     def _end_process(self) -> None:
-        os.kill(self._process.pid, signal.SIGKILL)  # not reaped yet: the number is still its own
+        os.kill(self._process.pid, signal.SIGKILL)  # not reaped yet, so the pid still belongs to it
         self._process.wait()
 
     def _give_back(self) -> None:
@@ -216,10 +216,10 @@ class ForkServer:
 def _start(line_fd: int, words: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.fork_server", str(os.getpid()), str(line_fd)]
-    said = os.memfd_create("said")  # by the imports: then the ranks shall say it
+    said = os.memfd_create("said")  # captures output of the imports; if there is any, the ranks import for themselves
     try:
         return subprocess.Popen(  # noqa: S603
-            [*command, *words],  # the words are for who looks at the processes
+            [*command, *words],  # shown in process lists only
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=said,
@@ -232,7 +232,7 @@ def _start(line_fd: int, words: Sequence[str], env: Mapping[str, str]) -> subpro
 
 
 def _suits(began_with: Mapping[str, str], env: Mapping[str, str]) -> bool:
-    """Whether a process that has begun with these variables can take on others: not what is read at its start."""
+    """Whether a process can switch from one environment to another: variables read at its start must be equal."""
     changed = {name for name in began_with.keys() | env.keys() if began_with.get(name) != env.get(name)}
     return not any(name.startswith(_AT_START) for name in changed) and sum(map(len, env.values())) < _MAX_ENV
 
@@ -246,16 +246,16 @@ def open_server(
     meanwhile: Callable[[], object],
     spare: Spare | None = None,
 ) -> ForkServer | None:
-    """Return a server that is ready to fork the ranks of a launch, None if they are to be started one by one.
+    """Return a server that is ready to fork the ranks of a launch, None to start them one by one.
 
-    A signal that asks for the end ends the wait for it; it is left in `loop.signals`, as are all others.
+    A signal that ends the launch also ends this wait; it stays in `loop.signals`, as do the others except SIGCHLD.
 
     Args:
         job: the launch.
-        seats: of its ranks.
-        environments: of its ranks.
-        loop: served while the server loads.
-        meanwhile: called once while the server loads.
+        seats: the seats of its ranks.
+        environments: the environments of its ranks.
+        loop: served while the server starts.
+        meanwhile: called once while the server starts.
         spare: a process that may become the server.
     """
     names = names_to_load(job, seats, environments)
@@ -264,7 +264,7 @@ def open_server(
     try:
         server = ForkServer(job.target, names, environments[0], spare)
     except OSError:
-        return None  # this system does not allow it
+        return None  # not possible on this system
     try:
         meanwhile()
         if _becomes_ready(server, loop, min(job.timeout_s or _READY_S, job.hang_timeout_s or _READY_S, _READY_S)):
@@ -284,7 +284,7 @@ def _becomes_ready(server: ForkServer, loop: Loop, limit_s: float) -> bool:
     try:
         while server.reason is None and not ENDING.intersection(held) and time.monotonic() < deadline:
             loop.step(max(0.0, deadline - time.monotonic()))
-            while loop.signals:  # they would wake us again and again
+            while loop.signals:  # take the signals out, or the loop would return at once every time
                 held.append(loop.signals.popleft())
     finally:
         loop.forget(server.fileno())

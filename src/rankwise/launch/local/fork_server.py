@@ -1,8 +1,8 @@
 """A fork server: one import of torch for all ranks (`python -m ...fork_server PARENT FD`).
 
-It ends when the ranks have been forked. What runs in it before is the standard library, numpy and torch; nothing of the
-program. With its end the supervisor, a subreaper until then, becomes the parent of the ranks: pid, exit status and the
-death pact are those of a rank that was started alone.
+It ends when the ranks have been forked. Before, it imports the standard library, numpy and torch, and nothing of the
+program. When it ends, the supervisor, a subreaper until then, becomes the parent of the ranks: pid, exit status and
+parent-death signal work as for a rank started with a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _TASKS, _FDS = Path("/proc/self/task"), Path("/proc/self/fd")
 
 
 def main(argv: Sequence[str]) -> list[str]:
-    """Serve; return in the ranks, with what `child.main` is to be called with."""
+    """Serve fork requests; return in the forked ranks only, with the arguments for `child.main`."""
     die_with_parent(int(argv[0]))
-    child.end_well()  # before torch registers what is to be done at the end, as in a rank that was started alone
+    child.end_well()  # before torch registers its atexit handlers, as in a rank with a fresh interpreter
     with socket.socket(fileno=int(argv[1])) as line:
         wish = json.loads(line.recv(_MAX_BYTES))
-        os.environ.update(wish["env"])  # before torch is loaded: its libraries look at some of it then
+        os.environ.update(wish["env"])  # before the import of torch, whose libraries read some variables then
         for name in wish["without"]:
             del os.environ[name]
         path = list(sys.path)
@@ -68,13 +68,13 @@ def main(argv: Sequence[str]) -> list[str]:
 
 
 def _load(names: Sequence[str], path: Sequence[str], first: str) -> str:
-    """Import what the ranks import first; return why this process must not be forked, "" if it may be.
+    """Import what the ranks import first; return why this process must not be forked, "" if it may.
 
     Args:
         names: what to import, in order.
-        path: the `sys.path` of the ranks. Only libraries are loaded from it; what the program's own folders hold
-            under a name that was needed is a reason not to go on.
-        first: the folder of the program, wherever it lies.
+        path: the `sys.path` of the ranks. Only libraries are imported from it. If the program's own folders hold a
+            module of a name that these imports used, the process must not be forked.
+        first: the folder of the program.
     """
     fds = _open_fds()
     libraries = (os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages())  # noqa: PTH120
@@ -88,7 +88,7 @@ def _load(names: Sequence[str], path: Sequence[str], first: str) -> str:
     for name in names:
         importlib.import_module(name)
     sys.meta_path.remove(missed)
-    # also what this process had loaded before: a rank that was started alone may have looked for it later than we
+    # also check modules imported before: a rank with a fresh interpreter may find them in the program's folders
     for top in ({name.partition(".")[0] for name in sys.modules} - {"__main__"}) | missed.names:
         spec, loaded = PathFinder.find_spec(top, own), getattr(sys.modules.get(top), "__spec__", None)
         if spec is not None and spec.origin is not None and spec.origin != getattr(loaded, "origin", None):
@@ -99,7 +99,7 @@ def _load(names: Sequence[str], path: Sequence[str], first: str) -> str:
 
 
 class _Missed:
-    """The last finder: notes which packages were looked for and not found."""
+    """The last finder on `sys.meta_path`: notes which packages were looked for and not found."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -109,7 +109,7 @@ class _Missed:
 
 
 def _hooks(path: Sequence[str]) -> set[tuple[str, str]]:
-    """Return what an import of torch with this `sys.path` runs at its end."""
+    """Return the entry points that an import of torch with this `sys.path` runs at its end."""
     found = metadata.distributions(path=list(path))
     return {(entry.name, entry.value) for one in found for entry in one.entry_points if entry.group == "torch.backends"}
 
@@ -123,7 +123,7 @@ def _open_fds() -> list[str]:
 
 
 def _unsafe(fds: list[str]) -> str:
-    """Return what the imports have left that does not survive a fork, or that the ranks would share; "" for nothing."""
+    """Return what the imports left that does not survive a fork, or that the ranks would share; "" for nothing."""
     sys.stdout.flush()
     if len(os.listdir(_TASKS)) != 1:  # noqa: PTH208
         trial = os.fork()
@@ -131,10 +131,10 @@ def _unsafe(fds: list[str]) -> str:
             os._exit(0)
         os.waitpid(trial, 0)
     found = {
-        "something was written": os.fstat(1).st_size > 0,  # by every rank, if each of them imports it
+        "something was written": os.fstat(1).st_size > 0,  # each rank must print it itself
         "the imports are traced": sys.gettrace() is not None or sys.getprofile() is not None,
         "CUDA is initialised": sys.modules["torch"].cuda.is_initialized(),
-        # libraries that know forks (OpenBLAS) have ended theirs before the trial, and start them again when needed
+        # libraries with fork handlers (OpenBLAS) ended their threads before the trial fork, and restart them later
         "there are threads": len(os.listdir(_TASKS)) != 1,  # noqa: PTH208
         "there are new descriptors": _open_fds() != fds,
         "there are child processes": _has_children(),
@@ -151,14 +151,14 @@ def _has_children() -> bool:
 
 
 def _become(wish: Any, fds: Sequence[int]) -> int:
-    """Turn this copy of the server into a rank, wait for the word to go, and return the descriptor of its report."""
+    """Turn this copy of the server into a rank, wait until `let_go`, and return the descriptor of its report."""
     stdin, out, err, report_fd, gate = fds
     for fd, number in ((stdin, 0), (out, 1), (err, 2)):
         os.dup2(fd, number)
         os.close(fd)
     _reopen_streams()
     os.environ.update(wish["env"])
-    # as if this process had been started for the rank: spawned workers look here for what to import
+    # as with a fresh interpreter: spawned workers look here for the module to import
     sys.modules["__main__"] = child
     _reseed()
     if os.read(gate, 1) != GO:
@@ -168,7 +168,7 @@ def _become(wish: Any, fds: Sequence[int]) -> int:
 
 
 def _reopen_streams() -> None:
-    """Make the standard streams anew, as the interpreter does: what lies behind them was looked at in the server."""
+    """Create the standard streams again, as the interpreter does at its start, for the rank's own files."""
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         like = getattr(sys, name)
         raw = io.FileIO(fd, mode, closefd=False)
@@ -190,7 +190,7 @@ def _reopen_streams() -> None:
 
 
 def _reseed() -> None:
-    """Give the rank its own unseeded generators and secrets; Python's `random` is seeded anew by each fork."""
+    """Give the rank its own random seeds and authkey; Python reseeds `random` after each fork itself."""
     from multiprocessing import process
 
     numpy_random, torch = sys.modules.get("numpy.random"), sys.modules["torch"]

@@ -1,4 +1,4 @@
-"""When a launch hangs, and which rank holds the others up: from heartbeats, progress and stacks."""
+"""Decide from heartbeats, progress and stacks whether a launch hangs, and which rank blocks the others."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["DEFAULT_STALL_S", "DEFAULT_TIMEOUT_S", "HangWatch", "StallWatch", "b
 
 DEFAULT_STALL_S = 180.0  # from the first beat or collective on
 _UNSEEN = "none has begun a collective or called rankwise.vitals.beat() yet, and work without either cannot be seen"
-DEFAULT_TIMEOUT_S = 1800.0  # from the first beat on; what gloo waits for a peer by default
+DEFAULT_TIMEOUT_S = 1800.0  # from the first beat on; equals gloo's default timeout
 
 
 class HangWatch:
-    """Decides whether the ranks of one attempt still move.
+    """Decides whether the ranks of one attempt still make progress.
 
     Args:
-        folder: their vitals.
+        folder: the folder of their vitals.
         timeout_s: as `Job.hang_timeout_s`.
     """
 
@@ -32,15 +32,15 @@ class HangWatch:
         self.reset()
 
     def reset(self) -> None:
-        """Count from now, for example after all ranks were suspended."""
+        """Restart the count, for example after all ranks were suspended."""
         self._since_s = time.monotonic()
 
     def reason(self, alive: Collection[int]) -> str | None:
-        """Say why the ranks that are alive count as hung, None if they do not."""
+        """Return why the ranks that are alive count as hung, None if they do not."""
         return self.standstill(alive) or self.silence(alive)
 
     def standstill(self, alive: Collection[int]) -> str | None:
-        """Say that no rank has made progress for too long, None if one has."""
+        """Return a text if no rank has made progress for too long, else None."""
         found, limit = self._found(alive)
         moved = max([self._since_s, *(max(vital.progress_s, vital.advance_s) for vital in found)])
         if limit and time.monotonic() - moved > limit:
@@ -50,14 +50,14 @@ class HangWatch:
         return None
 
     def silence(self, alive: Collection[int]) -> str | None:
-        """Name a rank whose threads have not run for too long, None if there is none."""
+        """Return a text about a rank whose threads have not run for too long, None if there is none."""
         found, limit = self._found(alive)
         now = time.monotonic()
         silent = [vital.rank for vital in found if limit and now - max(self._since_s, vital.heartbeat_s) > limit]
         return f"rank {silent[0]} has shown no sign of life for {limit:g} s (--hang-timeout)" if silent else None
 
     def limit_s(self, alive: Collection[int]) -> float:
-        """Return how long is too long, 0 for never."""
+        """Return the limit in seconds, 0 for no limit."""
         return self._found(alive)[1]
 
     def _found(self, alive: Collection[int]) -> tuple[list[vitals.Vital], float]:
@@ -69,10 +69,10 @@ class HangWatch:
 
 
 class StallWatch:
-    """Tells, while the ranks of one attempt run on, that none of them moves, and where each of them stands.
+    """Detects that no rank of an attempt makes progress, while the ranks run on.
 
     Args:
-        folder: their vitals.
+        folder: the folder of their vitals.
         stall_s: as `Job.stall_s`.
     """
 
@@ -83,17 +83,17 @@ class StallWatch:
         self.reset()
 
     def reset(self) -> None:
-        """Count from now, for example after all ranks were suspended."""
+        """Restart the count, for example after all ranks were suspended."""
         self._since_s = self._moved_s = time.monotonic()
-        self._looked_s = self._since_s  # the last progress when we last looked
+        self._looked_s = self._since_s  # time of the last progress, as of the last look
         self._is_told = self._has_moved = False
-        self._again_s = self._stall_s  # how long it must have lasted to be told
+        self._again_s = self._stall_s  # length at which the standstill is reported next
 
     def look(self, alive: Collection[int]) -> tuple[float | None, str]:
-        """Return for how long nobody has advanced if that is to be told now, and the word of a standstill's end.
+        """Return how long no rank has advanced, if that is to be reported now, and a text if a standstill has ended.
 
-        It is to be told once, and again when it has lasted twice as long. Ranks that have not begun, or are still
-        importing, are given `DEFAULT_STALL_S` as long as none of them has advanced.
+        A standstill is reported once, and again each time its length has doubled. Ranks that have not begun, or are
+        still importing, get at least `DEFAULT_STALL_S` until one of them has advanced.
         """
         if self._stall_s == 0 or not alive:
             return None, ""
@@ -113,7 +113,7 @@ class StallWatch:
         return quiet_s, ""
 
     def quiet_s(self, alive: Collection[int]) -> float | None:
-        """Return the seconds since one of the ranks has advanced; None if none has and nobody asked to count then."""
+        """Return the seconds since a rank last advanced; None if none has and `stall_s` was not set."""
         moved = [v.moved_s for v in vitals.read(self._folder) if v.rank in alive and v.moved_s is not None]
         if not moved and not self._from_start:
             return None
@@ -122,7 +122,7 @@ class StallWatch:
         return time.monotonic() - self._moved_s
 
     def note_told(self) -> None:
-        """A standstill was told: its end is to be told too."""
+        """Note that a standstill was reported, so that its end is reported too."""
         self._is_told = True
 
 
@@ -133,7 +133,7 @@ def _begins(folder: Path, alive: Collection[int]) -> bool:
 
 
 def tell_standstill(quiet_s: float, folder: Path, alive: Collection[int]) -> str:
-    """Return what to tell of a standstill of this machine's ranks: who seems to cause it, and where each of them is."""
+    """Return the text about a standstill of this machine's ranks: the likely culprit, and where each rank is."""
     found = look(folder, alive)
     headline = f"no rank has advanced for {quiet_s:.0f} s (--stall), the run goes on"
     if all(vital.moved_s is None for vital in vitals.read(folder)):
@@ -145,11 +145,11 @@ def tell_standstill(quiet_s: float, folder: Path, alive: Collection[int]) -> str
 
 
 def blame(folder: Path, alive: Collection[int], reason: str, gone: Mapping[int, float] | None = None) -> Failure:
-    """Name the rank that holds the others up, with its stacks; the ranks must still be running.
+    """Return a failure for the rank that blocks the others, with its stacks; the ranks must still be running.
 
-    In this order: a rank that never began; a process that is stopped or whose heartbeat has ceased; a rank that has
-    left, if all others wait; one that is not waiting in a collective as the others are; the one with the lowest (epoch,
-    step); the one that stands elsewhere than most; the one whose phase nobody else is in.
+    Checked in this order: a rank that never began; a process that is stopped or has no heartbeat; a rank that has
+    exited, if all others wait; a rank that does not wait in a collective while others do; the rank with the lowest
+    (epoch, step); the rank at another place than most; the only rank in its phase.
 
     Args:
         folder: vitals of the attempt.

@@ -1,6 +1,6 @@
-"""What the ranks of an attempt have come to: which failure is clear, which rank hangs, who is to blame.
+"""Judge an attempt: which failure is clear, which rank hangs, which rank is the cause.
 
-Nothing of it is needed before the ranks are started, so that an attempt loads it after.
+An attempt imports this module only after it has started the ranks.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from rankwise.launch.verdict import Failure, RankEnd, decide, is_timeout
 
 __all__ = ["Fellows", "Judge"]
 
-SETTLE_S = 0.2  # how long to listen for an earlier failure once one is clear
-SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause when only its consequences have shown
-_ASK_AGAIN_S = 15.0  # the other nodes, while ours stand still and some of theirs move
+SETTLE_S = 0.2  # how long to wait for an earlier failure once one is clear
+SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause if only consequences of it are known
+_ASK_AGAIN_S = 15.0  # how often to ask the other nodes while only the ranks here stand still
 _LATE_S = 30.0
-_LOOK_S = 6.0  # to look at our ranks for other nodes: one that says nothing for 10 s counts as lost
-SETTLE_TIMEOUT_S = 1.0  # the same when ranks gave up waiting: the cause may never show, it is alive and quiet
+_LOOK_S = 6.0  # limit for looking at the ranks here for other nodes, which take a node that is silent for 10 s as lost
+SETTLE_TIMEOUT_S = 1.0  # the same after a timeout of a rank: the cause may be alive and never report anything
 
 
 class Fellows(Protocol):
-    """The other nodes of an attempt, which must hear of an end as soon as it begins."""
+    """The interface to the other nodes of an attempt."""
 
     def failing(self) -> None:
-        """The ranks here are ended because one of them has failed."""
+        """Tell the other nodes that the ranks here are being ended because one of them failed."""
 
     def leaving(self, number: int) -> None:
-        """The ranks here are asked to save and end, by a signal from outside."""
+        """Tell the other nodes that a signal from outside asks the ranks here to save and end."""
 
     def ask(self, question: Mapping[str, Any]) -> None:
-        """The ranks here stand still: do all others, and which rank holds all of them up?
+        """The ranks here stand still: ask whether all other ranks do too, and which rank blocks them.
 
         Args:
-            question: `Judge.view`, and "final" (whether that ends the attempt), "limit_s" (for how long) and "reason".
+            question: `Judge.view`, and "final" (whether the answer ends the attempt), "limit_s" and "reason".
         """
 
 
@@ -53,11 +53,11 @@ class Judge:
 
     Args:
         job: the launch.
-        folder: the ranks' vitals.
-        ranks: all of them, as they were started.
-        console: where a standstill is told.
+        folder: the folder of the ranks' vitals.
+        ranks: all rank processes of this machine.
+        console: where a standstill is reported.
         begun_s: when the attempt began, monotonic clock.
-        fellows: the other nodes, whose ranks may be the ones that hold ours up; None if there are none.
+        fellows: the other nodes, whose ranks may block the ranks here; None if there are none.
 
     Attributes:
         stop_s: when the ranks were first asked to end; None: not yet.
@@ -76,30 +76,30 @@ class Judge:
         self.stop_s: float | None = None
         self._job, self._folder, self._ranks, self._console = job, folder, ranks, console
         self._begun_s, self._fellows = begun_s, fellows
-        self._asked_s = -math.inf  # when the other nodes were last asked who holds all of us up
-        self._late_until_s: float | None = None  # how long to wait for their answer where a rank has given up waiting
-        self._asked_until_s = -math.inf  # the same for what comes of the question of another node
+        self._asked_s = -math.inf  # when the other nodes were last asked for the culprit
+        self._late_until_s: float | None = None  # until when to wait for their answer after a rank's timeout
+        self._asked_until_s = -math.inf  # until when to wait for the answer to another node's question
         self._watch = HangWatch(folder, job.hang_timeout_s)
         self._stall = StallWatch(folder, job.stall_s)
         self._oom = OomWatch()
         self._hung: Failure | None = None
 
     def reset(self) -> None:
-        """Count from now what counts from the last progress, for example after all ranks were suspended."""
+        """Restart the count of time without progress, for example after all ranks were suspended."""
         self._watch.reset()
         self._stall.reset()
 
     def evidence(self, pid: int) -> str:
-        """Return what tells that a process was killed for want of memory, "" if nothing does."""
+        """Return evidence that the OOM killer killed a process, "" if there is none."""
         return self._oom.evidence(pid)
 
     def decide(self) -> tuple[Failure | None, list[RankEnd]]:
-        """Return the root cause of a failure, None without one, and every rank's end."""
+        """Return the root cause of a failure (or None), and every rank's end."""
         ends = self._ends()
         return self._hung or decide(ends), ends
 
     def settled_s(self) -> float | None:
-        """When what has failed so far should be acted on; None if nothing has."""
+        """Return when to act on the failures so far; None if there are none."""
         failed = [end for end in self._ends() if end.failed]
         if not failed:
             return None
@@ -110,13 +110,13 @@ class Judge:
         return min(end.failed_s for end in failed) + (SETTLE_TIMEOUT_S if waited else SETTLE_COLLATERAL_S)
 
     def blame_the_quiet(self) -> None:
-        """When ranks have given up waiting for another one that still lives, that one is the cause."""
+        """If ranks timed out waiting for a peer that is alive, make that peer the cause."""
         alive, reason = self._given_up()
         if alive and reason:
             self._hung = self._blame(alive, reason)
 
     def awaits_fellows(self, now: float) -> bool:
-        """Whether the cause may be a rank of another node: ours gave up waiting for it, or lost those that did."""
+        """Whether the cause may be on another node: a rank here timed out waiting for it, or lost a peer that did."""
         if self._fellows is None or self._hung is not None:
             return False
         _, reason = self._given_up()
@@ -129,16 +129,16 @@ class Judge:
 
     @property
     def is_asking(self) -> bool:
-        """Whether a rank has given up waiting, and the other nodes may say for whom."""
+        """Whether this node waits for the other nodes' answer about the culprit."""
         until_s = self._asked_until_s if self._late_until_s is None else self._late_until_s
         return time.monotonic() < until_s
 
     def note_asked(self) -> None:
-        """Another node asks who holds all of us up, and will end the attempt: that is the verdict to wait for."""
+        """Note that another node asks for the culprit and will end the attempt: wait for that verdict."""
         self._asked_until_s = time.monotonic() + _LATE_S
 
     def _given_up(self) -> tuple[set[int], str]:
-        """Return who is alive and has not failed, and which rank gave up waiting for one, "" if none did."""
+        """Return the ranks that live and have not failed, and a text about the rank that timed out, "" if none did."""
         failed = [end for end in self._ends() if end.failed]
         reports = [end.report for end in failed if end.report is not None and is_timeout(end.report)]
         alive = self._alive() - {end.rank for end in failed}
@@ -148,11 +148,11 @@ class Judge:
         return alive, f"rank {waiting.rank} gave up waiting for it ({waiting.type})"
 
     def finds_hang(self, now: float) -> bool:
-        """Whether the ranks hang, and the one to blame was found; a standstill that is not final is told."""
+        """Whether the ranks hang and a culprit was found; report a standstill that does not end the attempt."""
         alive = self._alive()
         reason = self._watch.standstill(alive)
         if reason is not None and self._fellows is not None and self._watch.silence(alive) is None:
-            self._ask(now, alive, reason, self._watch.limit_s(alive), final=True)  # one of theirs may be to blame
+            self._ask(now, alive, reason, self._watch.limit_s(alive), final=True)  # the cause may be there
             return False
         reason = reason or self._watch.silence(alive)
         if reason is None and self._job.timeout_s is not None and now - self._begun_s > self._job.timeout_s:
@@ -178,7 +178,7 @@ class Judge:
             self._fellows.ask({"final": final, "limit_s": limit_s, "reason": reason, **self.view(alive)})
 
     def view(self, alive: set[int] | None = None) -> dict[str, Any]:
-        """Return what is seen of the ranks here that run, as it travels to other nodes."""
+        """Return the state of the running ranks here, in the form sent to other nodes."""
         alive = self._given_up()[0] if alive is None else alive
         found = look(self._folder, alive, _LOOK_S)
         missing = sorted(alive - {seen.rank for seen in found})
@@ -186,11 +186,11 @@ class Judge:
         return {"quiet_s": quiet_s, "missing": missing, "ranks": [seen.to_dict() for seen in shortened(found)]}
 
     def note_told(self) -> None:
-        """A standstill of all nodes was told."""
+        """Note that a standstill of all nodes was reported."""
         self._stall.note_told()
 
     def note_blamed(self, failure: Failure | None) -> None:
-        """All nodes were looked at: a rank here is to blame, or (None) nobody can be named."""
+        """Note the verdict over all nodes: a rank here is the culprit, or None was found."""
         self._hung, self._late_until_s = failure, -math.inf
 
     def _alive(self) -> set[int]:

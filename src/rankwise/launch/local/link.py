@@ -1,4 +1,4 @@
-"""The line between a caller and its supervisor: whole messages of bytes over a pair of sockets, quick to load."""
+"""The connection between a caller and its supervisor: byte messages over a socket pair; imports little."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _READ_BYTES = 1 << 20
 
 
 class Link:
-    """One end of the line. Nothing of what comes is interpreted. A context manager that closes it.
+    """One end of the connection. Messages are not interpreted. A context manager that closes it.
 
     Args:
-        fd: connected socket, of this object from now on.
+        fd: connected socket; this object owns it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -29,11 +29,11 @@ class Link:
         self.close()
 
     def fileno(self) -> int:
-        """Its descriptor, for who waits for several; -1 once it is closed."""
+        """Return the descriptor, for a selector; -1 once closed."""
         return self._fd
 
     def close(self) -> None:
-        """Close it, once."""
+        """Close the connection; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -54,7 +54,7 @@ class Link:
 
         Raises:
             EOFError: the other end is closed.
-            OSError: the line is broken.
+            OSError: the connection is broken.
         """
         return self._read(int.from_bytes(self._read(_LENGTH_BYTES), "big"))
 
@@ -70,6 +70,6 @@ class Link:
 
 
 def make_links() -> tuple[Link, Link]:
-    """Return the two ends of a new line; no process that is started gets one unasked."""
+    """Return the two ends of a new connection; started processes do not inherit them by default."""
     near, far = socket.socketpair()
     return Link(near.detach()), Link(far.detach())

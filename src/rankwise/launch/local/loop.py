@@ -1,4 +1,4 @@
-"""The supervisor's wait: descriptors and signals, one at a time, in one thread."""
+"""The supervisor's event loop: descriptors, signals and timers in one thread."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _HANDLED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIG
 
 
 class Loop:
-    """Waits for descriptors to become readable and collects signals, without polling; calls what is due now and then.
+    """Waits for descriptors to become readable and for signals, without polling, and calls periodic callbacks.
 
-    A context manager, to be entered in the main thread: it takes over the signals a supervisor cares for, and gives
-    them back. A SIGHUP that was ignored before (`nohup`) stays ignored.
+    A context manager, to be entered in the main thread: it installs handlers for the supervisor's signals and restores
+    the old ones. A SIGHUP that was ignored before (`nohup`) stays ignored.
 
     Attributes:
-        signals: numbers of the signals that came and were not yet taken out, oldest first.
+        signals: numbers of received signals that were not yet taken out, oldest first.
     """
 
     def __init__(self) -> None:
@@ -62,29 +62,29 @@ class Loop:
         self._selector.register(fd, selectors.EVENT_READ, callback)
 
     def forget(self, fd: int) -> None:
-        """Watch `fd` no longer; nothing happens if it was not watched."""
+        """Stop watching `fd`; do nothing if it is not watched."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(fd)
 
     def every(self, seconds: float, callback: Callable[[], object]) -> None:
-        """Call `callback` about every so many seconds, while `step` is called."""
+        """Call `callback` about every `seconds`, from `step`."""
         self._repeated.append((callback, seconds))
         self._due_s[callback] = time.monotonic() + seconds
 
     def forget_every(self, callback: Callable[[], object]) -> None:
-        """Call it no longer; nothing happens if it was not called."""
+        """Stop the periodic calls; do nothing if there are none."""
         self._repeated = [(other, seconds) for other, seconds in self._repeated if other != callback]
         self._due_s.pop(callback, None)
 
     def step(self, timeout_s: float | None) -> None:
-        """Wait until something happens or the time is over, and run the callbacks; what came before what is due."""
+        """Wait for an event or the timeout, then run the callbacks of descriptors and after them the periodic ones."""
         if self._due_s:
             due_s = max(0.0, min(self._due_s.values()) - time.monotonic())
             timeout_s = due_s if timeout_s is None else min(timeout_s, due_s)
         if self.signals:
             timeout_s = 0
         for key, _ in self._selector.select(timeout_s):
-            if self._selector.get_map().get(key.fd) is not None:  # not forgotten by the one before
+            if self._selector.get_map().get(key.fd) is not None:  # unless an earlier callback has forgotten it
                 key.data()
         now = time.monotonic()
         for callback, seconds in self._repeated:

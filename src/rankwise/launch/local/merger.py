@@ -1,4 +1,4 @@
-"""The same line from several ranks, shown once with their ranks: `[0-3] text`."""
+"""Show the same line from several ranks once, with their ranks: `[0-3] text`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rankwise.launch.topology import format_numbers
 
 __all__ = ["Merger", "Voice"]
 
-WINDOW_S = 0.3  # how long a line waits for others to say the same
-_MAX_LINES = 1000  # that wait; who writes faster is not held up
+WINDOW_S = 0.3  # how long a line waits for the same line from other ranks
+_MAX_LINES = 1000  # waiting lines; beyond that, lines are shown at once
 _MAX_BYTES = 1 << 20
 
 
@@ -25,28 +25,28 @@ class _Line:
 
 
 class Merger:
-    """Holds lines of one stream back for a moment, so that those that say the same become one.
+    """Holds lines of one stream back for a moment, and merges equal lines of several ranks.
 
-    What a rank writes keeps its order; lines of different ranks come in the order in which each was first said.
+    Lines of one rank keep their order; lines of different ranks are ordered by when each was first written.
 
     Args:
         stream: "out" or "err".
         console: where the lines go.
-        ranks: who may write; a line that all of them have said waits no longer.
+        ranks: the ranks that may write; a line that all of them have written is shown at once.
     """
 
     def __init__(self, stream: str, console: Console, ranks: Collection[int]) -> None:
         self.stream = stream
         self._console, self._num_ranks = console, len(ranks)
-        self._lines: dict[int, _Line] = {}  # by number, in order
-        self._numbers: dict[bytes, list[int]] = {}  # of the waiting lines with this text
-        self._last = dict.fromkeys(ranks, -1)  # number of the last line that a rank has said
+        self._lines: dict[int, _Line] = {}  # line number -> line, in order
+        self._numbers: dict[bytes, list[int]] = {}  # text -> numbers of the waiting lines with it
+        self._last = dict.fromkeys(ranks, -1)  # rank -> number of its last line
         self._count = self._num_bytes = 0
 
     def line(self, rank: int, text: bytes) -> None:
-        """Take a line of a rank, without its end."""
+        """Take a line of a rank, without its newline."""
         same = self._numbers.setdefault(text, [])
-        # only one that comes after all that this rank has said before: its order stays
+        # merge only with a line after this rank's last one, which keeps the rank's order
         found = bisect.bisect_right(same, self._last[rank])
         if found == len(same):
             self._append(text)
@@ -81,46 +81,46 @@ class Merger:
         self._console.line(self.stream, prefix + line.text)
 
     def waits_s(self) -> float | None:
-        """Seconds until a line should be shown although not all have said it; None: nothing waits."""
+        """Return the seconds until a line is shown although some ranks have not written it; None: no line waits."""
         if not self._lines:
             return None
         return max(0.0, next(iter(self._lines.values())).due_s - time.monotonic())
 
     def show_due(self) -> None:
-        """Show the lines whose time has come."""
+        """Show the lines whose waiting time is over."""
         self._show_ready()
 
     def show_until(self, rank: int) -> None:
-        """Show all that a rank has said, and what comes before: it goes on with something that cannot wait."""
+        """Show all lines up to the rank's last one, before output of the rank that cannot wait."""
         while self._lines and next(iter(self._lines)) <= self._last[rank]:
             self._show_first()
 
     def flush(self) -> None:
-        """Show everything."""
+        """Show all lines."""
         while self._lines:
             self._show_first()
 
 
 class Voice:
-    """A merger as a rank's pump sees it: like a console.
+    """A rank's access to a merger, with the interface of a console.
 
     Args:
-        merger: of the rank's stream.
-        console: where what cannot wait goes: progress bars, prompts, unfinished lines.
-        rank: whose.
-        prefix: that the pump puts before lines, and that the merger replaces.
+        merger: the merger of the rank's stream.
+        console: takes output that cannot wait: progress bars, prompts, unfinished lines.
+        rank: the rank.
+        prefix: the prefix that the pump puts before lines, and that the merger replaces.
     """
 
     def __init__(self, merger: Merger, console: Console, rank: int, prefix: bytes) -> None:
         self._merger, self._console, self._rank, self._prefix = merger, console, rank, prefix
-        self._in_line = False  # what was last passed on has not ended its line
+        self._in_line = False  # the output passed on last did not end its line
 
     def line(self, _stream: str, line: bytes) -> None:
         """Take a whole line."""
         self._merger.line(self._rank, line.removeprefix(self._prefix))
 
     def raw(self, stream: str, data: bytes) -> None:
-        """Take bytes: whole plain lines may wait for others, all else is passed on at once."""
+        """Take bytes: plain whole lines go to the merger, all else goes to the console at once."""
         head, end, tail = data.rpartition(b"\n")
         if not self._in_line and end and b"\r" not in head.replace(b"\r\n", b"\n") and b"\x1b" not in head:
             for line in head.split(b"\n"):

@@ -1,4 +1,4 @@
-"""What the supervisors of one machine and of several have in common around an attempt: its logs, time and report."""
+"""What both supervisors (one machine, several machines) share around an attempt: logs, time limit and report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_SECONDS = "RANKWISE_MAX_SECONDS"
 
 
 def with_time_left(job: Job, begun_s: float) -> Job:
-    """Let the time limit of the ranks, where the environment holds one, count from the begin of the launch."""
+    """If the environment sets a time limit for the ranks, let it count from the start of the launch."""
     text = job.env.get(_MAX_SECONDS, os.environ.get(_MAX_SECONDS, ""))
     with contextlib.suppress(ValueError):
         left_s = max(1.0, float(text) - (time.monotonic() - begun_s))
@@ -32,7 +32,7 @@ def with_time_left(job: Job, begun_s: float) -> Job:
 
 
 def describe_end(failure: Failure, ends: list[RankEnd], logs: Path | None, *, world_size: int | None = None) -> str:
-    """Tell a failure: the root cause, one line for each other rank of this machine, and where the logs are."""
+    """Return the text of a failure: root cause, one line for each other rank of this machine, and the log folder."""
     from rankwise.launch.outcome import describe_failure, describe_others
 
     text = describe_failure(failure, len(ends) if world_size is None else world_size, describe_others(ends, failure))
@@ -40,7 +40,7 @@ def describe_end(failure: Failure, ends: list[RankEnd], logs: Path | None, *, wo
 
 
 def tell(console: Console, text: str) -> None:
-    """Say the first line of a text, and show the rest as it is."""
+    """Print the first line of a text as a message, and the rest unchanged."""
     first, _, rest = text.partition("\n")
     console.say(first)
     if rest:
@@ -48,7 +48,7 @@ def tell(console: Console, text: str) -> None:
 
 
 def tell_hidden(console: Console, hidden: dict[int, int], logs: Path | None) -> None:
-    """Say how many lines the console did not show, if they are nowhere else."""
+    """Print how many lines the console did not show, if no log file has them."""
     lines = {rank: number for rank, number in hidden.items() if number}
     if lines and logs is None:
         ranks = ", ".join(map(str, sorted(lines)))
@@ -56,17 +56,17 @@ def tell_hidden(console: Console, hidden: dict[int, int], logs: Path | None) -> 
 
 
 def next_logs(root: Path | None, run_dir: Path | None) -> Path | None:
-    """Make the next `attempt-<n>` folder; logs of earlier attempts and launches stay."""
+    """Create the next `attempt-<n>` folder; logs of earlier attempts and launches stay."""
     if root is None:
         return None
     try:
         if run_dir is not None:
-            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # as the ranks would make it: for its owner alone
+            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # with the mode that the ranks would use: owner only
         root.mkdir(parents=True, exist_ok=True)
         while True:
             taken = [int(m[1]) for m in (re.fullmatch(r"attempt-(\d+)", entry.name) for entry in root.iterdir()) if m]
             folder = root / f"attempt-{max(taken, default=-1) + 1}"
-            with contextlib.suppress(FileExistsError):  # another node of the same name, at the same moment
+            with contextlib.suppress(FileExistsError):  # another node with the same name made it meanwhile
                 folder.mkdir(mode=0o700)
                 return folder
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Whether the kernel has killed a rank for want of memory: its log, and the counters of control groups, say so."""
+"""Find out from the kernel log and the cgroup counters whether the OOM killer killed a rank."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["OomWatch"]
 
 _LOG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192
-_SLACK_S = 1.0  # between the clock of the log and ours
+_SLACK_S = 1.0  # tolerated difference between the log's clock and this one
 
 
 class OomWatch:
-    """Knows how often the groups of this process, which its ranks share, had killed for memory before.
+    """Compares the OOM kill counters of this process's cgroups, which its ranks share, with their values at creation.
 
     Args:
-        log: the kernel's log, where it may be read.
+        log: the kernel's log, if readable.
     """
 
     def __init__(self, log: Path = _LOG) -> None:
@@ -30,7 +30,7 @@ class OomWatch:
         self._before = dict(_kills())
 
     def evidence(self, pid: int) -> str:
-        """Return what tells that the process was killed for want of memory, "" if nothing that may be read does."""
+        """Return evidence that the OOM killer killed the process, "" if there is none or it is not readable."""
         for stamp_s, text in self._records():
             if f"Killed process {pid} (" in text and stamp_s > self._begun_s - _SLACK_S:
                 return f"the kernel's log says: {text}"
@@ -40,15 +40,15 @@ class OomWatch:
         return ""
 
     def _records(self) -> Iterator[tuple[float, str]]:
-        """Yield what is in the log: seconds since the start of the machine, text."""
+        """Yield the log's entries: seconds since boot, text."""
         with contextlib.suppress(OSError), _opened(self._log) as fd:
             while True:
                 try:
                     record = os.read(fd, _RECORD_BYTES)
                 except BrokenPipeError:
-                    continue  # it was overwritten while we read: go on with the oldest that is left
+                    continue  # the entry was overwritten during the read: continue with the oldest one left
                 except BlockingIOError:
-                    return  # the end
+                    return  # end of the log
                 head, _, text = record.partition(b"\n")[0].decode(errors="replace").partition(";")
                 fields = head.split(",")
                 if len(fields) > 2 and fields[2].isdigit():
@@ -67,7 +67,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _kills() -> Iterator[tuple[Path, int]]:
-    """Yield the groups of this process, and how often each has killed; of version 2, groups below it included."""
+    """Yield the cgroups of this process and their OOM kill counts; for cgroup v2, child groups are included."""
     for folder, version in group_folders("memory"):
         with contextlib.suppress(OSError):
             text = (folder / ("memory.oom_control" if version == 1 else "memory.events")).read_text()

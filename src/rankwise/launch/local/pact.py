@@ -1,4 +1,4 @@
-"""The death pact on the rank's side: when the supervisor goes, however it goes, the rank and all it started go too."""
+"""The rank's tie to the supervisor: if the supervisor ends in any way, the rank and its children end too."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Make this process end as soon as its parent has.
+    """Make this process end as soon as its parent ends.
 
-    On Linux the kernel sends SIGKILL (asked for here, in the main thread, as the kernel ties the request to a thread);
-    elsewhere it is left to the guard. Leaves at once if the parent is gone already.
+    On Linux the kernel sends SIGKILL. Call this in the main thread: the kernel ties the request to a thread. On other
+    systems the guard does it. Exits at once if the parent is already gone.
 
     Args:
         parent: process id of the supervisor; this process must be its direct child.
@@ -34,15 +34,15 @@ def die_with_parent(parent: int) -> None:
 
 
 def keep_guard(report_fd: int, folders: Sequence[Path]) -> None:
-    """Start a process that ends the rank's session, and removes folders, once the supervisor is gone.
+    """Start a guard process that ends the rank's session, and removes folders, once the supervisor is gone.
 
-    A rank that the kernel kills cannot end what it has started (loader workers, subprocesses). The guard is not its
-    child, which a program that waits for its children could meet; it is in its session, with whom the supervisor ends
-    it. It does not have the command line of the script: who kills by that name does not kill the guard.
+    A killed rank cannot end the processes that it started (loader workers, subprocesses). The guard is not a child of
+    the rank, so a program that waits for its children does not see it. It is in the rank's session, so the supervisor
+    ends it with that. It has another command line than the script, so `pkill` by the script's name does not kill it.
 
     Args:
-        report_fd: pipe whose other end only the supervisor holds.
-        folders: to be removed.
+        report_fd: pipe whose read end only the supervisor holds.
+        folders: folders to remove.
     """
     rank = os.getpid()
     first = os.fork()
@@ -50,7 +50,7 @@ def keep_guard(report_fd: int, folders: Sequence[Path]) -> None:
         os.waitpid(first, 0)
         return
     try:
-        _rename()  # before the guard is there, and before the rank goes on: there is no moment in which it has our name
+        _rename()  # before the guard exists and the rank goes on: the guard never has the script's name
         if os.fork() == 0:
             _stand_guard(rank, report_fd, folders)
     finally:
@@ -62,12 +62,12 @@ def _stand_guard(rank: int, report_fd: int, folders: Sequence[Path]) -> None:
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
-        os.dup2(null, fd)  # hold nobody's terminal or pipe open
+        os.dup2(null, fd)  # keep no terminal or pipe open
     os.closerange(3, report_fd)
     os.closerange(report_fd + 1, 4096)
     gone = select.poll()
     gone.register(report_fd, 0)
-    gone.poll()  # errors alone: nobody can read it any more
+    gone.poll()  # returns on an error only: the read end is closed
     if sys.platform == "linux":
         end_sessions({rank})
     for folder in folders:
@@ -76,7 +76,7 @@ def _stand_guard(rank: int, report_fd: int, folders: Sequence[Path]) -> None:
 
 
 def _rename() -> None:
-    """Write another command line over ours, where the kernel shows it."""
+    """Overwrite this process's command line, as shown in /proc."""
     if sys.platform == "linux":
         fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
         start, end = int(fields[45]), int(fields[46])

@@ -1,4 +1,4 @@
-"""Which descriptors a rank gets, and what moves its output."""
+"""The descriptors of a rank's streams, and the pumps for its output."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Wires:
 
     Attributes:
         stdin: descriptor to read.
-        out: descriptor of its stdout; None: it shares ours.
-        err: descriptor of its stderr; None: it shares ours.
-        pumps: what moves the streams that do not share ours.
+        out: descriptor of its stdout; None: it inherits the supervisor's.
+        err: descriptor of its stderr; None: it inherits the supervisor's.
+        pumps: the pumps for streams that are not inherited.
         ours: descriptors to close once the rank has started.
-        terminals: master sides of pseudo-terminals, to be resized with ours.
+        terminals: master sides of pseudo-terminals, resized with the supervisor's terminal.
     """
 
     stdin: int
@@ -39,19 +39,19 @@ class Wires:
     terminals: list[tuple[int, int]] = field(default_factory=list)
 
     def close_ours(self) -> None:
-        """Close the rank's ends here, so that they end with the rank."""
+        """Close the rank's ends in this process, so that the streams end with the rank."""
         for fd in self.ours:
             os.close(fd)
         self.ours.clear()
 
     def resize(self) -> None:
-        """Tell the pseudo-terminals that ours has another size."""
+        """Give the pseudo-terminals the new size of the supervisor's terminal."""
         for real, master in self.terminals:
             copy_size(real, master)
 
 
 def make_mergers(ranks: Sequence[int], show: Show, console: Console) -> dict[str, Merger]:
-    """Return what merges the lines of each stream ("out", "err") that more than one of the ranks shows."""
+    """Return a merger for each stream ("out", "err") that is shown for more than one rank."""
     speakers = {stream: [rank for rank in ranks if show.shows(rank, stream)] for stream in ("out", "err")}
     return {
         stream: Merger(stream, console, several)
@@ -63,19 +63,19 @@ def make_mergers(ranks: Sequence[int], show: Show, console: Console) -> dict[str
 def wire(
     rank: int, num_ranks: int, show: Show, console: Console, *, logs: Path | None, mergers: Mapping[str, Merger]
 ) -> Wires:
-    """Lay the streams of a rank.
+    """Set up the streams of a rank.
 
-    Rank 0 writes as if it ran alone: it shares our terminal, or gets one of the same size if its output is wanted in a
-    file, or compared with that of others, too. What is not a terminal gets whole lines of all ranks; those of the
-    others carry `[rank]`.
+    Rank 0 writes as if it ran alone: it inherits the supervisor's terminal. If its output also goes to a log file or a
+    merger, it gets a pseudo-terminal of the same size. If the console is no terminal, it gets whole lines of all ranks;
+    lines of the other ranks start with `[rank]`.
 
     Args:
         rank: global rank.
         num_ranks: ranks of this launch.
         show: what reaches the console.
-        console: where it goes.
-        logs: existing folder for log files, None for none.
-        mergers: of the streams that several ranks show.
+        console: where that output goes.
+        logs: existing folder for log files, None for no logs.
+        mergers: mergers of the streams that are shown for several ranks.
     """
     null = os.open(os.devnull, os.O_RDWR)
     wires = Wires(stdin=null, ours=[null])
@@ -105,7 +105,7 @@ def _lay(
     prefix: bytes,
     log: Path | None,
 ) -> None:
-    """Lay one stream over a pipe, or over a pseudo-terminal for the rank that owns ours."""
+    """Set up one stream with a pipe, or with a pseudo-terminal for the rank that owns the supervisor's terminal."""
     raw = first and shown and console.is_terminal(stream)
     if raw:
         master, slave = open_terminal(_FD[stream])
@@ -122,7 +122,7 @@ def _lay(
 
 
 def _may_read_terminal() -> bool:
-    """Whether stdin is there, and is not a terminal that belongs to another job of the shell."""
+    """Whether stdin is open, and is not a terminal whose foreground job is another one."""
     try:
         return not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()
     except OSError:

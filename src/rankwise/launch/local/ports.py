@@ -1,4 +1,4 @@
-"""A port for rank 0 that nobody else can be given: bound by the supervisor, listened on by the rank."""
+"""Hold a port for rank 0: the supervisor binds it, and the rank listens on it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["HeldPort"]
 
 
 class HeldPort:
-    """A TCP port, bound (not listening) on all addresses for as long as the attempt lives.
+    """A TCP port, bound (not listening) on all addresses until the attempt ends.
 
     On Linux a second socket may bind and listen on the port if both sockets set SO_REUSEADDR, as torch's store does
-    (both of its backends). The kernel hands a port that is bound this way to nobody who asks for a free one, so many
-    launches may run side by side. Other systems do not allow the second bind: there the port is let go just before
-    the ranks start.
+    (both of its backends). The kernel never gives a bound port to a process that asks for a free one, so many launches
+    can run side by side. Other systems do not allow the second bind: there the port is released just before the ranks
+    start.
 
     Args:
         port: the port to hold; None takes a free one.
@@ -30,12 +30,12 @@ class HeldPort:
         self.number = int(self._socket.getsockname()[1])
 
     def hand_over(self) -> None:
-        """Let the rank bind: nothing to do on Linux, where it can while we hold the port."""
+        """Let the rank bind the port: on Linux it can while the supervisor holds it, elsewhere release it."""
         if sys.platform != "linux":
             self._socket.close()
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._socket.close()
 
 
@@ -44,7 +44,7 @@ def _bind(port: int) -> socket.socket:
     try:
         return _bind_family(family, port)
     except OSError:
-        # no IPv6 on this machine, or the port is taken: the second attempt tells which
+        # no IPv6 on this machine, or the port is in use: the IPv4 attempt shows which
         try:
             return _bind_family(socket.AF_INET, port)
         except OSError as error:

@@ -29,14 +29,14 @@ class RankProcess:
     Attributes:
         rank: global rank.
         popen: the process, leader of its own session.
-        report_fd: where its report arrives.
-        pumps: its streams that pass through this process.
+        report_fd: descriptor on which its report arrives.
+        pumps: the pumps of its streams.
         status: exit status as `subprocess` gives it (negative: signal); None while it runs.
-        ended_s: when that was seen, monotonic clock.
-        report: what it said about its own failure.
-        finished_s: when it said that its program had come to its end; None if it did not.
-        sent: the last signal by which we asked it to end; None if we did not.
-        evidence: what tells why it was killed, "" if nothing does.
+        ended_s: when the supervisor noticed its end, monotonic clock.
+        report: its report about its own failure.
+        finished_s: when its program ended, as it reported; None if it did not report that.
+        sent: the last signal with which the supervisor asked it to end; None if it did not.
+        evidence: evidence of why it was killed, "" if there is none.
     """
 
     rank: int
@@ -53,15 +53,15 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, also of its session and group."""
+        """Return its process id, which is also the id of its session and group."""
         return self.popen.pid
 
     def reap(self) -> bool:
-        """Note the end of the process if it has ended, and kill what it left running; return True if it just ended."""
+        """If the process has ended, store its status and kill what it left running; return True if it just ended."""
         if self.status is not None:
             return False
         if hasattr(os, "waitid"):
-            # look before reaping: until we reap, the group's number cannot become someone else's
+            # check without reaping: until the process is reaped, the kernel cannot reuse its group id
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return False
             end_session(self.pid)
@@ -76,10 +76,10 @@ class RankProcess:
     def send(self, number: int) -> None:
         """Send a signal to the rank itself, not to what it started: a loader worker must outlive its last batch."""
         if self.status is None:
-            os.kill(self.pid, number)  # not Popen.send_signal, which reaps behind our back
+            os.kill(self.pid, number)  # not Popen.send_signal, which may reap the process
 
     def ask_to_end(self, number: int) -> None:
-        """Send a signal and remember that the end is our doing."""
+        """Send a signal, and note that the supervisor asked for the end."""
         if self.status is None:
             self.sent = number
             if number == signal.SIGKILL:
@@ -89,7 +89,7 @@ class RankProcess:
                 self.send(signal.SIGCONT)  # a stopped process could not react
 
     def read_report(self) -> bool:
-        """Take in what the rank says about its failure; return False once nothing more can come."""
+        """Read the rank's report; return False once the pipe has ended."""
         try:
             data = os.read(self.report_fd, 1 << 16)
         except BlockingIOError:
@@ -108,7 +108,7 @@ class RankProcess:
         return True
 
     def close(self) -> None:
-        """Close the report's descriptor; what moves the streams is closed by its owner."""
+        """Close the report's descriptor; the pumps are closed by their owner."""
         os.close(self.report_fd)
 
 
@@ -130,10 +130,10 @@ def start_rank(
         rank: global rank.
         env: its whole environment.
         stdin: descriptor it reads.
-        out: descriptor of its stdout, None for ours.
-        err: descriptor of its stderr, None for ours.
-        pumps: what moves its streams.
-        server: what forks it, None for a fresh interpreter.
+        out: descriptor of its stdout, None for the supervisor's.
+        err: descriptor of its stderr, None for the supervisor's.
+        pumps: the pumps of its streams.
+        server: the fork server that forks it, None for a fresh interpreter.
     """
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)

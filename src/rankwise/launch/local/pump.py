@@ -1,4 +1,4 @@
-"""One stream of one rank, on its way to the console and to its log file."""
+"""Forward one stream of one rank to the console and to its log file."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from rankwise.launch.local.merger import Voice
 __all__ = ["LogFile", "Pump"]
 
 _READ_BYTES = 1 << 16
-_PIPE_BYTES = 1 << 20  # that an unprivileged process can make of a pipe
-_LINE_BYTES = 1 << 20  # a longer line is given out in pieces
-_STATE_S = 10.0  # how often a line that is written again and again is shown meanwhile
-_UNFINISHED_S = 0.1  # how long an unfinished line of rank 0 waits for its rest: progress bars, dots, prompts
-_TORN_S = 2.0  # the same behind a whole line: that may be a full buffer, whose end is anywhere in a line
-_LATE_S = 0.25  # who looks so much later than it meant to has slept, and perhaps the machine: the rank gets a moment
-_FLOOD_BYTES = 4096  # who writes so many at once writes by the buffer: a pipe that is full tears these in odd places
+_PIPE_BYTES = 1 << 20  # the largest pipe buffer that an unprivileged process may set
+_LINE_BYTES = 1 << 20  # a longer line is shown in pieces
+_STATE_S = 10.0  # how often the current state of a progress bar is shown
+_UNFINISHED_S = 0.1  # how long an unfinished line of rank 0 (progress bar, dots, prompt) waits for its rest
+_TORN_S = 2.0  # the same after a whole line in the same read: a full buffer may have cut the line anywhere
+_LATE_S = 0.25  # after a poll that is so late (a suspended machine), wait a moment before splitting the line
+_FLOOD_BYTES = 4096  # a read of this size is a full write buffer, which the pipe may split anywhere
 _ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 
 
 class LogFile:
-    """A rank's log file; lines that a terminal would have overwritten are kept in their last state.
+    """A rank's log file; of a line that is overwritten on a terminal, it keeps the last state.
 
     Args:
         path: file to write.
-        from_terminal: the bytes are meant for a terminal and are cleaned of its control sequences.
-        console: where a full disk is said, once.
+        from_terminal: the bytes come from a pseudo-terminal; control sequences are removed.
+        console: where a write error (full disk) is reported, once.
     """
 
     def __init__(self, path: Path, *, from_terminal: bool, console: Console) -> None:
@@ -40,7 +40,7 @@ class LogFile:
         self._partial = b""
 
     def write(self, data: bytes) -> None:
-        """Append what the rank wrote."""
+        """Append the rank's output."""
         if self._from_terminal:
             *lines, rest = (self._partial + data).split(b"\n")
             self._partial = rest.rpartition(b"\r")[2] if len(rest) > _READ_BYTES else rest
@@ -48,7 +48,7 @@ class LogFile:
         self._write(data)
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Write the remaining bytes and close the file."""
         last = _settled(self._partial)
         if last:
             self._write(last + b"\n")
@@ -69,7 +69,7 @@ class LogFile:
 
 
 def _settled(line: bytes) -> bytes:
-    """What a line looks like on a terminal after all its carriage returns, without colours."""
+    """Return how a line looks on a terminal after all its carriage returns, without colours."""
     return _last_state(_ESCAPES.sub(b"", line))
 
 
@@ -79,7 +79,7 @@ def _last_state(line: bytes) -> bytes:
 
 
 class Pump:
-    """Moves what one rank writes to one of its streams.
+    """Forwards what one rank writes to one of its streams.
 
     Args:
         fd: where to read; a pipe or the master side of a pseudo-terminal. Closed by `close`.
@@ -87,8 +87,8 @@ class Pump:
         console: where lines go if `shown`.
         shown: whether they reach the console.
         raw: pass bytes on as they come (the rank that owns the terminal), instead of whole lines.
-        prefix: stands before every line.
-        log: file that gets everything.
+        prefix: put before every line.
+        log: log file that gets all output.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class Pump:
         os.set_blocking(fd, False)
 
     def pump(self) -> bool:
-        """Move what is there; return False at the end of the stream."""
+        """Forward the available data; return False at the end of the stream."""
         data = self._read()
         if data:
             self._move(data)
         return data != b""
 
     def drain(self) -> None:
-        """Move all that is there, for the end; not more than a pipe holds, as a stray process may go on writing."""
+        """Forward all remaining data at the end; at most a full pipe, because a stray process may keep writing."""
         for _ in range(_PIPE_BYTES // _READ_BYTES):
             data = self._read()
             if not data:
@@ -126,13 +126,13 @@ class Pump:
             self._move(data)
 
     def unfinished_s(self) -> float | None:
-        """Seconds until what rank 0 has written of a line should be shown without the rest; None: nothing waits."""
+        """Return the seconds until an unfinished line of rank 0 is shown without its rest; None: there is none."""
         if not self._partial or not self.shown or self._prefix:
             return None
         return max(0.0, self._read_s + self._patience_s - time.monotonic())
 
     def show_unfinished(self) -> None:
-        """Show an unfinished line whose rest has not come in time; not while the rest lies there to be read."""
+        """Show an unfinished line whose rest did not arrive in time, unless more data can be read now."""
         if self.unfinished_s() == 0.0:
             more = select.poll()
             more.register(self.fd, select.POLLIN)
@@ -145,13 +145,13 @@ class Pump:
             self._give_partial()
 
     def _read(self) -> bytes | None:
-        """Return what is there, None if nothing is there yet."""
+        """Return the available data, None if there is none yet."""
         try:
             return os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
             return None
         except OSError:
-            return b""  # a pseudo-terminal whose other side is closed says EIO
+            return b""  # a pseudo-terminal whose other side is closed gives EIO
 
     def _move(self, data: bytes) -> None:
         if self._log is not None:
@@ -160,10 +160,10 @@ class Pump:
         if self.shown and self._raw:
             self._console.raw(self.stream, data)
         elif self.shown and not self._prefix:
-            end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1  # a progress bar ends its states by going back
+            end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1  # a progress bar ends each state with a carriage return
             self._console.raw(self.stream, self._partial + data[:end] if end else b"")
             self._partial = data[end:] if end else self._partial + data
-            # the few bytes that follow a flood are torn off it and no prompt: they wait as long as its end would
+            # a short read soon after a large one is the rest of that write, not a prompt: it waits as long
             is_torn = b"\n" in data or (self._was_flooded and time.monotonic() - self._read_s < _TORN_S)
             self._read_s, self._patience_s = time.monotonic(), _TORN_S if is_torn else _UNFINISHED_S
             self._was_flooded = len(data) >= _FLOOD_BYTES
@@ -187,7 +187,7 @@ class Pump:
         self._partial = b""
 
     def _newest_state(self, rest: bytes) -> bytes:
-        """Drop the states of a line that it has overwritten itself; of a progress bar, one is shown now and then."""
+        """Drop the overwritten states of a line; show a progress bar's state every `_STATE_S` seconds."""
         older, gone_back, newest = rest.rpartition(b"\r")
         if not gone_back:
             return rest
@@ -197,7 +197,7 @@ class Pump:
         return newest or _last_state(older) + b"\r"
 
     def close(self) -> None:
-        """Give out the last unfinished line, and close everything."""
+        """Show the last unfinished line, and close the log file and the descriptor."""
         if self._partial:
             self._give_partial()
         if self._log is not None:

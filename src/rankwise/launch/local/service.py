@@ -1,8 +1,8 @@
 """The supervisor's process under `rankwise.run`: `python -m rankwise.launch.local.service FD [FILE FUNCTION]`.
 
-It is separate from the caller, so that what the caller has loaded (torch, CUDA, threads) does not matter, and so that
-the ranks end when the caller is killed: the connection between the two breaks. What will fork the ranks of a function
-is started first, and loads at the same time: most modules are therefore imported late here.
+It is a separate process, so that it has none of the caller's state (torch, CUDA, threads), and so that the ranks end
+when the caller is killed: then the connection between the two breaks. It first starts the process that will fork the
+ranks, which loads at the same time; therefore most modules are imported late here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__: list[str] = []
 
 
 def main(fd: int, hint: tuple[str, ...] = ()) -> None:
-    """Receive options and call, run the ranks, send back how it went and the values by rank.
+    """Receive the options and the call, run the ranks, send back the outcome and the values by rank.
 
     Args:
-        fd: the line to the caller.
-        hint: file and name of the function, if the ranks may be forked for it.
+        fd: the connection to the caller.
+        hint: file and name of the function, if its ranks may be forked.
     """
     os.set_inheritable(fd, False)  # noqa: FBT003
     spare = start_spare(*hint) if hint else None
@@ -57,11 +57,11 @@ def _serve(fd: int, spare: Spare | None) -> None:
     link = Link(fd)
     with contextlib.ExitStack() as stack:
         loop = stack.enter_context(Loop())
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the caller until we are ready for it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the caller started this process with it blocked
         try:
             options, call = json.loads(link.receive()), link.receive()
         except EOFError:
-            return  # the caller has gone, or given up
+            return  # the caller has ended or given up
         folder = vitals.make_folder(in_memory=False)
         stack.callback(vitals.remove_folder, folder)
         (folder / "call").write_bytes(call)
@@ -74,11 +74,11 @@ def _serve(fd: int, spare: Spare | None) -> None:
         try:
             _answer(link, outcome, folder, options["num_ranks"])
         except OSError:
-            sys.exit(1)  # nobody is there to hear it
+            sys.exit(1)  # there is no caller to report to
 
 
 def _caller_is_gone(loop: Loop, fd: int) -> None:
-    """The caller sends nothing while the ranks run: when there is something to read, it is the end."""
+    """End the ranks: the caller sends nothing while they run, so a readable connection means that it has ended."""
     import signal
 
     loop.forget(fd)
@@ -116,7 +116,7 @@ def _target(options: dict[str, Any], folder: Path) -> Target:
 
 
 def _meeting(store_file: str | None, folder: Path) -> dict[str, str]:
-    """Return the variable of ranks that meet through a file: the one that is named, or one of our own ("")."""
+    """Return the variable for ranks that meet through a file: the named file, or for "" one in this folder."""
     return {} if store_file is None else {"RANKWISE_STORE_FILE": store_file or str(folder / "meeting")}
 
 

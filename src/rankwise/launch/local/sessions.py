@@ -1,4 +1,4 @@
-"""Kill everything that a rank has started: each rank leads a session and a process group of its own."""
+"""Kill every process that a rank has started: each rank leads its own session and process group."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pathlib import Path
 __all__ = ["GUARD", "end_session", "end_sessions", "parent_process", "process_state"]
 
 _PROC = Path("/proc")
-# they remove the semaphores and the shared memory of those that were killed, and then end
+# these processes remove semaphores and shared memory of killed processes, and then end by themselves
 _TIDY = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
-GUARD = b"rankwise: guard of a rank"  # the command line of a process that is forked and never calls exec
-_TIDY_S = 20.0  # their interpreter may only just have been started, on a busy machine
+GUARD = b"rankwise: guard of a rank"  # the guard's command line; the guard is forked and never calls exec
+_TIDY_S = 20.0  # time for these to start and finish on a busy machine
 _POLL_S = 0.02
-_FORKED_ONLY = 0x40  # PF_FORKNOEXEC of the kernel: this process has not called exec
-_YOUNG_S = 1.0  # from fork to exec, on a busy machine
+_FORKED_ONLY = 0x40  # the kernel's PF_FORKNOEXEC: the process has not called exec
+_YOUNG_S = 1.0  # the longest time from fork to exec on a busy machine
 
 
 def end_session(leader: int) -> None:
-    """Kill every process of a rank's session, its other process groups too, but for those that tidy up after it.
+    """Kill every process of a rank's session, in all process groups, except those that clean up after it.
 
-    Elsewhere than on Linux: its process group. The caller is left out.
+    On systems other than Linux: of its process group. The calling process is skipped.
     """
     if not _PROC.is_dir():
         _send(-leader, signal.SIGKILL)
         return
-    for _ in range(3):  # one of them may have started another while we looked
+    for _ in range(3):  # a process may have started another one during the scan
         found = [pid for pid in _members({leader}) if pid != os.getpid() and (pid == leader or not _is_spared(pid))]
         for pid in found:
             _send(pid, signal.SIGKILL)
@@ -38,7 +38,7 @@ def end_session(leader: int) -> None:
 
 
 def end_sessions(leaders: Collection[int]) -> None:
-    """Kill what is left of these sessions; those that tidy up are given some time for it."""
+    """Kill what is left of these sessions; give the cleanup processes some time first."""
     for leader in leaders:
         end_session(leader)
     if not leaders or not _PROC.is_dir():
@@ -52,19 +52,19 @@ def end_sessions(leaders: Collection[int]) -> None:
 
 
 def process_state(pid: int) -> str:
-    """Return the state letter of a process ("R", "S", "T" for stopped, ...), "" if it cannot be known."""
+    """Return the state letter of a process ("R", "S", "T" for stopped, ...), "" if unknown."""
     fields = _stat(_PROC / str(pid))
     return fields[0] if fields else ""
 
 
 def parent_process(pid: int) -> int:
-    """Return the parent of a process, 0 if it cannot be known."""
+    """Return the parent of a process, 0 if unknown."""
     fields = _stat(_PROC / str(pid))
     return int(fields[1]) if fields else 0
 
 
 def _members(leaders: Collection[int]) -> Iterator[int]:
-    """Processes of these sessions that have not ended."""
+    """Yield the processes of these sessions that have not ended."""
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
             fields = _stat(entry)
@@ -73,7 +73,7 @@ def _members(leaders: Collection[int]) -> Iterator[int]:
 
 
 def _is_spared(pid: int) -> bool:
-    """Whether a process tidies up, or was forked just now and may become one that does."""
+    """Whether a process cleans up, or was forked just now and may become one that does."""
     try:
         command = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -84,7 +84,7 @@ def _is_spared(pid: int) -> bool:
     if not fields:
         return False
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    if not command:  # in the middle of exec: a parent that used vfork goes on before there is a command line
+    if not command:  # during exec: after vfork the parent may continue before the command line is set
         return age_s < _TIDY_S
     return bool(int(fields[6]) & _FORKED_ONLY) and age_s < _YOUNG_S and not command.startswith(GUARD)
 

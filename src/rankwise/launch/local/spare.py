@@ -1,4 +1,4 @@
-"""A process of the fork server, started while its supervisor still loads."""
+"""A fork server process, started while its supervisor still loads."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rankwise.launch.preload import leading_imports
 
 __all__ = ["Spare", "start_spare"]
 
-# what ranks begin without that are started later: signals that `Loop` has taken over, and those that Python ignores
+# reset to their defaults, as for ranks that are started later: signals that `Loop` handles or Python ignores
 _RESET = ("SIGINT", "SIGTERM", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGWINCH", "SIGTSTP", "SIGPIPE", "SIGXFSZ")
 
 
 class Spare:
-    """An interpreter with the fork server in it, which waits to be told what to load.
+    """An interpreter that runs the fork server and waits for the list of modules to import.
 
-    Started without `subprocess`, which takes as long to load as the interpreter does to start: no descriptor of this
-    process but the standard ones may be inheritable.
+    It is started without `subprocess`, whose import takes as long as the interpreter's start. Therefore only the
+    standard descriptors of this process may be inheritable.
 
     Attributes:
-        line: the socket to it.
+        line: the socket to the process.
         pid: its process id.
-        env: the variables that it was started with.
+        env: the variables with which it was started.
 
     Raises:
-        OSError: it cannot be started here.
+        OSError: the process cannot be started on this system.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Spare:
         self.line, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         said = os.memfd_create("said")
         os.set_inheritable(far.fileno(), True)  # noqa: FBT003
-        flags = sys.orig_argv[1 : sys.orig_argv.index("-m")]  # as `subprocess` has them, our own -P among them
+        flags = sys.orig_argv[1 : sys.orig_argv.index("-m")]  # the interpreter's flags, with this process's -P
         words = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.fork_server"]
         try:
             self.pid = os.posix_spawn(
@@ -45,7 +45,7 @@ class Spare:
                 self.env,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, said, 1),  # what the imports say the ranks shall say
+                    (os.POSIX_SPAWN_DUP2, said, 1),  # captures output of the imports
                     (os.POSIX_SPAWN_DUP2, said, 2),
                 ],
                 setsid=True,
@@ -60,12 +60,12 @@ class Spare:
             os.close(said)
 
     def hand_over(self) -> tuple[socket.socket, int]:
-        """Return the socket and the pid to who looks after them from now on."""
+        """Return the socket and the pid; the caller owns them from now on."""
         line, pid, self.pid = self.line, self.pid, 0
         return line, pid
 
     def close(self) -> None:
-        """End it if it was not used."""
+        """End the process if it was not handed over."""
         if self.pid:
             _, pid = self.hand_over()
             os.kill(pid, signal.SIGKILL)
@@ -74,10 +74,10 @@ class Spare:
 
 
 def start_spare(file: str, function: str) -> Spare | None:
-    """Start one if a function is one for whose ranks a fork server is likely to be asked for, and if that works here.
+    """Start a spare process if a function's ranks can probably be forked, and if this system allows it.
 
     Args:
-        file: where the function is written.
+        file: the file that defines the function.
         function: its name.
     """
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""The launch as a whole: attempts, restarts, and the last word."""
+"""The whole launch: attempts, restarts, and the final message."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["supervise"]
 
 
 def supervise(job: Job, stage: Stage = ALONE) -> Outcome:
-    """Start the ranks, watch over them, start all of them again after a failure as often as the job allows.
+    """Start the ranks, watch them, and restart all of them after a failure, up to `max_restarts` times.
 
-    To be called in the main thread of a process without other threads. When it returns, no rank is left. If this
-    process is killed, its ranks are killed too.
+    Call it in the main thread of a process without other threads. When it returns, no rank is left. If this process is
+    killed, its ranks are killed too.
 
     Args:
         job: what to run.
-        stage: where.
+        stage: the loop, console and spare process to use.
 
     Raises:
         LaunchError: the ranks cannot be started (port in use, log folder not writable).
@@ -50,7 +50,7 @@ def supervise(job: Job, stage: Stage = ALONE) -> Outcome:
 def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Outcome:
     run_id = f"rankwise-{os.getpid()}-{os.urandom(4).hex()}"
     begun_s, gpus = time.monotonic(), num_visible_gpus() if job.min_ranks is not None else 0
-    number = failures = 0  # of the whole launch; at this number of ranks
+    number = failures = 0  # attempts of the launch; failures at this number of ranks
     while True:
         logs = next_logs(job.logs, job.run_dir)
         limited = with_time_left(job, begun_s)
@@ -90,13 +90,13 @@ def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Ou
 
 
 def _following(job: Job, failures: int, *, had_gpus: int, started: int) -> Job | None:
-    """Return what to start after a failure: the same launch, one with fewer ranks, or None for nothing.
+    """Return the job to start after a failure: the same, one with fewer ranks, or None.
 
     Args:
-        job: what has failed.
-        failures: how often, at this number of ranks.
-        had_gpus: GPUs that were visible when the launch began; the ranks have one each if there were enough.
-        started: how many ranks could be started.
+        job: the job that failed.
+        failures: number of failures at this number of ranks.
+        had_gpus: GPUs that were visible at the start of the launch; each rank has one if there were enough.
+        started: how many ranks were started.
     """
     if started < job.num_ranks:
         return _with_ranks(job, started)

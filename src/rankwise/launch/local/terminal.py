@@ -1,4 +1,4 @@
-"""A terminal for rank 0 when its output is also wanted in a file: a pseudo-terminal of the real one's size."""
+"""A pseudo-terminal for rank 0 when its output also goes to a file, with the size of the real terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["copy_size", "open_terminal"]
 def open_terminal(like: int) -> tuple[int, int]:
     """Open a pseudo-terminal of the size of the terminal `like`; return its (master, slave) descriptors.
 
-    It passes output on unchanged: the real terminal turns line feeds into new lines, once is enough.
+    It passes output on unchanged: only the real terminal converts line feeds.
     """
     master, slave = os.openpty()
     settings = termios.tcgetattr(slave)
@@ -25,7 +25,7 @@ def open_terminal(like: int) -> tuple[int, int]:
 
 
 def copy_size(source: int, target: int) -> None:
-    """Give the terminal `target` the size of `source`; a source that is no terminal changes nothing."""
+    """Give the terminal `target` the size of `source`; do nothing if `source` is no terminal."""
     with contextlib.suppress(OSError):
         size = fcntl.ioctl(source, termios.TIOCGWINSZ, struct.pack("4H", 0, 0, 0, 0))
         fcntl.ioctl(target, termios.TIOCSWINSZ, size)

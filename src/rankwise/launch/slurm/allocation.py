@@ -1,4 +1,4 @@
-"""The Slurm job that this process is in, as the environment of its launcher says it."""
+"""The Slurm job of this process, read from the launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from rankwise.errors import ConfigError, WorldError
 
 __all__ = ["Allocation"]
 
-# the largest step ids stand for the batch script, interactive steps and the like
+# step ids from here on are reserved: batch script, interactive steps and the like
 _SPECIAL_STEPS = 0xFFFF_FFF0
 _MOST_NAMES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
-    """The Slurm job that this process is in.
+    """The Slurm job of this process.
 
     Attributes:
-        job_id: its number.
-        num_nodes: how many nodes it has.
-        nodes: their names, as Slurm writes them.
+        job_id: Slurm's job id.
+        num_nodes: number of nodes of the job.
+        nodes: the nodes' names in Slurm's notation.
         restarts: how often it was requeued.
-        is_batch: whether a batch script runs it; a terminal cannot be requeued.
+        is_batch: whether it runs a batch script; an interactive job cannot be requeued.
     """
 
     job_id: str
@@ -36,12 +36,12 @@ class Allocation:
 
     @classmethod
     def find(cls, environ: Mapping[str, str]) -> Allocation | None:
-        """Return the allocation whose launcher this process may be, None without one.
+        """Return the allocation whose launcher this process can be, None without one.
 
-        None also without srun (in a container), and for a single task that srun has started, which is its one rank.
+        Also None if there is no srun (in a container), and for a single task of srun, which is a rank itself.
 
         Raises:
-            ConfigError: srun has started several of us.
+            ConfigError: srun has started several launchers.
         """
         job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
         if not job_id or shutil.which("srun") is None:
@@ -64,7 +64,7 @@ class Allocation:
         )
 
     def name_nodes(self, numbers: Sequence[int]) -> str:
-        """Return "node node3", or "nodes node3, node5", of numbers of nodes from 0."""
+        """Return "node node3", or "nodes node3, node5", for node numbers from 0."""
         try:
             hosts = expand_hosts(self.nodes)
             names = [hosts[number] for number in numbers]

@@ -1,4 +1,4 @@
-"""Which rank of all nodes holds the others up: the first node asks all of them, and decides once."""
+"""Which rank of all nodes blocks the others: the first node asks all nodes, and decides for all."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _CONNECT_S = 10.0
 
 
 class Desk:
-    """Where the nodes ask: on the first one, in its supervisor's loop.
+    """Serves the nodes' questions, in the event loop of the first node's supervisor.
 
     Args:
-        address: of this node, which the others can reach.
-        secret: that all nodes of the start know.
-        loop: that serves it.
-        say: for what concerns this node only.
+        address: address of this node that the others can reach.
+        secret: shared by all nodes of the start.
+        loop: the event loop.
+        say: prints messages that concern this node only.
 
     Attributes:
-        port: where it listens.
+        port: the port on which it listens.
     """
 
     def __init__(self, address: str, secret: str, loop: Loop, say: Callable[[str], None]) -> None:
@@ -46,7 +46,7 @@ class Desk:
         loop.every(_TICK_S, self._tick)
 
     def close(self) -> None:
-        """Let all nodes go: from here on each judges alone."""
+        """Close all connections; from now on each node judges alone."""
         self._loop.forget_every(self._tick)
         self._guests.close()
 
@@ -62,7 +62,7 @@ class Desk:
         self._conclude()
 
     def _lost(self, guest: Guest, why: str, silent: bool) -> None:  # noqa: ARG002, FBT001
-        """Go on without a node: Slurm ends the others when one is lost."""
+        """Conclude without a lost node; Slurm ends the others anyway."""
         self._conclude()
 
     def _inquire(self, guest: Guest, message: Mapping[str, Any]) -> None:
@@ -103,18 +103,18 @@ class Desk:
 
 
 class NodeFellows:
-    """Implements `Fellows` on each node of an allocation. Slurm itself ends all nodes when one fails.
+    """Implements `Fellows` on each node of an allocation. If one node fails, Slurm itself ends the others.
 
     Args:
-        address: of the first node, and the port of its `Desk`.
-        secret: that all nodes of the start know.
-        node: number of this one.
-        loop: of this supervisor.
-        console: where a standstill is told, by the first node.
-        run_dir: which keeps it; None: nothing does.
+        address: address of the first node, and port of its `Desk`.
+        secret: shared by all nodes of the start.
+        node: number of this node.
+        loop: the supervisor's event loop.
+        console: where the first node reports a standstill.
+        run_dir: where the standstill is recorded; None: nowhere.
 
     Attributes:
-        attempt: whose ranks are looked at; None before it is made.
+        attempt: the attempt whose ranks are examined; None before there is one.
 
     Raises:
         OSError: the desk cannot be reached.
@@ -130,17 +130,17 @@ class NodeFellows:
         self._link.on_message = self._hear
 
     def close(self) -> None:
-        """Leave the desk."""
+        """Close the connection to the desk."""
         self._link.close()
 
     def failing(self) -> None:
-        """Leave it to Slurm, which ends the other nodes when this one does."""
+        """Do nothing: Slurm ends the other nodes when this one ends."""
 
     def leaving(self, number: int) -> None:
-        """Leave it to Slurm, which has told all nodes."""
+        """Do nothing: Slurm has signalled all nodes."""
 
     def ask(self, question: Mapping[str, Any]) -> None:
-        """Ask all nodes; where the first one has gone, judge by this node alone."""
+        """Ask all nodes; if the first node is gone, judge by this node's ranks alone."""
         if not self._link.lost:
             self._link.send({"kind": "still", **question})
             return
@@ -169,7 +169,7 @@ class NodeFellows:
                     view = attempt.view(final=bool(message["final"]))
                 self._link.send({"kind": "seen", "inquiry": message["inquiry"], **view})
             elif message["kind"] == "standstill":
-                if self._node == 0:  # the output of all nodes comes together
+                if self._node == 0:  # once is enough: srun collects the output of all nodes
                     self._tell_standstill(str(message["text"]))
                 elif attempt is not None:
                     attempt.note_standstill()

@@ -1,4 +1,4 @@
-"""Following a submitted launch: its place in the queue, then its output, to its end; Ctrl-C."""
+"""Follow a submitted job: print its queue state, then its output, until it ends; handle Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rankwise.launch.slurm.queue import JobState
 
 __all__ = ["follow", "follow_logs"]
 
-_LOOK_S = 0.3  # at files
+_LOOK_S = 0.3  # between two checks of the files
 _LATE_S = 15.0
 
 
 class _Tail:
-    """What is new in a file, which may not be there yet."""
+    """Copies new content of a file, which may not exist yet."""
 
     def __init__(self, path: Path, sink: IO[str]) -> None:
         self._path, self._sink, self._done = path, sink, 0
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a read may end inside a character
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a read may end within a character
 
     def copy(self) -> bool:
-        """Copy what is new; whether there was something."""
+        """Copy new content; return whether there was any."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._done)
                 data = file.read()
-        except OSError:  # not there yet, or a network file system has lost sight of it
+        except OSError:  # it does not exist yet, or a network file system lost it for a moment
             return False
         self._done += len(data)
         if data:
@@ -42,9 +42,9 @@ class _Tail:
 
 
 def follow(handle: SlurmHandle) -> int:
-    """Show state and output of a job until it has ended, requeues included; return its exit code.
+    """Print state and output of a job until it has ended, including requeues; return its exit code.
 
-    Ctrl-C asks once whether to cancel it; where nobody can be asked the first says what a second does: cancel.
+    Ctrl-C asks whether to cancel the job. Without a terminal, the first Ctrl-C prints that a second one cancels it.
     """
     tails = [_Tail(handle.log_path(None, stream), sink) for stream, sink in (("out", sys.stdout), ("err", sys.stderr))]
     with _Interrupts() as interrupts:
@@ -72,14 +72,14 @@ def follow(handle: SlurmHandle) -> int:
 
 
 def follow_logs(handle: SlurmHandle, rank: int | None, *, until_end: bool) -> None:
-    """Print what a rank (None: the console of the job) has written; `until_end`: and go on until the job has ended."""
+    """Print the output of a rank (None: the job's console); with `until_end`, continue until the job has ended."""
     tails: dict[Path, _Tail] = {}
     asked = Patience()
     while True:
         ending, found = asked.of(handle) if until_end else (None, None)
         over = not until_end or ending is not None or (found is not None and found.has_ended)
         for stream, sink in (("out", sys.stdout), ("err", sys.stderr)):
-            path = handle.log_path(rank, stream)  # another one after a restart
+            path = handle.log_path(rank, stream)  # the path changes after a restart
             tails.setdefault(path, _Tail(path, sink)).copy()
         if over:
             return
@@ -87,7 +87,7 @@ def follow_logs(handle: SlurmHandle, rank: int | None, *, until_end: bool) -> No
 
 
 def _goes_on(handle: SlurmHandle, interrupts: _Interrupts) -> bool:
-    """After a Ctrl-C: whether the job is followed further; cancels it if that is wanted."""
+    """Return whether to keep following the job after Ctrl-C; cancel it if the user wants that."""
     if interrupts.count == 1 and sys.stdin.isatty():
         interrupts.count = 0
         answer = _ask(f"\nrankwise: cancel job {handle.job_id}? [y]es, [d]etach (it runs on), [n]o: ")
@@ -109,12 +109,12 @@ def _goes_on(handle: SlurmHandle, interrupts: _Interrupts) -> bool:
 
 
 def _ask(question: str) -> str:
-    """Return the first letter of the answer; a second Ctrl-C is a yes."""
-    counted = signal.signal(signal.SIGINT, signal.default_int_handler)  # one that only counts does not end `input`
+    """Return the first letter of the answer; a second Ctrl-C counts as yes."""
+    counted = signal.signal(signal.SIGINT, signal.default_int_handler)  # a counting handler does not interrupt `input`
     try:
         return input(question)[:1].lower()
     except EOFError:
-        return "d"  # the terminal has gone: that is no wish to lose the job
+        return "d"  # the terminal is closed: do not cancel the job
     except KeyboardInterrupt:
         return "y"
     finally:
@@ -138,7 +138,7 @@ def _say(text: str) -> None:
 
 
 class _Interrupts:
-    """Counts Ctrl-C instead of ending."""
+    """Counts Ctrl-C instead of raising."""
 
     def __init__(self) -> None:
         self.count, self.said = 0, False

@@ -1,4 +1,4 @@
-"""`SlurmHandle`: a submitted launch, to be waited for, read, and cancelled; also from another process."""
+"""`SlurmHandle`: wait for, read and cancel a submitted launch, from any process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rankwise.launch.slurm.queue import JobState, job_fields, job_states, slurm_
 
 __all__ = ["Patience", "SlurmHandle"]
 
-_POLL_S = 1.0  # between two looks at files
-_ASK_S = 2.0  # between two questions to Slurm, which answers everybody
-_LATE_S = 15.0  # how long after a job's end its files may take to be seen here
-_SILENT_S = 900.0  # how long Slurm may not answer who waits: a controller that is restarted takes minutes
+_POLL_S = 1.0  # between two checks of the files
+_ASK_S = 2.0  # between two queries to Slurm's controller, which all users share
+_LATE_S = 15.0  # how long after a job's end its files may take to appear here
+_SILENT_S = 900.0  # how long to tolerate no answer from Slurm: restarting the controller takes minutes
 
 
 class Patience:
-    """Asks Slurm of a job now and then, however often it is called, and bears that it does not answer for a while."""
+    """Limits how often Slurm is queried about a job, and tolerates missing answers for a while."""
 
     def __init__(self) -> None:
         self._silent_since_s: float | None = None
@@ -34,13 +34,13 @@ class Patience:
         self._found: JobState | None = None
 
     def of(self, handle: SlurmHandle) -> tuple[dict[str, Any] | None, JobState | None]:
-        """Return the ending of a job, and what Slurm says of it or said last; both None where it does not answer.
+        """Return the ending of a job, and its latest known state in Slurm; both None if Slurm does not answer.
 
         Raises:
-            LaunchError: it has not answered for a quarter of an hour.
+            LaunchError: Slurm has not answered for a quarter of an hour.
         """
         now, sees_ending = time.monotonic(), handle.has_left_ending
-        # an ending that appears is looked at once: one before a requeue may lie there for long
+        # query at once when an ending file appears, but not again: after a requeue an old file may stay for long
         if now - self._asked_s < _ASK_S and sees_ending == self._saw_ending:
             return None, self._found
         self._asked_s, self._saw_ending, self._found = now, sees_ending, None
@@ -58,13 +58,13 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmHandle:
-    """A launch in Slurm's hands.
+    """A launch that was submitted to Slurm.
 
     Attributes:
-        job_id: Slurm's number.
-        folder: of its files.
-        name: of the job.
-        num_ranks: on all nodes.
+        job_id: Slurm's job id.
+        folder: folder of the job's files.
+        name: name of the job.
+        num_ranks: number of ranks on all nodes.
         run_dir: run directory, None without one.
     """
 
@@ -76,28 +76,28 @@ class SlurmHandle:
 
     @property
     def state(self) -> str:
-        """What Slurm says: "PENDING", "RUNNING", "COMPLETED", ..."""
+        """The state in Slurm's words: "PENDING", "RUNNING", "COMPLETED", ..."""
         return self.ask().state
 
     def ask(self) -> JobState:
-        """Ask Slurm for state, reason and nodes; the end that the job has left counts before Slurm's word."""
+        """Ask Slurm for state, reason and nodes; an ending file of the job overrides Slurm's state."""
         found = job_states([self.job_id])[self.job_id]
         if found.state in {"RUNNING", "COMPLETING", "UNKNOWN"} and (ending := self.ending()) is not None:
             return JobState(state="COMPLETED" if ending["exitcode"] == 0 else "FAILED")
         return found
 
     def cancel(self) -> None:
-        """End the job.
+        """Cancel the job.
 
         Raises:
-            LaunchError: Slurm does not let you.
+            LaunchError: Slurm refuses to cancel it.
         """
         done = slurm_command("scancel", self.job_id)
         if done.returncode:
             raise LaunchError(f"job {self.job_id} cannot be cancelled: {done.stderr.strip()}")
 
     def log_path(self, rank: int | None = None, stream: str = "out") -> Path:
-        """Return the file of a rank's "out" or "err" in the newest attempt; of None: what the console would show.
+        """Return the log file of a rank's "out" or "err" in the newest attempt; for None that of the job's console.
 
         Raises:
             ConfigError: there is no such rank.
@@ -112,23 +112,23 @@ class SlurmHandle:
         return newest / f"rank-{rank}.{stream}"
 
     def logs(self, rank: int | None = None) -> str:
-        """Return what was written so far, stdout before stderr: by a rank, or what reaches the console of the job."""
+        """Return the output so far, stdout before stderr, of a rank; for None that of the job's console."""
         paths = [self.log_path(rank, stream) for stream in ("out", "err")]
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     @property
     def has_left_ending(self) -> bool:
-        """Whether a run of the job has left how it ended; Slurm may start it once more."""
+        """Whether a run of the job has written an ending file; Slurm may still start the job again."""
         return (self.folder / "ending.json").exists()
 
     def ending(self) -> dict[str, Any] | None:
-        """Return how the launch ended, None while it has not, or was killed, or Slurm starts it once more."""
+        """Return how the launch ended; None if it still runs, was killed, or will be started again by Slurm."""
         try:
             ending: dict[str, Any] = json.loads((self.folder / "ending.json").read_bytes())
         except FileNotFoundError:
             return None
         fields = job_fields(self.job_id)
-        if fields is None:  # forgotten: it does not come back
+        if fields is None:  # Slurm has forgotten the job, so it will not start again
             return ending
         if int(fields.get("Restarts", 0)) > ending["restarts"]:
             return None
@@ -136,10 +136,10 @@ class SlurmHandle:
         return None if comes_back else ending
 
     def wait(self) -> dict[str, Any]:
-        """Wait until the launch has ended, requeues included, and return how.
+        """Wait until the launch has ended, including requeues, and return how it ended.
 
         Raises:
-            LaunchError: the job is gone without having said how its ranks ended; with its state and reason.
+            LaunchError: the job ended without an ending file; the message has its state and reason.
         """
         gone_s: float | None = None
         asked = Patience()
@@ -148,7 +148,7 @@ class SlurmHandle:
             if ending is not None:
                 return ending
             if found is None:
-                pass  # no answer, this time
+                pass  # Slurm did not answer this time
             elif found.has_ended or found.state == "UNKNOWN":
                 gone_s = gone_s or time.monotonic()
                 if time.monotonic() - gone_s > _LATE_S or (found.state == "CANCELLED" and self.ending() is None):
@@ -156,13 +156,13 @@ class SlurmHandle:
             else:
                 gone_s = None
             time.sleep(_POLL_S)
-            list(self.folder.iterdir())  # some network file systems look again for this
+            list(self.folder.iterdir())  # makes some network file systems refresh their cache
 
     def result(self) -> list[Any]:
         """Wait for the end and return the values of the function, by rank.
 
         Raises:
-            RankFailure: a rank failed; with its own traceback.
+            RankFailure: a rank failed; the error holds its traceback.
             LaunchError: the job was cancelled, lost or killed, or a value cannot be read here.
         """
         ending = self.wait()
@@ -178,23 +178,23 @@ class SlurmHandle:
         return [self._value(rank) for rank in range(self.num_ranks)]
 
     def remember(self, root: Path) -> None:
-        """Let `find` know it."""
+        """Write a file for `find`."""
         fields = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
         write_whole(root / f"job-{self.job_id}.json", json.dumps(fields).encode())
 
     @classmethod
     def find_all(cls, root: Path) -> list[SlurmHandle]:
-        """Return all that are remembered, newest first."""
+        """Return all remembered handles, newest first."""
         paths = sorted(root.glob("job-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
         return [_read(path) for path in paths]
 
     @classmethod
     def find(cls, root: Path, job_id: str) -> SlurmHandle:
-        """Return the one of this number.
+        """Return the handle of this job id.
 
         Raises:
-            ConfigError: there is none, it is another user's, or rankwise has not submitted it.
-            LaunchError: Slurm, which is asked about jobs that are not known here, does not answer.
+            ConfigError: there is no such job, it belongs to another user, or rankwise did not submit it.
+            LaunchError: Slurm, which is asked about jobs without such a file, does not answer.
         """
         if not job_id.isdigit():
             raise ConfigError(f"a job of Slurm is a number, got {job_id!r}; `rankwise jobs --all` lists yours")

@@ -1,4 +1,4 @@
-"""The launcher inside an allocation: starts on all nodes, their fate, restarts, and the way back into the queue."""
+"""The launcher inside an allocation: start the ranks on all nodes, restart them, and requeue the job."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def run_on_nodes(
     srun_args: Sequence[str] = (),
     warn_s: float | None = None,
 ) -> Ending:
-    """Run a launch on all nodes of the allocation, `job.num_ranks` ranks on each; in the main thread.
+    """Run a launch on all nodes of the allocation, with `job.num_ranks` ranks on each; call it in the main thread.
 
     Args:
-        job: the launch; its restarts are of all nodes together.
-        allocation: where.
-        max_requeues: how often the Slurm job may go back into the queue, when its ranks have saved because they were
-            asked to, or a node is lost; 0: it does not.
-        call: what the ranks call, for a target of kind "call".
+        job: the launch; a restart restarts all nodes together.
+        allocation: the allocation to use.
+        max_requeues: how often the Slurm job may be requeued after its ranks have saved because they were asked to, or
+            after a node is lost; 0: never.
+        call: the pickled call, for a target of kind "call".
         values: existing folder for the values by rank.
-        srun_args: more words for srun.
+        srun_args: additional arguments for srun.
         warn_s: seconds before the job's time limit at which the ranks are asked to save; None leaves it to Slurm.
 
     Raises:
-        ConfigError: `min_ranks` is asked for.
-        LaunchError: srun or the folder of the start cannot be used.
+        ConfigError: `min_ranks` is set.
+        LaunchError: srun or the folder for the start is not usable.
     """
     if job.min_ranks is not None:
         raise ConfigError("--min-ranks is for one machine: inside a Slurm allocation ask for fewer nodes instead")
@@ -89,20 +89,20 @@ def run_on_nodes(
 
 
 def _lost(record: Record, attempt: int) -> dict[str, Any]:
-    """Return what the run directory keeps where no rank failed, but a node was lost or could not start."""
+    """Return the run directory's record of a failure without a failed rank: a node was lost or could not start."""
     cause = record.text.partition("\n")[0]
     return {"time": record.time_s, "attempt": attempt, "cause": cause, "exitcode": record.exitcode}
 
 
 def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, max_requeues: int) -> Ending:
-    """Put the job back into the queue where that goes on with the run; say so, or why not."""
+    """Requeue the job if that continues the run; print so, or why not."""
     if ending.again:
         said = "the ranks have saved and ended as they were asked to"
         if not max_requeues:
             said += ": the same command goes on (--requeue lets Slurm start it again)"
         console.say(said)
     if not max_requeues or not (ending.again or ending.lost):
-        if ending.interrupted is None:  # else Slurm may have its own reasons to start it once more
+        if ending.interrupted is None:  # else Slurm itself may start it again
             ProgressLog(allocation).forget()
         return ending
     refused = put_back(allocation, console, Progress.find(job.run_dir, ending.step), most=max_requeues)
@@ -114,10 +114,10 @@ def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, m
 
 
 def _deaf_shell(parent: int) -> str:
-    """Return what to say of a batch shell that would die of the warning it asks for, "" if it would not.
+    """Return a message if the batch shell would be killed by the warning signal that it requests, else "".
 
-    `#SBATCH --signal=B:USR1@300` reaches the batch shell alone: one that neither catches the signal nor has been
-    replaced by us (`exec`) ends, and the job with it.
+    `#SBATCH --signal=B:USR1@300` signals only the batch shell. A shell that neither traps the signal nor was replaced
+    by this launcher (`exec`) ends, and the job with it.
     """
     try:
         words = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace").split("\0")

@@ -30,14 +30,14 @@ from rankwise.launch.verdict import Failure, RankEnd
 
 __all__: list[str] = []
 
-_MEETING_S = 120.0  # nodes of one step start at the same time; file systems may be late
-_CAUSE_S = 15.0  # how long a node that has only lost its peers lets the others say why
+_MEETING_S = 120.0  # nodes of one step start at the same time, but a shared file system may be slow
+_CAUSE_S = 15.0  # how long a node that only lost its peers waits for a record with the cause
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Here:
-    """This node: its number, what serves and shows, and what is closed at its end."""
+    """This node: its number, event loop, console and exit stack."""
 
     node: int
     loop: Loop
@@ -46,9 +46,9 @@ class _Here:
 
 
 def main(folder: Path) -> int:
-    """Run the ranks of this node to their end and leave a record; return what this process exits with.
+    """Run the ranks of this node until they end and write a record; return this process's exit code.
 
-    Ranks that have saved and ended as they were asked to are no failure: Slurm would end the other nodes for it.
+    Return 0 for ranks that saved and ended because they were asked to: else Slurm would end the other nodes.
     """
     node = int(os.environ.get("SLURM_NODEID", "0"))
     host = socket.gethostname()
@@ -114,20 +114,20 @@ def _failed(record: Record, failure: Failure, ends: list[RankEnd], world_size: i
         exitcode=failure.exitcode or 1,
         detail=failure.detail,
         suspicion=0 if hung or end is None else end.suspicion,
-        # monotonic clocks of machines have nothing in common
+        # monotonic clocks of different machines are not comparable
         time_s=time.time() if hung or end is None else time.time() - (time.monotonic() - end.failed_s),
     )
 
 
 def _let_others_say(folder: Path) -> None:
-    """When this node ends Slurm ends the others, too: where they are the cause, they must have said so by then."""
+    """Wait for a record with the cause: when this node ends, Slurm ends the others, and they could not write one."""
     deadline = time.monotonic() + _CAUSE_S
     while time.monotonic() < deadline and all(record.suspicion == 2 for record in Record.read_all(folder)):
         time.sleep(_POLL_S)
 
 
 def _fellows(meeting: Meeting, secret: str, run_dir: Path | None, here: _Here) -> NodeFellows | None:
-    """Join those who ask together who holds them up; a node that cannot is judged alone."""
+    """Connect to the first node's desk; return None if that fails, and this node judges alone."""
     if not meeting.desk:
         return None
     try:
@@ -150,10 +150,10 @@ def _fellows(meeting: Meeting, secret: str, run_dir: Path | None, here: _Here) -
 
 
 def _host(folder: Path, secret: str, here: _Here) -> Meeting:
-    """Take a port of this node, rank 0's, and one to ask at, and tell the others."""
+    """Take a port for rank 0 and one for the desk, and publish them to the other nodes."""
     port = HeldPort()
     here.stack.callback(port.close)
-    # the address of this node from where the step was started, as the other nodes see it
+    # this node's address towards the host that started the step, which the other nodes can reach too
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     alone = os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
     address = "127.0.0.1" if alone else _address_towards(launcher or os.environ.get("SLURMD_NODENAME", ""))
@@ -178,13 +178,13 @@ def _find(folder: Path) -> Meeting:
                 f"the first node has not said within {_MEETING_S:g} s where the ranks meet, in {folder}: look at its "
                 "output, or the file system is not common to the nodes"
             )
-        list(folder.iterdir())  # some network file systems look again for this
+        list(folder.iterdir())  # makes some network file systems refresh their cache
         time.sleep(_POLL_S)
     return meeting
 
 
 def _address_towards(host: str) -> str:
-    """Return the address that packets of this machine to another one carry; nothing is sent."""
+    """Return the source address of packets to a host; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))
@@ -194,7 +194,7 @@ def _address_towards(host: str) -> str:
 
 
 def _with_own_call(job: Job, folder: Path, stack: contextlib.ExitStack) -> Job:
-    """Copy the call to this machine: what it leaves beside is removed here even if all processes are killed."""
+    """Copy the call to a local folder: the values beside it are removed here even if all processes are killed."""
     here = vitals.make_folder(in_memory=False)
     stack.callback(vitals.remove_folder, here)
     shutil.copyfile(folder / "call", here / "call")

@@ -1,4 +1,4 @@
-"""What srun itself says beside the output of the ranks: what repeats ours is held back, what informs is shown."""
+"""Filter srun's own messages from stderr: hold back those that repeat the supervisors' messages, show the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankwise.launch.local.loop import Loop
 __all__ = ["SrunErrors"]
 
 _SPEAKERS = (b"srun: ", b"slurmstepd")
-# how tasks ended, which their supervisors tell better, and what Slurm does about it
+# how tasks ended, which the supervisors report in more detail, and how Slurm reacts
 _REPEATS = re.compile(
     rb"srun: error: [^:]+: tasks? [\d,-]+: |srun: .*Terminating StepId=|srun: Job step aborted: |srun: got SIG|"
     rb"srun: forcing job termination|slurmstepd[^:]*: error: \*\*\* STEP \S+ ON \S+ CANCELLED AT "
@@ -21,24 +21,24 @@ _MOST_HELD = 200
 
 
 class SrunErrors:
-    """Copies the stderr of a srun, with that of the ranks in it, to the console as it comes.
+    """Copies the stderr of srun, which includes that of the ranks, to the console as it arrives.
 
     Args:
-        stream: the end of the pipe that we read.
-        loop: calls us when there is something.
-        console: where it goes.
+        stream: the read end of the pipe.
+        loop: the event loop that calls `copy`.
+        console: where the output goes.
     """
 
     def __init__(self, stream: IO[bytes], loop: Loop, console: Console) -> None:
         self._stream, self._loop, self._console = stream, loop, console
-        self._start = b""  # of a line that may be srun's
+        self._start = b""  # the start of a line that may be srun's
         self._in_line = False
         self._held: list[bytes] = []
         os.set_blocking(stream.fileno(), False)
         loop.watch(stream.fileno(), self.copy)
 
     def copy(self) -> None:
-        """Copy what is there."""
+        """Copy the available data."""
         try:
             data = os.read(self._stream.fileno(), 1 << 16)
         except BlockingIOError:
@@ -48,7 +48,7 @@ class SrunErrors:
         self.feed(data)
 
     def feed(self, data: bytes) -> None:
-        """Pass on all but the lines of srun that repeat what the supervisors tell."""
+        """Forward all lines except those of srun that repeat the supervisors' messages."""
         shown = []
         for piece in (self._start + data).splitlines(keepends=True) if data else [self._start]:
             begins, self._in_line = not self._in_line, not piece.endswith((b"\n", b"\r"))
@@ -62,12 +62,12 @@ class SrunErrors:
         self._console.raw("err", b"".join(shown))
 
     def close(self) -> None:
-        """Copy the rest; srun has ended."""
+        """Copy the rest after srun has ended."""
         while True:
             try:
                 data = os.read(self._stream.fileno(), 1 << 16)
             except BlockingIOError:
-                break  # somebody else still holds the other end
+                break  # another process still holds the write end
             if not data:
                 break
             self.feed(data)
@@ -76,7 +76,7 @@ class SrunErrors:
         self._stream.close()
 
     def show_held(self) -> None:
-        """Show what was held back: nobody has told it."""
+        """Show the lines held back: no supervisor has reported the failure."""
         for line in self._held:
             self._console.line("err", line.rstrip(b"\r\n"))
         self._held.clear()

@@ -1,4 +1,4 @@
-"""What a partition can give: asked before a job is queued, where it would wait for ever."""
+"""A partition's limits, checked before submission so that a job does not wait in the queue forever."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Partition:
     """A partition of Slurm; None and "" stand for no limit.
 
     Attributes:
-        name: as Slurm writes it.
-        is_default: whether jobs that name none go here.
-        max_time_min: longest time limit of a job.
-        max_nodes: how many nodes a job may have.
-        min_nodes: how many it must have.
+        name: its name in Slurm.
+        is_default: whether jobs without a partition go here.
+        max_time_min: maximum time limit of a job.
+        max_nodes: maximum number of nodes of a job.
+        min_nodes: minimum number of nodes of a job.
         allowed_accounts: the only accounts that may use it.
-        denied_accounts: accounts that may not.
-        node_cpus: cores of the node that has most.
-        node_gpus: GPUs of the node that has most; None: Slurm does not count them.
+        denied_accounts: accounts that may not use it.
+        node_cpus: most cores of any of its nodes.
+        node_gpus: most GPUs of any of its nodes; None: Slurm does not count them.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Partition:
 
     @classmethod
     def find(cls, names: str | None) -> list[Partition]:
-        """Return the partitions of a list of names, or Slurm's default one, if it has one.
+        """Return the partitions of a list of names; for None the default partition, if there is one.
 
         Raises:
-            ConfigError: one does not exist.
-            LaunchError: Slurm is not here or does not answer.
+            ConfigError: a partition does not exist.
+            LaunchError: Slurm is not installed or does not answer.
         """
         done = slurm_command("scontrol", "--oneliner", "show", "partition")
         if done.returncode:
@@ -75,14 +75,14 @@ class Partition:
     def refusal(
         self, *, nodes: int, time_min: int | None, account: str | None, cpus_per_node: int, gpus_per_node: int | None
     ) -> str:
-        """Return why a job can never run here, "" if it can.
+        """Return why a job can never run in this partition, "" if it can.
 
         Args:
-            nodes: how many it asks for.
-            time_min: its time limit, None where it is not known here.
-            account: who pays, None for the user's default.
+            nodes: number of nodes that it requests.
+            time_min: its time limit, None if unknown.
+            account: its account, None for the user's default.
             cpus_per_node: cores that its ranks on a node need.
-            gpus_per_node: GPUs of a node, None for none.
+            gpus_per_node: GPUs that it requests per node, None for none.
         """
         where = f"partition {self.name!r}"
         gpus = gpus_per_node or 0
@@ -121,7 +121,7 @@ def _with_nodes(partition: Partition) -> Partition:
 
 
 def num_gpus(gres: str) -> int:
-    """Count the GPUs in Slurm's words: "gpu:2", "gpu:a100:4(S:0-1),gpu:v100:2", "(null)"."""
+    """Count the GPUs in Slurm's notation: "gpu:2", "gpu:a100:4(S:0-1),gpu:v100:2", "(null)"."""
     return sum(int(found[1]) for found in re.finditer(r"(?:^|,)\s*gpu(?::[^:,()]+)??:(\d+)", gres))
 
 

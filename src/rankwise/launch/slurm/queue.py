@@ -1,4 +1,4 @@
-"""What Slurm says of jobs: asked with its own commands, with or without accounting."""
+"""Query job states with Slurm's commands, with or without accounting."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _UNDER_WAY = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobState:
-    """What Slurm says of a job.
+    """The state of a job in Slurm.
 
     Attributes:
-        state: in Slurm's words; "UNKNOWN" if it knows the job no longer (or not yet).
-        reason: why it is there, "" without one.
-        nodes: where it runs, "" while it does not.
+        state: in Slurm's words; "UNKNOWN" if Slurm does not know the job any more (or not yet).
+        reason: Slurm's reason for the state, "" without one.
+        nodes: the nodes on which it runs, "" if it does not run.
     """
 
     state: str = "UNKNOWN"
@@ -35,7 +35,7 @@ class JobState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it will not run any more; a preempted or lost job that is requeued is pending instead."""
+        """Whether it will not run again; a preempted or lost job that is requeued is pending instead."""
         return self.state not in _UNDER_WAY
 
     def __str__(self) -> str:
@@ -43,10 +43,10 @@ class JobState:
 
 
 def slurm_command(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands, which may fail.
+    """Run one of Slurm's commands; a non-zero exit status is no error here.
 
     Raises:
-        LaunchError: it is not here, or does not answer.
+        LaunchError: the command is not installed, or does not answer.
     """
     if shutil.which(words[0]) is None:
         raise LaunchError(f"{words[0]} is not here: this needs a machine from which jobs of Slurm can be submitted")
@@ -59,7 +59,7 @@ def slurm_command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def job_states(job_ids: Sequence[str]) -> dict[str, JobState]:
-    """Return the states of jobs; those that the controller has forgotten come from the accounting, if there is one.
+    """Return the states of jobs; for those that the controller has forgotten, from accounting if available.
 
     Raises:
         LaunchError: the controller does not answer.
@@ -67,10 +67,10 @@ def job_states(job_ids: Sequence[str]) -> dict[str, JobState]:
     found = {job_id: JobState() for job_id in job_ids}
     if not found:
         return found
-    # by number: a cluster may have a hundred thousand other jobs
+    # by id, because a cluster may have a hundred thousand other jobs
     asked = "--jobs=" + ",".join(found)
     done = slurm_command("squeue", asked, "--noheader", "--states=all", "--format=%i|%T|%r|%N")
-    if done.returncode and "Invalid job id" not in done.stderr:  # said where all of them are forgotten
+    if done.returncode and "Invalid job id" not in done.stderr:  # printed if all of them are forgotten
         raise LaunchError(f"Slurm does not answer: {done.stderr.strip()}")
     for line in done.stdout.splitlines():
         job_id, state, reason, nodes = line.split("|", 3)
@@ -87,7 +87,7 @@ def job_states(job_ids: Sequence[str]) -> dict[str, JobState]:
 
 
 def job_fields(job_id: str) -> dict[str, str] | None:
-    """Return what the controller knows of a job, anybody's, by its own names; None if it does not know it.
+    """Return the controller's fields of a job of any user; None if it does not know the job.
 
     Raises:
         LaunchError: the controller does not answer.
@@ -101,7 +101,7 @@ def job_fields(job_id: str) -> dict[str, str] | None:
 
 
 def end_time(job_id: str) -> float | None:
-    """Return when the time limit of a running job ends it, in seconds since the epoch; None without a limit."""
+    """Return when a running job reaches its time limit, in seconds since the epoch; None without a limit."""
     try:
         return datetime.fromisoformat((job_fields(job_id) or {}).get("EndTime", "")).timestamp()
     except (ValueError, LaunchError):  # "Unknown", or no answer

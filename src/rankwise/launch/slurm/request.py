@@ -1,4 +1,4 @@
-"""What is asked of Slurm for a launch, checked before it is queued."""
+"""The resources that a launch requests from Slurm, checked before submission."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from rankwise.launch.slurm.requeue import MAX_REQUEUES
 
 __all__ = ["Request"]
 
-_WARN_S = 120.0  # before the time limit, at most; saving takes what it takes
-_WARN_SHARE = 4  # a short job trains for most of its time
+_WARN_S = 120.0  # warn at most so long before the time limit
+_WARN_SHARE = 4  # warn a short job after at least three quarters of its time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """Resources of a job, in Slurm's words.
+    """Resources of a job, in Slurm's terms.
 
     Attributes:
-        folder: where the job's files go, in a folder named by its number.
-        name: of the job.
+        folder: folder for the job's files, which go into a folder named after the job id.
+        name: name of the job.
         partition: None takes Slurm's default.
-        nodes: how many.
-        gpus_per_node: None asks for none.
-        ranks_per_node: how many ranks, Slurm's tasks, a node has.
+        nodes: number of nodes.
+        gpus_per_node: None requests none.
+        ranks_per_node: number of ranks (Slurm tasks) per node.
         cpus_per_task: cores of a rank, None takes Slurm's default.
-        mem: memory of a node, as Slurm writes it ("32G"); None takes Slurm's default.
+        mem: memory of a node in Slurm's notation ("32G"); None takes Slurm's default.
         time_min: time limit in minutes.
-        parameters: more options of sbatch by name, as they are; True is an option without a value.
+        parameters: additional options of sbatch by name, unchanged; True is an option without a value.
         container: image in which the ranks run (`srun --container-image`, of the Pyxis plugin).
-        max_requeues: how often a job goes back into the queue, when its ranks have saved or a node is lost; 0: never.
+        max_requeues: how often a job is requeued after its ranks have saved or a node is lost; 0: never.
     """
 
     folder: Path
@@ -67,15 +67,15 @@ class Request:
 
     @property
     def warn_s(self) -> float | None:
-        """Seconds before the time limit at which ranks are asked to save; None: `signal` of the parameters does it."""
+        """Seconds before the time limit at which ranks are asked to save; None: `signal` in the parameters sets it."""
         return None if "signal" in self.parameters else min(_WARN_S, self.time_min * 60 / _WARN_SHARE)
 
     def check(self, job: Job) -> None:
-        """Refuse what would fail only after a time in the queue.
+        """Check for errors that would otherwise appear only after the wait in the queue.
 
         Raises:
-            ConfigError: the partition does not exist or can never run it, or the launch is not for several nodes.
-            LaunchError: Slurm is not here or does not answer.
+            ConfigError: the partition does not exist or can never run it, or the launch cannot run on several nodes.
+            LaunchError: Slurm is not installed or does not answer.
         """
         if job.min_ranks is not None:
             raise ConfigError("--min-ranks is for one machine: ask Slurm for fewer nodes instead")
@@ -83,7 +83,7 @@ class Request:
         refusals = [
             found.refusal(
                 nodes=self.nodes,
-                # an option of sbatch by its own name has the last word, in its own units
+                # an sbatch option by its own name overrides ours, in its own units
                 time_min=None if "time" in own else self.time_min,
                 account=own.get("account"),
                 cpus_per_node=self.ranks_per_node * (self.cpus_per_task or 1),
@@ -91,23 +91,23 @@ class Request:
             )
             for found in Partition.find(own.get("partition", self.partition))
         ]
-        if refusals and all(refusals):  # one of several that are named is enough
+        if refusals and all(refusals):  # if several are named, one usable partition is enough
             raise ConfigError("; ".join(refusals))
 
     @property
     def described(self) -> str:
-        """What Slurm was asked for, by name, for messages."""
+        """Return the requested resources as text, for messages."""
         names = ("account", "qos", "constraint", "reservation")
         own = {name: self.parameters[name] for name in names if name in self.parameters}
         asked = {"partition": self.partition, "nodes": self.nodes, "gpus-per-node": self.gpus_per_node, "mem": self.mem}
         return ", ".join(f"{name}={value}" for name, value in {**asked, **own}.items() if value is not None)
 
     def sbatch_parameters(self) -> dict[str, Any]:
-        """Return what submitit's Slurm executor is told."""
-        # the launcher warns, on time and once there is whom to warn; submitit would have Slurm send SIGUSR2
+        """Return the parameters for submitit's Slurm executor."""
+        # the launcher warns the ranks on time, once they can be warned; submitit would make Slurm send SIGUSR2
         ours: dict[str, Any] = {"signal": "URG@1", "open-mode": "append"}
         ours |= {"requeue": True} if self.max_requeues else {"no-requeue": True}
-        # submitit would wait for a result of each task; our one supervisor answers for all of them
+        # submitit would wait for a result of each task; here the launcher answers for all of them
         ours |= {"nodes": self.nodes, "ntasks-per-node": self.ranks_per_node}
         given = {
             "job_name": self.name,

@@ -1,4 +1,4 @@
-"""Whether a job goes back into Slurm's queue: how often it may, and whether the last times have brought it further."""
+"""Decide whether to requeue a job: by the number of requeues and by the progress of its last runs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rankwise.launch.slurm.start import state_folder
 __all__ = ["MAX_REQUEUES", "Progress", "ProgressLog", "put_back"]
 
 MAX_REQUEUES = 100
-_FUTILE = 2  # so many requeues in a row without progress are enough
+_FUTILE = 2  # requeues in a row without progress after which to stop
 _LEAVING = frozenset({"PENDING", "COMPLETING", "REQUEUED", "PREEMPTED", "CONFIGURING"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a run had come when its job stopped; None: nothing showed it.
+    """How far a run had come when its job stopped; None: unknown.
 
     Attributes:
         checkpoint: step of the newest checkpoint in the run directory.
-        step: the highest step that a rank said it works on.
+        step: the highest step that a rank reported.
     """
 
     checkpoint: int | None = None
@@ -36,13 +36,13 @@ class Progress:
 
     @classmethod
     def find(cls, run_dir: Path | None, step: int | None) -> Self:
-        """Look at the names of the checkpoints in a run directory."""
+        """Read the newest step from the names of the checkpoints in a run directory."""
         names = [] if run_dir is None else [path.name for path in (run_dir / "checkpoints").glob("step-*")]
         steps = [int(found[1]) for name in names if (found := re.fullmatch(r"step-(\d+)", name))]
         return cls(checkpoint=max(steps, default=None), step=step)
 
     def is_beyond(self, before: Self) -> bool:
-        """Whether it is further than before, or cannot be told: checkpoints count, steps where there are none."""
+        """Whether it is further than before, or unknown: compare checkpoints, or steps if there are none."""
         if self.checkpoint is not None or before.checkpoint is not None:
             return (-1 if self.checkpoint is None else self.checkpoint) > (
                 -1 if before.checkpoint is None else before.checkpoint
@@ -56,10 +56,10 @@ class Progress:
 
 
 class ProgressLog:
-    """How far each run of a job came, for the next ones; in a file that lives as long as the job.
+    """Records how far each run of a job came, in a file that exists as long as the job.
 
     Args:
-        allocation: the job; without requeues so far, what is there is of another job of this number.
+        allocation: the job; if it was never requeued, an existing file belongs to an older job of the same id.
     """
 
     def __init__(self, allocation: Allocation) -> None:
@@ -69,29 +69,29 @@ class ProgressLog:
             self.entries = [Progress(**fields) for fields in json.loads(self._path.read_bytes())]
 
     def add(self, progress: Progress) -> None:
-        """Write down how far this run came."""
+        """Record how far this run came."""
         self.entries.append(progress)
         write_whole(self._path, json.dumps([asdict(entry) for entry in self.entries[-_FUTILE - 1 :]]).encode())
 
     def forget(self) -> None:
-        """The job does not come back."""
+        """Remove the file: the job will not run again."""
         self._path.unlink(missing_ok=True)
 
     @property
     def is_futile(self) -> bool:
-        """Whether none of the last runs came further than the one before it."""
+        """Whether none of the last runs came further than its predecessor."""
         last = self.entries[-_FUTILE - 1 :]
         return len(last) > _FUTILE and not any(b.is_beyond(a) for a, b in itertools.pairwise(last))
 
 
 def put_back(allocation: Allocation, console: Console, progress: Progress, *, most: int) -> str:
-    """Put the job back into the queue; return why it is not, "" if it is.
+    """Requeue the job; return why not, "" if it was requeued.
 
     Args:
-        allocation: the job, of which this is the launcher.
-        console: where it is said.
+        allocation: the job of this launcher.
+        console: where messages go.
         progress: how far this run came.
-        most: how often the job may be requeued, by whomever.
+        most: how often the job may be requeued in total, by this launcher or anyone else.
     """
     log = ProgressLog(allocation)
     log.add(progress)
@@ -101,7 +101,7 @@ def put_back(allocation: Allocation, console: Console, progress: Progress, *, mo
         console.say(f"job {allocation.job_id} goes back into the queue ({count})")
         console.flush()
         done = slurm_command("scontrol", "requeue", allocation.job_id)
-        # Slurm ends all that runs in the job, also the command that has asked for it
+        # a requeue ends all processes of the job, including this scontrol command
         if done.returncode > 0 and (job_fields(allocation.job_id) or {}).get("JobState") not in _LEAVING:
             refused = f"cannot be requeued: {done.stderr.strip()}; submit it again"
     if refused:

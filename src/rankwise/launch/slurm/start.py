@@ -1,4 +1,4 @@
-"""What the launcher of an allocation and the supervisors of its nodes tell each other, in a folder they share."""
+"""Messages between the launcher of an allocation and the supervisors of its nodes, as files in a shared folder."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """One start of the ranks on all nodes, as the launcher hands it to the nodes.
+    """One start of the ranks on all nodes, written by the launcher for the nodes.
 
     Attributes:
         job: the launch, with the ranks of one node.
-        num_nodes: how many nodes start it.
-        attempt: which attempt of it, from 0.
+        num_nodes: number of nodes.
+        attempt: number of the attempt in this launch, from 0.
         run_id: name of the launch.
-        logs: existing folder for this attempt's logs, None for none.
-        secret: what the ranks show each other when they meet.
+        logs: existing folder for this attempt's logs, None for no logs.
+        secret: with which the ranks authenticate each other.
     """
 
     job: Job
@@ -47,15 +47,15 @@ class Start:
     secret: str
 
     def write(self, folder: Path) -> None:
-        """Leave it for the nodes."""
+        """Write the start into the folder."""
         write_whole(folder / "start", pickle.dumps(self), durable=False)
 
     @classmethod
     def read(cls, folder: Path) -> Start:
-        """Read what the launcher has left.
+        """Read the start that the launcher wrote.
 
         Raises:
-            LaunchError: this node does not see the folder.
+            LaunchError: the folder does not exist on this node.
         """
         try:
             found = pickle.loads((folder / "start").read_bytes())  # noqa: S301  (a folder that only this user can enter)
@@ -70,13 +70,13 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
-    """Where the ranks meet, as the first node says it.
+    """Where the ranks meet, written by the first node.
 
     Attributes:
-        address: of the first node.
-        port: held there until the end.
-        step: Slurm's number of this job step.
-        desk: port of the first node where all ask who holds them up, 0 without one.
+        address: address of the first node.
+        port: port of rank 0, held by the first node's supervisor until the end.
+        step: Slurm's id of this job step.
+        desk: port of the first node's `Desk`, 0 without one.
     """
 
     address: str
@@ -87,22 +87,22 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """How the ranks of one node ended, as its supervisor says it.
+    """How the ranks of one node ended, written by its supervisor.
 
     Attributes:
-        node: which node, from 0.
-        host: its name.
-        text: the failure as it is told, "" without one.
+        node: number of the node, from 0.
+        host: its host name.
+        text: the failure as printed, "" without one.
         rank: rank of the failure, -1 without one.
         status: exit status of that rank, None if it hung.
-        exitcode: what the launch should exit with.
+        exitcode: exit code for the launch.
         detail: traceback or stacks.
-        suspicion: 0: a cause; 1: perhaps; 2: the consequence of a failure elsewhere.
+        suspicion: 0: a cause; 1: perhaps a cause; 2: the consequence of another failure.
         time_s: when it failed, seconds since the epoch.
         interrupted: the signal that stopped the ranks from outside, None if none did.
-        again: the ranks have saved and ended because they were asked to.
-        step: the highest step that a rank said it works on, None if none did.
-        failure: what the run directory keeps of it (`launch.failures`), empty without one.
+        again: the ranks saved and ended because they were asked to.
+        step: the highest step that a rank reported, None if none did.
+        failure: the entry for the run directory (`launch.failures`), empty without a failure.
     """
 
     node: int
@@ -121,19 +121,19 @@ class Record:
 
     @classmethod
     def read_all(cls, folder: Path) -> list[Self]:
-        """Return what has been left so far, by node."""
+        """Return the records written so far, ordered by node."""
         found = (_load(path) for path in sorted(folder.glob("node-*.json")))
         return sorted((cls(**fields) for fields in found), key=lambda record: record.node)
 
 
 def leave(value: Meeting | Record, folder: Path) -> None:
-    """Put a meeting or a record into the folder, whole or not at all."""
+    """Write a meeting or a record into the folder atomically."""
     name = "meeting.json" if isinstance(value, Meeting) else f"node-{value.node}.json"
     write_whole(folder / name, json.dumps(asdict(value)).encode(), durable=False)
 
 
 def read_meeting(folder: Path) -> Meeting | None:
-    """Return where the ranks meet, None while it is not said."""
+    """Return where the ranks meet, None if the first node has not written it yet."""
     try:
         return Meeting(**_load(folder / "meeting.json"))
     except FileNotFoundError:
@@ -141,17 +141,17 @@ def read_meeting(folder: Path) -> Meeting | None:
 
 
 def say_ready(node: int, folder: Path) -> None:
-    """Say that the supervisor of a node listens to signals."""
+    """Note in the folder that the supervisor of a node handles signals now."""
     write_whole(folder / f"ready-{node}", b"", durable=False)
 
 
 def num_ready(folder: Path) -> int:
-    """Return how many supervisors have said that they listen to signals."""
+    """Return how many supervisors handle signals."""
     return sum(1 for _ in folder.glob("ready-*"))
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of this user for what is known of jobs, which the nodes see too; made if it is not there."""
+    """Return this user's folder for the state of jobs, shared with the nodes; create it if missing."""
     root = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     folder = root / "rankwise" / "slurm"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""One srun with a supervisor on each node: its folder, its signals, and what is the root cause of its end."""
+"""One srun with a supervisor on each node: its shared folder, its signals, and the root cause of a failure."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from rankwise.launch.slurm.start import Record, Start, num_ready, read_meeting, 
 
 __all__ = ["Ending", "Step"]
 
-# what an sbatch or salloc with tasks has left in the environment, and what srun would read as wishes for our step
+# variables that sbatch or salloc set for tasks, and that srun would read as options of this step
 _STALE = re.compile(
     r"(SLURM|SRUN)_(NTASKS.*|NPROCS|TASKS_PER_NODE|CPUS_PER_TASK|GPUS_PER_TASK|DISTRIBUTION|CPU_BIND.*|MEM_BIND.*)"
 )
-_LATE_S = 5.0  # how long a record may take to be seen here
-_CONSEQUENCE = 2  # Record.suspicion: something else has failed before
+_LATE_S = 5.0  # how long a record may take to appear here
+_CONSEQUENCE = 2  # Record.suspicion: another failure came before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """What became of a launch on the nodes of an allocation.
+    """How a launch on the nodes of an allocation ended.
 
     Attributes:
-        record: of the node with the root cause; None without a failure.
+        record: record of the node with the root cause; None without a failure.
         interrupted: the signal that stopped it from outside, None if none did.
-        again: the ranks have saved and ended as they were asked to.
-        silent: supervisors have ended without a word.
-        lost: they had begun before, so that it is like the end of a node, and not a srun that cannot start.
-        requeued: the job is back in the queue.
-        step: the highest step that a rank said it works on, None if none did.
+        again: the ranks saved and ended because they were asked to.
+        silent: some supervisors ended without writing a record.
+        lost: as `silent`, after supervisors had started: probably a lost node, not an srun that cannot start.
+        requeued: the job was requeued.
+        step: the highest step that a rank reported, None if none did.
     """
 
     record: Record | None = None
@@ -59,7 +59,7 @@ class Ending:
 
     @property
     def exitcode(self) -> int:
-        """What the command exits with."""
+        """The exit code of the command."""
         if self.again:
             return Interrupted.EXIT_CODE
         if self.record is not None:
@@ -71,11 +71,11 @@ class Step:
     """One srun with a supervisor on each node.
 
     Args:
-        start: what the nodes are to do.
-        allocation: where.
-        loop: entered by the caller.
+        start: the start for the nodes.
+        allocation: the allocation to use.
+        loop: the event loop, entered by the caller.
         console: where output goes.
-        srun_args: more words for srun.
+        srun_args: additional arguments for srun.
         warn_s: seconds before the job's time limit at which the ranks are asked to save; None leaves it to Slurm.
     """
 
@@ -92,11 +92,11 @@ class Step:
         self._start, self._allocation, self._loop, self._console = start, allocation, loop, console
         self._srun_args, self._warn_s = srun_args, warn_s
         self._interrupted: int | None = None
-        self._held: list[int] = []  # signals for supervisors that have not all begun to listen
+        self._held: list[int] = []  # signals to send once all supervisors handle signals
         self._due_s = None if warn_s is None else self._warning_time(warn_s)
 
     def run(self, call: bytes | None, values: Path | None) -> Ending:
-        """Start it and stay with it to its end."""
+        """Start srun and wait until it ends."""
         with _own_folder(self._allocation) as folder:
             self._folder = folder
             self._start.write(folder)
@@ -136,7 +136,7 @@ class Step:
             f"--ntasks={nodes}",
             "--ntasks-per-node=1",
             "--kill-on-bad-exit=1",
-            # all cores of the job for the one task of a node, also beside the step of a terminal
+            # give the single task of a node all cores of the job, even beside an interactive step
             "--cpu-bind=none",
             "--overlap",
             "--quiet",
@@ -156,31 +156,31 @@ class Step:
             if number in {signal.SIGUSR1, signal.SIGUSR2}:
                 self._held.append(number)
             elif number in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}:
-                # the second one ends them at once, as on one machine
+                # a second signal kills them at once, as on one machine
                 self._signal(number if self._interrupted is None else signal.SIGKILL)
                 self._interrupted = number
-        # a supervisor that does not listen yet would die of them
+        # a supervisor without its handlers would be killed by these signals
         if self._held and num_ready(self._folder) == self._allocation.num_nodes:
             for number in self._held:
                 self._signal(number)
             self._held.clear()
 
     def _warning_time(self, warn_s: float) -> float | None:
-        """Return when to warn, in seconds since the epoch: by our clock, for Slurm warns up to a minute early."""
+        """Return when to warn, in seconds since the epoch; not left to Slurm, which may signal a minute early."""
         end = end_time(self._allocation.job_id)
         return None if end is None else end - warn_s
 
     def _warn_when_due(self) -> None:
         if self._due_s is None or self._warn_s is None or time.time() < self._due_s:
             return
-        self._due_s = self._warning_time(self._warn_s)  # somebody may have given the job more time
+        self._due_s = self._warning_time(self._warn_s)  # the job's time limit may have been extended
         if self._due_s is not None and time.time() >= self._due_s:
             self._due_s = None
             self._console.say(f"the time limit is {self._warn_s:g} s away: asking the ranks to save and end")
             self._held.append(signal.SIGUSR1)
 
     def _signal(self, number: int) -> None:
-        """Send a signal to the supervisors: srun itself passes on only some, and ends the step for others."""
+        """Send a signal to the supervisors with scancel: srun forwards only some signals; others end the step."""
         meeting = read_meeting(self._folder)
         if meeting is None or not meeting.step:
             self._srun.send_signal(signal.SIGTERM if number != signal.SIGUSR1 else number)
@@ -189,7 +189,7 @@ class Step:
         slurm_command("scancel", f"--signal={signal.Signals(number).name}", step)
 
     def _judge(self, code: int) -> Ending:
-        """Find the root cause among the records of the nodes."""
+        """Return the ending, with the root cause among the records of the nodes."""
         records = self._records()
         steps = [record.step for record in records if record.step is not None]
         step = max(steps, default=None)
@@ -216,7 +216,7 @@ class Step:
         return Record(node=silent[0], host="", text=text, exitcode=code or 1, time_s=time.time())
 
     def _records(self) -> list[Record]:
-        """Wait until all have said how they ended, or one has said what the cause is."""
+        """Wait until all nodes have written a record, or one record has the cause; return the records."""
         deadline = time.monotonic() + _LATE_S
         while len(records := Record.read_all(self._folder)) < self._allocation.num_nodes:
             if time.monotonic() > deadline or any(r.text and r.suspicion < _CONSEQUENCE for r in records):
@@ -231,7 +231,7 @@ def _environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _own_folder(allocation: Allocation) -> Iterator[Path]:
-    """Make a folder that the nodes see and only this user can enter."""
+    """Create a folder that the nodes share and only this user can access; remove it at the end."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"start-{allocation.job_id}-", dir=state_folder()))
     except OSError as error:

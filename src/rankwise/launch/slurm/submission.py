@@ -1,4 +1,4 @@
-"""Submitting a launch through submitit, and the part of it that runs in the batch script."""
+"""Submit a launch with submitit, and run it in the batch script."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from rankwise.launch.slurm.step import Ending
 
 __all__ = ["Submitted", "batch_script", "submit"]
 
-# of a job or step; the configuration's, and those that choose a cluster, stay
+# variables of a job or step; those of the configuration and of the cluster choice stay
 _OF_A_JOB = re.compile(r"(SLURM|SLURMD|SRUN|PMI|PMIX)_(?!CONF$|CLUSTERS$|JWT$|TIME_FORMAT$|DEBUG)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submitted:
-    """What submitit's pickle holds: the launch, as the batch script on the first node makes it.
+    """The content of submitit's pickle: the launch, which the batch script on the first node runs.
 
     Attributes:
         job: the launch.
-        max_requeues: how often the job may go back into the queue.
+        max_requeues: how often the job may be requeued.
         warn_s: seconds before the time limit at which the ranks are asked to save, None: Slurm asks them.
-        umask: of who submitted it.
-        call: what the ranks call, None for scripts.
-        upon_finish: called on the first node after all ranks have ended well.
-        srun_args: more words for srun.
+        umask: umask of the submitting process.
+        call: the pickled call, None for scripts.
+        upon_finish: called on the first node after all ranks have succeeded.
+        srun_args: additional arguments for srun.
     """
 
     job: Job
@@ -54,14 +54,14 @@ class Submitted:
     srun_args: tuple[str, ...] = ()
 
     def __call__(self) -> None:
-        """Run it, leave how it went beside the pickle, and end with its exit code."""
+        """Run the launch, write its ending beside the pickle, and exit with its exit code."""
         os.umask(self.umask)
         folder = Path(os.environ["SUBMITIT_FOLDER"].replace("%j", os.environ["SLURM_JOB_ID"]))
         allocation = Allocation.find(os.environ)
         if allocation is None:
             raise LaunchError("this was submitted to Slurm, and is no Slurm job with srun in it")
         job = self.job if self.job.logs is not None else replace(self.job, log_dir=folder / "logs")
-        # of a run before a requeue: who waits must not take it for the end of this one
+        # remove the ending of a run before a requeue: waiting processes must not take it for this run's
         (folder / "ending.json").unlink(missing_ok=True)
         ending = run_on_nodes(
             job,
@@ -73,11 +73,11 @@ class Submitted:
             warn_s=self.warn_s,
         )
         if ending.requeued:
-            sys.exit(ending.exitcode)  # it is not over: nothing is left for who waits for the end
+            sys.exit(ending.exitcode)  # the job will run again: write no ending
         if ending.exitcode == 0 and self.upon_finish is not None:
             ending = _finish(self.upon_finish)
         fields = {"exitcode": ending.exitcode, "interrupted": ending.interrupted, "again": ending.again}
-        fields["restarts"] = allocation.restarts  # an ending is that of one run, Slurm may begin another one
+        fields["restarts"] = allocation.restarts  # the run of this ending; Slurm may start another run
         record = None if ending.record is None else asdict(ending.record)
         write_whole(folder / "ending.json", json.dumps({**fields, "record": record}).encode())
         if ending.exitcode:
@@ -85,7 +85,7 @@ class Submitted:
 
 
 def _finish(upon_finish: Callable[[], Any]) -> Ending:
-    """Call the user's end of a launch; what it raises is the failure of the job."""
+    """Call the user's `upon_finish`; if it raises, the job fails."""
     try:
         upon_finish()
     except BaseException as error:  # noqa: BLE001  (also sys.exit: who waits for the end is told in any case)
@@ -102,18 +102,18 @@ def _finish(upon_finish: Callable[[], Any]) -> Ending:
 def submit(
     job: Job, request: Request, *, call: bytes | None = None, upon_finish: Callable[[], Any] | None = None
 ) -> SlurmHandle:
-    """Put a launch into Slurm's queue.
+    """Submit a launch to Slurm.
 
     Args:
-        job: the launch, as on one node; `run_dir` and paths in its arguments must be seen by the nodes.
-        request: what it needs.
-        call: what the ranks call, for a target of kind "call".
-        upon_finish: called in the job after all ranks have ended well.
+        job: the launch, as on one node; `run_dir` and paths in its arguments must exist on the nodes.
+        request: the resources to request.
+        call: the pickled call, for a target of kind "call".
+        upon_finish: called in the job after all ranks have succeeded.
 
     Raises:
-        ConfigError: Slurm does not take it, or something in it cannot work.
+        ConfigError: Slurm rejects the job, or a value is invalid.
         MissingExtraError: submitit is not installed.
-        LaunchError: Slurm's commands are not here.
+        LaunchError: Slurm's commands are not installed.
     """
     request.check(job)
     executor = _executor(request)
@@ -146,7 +146,7 @@ def submit(
 
 
 def batch_script(request: Request) -> str:
-    """Return the script that would be submitted.
+    """Return the batch script that would be submitted.
 
     Raises:
         MissingExtraError: submitit is not installed.
@@ -176,7 +176,7 @@ def _umask() -> int:
 
 @contextlib.contextmanager
 def _private_files() -> Iterator[None]:
-    """Pickles hold the arguments of the user's function: files are for their owner alone, whatever the folder is."""
+    """Create files with owner-only permissions: the pickles hold the arguments of the user's function."""
     mask = os.umask(0o077)
     try:
         yield
@@ -186,7 +186,7 @@ def _private_files() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_job() -> Iterator[None]:
-    """Hide the job that we may be in from sbatch, which passes on all variables: the new one has its own."""
+    """Hide the variables of the current job from sbatch, which would pass them on to the new job."""
     stale = {name: os.environ.pop(name) for name in list(os.environ) if _OF_A_JOB.match(name)}
     try:
         yield

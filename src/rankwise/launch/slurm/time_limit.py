@@ -1,4 +1,4 @@
-"""A time limit in words, ours and Slurm's."""
+"""Parse a time limit, in rankwise's or Slurm's notation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _WORDS = re.compile(r"(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?")
 
 
 def parse_time(text: str) -> int:
-    """Return minutes, rounded up, of "2h", "1d12h", "90m", or Slurm's own "90", "2:00:00", "1-12", "1-12:30:00".
+    """Return the minutes, rounded up, for "2h", "1d12h", "90m", or Slurm's "90", "2:00:00", "1-12", "1-12:30:00".
 
     Raises:
-        ConfigError: it is none of these, or no time at all.
+        ConfigError: the text has another format, or is zero.
     """
     words, days = _WORDS.fullmatch(text), _DAYS.fullmatch(text)
     if words:

@@ -1,4 +1,4 @@
-"""A task of `Wrapper` on a platform of Slurm: from its fields to a request."""
+"""Submit a task of `Wrapper` to Slurm: convert the platform's fields to a request."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = ["start_in_slurm"]
 def start_in_slurm(
     platform: Platform, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> SlurmHandle:
-    """Submit a task, and return at once.
+    """Submit a task and return immediately.
 
-    `num_ranks` asks for CPU ranks and no GPUs; else each of `n_gpus_per_node` GPUs has a rank.
+    With `num_ranks` the job has CPU ranks and no GPUs; else it has one rank for each of `n_gpus_per_node` GPUs.
 
     Args:
-        platform: what to ask Slurm for.
+        platform: the resources to request.
         target: the task.
         args: its arguments.
         kwargs: its keyword arguments.
 
     Raises:
-        ConfigError: Slurm refuses it, or the cores cannot be shared out.
-        LaunchError: Slurm is not here.
+        ConfigError: Slurm refuses the job, or the cores cannot be divided among the ranks.
+        LaunchError: Slurm is not installed.
     """
     ranks = platform.num_ranks or platform.n_gpus_per_node
     if platform.n_cpus_per_node % ranks:
@@ -66,7 +66,7 @@ def start_in_slurm(
         show=parse_show("all"),
         env={} if meeting is None else {"RANKWISE_STORE_FILE": str(meeting)},
     )
-    # what is called at the end is not for the ranks
+    # `upon_finish` is not called on the ranks
     context = replace(platform, upon_finish=None)
     call = pack_call(target, args, kwargs, adapter="rankwise.launch.task:run_task", context=context)
     return submit(job, request, call=call.data, upon_finish=platform.upon_finish)

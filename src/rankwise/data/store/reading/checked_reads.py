@@ -70,7 +70,7 @@ class CheckedStore(WrapperStore[Store]):
     async def get_ranges(
         self, key: str, byte_ranges: Sequence[ByteRequest | None], *, prototype: BufferPrototype, **_: Any
     ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
-        """Yield the parts of a value in one group, each as `get` returns it; errors are in the form zarr-python wants."""
+        """Yield the parts of a value in one group, each as `get` returns it; errors are as zarr-python wants them."""
         found = await asyncio.gather(*(self.get(key, prototype, byte_range) for byte_range in byte_ranges))
         if any(part is None for part in found):
             raise BaseExceptionGroup("no such value", [FileNotFoundError(key)])
