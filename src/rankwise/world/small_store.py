@@ -1,7 +1,7 @@
 """A small key-value store over TCP for ranks that meet without torch; rank 0 serves it.
 
-It has only the calls that `meet` needs, with the names and meaning of torch's stores, and `under`. A request is one line
-of JSON, and so is its answer.
+It has only the calls that `meet` needs, with the names and meaning of torch's stores, and `under`. A request is one
+line of JSON, and so is its answer.
 """
 
 from __future__ import annotations
