@@ -147,6 +147,30 @@ def test_what_is_torn_off_a_flood_waits_for_its_line(monkeypatch):
     os.close(write_end)
 
 
+def test_a_torn_line_in_several_pieces_waits_for_all_of_them(monkeypatch):
+    """Pieces of a cut line may come one by one: each waits as the first does, and no dots wait longer than that."""
+    now = [100.0]
+    monkeypatch.setattr("rankwise.launch.local.pump.time.monotonic", lambda: now[0])
+    read_end, write_end = os.pipe()
+    page = Page()
+    pump = Pump(read_end, "out", page, shown=True, raw=False, prefix=b"", log=None)
+    for piece in (b"1\n", b"x" * 4095 + b"\n", b"1", b"02", b"12"):
+        os.write(write_end, piece)
+        assert pump.pump()
+        now[0] += 0.3
+        pump.show_unfinished()
+    assert page.text.endswith(b"x\n")
+    os.write(write_end, b"\n.")
+    for _ in range(10):  # dots: the first two seconds they may be a torn line, then each is shown at once
+        assert pump.pump()
+        now[0] += 0.3
+        pump.show_unfinished()
+        os.write(write_end, b".")
+    assert page.text.endswith(b"x\n10212\n..........")
+    pump.close()
+    os.close(write_end)
+
+
 def test_a_machine_that_slept_tears_no_line(monkeypatch):
     """Who wakes long after a torn line was due looks once more a moment later: the rank has slept, too."""
     now = [100.0]

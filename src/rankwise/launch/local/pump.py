@@ -107,7 +107,8 @@ class Pump:
         self._console, self._raw, self._prefix, self._log = console, raw, prefix, log
         self._partial = b""
         self._shown_s = self._read_s = time.monotonic()
-        self._patience_s, self._was_flooded = _UNFINISHED_S, False
+        self._torn_until_s = self._shown_s  # until then, an unfinished line may be one that a full buffer has cut
+        self._was_flooded = False
         os.set_blocking(fd, False)
 
     def pump(self) -> bool:
@@ -129,7 +130,7 @@ class Pump:
         """Return the seconds until an unfinished line of rank 0 is shown without its rest; None: there is none."""
         if not self._partial or not self.shown or self._prefix:
             return None
-        return max(0.0, self._read_s + self._patience_s - time.monotonic())
+        return max(0.0, self._read_s + _UNFINISHED_S - time.monotonic(), self._torn_until_s - time.monotonic())
 
     def show_unfinished(self) -> None:
         """Show an unfinished line whose rest did not arrive in time, unless more data can be read now."""
@@ -139,8 +140,8 @@ class Pump:
             if more.poll(0):
                 return
             now = time.monotonic()
-            if self._patience_s == _TORN_S and now - self._read_s > _TORN_S + _LATE_S:
-                self._read_s = now - _TORN_S + _UNFINISHED_S
+            if self._torn_until_s > self._read_s and now - self._torn_until_s > _LATE_S:
+                self._torn_until_s = now + _UNFINISHED_S
                 return
             self._give_partial()
 
@@ -162,11 +163,14 @@ class Pump:
         elif self.shown and not self._prefix:
             end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1  # a progress bar ends each state with a carriage return
             self._console.raw(self.stream, self._partial + data[:end] if end else b"")
+            now, has_begun = time.monotonic(), bool(self._partial)
             self._partial = data[end:] if end else self._partial + data
             # a short read soon after a large one is the rest of that write, not a prompt: it waits as long
-            is_torn = b"\n" in data or (self._was_flooded and time.monotonic() - self._read_s < _TORN_S)
-            self._read_s, self._patience_s = time.monotonic(), _TORN_S if is_torn else _UNFINISHED_S
-            self._was_flooded = len(data) >= _FLOOD_BYTES
+            if b"\n" in data or (self._was_flooded and now - self._read_s < _TORN_S):
+                self._torn_until_s = now + _TORN_S
+            elif not has_begun:  # a line that begins by itself: a prompt, or the first of some dots
+                self._torn_until_s = self._read_s
+            self._read_s, self._was_flooded = now, len(data) >= _FLOOD_BYTES
         elif self.shown:
             *lines, rest = (self._partial + data).split(b"\n")
             for line in lines:
