@@ -91,6 +91,22 @@ def test_a_rank_that_dies_is_named():
         assert "rank 1 is gone without a word" in str(end)
 
 
+def test_a_rank_of_a_subgroup_that_dies_is_named_as_the_job_does():
+    """Rank 1 of the subgroup is rank 2 of the job: the store tells of the death of that one, and not of another's."""
+
+    def body(world):
+        part = world.subgroup([0, 2])
+        world.barrier()
+        if world.rank:
+            world.channel.client._store.close()
+            return "dead"
+        return part.all_gather_object(1)
+
+    end = run_over_store(3, body)[0]
+    assert isinstance(end, WorldError)
+    assert "rank 2 is gone without a word" in str(end)
+
+
 def test_what_was_sent_before_the_end_is_heard():
     """A rank that has sent its message and ended is not taken for one that never sent it."""
     shelf = Kept()

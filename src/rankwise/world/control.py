@@ -154,6 +154,6 @@ def _some_keys(world: World, parent: KeyChannel, members: list[int]) -> KeyChann
     """Return a channel with its own keys: this call's number is the same on all ranks, and unique."""
     if world.rank not in members:
         return None
-    return KeyChannel(
-        parent.client, f"{parent.name}/{parent.calls}-of", members.index(world.rank), len(members), parent.timeout
-    )
+    name, senders = f"{parent.name}/{parent.calls}-of", tuple(world.global_ranks[rank] for rank in members)
+    rank = members.index(world.rank)
+    return KeyChannel(parent.client, name, rank, len(members), parent.timeout, senders=senders)

@@ -23,6 +23,7 @@ class KeyChannel:
         timeout: how long a call waits for the other ranks.
         calls: number of collectives so far, equal on all ranks.
         swaps: number of message exchanges so far.
+        senders: the job's rank of each rank in the group, for the keys: the client looks for the death of these.
         broken: why the channel is not usable any more, "" while it is.
     """
 
@@ -33,7 +34,11 @@ class KeyChannel:
     timeout: timedelta
     calls: int = 0
     swaps: int = 0
+    senders: tuple[int, ...] = ()
     broken: str = ""
+
+    def __post_init__(self) -> None:
+        self.senders = self.senders or tuple(range(self.world_size))
 
     def __reduce__(self) -> NoReturn:
         raise WorldError(
@@ -48,13 +53,14 @@ class KeyChannel:
             RuntimeError: a rank is late by more than the timeout, or the coordinator is gone.
         """
         self.swaps += 1
-        self.client.key_value_set_bytes(self._key(self.swaps, self.rank), bytes(mine))
+        me = self.senders[self.rank]
+        self.client.key_value_set_bytes(self._key(self.swaps, me), bytes(mine))
         patience_ms = max(1, int(self.timeout.total_seconds() * 1000))
-        found = {self.rank: bytes(mine)}
-        for rank in range(self.world_size):
-            if rank in found:
+        found = {me: bytes(mine)}
+        for sender in self.senders:
+            if sender in found:
                 continue
-            found[rank] = bytes(self.client.blocking_key_value_get_bytes(self._key(self.swaps, rank), patience_ms))
+            found[sender] = bytes(self.client.blocking_key_value_get_bytes(self._key(self.swaps, sender), patience_ms))
             if len(found) < self.world_size:
                 # One request returns all messages that exist. One request per rank would cost the server time with the
                 # square of the number of ranks.
@@ -62,8 +68,8 @@ class KeyChannel:
                 found |= {int(key.rpartition("/")[2]): bytes(value) for key, value in others}
         # all ranks have begun this exchange, so all have read the messages of the previous one
         if self.swaps > 1:
-            self.client.key_value_delete(self._key(self.swaps - 1, self.rank))
-        return [found[rank] for rank in range(self.world_size)]
+            self.client.key_value_delete(self._key(self.swaps - 1, me))
+        return [found[sender] for sender in self.senders]
 
-    def _key(self, swap: int, rank: int) -> str:
-        return f"{self.name}/{swap}/{rank}"
+    def _key(self, swap: int, sender: int) -> str:
+        return f"{self.name}/{swap}/{sender}"
