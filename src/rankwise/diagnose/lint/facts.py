@@ -34,6 +34,7 @@ __all__ = [
     "loops_that_train",
     "names_in",
     "objects_over_nccl",
+    "sees_one_gpu",
     "spawns",
     "training_loops",
     "uses_cuda",
@@ -48,7 +49,9 @@ _COLLECTIVES = frozenset(
     "broadcast broadcast_object_list gather gather_object monitored_barrier new_group reduce reduce_scatter "
     "reduce_scatter_tensor scatter scatter_object_list all_to_all all_to_all_single "
     "fsdp.FullyShardedDataParallel.state_dict_type fsdp.FullyShardedDataParallel.optim_state_dict "
-    "fsdp.FullyShardedDataParallel.summon_full_params".split()
+    "fsdp.FullyShardedDataParallel.summon_full_params checkpoint.save checkpoint.load checkpoint.save_state_dict "
+    "checkpoint.state_dict.get_state_dict checkpoint.state_dict.get_model_state_dict "
+    "checkpoint.state_dict.get_optimizer_state_dict checkpoint.state_dict.set_model_state_dict".split()
 )
 _OF_OBJECTS = tuple(f"torch.distributed.{name}" for name in sorted(_COLLECTIVES) if "_object" in name)
 _HOROVOD = (
@@ -167,6 +170,14 @@ def uses_cuda(module: Module) -> bool:
     )
 
 
+def sees_one_gpu(module: Module) -> bool:
+    """Whether a script says that each process sees one GPU: in an assertion, or in the line that starts it."""
+    return (
+        re.search(r"device_count\(\)\s*==\s*1\b|gpus?-per-task[ =]1|--gpu-bind|virtual-local-rank", module.source)
+        is not None
+    )
+
+
 def collectives(module: Module) -> list[Call]:
     """Return the calls of torch.distributed that every rank of the default group must make."""
     found = module.cache.get("collectives")
@@ -194,6 +205,13 @@ def _of_libraries(module: Module) -> list[Call]:
         # of DDP the main rank alone may save its state; DeepSpeed and FSDP hold a part of it on each
         if re.search("deepspeed|fsdp", module.source, re.IGNORECASE) and "distributed_type" not in module.attributes:
             listed += [call for call in module.methods("save_state", "load_state") if call.base in made]
+    # a DTensor is gathered from all ranks
+    listed += [call for call in module.methods("full_tensor") if not call.node.args]
+    # each rank evaluates and predicts a share
+    if "transformers.Trainer" in module.by_name or "transformers.Seq2SeqTrainer" in module.by_name:
+        stmts = [call.place.stmt for call in module.methods("Trainer", "Seq2SeqTrainer")]
+        made = {text_of(target) for stmt in stmts if isinstance(stmt, ast.Assign) for target in stmt.targets}
+        listed += [call for call in module.methods("train", "evaluate", "predict") if call.base in made]
     return listed
 
 

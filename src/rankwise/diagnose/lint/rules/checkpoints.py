@@ -38,6 +38,8 @@ def _other_side_elsewhere(module: Module, call: Call) -> bool:
         return False
     if re.search("master|main_|rank|zero", scope.name, re.IGNORECASE):
         return True
+    if scope.owner is not None and scope.name.startswith("on_"):  # a hook that Lightning calls on every rank
+        return False
     callers = module.callers(scope)
     if scope.owner is not None:
         callers = callers or [found for found in module.methods(scope.name) if found.base]
@@ -84,7 +86,8 @@ def main(net, path):
 )  # fmt: skip
 def save_on_all_ranks(module: Module) -> Iterator[Hit]:
     """torch.save in a file that starts ranks or wraps a model, under no test of the rank."""
-    if not _starts(module) or (has_framework(module) and not wraps(module)):
+    library = _accelerated(module) or _on_several(module)
+    if not library and (not _starts(module) or (has_framework(module) and not wraps(module))):
         return
     for call in module.named("torch.save"):
         place = call.place
@@ -104,6 +107,25 @@ def save_on_all_ranks(module: Module) -> Iterator[Hit]:
         )
         if not guarded and not own and not (flagged and _hidden_test(module, call)):
             yield Hit(call.node.func)
+
+
+def _accelerated(module: Module) -> bool:
+    """Whether Accelerate or Fabric runs the script on several ranks: all that is not guarded runs on each of them."""
+    return any(
+        name in module.by_name for name in ("accelerate.Accelerator", "lightning.Fabric", "lightning_fabric.Fabric")
+    )
+
+
+def _on_several(module: Module) -> bool:
+    """Whether a Trainer of Lightning is told to use several devices."""
+    if not any(module.imports.uses(name) for name in ("lightning", "pytorch_lightning")):
+        return False
+    for call in module.methods("Trainer"):
+        plan, devices = call.argument("strategy"), call.argument("devices")
+        many = devices is not None and not (isinstance(devices, ast.Constant) and devices.value in {1, "1", "auto"})
+        if (plan is not None and re.search("ddp|fsdp|deepspeed", ast.unparse(plan), re.IGNORECASE)) or many:
+            return True
+    return False
 
 
 def _hidden_test(module: Module, call: Call) -> bool:
@@ -182,15 +204,17 @@ def save(net, path):
 def save_wrapped_state(module: Module) -> Iterator[Hit]:
     """model.state_dict() that torch.save gets, also by way of a variable, where nothing in the file loads or renames it."""
     known = known_wraps(module)
+    accelerated = "accelerate.Accelerator" in module.by_name
     renamed = any(isinstance(node.value, str) and node.value.startswith("module.") for node, _ in module.strings)
-    if not known or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
+    if not (known or accelerated) or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
         return
-    saves = {part: path for one, path in _all_saved(module) for part in ast.walk(one)}
+    saves: dict[ast.AST, str] = {part: path for one, path in _all_saved(module) for part in ast.walk(one)}
     loaded: set[tuple[object, str]] = set()
     for call in module.methods("load_state_dict"):
         made = {wrap.made for wrap in known if wrap.text == call.base and sees(module, wrap, call)}
         path = _loaded_path(module, call)
         loaded |= {(each, path if path in saves.values() else "") for each in made}
+    yield from _prepared_states(module, saves)
     for call in module.methods("state_dict"):
         wrap = next((each for each in known if each.text == call.base and sees(module, each, call)), None)
         # `if isinstance(net, DDP): net = net.module` makes it another
@@ -204,6 +228,20 @@ def save_wrapped_state(module: Module) -> Iterator[Hit]:
             end = module.span(call.node.func)[1] - len(".state_dict")
             fix = Fix(f"{call.base}.module.state_dict()", (Edit(end, end, ".module"),), safe=False)
             yield Hit(call.node.func, {"name": call.base}, None if _conditional(wrap.made, call) else fix)
+
+
+def _prepared_states(module: Module, saves: dict[ast.AST, str]) -> Iterator[Hit]:
+    """Yield the states of what Accelerate's prepare() gave back, saved without unwrap_model."""
+    if "accelerate.Accelerator" not in module.by_name or module.has_call("load_state_dict"):
+        return
+    made = [call.place.stmt for call in module.methods("prepare") if isinstance(call.place.stmt, ast.Assign)]
+    texts = {text_of(part) for stmt in made for target in stmt.targets for part in getattr(target, "elts", [target])}
+    for call in module.methods("state_dict"):
+        model = re.search(r"model|net|encoder|decoder|unet|generator|critic", call.base, re.IGNORECASE)
+        own = [found.value for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None]
+        unwrapped = any("unwrap" in text_of(value) or text_of(value).endswith(".module") for value in own)
+        if call.base in texts and model and not unwrapped and call.node in saves:
+            yield Hit(call.node.func, {"name": call.base})
 
 
 def _path_text(call: Call) -> str:
