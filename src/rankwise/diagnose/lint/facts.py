@@ -30,6 +30,7 @@ __all__ = [
     "is_distributed",
     "is_fixed",
     "is_handed_over",
+    "is_in_turn",
     "loops_around",
     "loops_that_train",
     "names_in",
@@ -61,6 +62,10 @@ _HOROVOD = (
 _OBJECTS = {
     "accelerate.Accelerator": ("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"),
     "deepspeed.initialize": ("save_checkpoint", "load_checkpoint"),
+    **dict.fromkeys(
+        ("lightning.Fabric", "lightning.fabric.Fabric", "lightning_fabric.Fabric"),
+        ("barrier", "all_reduce", "all_gather", "broadcast"),
+    ),
 }
 _GROUP_AT = {"barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2, "reduce": 3, "new_group": 0}
 _FRAMEWORKS = (
@@ -68,6 +73,7 @@ _FRAMEWORKS = (
     "ignite", "catalyst", "mmengine", "mmcv", "mmcv.runner", "torch_xla", "fastai", "megatron", "bagua",
     "smdistributed",
 )  # fmt: skip
+_TURNS = re.compile(r"first|rank_?zero|(main|master)_?(process|rank)?_|lock|one_at_a_time", re.IGNORECASE)
 _NO_TRAINING = re.compile(r"eval|valid|test|infer|predict|sample|generate|bench|visuali", re.IGNORECASE)
 
 
@@ -109,6 +115,12 @@ def is_handed_over(module: Module, scope: Scope) -> bool:
     starters = module.methods("spawn", "start_processes", "Process", "launch", "notebook_launcher", "elastic_launch")
     parts = [part for call in starters for part in (*call.node.args, *(word.value for word in call.node.keywords))]
     return any(isinstance(part, ast.Name) and part.id == scope.name for part in parts)
+
+
+def is_in_turn(place: Place) -> bool:
+    """Whether a place lies in a context that lets the main rank go first, or one rank at a time."""
+    texts = (ast.unparse(item.context_expr) for with_ in place.withs for item in with_.items)
+    return any(_TURNS.search(text) for text in texts)
 
 
 def is_before_ranks(module: Module, scope: Scope) -> bool:

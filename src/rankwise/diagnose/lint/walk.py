@@ -53,6 +53,11 @@ class _Walker:
             for node in (*module.tree.body, *classes)
             if isinstance(node, ast.FunctionDef) and isinstance(node.body[-1], ast.Return)
         }
+        self.properties = {
+            name
+            for name, node in self.returning.items()
+            if any("property" in text_of(each) for each in node.decorator_list)
+        }
         self.answers = {name: _answer(node) for name, node in self.returning.items()}
 
     def lookup(self, text: str) -> ast.expr | None:
@@ -64,6 +69,8 @@ class _Walker:
             return found.shown
         if text in self.numbers:
             return _LOCAL_RANK
+        if "." in text and last(text) in self.properties:
+            return self.answers.get(last(text))
         return self.answers.get(text[5:]) if text.startswith("self.") else None
 
     def block(  # noqa: PLR0917

@@ -11,6 +11,7 @@ from rankwise.diagnose.lint.facts import (
     has_framework,
     is_before_ranks,
     is_handed_over,
+    is_in_turn,
     names_in,
     uses_cuda,
 )
@@ -92,7 +93,13 @@ def save_on_all_ranks(module: Module) -> Iterator[Hit]:
     for call in module.named("torch.save"):
         place = call.place
         target = call.argument("f", 1)
-        if place.side or effective_side(module, place) or target is None or _other_side_elsewhere(module, call):
+        if (
+            place.side
+            or is_in_turn(place)
+            or effective_side(module, place)
+            or target is None
+            or _other_side_elsewhere(module, call)
+        ):
             continue
         scope = next((found for found in place.scope.chain() if found.is_function), None)
         guarded = scope is not None and any(found.place.side == "main" for found in module.callers(scope))

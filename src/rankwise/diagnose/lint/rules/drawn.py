@@ -63,10 +63,9 @@ def same_batches(module: Module) -> Iterator[Hit]:
     if not wraps(module) or has_framework(module):
         return
     loops = loops_that_train(module)
-    if any(loop for loop in loops) is False:
-        return
     for call in _draws(module):
-        if not _feeds(module, call.place, loops) or _mentions_rank(module, call.place.scope, call):
+        counted = {loop for loop in loops if _is_counted(loop, call)}
+        if not _feeds(module, call.place, counted) or _mentions_rank(module, call.place.scope, call):
             continue
         if _indexes(module, call) and _drawn_alike(module, call):
             yield Hit(call.node, {"what": f"{call.text} draws with the same seed on all of them"})
@@ -88,25 +87,27 @@ def _feeds(module: Module, place: Place, loops: set[ast.stmt]) -> bool:
 
 
 def _mentions_rank(module: Module, scope: Scope, call: Call) -> bool:
-    """Whether the function that draws, or the statement where it is the whole file, knows of ranks."""
-    node: ast.AST = scope.node if scope.is_function else call.place.stmt
+    """Whether a rank cuts, offsets or seeds something where indices are drawn, rather than choosing who prints."""
     index = next((text_of(target) for target in getattr(call.place.stmt, "targets", ())), "")
-    names = names_in(node) if scope.is_function else set()
     # indices that are cut by the rank further on
     cut = re.compile(rf"\b{re.escape(index)}\b[^\n]*(rank|world|proc)", re.IGNORECASE) if index else None
-    ranked = any(re.search(r"(^|_)rank|shard|seed_offset", name, re.IGNORECASE) for name in names - {"local_rank"})
-    return (ranked and _uses_rank_on_data(node)) or (cut is not None and cut.search(module.source) is not None)
-
-
-def _uses_rank_on_data(node: ast.AST) -> bool:
-    """Whether the rank cuts, offsets or seeds something, rather than choosing a device or who prints."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.Slice | ast.BinOp) or (
-            isinstance(part, ast.Call) and "seed" in last(text_of(part.func)).lower()
-        ):
-            if any(re.search("rank|shard|seed_offset", name, re.IGNORECASE) for name in names_in(part)):
-                return True
+    if cut is not None and cut.search(module.source) is not None:
+        return True
+    for part in ast.walk(scope.node):
+        seeded = isinstance(part, ast.Call) and "seed" in last(text_of(part.func)).lower()
+        cuts = isinstance(part, ast.Slice) and part.lower is not None
+        if (seeded or cuts or isinstance(part, ast.BinOp)) and has_rank(module, part, scope):  # type: ignore[arg-type]
+            return True
     return False
+
+
+def _is_counted(loop: ast.stmt, call: Call) -> bool:
+    """Whether a loop counts steps, or goes through what is drawn; one over a loader has its batches from there."""
+    counts = loop.iter if isinstance(loop, ast.For) else None
+    if counts is None:
+        return isinstance(loop, ast.While)
+    drawn = {name for target in getattr(call.place.stmt, "targets", ()) for name in names_in(target)}
+    return bool(names_in(counts) & ({"range", "trange", "count"} | drawn))
 
 
 def _indexes(module: Module, call: Call) -> bool:
@@ -137,6 +138,7 @@ def _indexes(module: Module, call: Call) -> bool:
         isinstance(part, ast.Subscript)
         and (names_in(part.slice) & picked or call.node in ast.walk(part.slice))
         and names_in(part.value) & (names - {"len", "shape", "size", "torch"})
+        and not has_rank(module, part.value, call.place.scope)
         for part in ast.walk(body)
     )
 
@@ -174,10 +176,9 @@ def _slices(module: Module, loops: set[ast.stmt]) -> Iterator[Hit]:
             if not names_in(part.slice.lower) & counter or data.startswith("?") or part.slice.upper is None:
                 continue
             ranked = re.compile("rank|world|shard|proc|local", re.IGNORECASE)
-            bound = " ".join(
-                ast.unparse(found.value) for found in module.bindings if found.value is not None and found.text == data
-            )
-            if ranked.search(ast.unparse(counts)) or ranked.search(text) or ranked.search(f"{data} {bound}"):
+            bound = [found for found in module.bindings if found.value is not None and found.text == data]
+            cut = any(has_rank(module, found.value, found.place.scope) for found in bound if found.value is not None)
+            if cut or ranked.search(ast.unparse(counts)) or ranked.search(text) or ranked.search(data):
                 continue
             yield Hit(part, {"what": f"{ast.unparse(part)} is cut by a counter that is the same on all of them"})
             return

@@ -120,7 +120,8 @@ def reduction_in_graph(module: Module) -> Iterator[Hit]:
         text, scope = text_of(given), call.place.scope
         if _is_quiet(call):
             continue
-        if text in scope.params and text not in scope.bindings:
+        before = [found for found in scope.bindings.get(text, ()) if position(found.place.stmt) < position(call.node)]
+        if text in scope.params and not before:
             for found, part in module.given(scope, text):
                 if part is not None and not _is_quiet(found) and _is_before_backward(module, text_of(part), found):
                     yield Hit(found.node, {"name": text_of(part), "call": call.text})
@@ -284,7 +285,7 @@ def same_on_all(module: Module, call: Call) -> bool:
     return not any(has_rank(module, part, call.place.scope) for part in parts)
 
 
-_RANKED = re.compile(r"rank|proc|worker|device_specific|gpu|\bid\b|seed_offset", re.IGNORECASE)
+_RANKED = re.compile(r"rank|process_|worker|device_specific|gpu|seed_offset", re.IGNORECASE)
 
 
 def has_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3) -> bool:
