@@ -122,6 +122,28 @@ def train(net, loader, optimizer, scheduler, env, progress, writer):
     else:
         scheduler.step()
 """,
+    "RW314": HEAD + """
+from torch.utils.data import DataLoader
+
+def evaluate(model, held_out):
+    correct = seen = 0
+    with torch.no_grad():
+        for x, y in DataLoader(held_out):
+            correct += (model(x).argmax(1) == y).sum().item()
+            seen += len(y)
+    return correct / seen
+
+def train(net, data, optimizer):
+    model = DDP(net)
+    loader = DataLoader(data, sampler=torch.utils.data.distributed.DistributedSampler(data, shuffle=False))
+    loss_sum = seen = 0
+    for x in loader:
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        loss_sum += loss.item()
+    return loss_sum / len(loader)
+""",
     "RW407": HEAD + """
 def report(loss, device):
     dist.all_reduce(torch.zeros(1, device=device))

@@ -9,6 +9,7 @@ from rankwise.diagnose.lint.rules import (
     collectives,
     data,
     drawn,
+    evaluation,
     launch,
     library_steps,
     model,
@@ -25,7 +26,7 @@ __all__ = ["RULES"]
 
 # Importing a family has made its rules.
 _FAMILIES = (
-    *(after_wrap, batch, checkpoints, collectives, data, drawn, launch, library_steps, model, nodes, own, rank_tests),
-    *(reductions, shares, step, suppression, wrap),
+    *(after_wrap, batch, checkpoints, collectives, data, drawn, evaluation, launch, library_steps, model, nodes, own),
+    *(rank_tests, reductions, shares, step, suppression, wrap),
 )
 RULES = registered()

@@ -10,9 +10,10 @@ from rankwise.diagnose.lint.guards import Side
 from rankwise.diagnose.lint.module import Branch, Call, Module, Place, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit
-from rankwise.diagnose.lint.wrapped import WRAPPERS, wraps
+from rankwise.diagnose.lint.wrapped import WRAPPERS, known_wraps, sees, wraps
 
 __all__ = [
+    "FABRICS",
     "LOADER",
     "RANKS",
     "SAMPLER",
@@ -44,6 +45,7 @@ __all__ = [
 
 SAMPLER = "torch.utils.data.distributed.DistributedSampler"
 LOADER = "torch.utils.data.DataLoader"
+FABRICS = ("lightning.Fabric", "lightning.fabric.Fabric", "lightning_fabric.Fabric")
 RANKS = {"main": "the main rank", "other": "ranks other than the main one"}
 _COLLECTIVES = frozenset(
     "all_reduce all_gather all_gather_object all_gather_into_tensor all_gather_coalesced all_reduce_coalesced barrier "
@@ -63,7 +65,7 @@ _OBJECTS = {
     "accelerate.Accelerator": ("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"),
     "deepspeed.initialize": ("save_checkpoint", "load_checkpoint"),
     **dict.fromkeys(
-        ("lightning.Fabric", "lightning.fabric.Fabric", "lightning_fabric.Fabric"),
+        FABRICS,
         ("barrier", "all_reduce", "all_gather", "broadcast"),
     ),
 }
@@ -217,6 +219,12 @@ def _of_libraries(module: Module) -> list[Call]:
         # of DDP the main rank alone may save its state; DeepSpeed and FSDP hold a part of it on each
         if re.search("deepspeed|fsdp", module.source, re.IGNORECASE) and "distributed_type" not in module.attributes:
             listed += [call for call in module.methods("save_state", "load_state") if call.base in made]
+    # FSDP gathers a state from all ranks; a context that says which kind of state counts for it
+    sharded = [wrap for wrap in known_wraps(module, sharded=True) if wrap.made.name not in WRAPPERS]
+    for call in module.methods("state_dict") if sharded else ():
+        typed = any("state_dict_type" in ast.unparse(item.context_expr) for w in call.place.withs for item in w.items)
+        if not typed and any(wrap.text == call.base and sees(module, wrap, call) for wrap in sharded):
+            listed.append(call)
     # a DTensor is gathered from all ranks
     listed += [call for call in module.methods("full_tensor") if not call.node.args]
     # each rank evaluates and predicts a share

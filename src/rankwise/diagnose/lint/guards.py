@@ -63,8 +63,8 @@ def _rank_kind(node: ast.expr, lookup: Lookup, depth: int) -> str | None:
     if isinstance(node, ast.Subscript):
         if text_of(node.value).endswith("environ"):
             return _variable(node.slice)
-        key = node.slice.value if isinstance(node.slice, ast.Constant) else None  # config["local_rank"]
-        return _named_kind(key.lower()) if isinstance(key, str) else None
+        item = node.slice.value if isinstance(node.slice, ast.Constant) else None  # config["local_rank"]
+        return _named_kind(item.lower()) if isinstance(item, str) else None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):  # rank % gpus_per_node
         return "local" if _rank_kind(node.left, lookup, depth) else None
     if isinstance(node, ast.IfExp):  # get_rank() if is_initialized() else 0
@@ -84,8 +84,8 @@ def _key(node: ast.Call, name: str) -> str | None:
     """Return the name that ``getattr(args, "rank", 0)`` or ``config.get("rank")`` asks for, None for a variable."""
     index = 1 if name == "getattr" else 0
     part = node.args[index] if len(node.args) > index else None
-    key = part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else None
-    return None if key is None or key in _RANK_VARIABLES or "environ" in text_of(node.func) else key
+    found = part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else None
+    return None if found is None or found in _RANK_VARIABLES or "environ" in text_of(node.func) else found
 
 
 def _named_kind(name: str) -> str | None:

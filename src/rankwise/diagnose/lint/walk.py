@@ -71,6 +71,9 @@ class _Walker:
             return _LOCAL_RANK
         if "." in text and last(text) in self.properties:
             return self.answers.get(last(text))
+        if text.startswith("self.") and not any(each.owner for each in self.scope.chain()):
+            fields = self.module.fields.get(text)  # of an object whose method was asked
+            return fields[0].shown if fields else None
         return self.answers.get(text[5:]) if text.startswith("self.") else None
 
     def block(  # noqa: PLR0917

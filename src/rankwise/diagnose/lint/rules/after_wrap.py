@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rankwise.diagnose.lint.facts import has_framework, is_const, names_in, training_loops
-from rankwise.diagnose.lint.module import Call, Module, Place, position
+from rankwise.diagnose.lint.module import Call, Module, Place, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 from rankwise.diagnose.lint.wrapped import DEVICE_MOVES, Wrap, is_rebound, known_wraps, sees, wraps
@@ -352,6 +352,10 @@ def requires_grad_after_wrap(module: Module) -> Iterator[Hit]:
             if used & {wrap.text, f"{wrap.text}.module"} and behind:
                 yield Hit(binding.place.stmt, {"name": wrap.text})
         for call in _behind(wrap):
+            given = [text_of(part) for part in call.node.args]
+            target = module.local_function(call) if any(text.partition(".")[0] == wrap.text for text in given) else None
+            if target is not None and _freezes(target) and not _in_a_step(module, call.place.loops):
+                yield Hit(call.node, {"name": wrap.text})
             if call.method != "requires_grad_" or _in_a_step(module, call.place.loops):
                 continue
             loop = call.place.loops[-1] if call.place.loops else None
@@ -368,6 +372,14 @@ def requires_grad_after_wrap(module: Module) -> Iterator[Hit]:
             straight = call.base.partition(".")[0] == wrap.text or call.base.startswith(f"{wrap.text}.")
             if counted or (straight and call.node.args):
                 yield Hit(call.node, {"name": wrap.text})
+
+
+def _freezes(scope: Scope) -> bool:
+    """Whether a function sets requires_grad of the parameters that it gets."""
+    walked = [ast.unparse(loop.iter) for loop in ast.walk(scope.node) if isinstance(loop, ast.For)]
+    sets = any(text.endswith(".requires_grad") for text in scope.bindings)
+    sets = sets or any(call.method == "requires_grad_" for call in scope.calls)
+    return sets and any(f"{name}." in text and "parameters" in text for text in walked for name in scope.params)
 
 
 def _in_a_step(module: Module, loops: tuple[ast.stmt, ...]) -> bool:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import (
+    FABRICS,
     effective_side,
     has_framework,
     is_before_ranks,
@@ -17,6 +18,7 @@ from rankwise.diagnose.lint.facts import (
 )
 from rankwise.diagnose.lint.module import Call, Module, position
 from rankwise.diagnose.lint.names import text_of
+from rankwise.diagnose.lint.ranked import runs_on_several
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 from rankwise.diagnose.lint.wrapped import known_wraps, sees, wraps
 
@@ -87,12 +89,12 @@ def main(net, path):
 )  # fmt: skip
 def save_on_all_ranks(module: Module) -> Iterator[Hit]:
     """torch.save in a file that starts ranks or wraps a model, under no test of the rank."""
-    library = _accelerated(module) or _on_several(module)
+    library = _accelerated(module) or runs_on_several(module)
     if not library and (not _starts(module) or (has_framework(module) and not wraps(module))):
         return
-    for call in module.named("torch.save"):
+    for call in (*module.named("torch.save"), *_other_saves(module)):
         place = call.place
-        target = call.argument("f", 1)
+        target = call.argument("f", 1) if call.name == "torch.save" else _target(call)
         if (
             place.side
             or is_in_turn(place)
@@ -116,23 +118,24 @@ def save_on_all_ranks(module: Module) -> Iterator[Hit]:
             yield Hit(call.node.func)
 
 
+def _other_saves(module: Module) -> Iterator[Call]:
+    """Yield what else writes a model: save_pretrained of one, unless it is told who is the main rank, and safetensors."""
+    if re.search("fsdp|fully_?shard", module.source, re.IGNORECASE):  # all ranks hold a part, and join
+        return
+    yield from module.named("safetensors.torch.save_file", "safetensors.torch.save_model")
+    for call in module.methods("save_pretrained"):
+        model = re.search(r"model|net\b|unet|adapter", call.base, re.IGNORECASE)
+        if model and not call.keyword("is_main_process") and not call.keyword("save_function") and not call.is_open:
+            yield call
+
+
+def _target(call: Call) -> ast.expr | None:
+    return call.argument("save_directory", 0) if call.method == "save_pretrained" else call.argument("filename", 1)
+
+
 def _accelerated(module: Module) -> bool:
     """Whether Accelerate or Fabric runs the script on several ranks: all that is not guarded runs on each of them."""
-    return any(
-        name in module.by_name for name in ("accelerate.Accelerator", "lightning.Fabric", "lightning_fabric.Fabric")
-    )
-
-
-def _on_several(module: Module) -> bool:
-    """Whether a Trainer of Lightning is told to use several devices."""
-    if not any(module.imports.uses(name) for name in ("lightning", "pytorch_lightning")):
-        return False
-    for call in module.methods("Trainer"):
-        plan, devices = call.argument("strategy"), call.argument("devices")
-        many = devices is not None and not (isinstance(devices, ast.Constant) and devices.value in {1, "1", "auto"})
-        if (plan is not None and re.search("ddp|fsdp|deepspeed", ast.unparse(plan), re.IGNORECASE)) or many:
-            return True
-    return False
+    return any(name in module.by_name for name in ("accelerate.Accelerator", *FABRICS))
 
 
 def _hidden_test(module: Module, call: Call) -> bool:

@@ -149,12 +149,19 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
             continue
         data = call.argument("dataset", 0)
         made = module.value(data, call.place.scope)
-        if isinstance(made, ast.Call) and (_SHARDS.search(module.text(made)) or "Iterable" in text_of(made.func)):
+        if isinstance(made, ast.Call) and (_SHARDS.search(module.text(made)) or _is_stream(module, made)):
             continue
         if any(_SHARDS.search(name) for name in names_in(data)):
             continue
         if shuffled is None or not any(_MODES.search(name) for name in names_in(shuffled.value)):
             yield Hit(call.node.func)
+
+
+def _is_stream(module: Module, made: ast.Call) -> bool:
+    """Whether a data set is a stream, which takes no sampler: `iterable-unsharded` looks at those of this file."""
+    owner = module.top.functions.get(text_of(made.func))
+    bases = owner.node.bases if owner is not None and isinstance(owner.node, ast.ClassDef) else ()
+    return any("Iterable" in text_of(part) for part in (made.func, *bases))
 
 
 _MODES = re.compile(r"dist|ddp|sampler|world|rank|gpu|multi|parallel", re.IGNORECASE)

@@ -19,8 +19,8 @@ from rankwise.diagnose.lint.facts import (
 )
 from rankwise.diagnose.lint.module import Call, Module, Place, Scope
 from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.ranked import has_rank, same_on_all, seeds
 from rankwise.diagnose.lint.record import Hit, rule
-from rankwise.diagnose.lint.rules.reductions import has_rank, same_on_all, seeds
 from rankwise.diagnose.lint.wrapped import wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -124,9 +124,9 @@ def _indexes(module: Module, call: Call) -> bool:
     body = call.place.scope.node
     picked = set(chosen)
     for part in ast.walk(body):
-        if isinstance(part, ast.comprehension) and names_in(part.iter) & picked:
-            picked |= names_in(part.target)
-        elif isinstance(part, ast.For) and names_in(part.iter) & picked:
+        if (isinstance(part, ast.comprehension) and names_in(part.iter) & picked) or (
+            isinstance(part, ast.For) and names_in(part.iter) & picked
+        ):
             picked |= names_in(part.target)
         elif (
             isinstance(part, ast.Assign)
@@ -228,7 +228,7 @@ def prepared_by_all(module: Module) -> Iterator[Hit]:
     if not is_distributed(module):
         return
     for branch in module.branches:
-        if not isinstance(branch.node, ast.If) or branch.node.orelse and not branch.node.body:
+        if not isinstance(branch.node, ast.If):
             continue
         missing = next((part for part in ast.walk(branch.test) if _is_missing(part)), None)
         if missing is None or branch.side:
@@ -331,6 +331,7 @@ def length_of_share(module: Module) -> Iterator[Hit]:
         if given is None or not (text_of(given) in samplers or text_of(given).endswith(".sampler")):
             continue
         for part in ast.walk(call.place.stmt):
-            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div) and part.right is call.node:
-                if names_in(part.left) & summed and not re.search("world|size", ast.unparse(part.left)):
-                    yield Hit(part, {"name": text_of(given)})
+            if not isinstance(part, ast.BinOp) or not isinstance(part.op, ast.Div) or part.right is not call.node:
+                continue
+            if names_in(part.left) & summed and not re.search("world|size", ast.unparse(part.left)):
+                yield Hit(part, {"name": text_of(given)})

@@ -6,7 +6,15 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import RANKS, effective_side, guard_of, has_framework, is_const, is_distributed
+from rankwise.diagnose.lint.facts import (
+    FABRICS,
+    RANKS,
+    effective_side,
+    guard_of,
+    has_framework,
+    is_const,
+    is_distributed,
+)
 from rankwise.diagnose.lint.module import Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
@@ -52,13 +60,13 @@ def optimizer_before_shard(module: Module) -> Iterator[Hit]:
         name = text_of(inner)
         for call in shard.place.scope.calls:
             early = position(call.node) < position(shard.node) and call.place.scope is shard.place.scope
-            if early and call.method in _OF_MODELS and call.base == name and (maker := _optimizer(module, call)):
-                later = any(_again(module, found, maker) for found in shard.place.scope.calls)
+            if early and call.method in _OF_MODELS and call.base == name and (maker := _optimizer(call)):
+                later = any(_again(found, maker) for found in shard.place.scope.calls)
                 if not later:
                     yield Hit(maker.node, {"name": name})
 
 
-def _optimizer(module: Module, call: Call) -> Call | None:
+def _optimizer(call: Call) -> Call | None:
     """Return the call of an optimizer that the parameters are given to."""
     for found in call.place.scope.calls:
         known = found.name.startswith("torch.optim.") or re.search(r"optim|Adam|SGD|Lion|Adafactor", found.method)
@@ -68,7 +76,7 @@ def _optimizer(module: Module, call: Call) -> Call | None:
     return None
 
 
-def _again(module: Module, call: Call, maker: Call) -> bool:
+def _again(call: Call, maker: Call) -> bool:
     """Whether the optimizer is made again further down."""
     return call.text == maker.text and position(call.node) > position(maker.node)
 
@@ -183,7 +191,7 @@ def backward_past_library(module: Module) -> Iterator[Hit]:
     for maker, entry, library, instead in _LIBRARIES:
         if maker not in module.by_name or not module.has_call(entry):
             continue
-        calls = [call for call in module.methods("backward", "manual_backward")]
+        calls = list(module.methods("backward", "manual_backward"))
         # a tensor's backward takes no loss
         theirs = [call for call in calls if call.node.args]
         if theirs or "backward" not in module.by_method:
@@ -196,9 +204,7 @@ def backward_past_library(module: Module) -> Iterator[Hit]:
 _LIBRARIES = (
     ("deepspeed.initialize", "step", "DeepSpeed", "engine.backward(loss)"),
     ("accelerate.Accelerator", "prepare", "Accelerate", "accelerator.backward(loss)"),
-    ("lightning.Fabric", "setup", "Fabric", "fabric.backward(loss)"),
-    ("lightning.fabric.Fabric", "setup", "Fabric", "fabric.backward(loss)"),
-    ("lightning_fabric.Fabric", "setup", "Fabric", "fabric.backward(loss)"),
+    *((name, "setup", "Fabric", "fabric.backward(loss)") for name in FABRICS),
 )
 _STEPPERS = re.compile(r"sched|optim|(^|[._])(opt|scaler|lr)\w{0,2}$", re.IGNORECASE)
 

@@ -161,9 +161,9 @@ def loopback_for_nodes(module: Module) -> Iterator[Hit]:
     if not any(_counts_nodes(module, call.argument("rank", 4), call.place.scope) for call in calls):
         return
     for name, _, value, place in environment_writes(module):
-        if name == "MASTER_ADDR" and isinstance(value, ast.Constant) and _LOOPBACK.fullmatch(str(value.value)):
-            if not place.branches:
-                yield Hit(value, {"text": str(value.value)})
+        fixed = name == "MASTER_ADDR" and isinstance(value, ast.Constant) and not place.branches
+        if fixed and isinstance(value, ast.Constant) and _LOOPBACK.fullmatch(str(value.value)):
+            yield Hit(value, {"text": str(value.value)})
     for call in calls:
         method = module.value(call.argument("init_method", 1), call.place.scope)
         if isinstance(method, ast.Constant) and _LOOPBACK.fullmatch(str(method.value)):

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import collectives, has_framework, names_in
-from rankwise.diagnose.lint.module import Call, Module, Scope, position
+from rankwise.diagnose.lint.module import Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.ranked import same_on_all, seeds
 from rankwise.diagnose.lint.record import Hit, rule
 from rankwise.diagnose.lint.wrapped import wraps
 
@@ -74,9 +75,7 @@ def _is_temporary(node: ast.expr) -> bool:
     while True:
         if isinstance(node, ast.BinOp):
             return any(name not in {"torch", "float"} for name in names_in(node))
-        if isinstance(node, ast.Subscript):
-            node = node.value
-        elif isinstance(node, ast.Attribute) and node.attr in {"data", "T"}:
+        if isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in {"data", "T"}):
             node = node.value
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS:
             node = node.func.value
@@ -271,34 +270,3 @@ def weights_start_apart(module: Module) -> Iterator[Hit]:
         if made is not None and isinstance(made.value, ast.Call):
             yield Hit(made.place.stmt, {"name": call.base})
             return
-
-
-def seeds(module: Module) -> list[Call]:
-    """Return the calls that seed a generator of this process."""
-    known = {"manual_seed", "seed", "set_seed", "seed_everything", "seed_all", "fix_seed", "manual_seed_all"}
-    return [call for call in module.calls if call.method in known and (call.node.args or call.node.keywords)]
-
-
-def same_on_all(module: Module, call: Call) -> bool:
-    """Whether a seed, as far as is seen, holds no rank: by its name, or by what its parts were bound to."""
-    parts = [*call.node.args, *(word.value for word in call.node.keywords)]
-    return not any(has_rank(module, part, call.place.scope) for part in parts)
-
-
-_RANKED = re.compile(r"rank|process_|worker|device_specific|gpu|seed_offset", re.IGNORECASE)
-
-
-def has_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3) -> bool:
-    """Whether an expression holds something that differs between ranks."""
-    text = ast.unparse(node)
-    if _RANKED.search(text):
-        return True
-    if depth == 0:
-        return False
-    for part in ast.walk(node):
-        if isinstance(part, ast.Name | ast.Attribute):
-            for found in module.bindings_of(text_of(part), scope):
-                value = found.value if found.value is not None else getattr(found.place.stmt, "value", None)
-                if value is not None and value is not node and has_rank(module, value, found.place.scope, depth - 1):
-                    return True
-    return False
