@@ -144,6 +144,18 @@ def train(net, data, optimizer):
         loss_sum += loss.item()
     return loss_sum / len(loader)
 """,
+    "RW315": """
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, head, other):
+    model, heads = FSDP(net), DDP(head)
+    torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
+    fully_shard(other)
+    torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+    return model.clip_grad_norm_(1.0)
+""",
     "RW407": HEAD + """
 def report(loss, device):
     dist.all_reduce(torch.zeros(1, device=device))
@@ -215,6 +227,20 @@ torchrun --nnodes 2 --node-rank 0 --master-addr $HEAD train.py
 export MASTER_ADDR=localhost
 torchrun --nnodes 1 --nproc-per-node 8 --master-addr $MASTER_ADDR train.py
 torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py
+""",
+    "RW620": """
+import torch.distributed as dist
+
+def main(net, setup):
+    if dist.is_initialized():
+        print(dist.get_rank())
+    dist.init_process_group("gloo")
+    return dist.get_rank()
+
+def other(start):
+    start()
+    print(dist.get_rank())
+    dist.init_process_group("gloo")
 """,
     "RW619": """
 import torch

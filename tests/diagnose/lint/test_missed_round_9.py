@@ -447,7 +447,8 @@ def test_what_is_marked_is_found_and_nothing_else(name: str) -> None:
 
 
 LINES = {
-    "a port that is counted": "export MASTER_PORT=$((70000 + SLURM_JOB_ID % 1000))  #> invalid-port\ntorchrun train.py\n",
+    "a port that is counted": "export MASTER_PORT=$((70000 + SLURM_JOB_ID % 1000))  #> invalid-port\n"
+    "torchrun train.py\n",
     "a port in range": "port=$((20000 + SLURM_JOB_ID % 1000))\ntorchrun --master-port $port train.py\n",
     "an address by a variable": "NODES=2\nexport HOST=127.0.0.1  #> loopback-for-nodes\n"
     "torchrun --nnodes $NODES --rdzv-backend c10d --rdzv-endpoint $HOST:29500 train.py\n",

@@ -227,6 +227,9 @@ def _of_libraries(module: Module) -> list[Call]:
             listed.append(call)
     # a DTensor is gathered from all ranks
     listed += [call for call in module.methods("full_tensor") if not call.node.args]
+    if any(module.imports.uses(name) for name in ("lightning", "pytorch_lightning")):
+        methods = ("save_checkpoint", "fit", "validate", "test", "predict")
+        listed += [call for call in module.methods(*methods) if last(call.base) == "trainer"]
     # each rank evaluates and predicts a share
     if "transformers.Trainer" in module.by_name or "transformers.Seq2SeqTrainer" in module.by_name:
         stmts = [call.place.stmt for call in module.methods("Trainer", "Seq2SeqTrainer")]

@@ -12,6 +12,7 @@ from rankwise.diagnose.lint.facts import (
     effective_side,
     has_framework,
     is_before_ranks,
+    is_const,
     is_distributed,
     loops_that_train,
     names_in,
@@ -244,6 +245,10 @@ def prepared_by_all(module: Module) -> Iterator[Hit]:
         path = missing.operand.args[0] if missing.operand.args else missing.operand.func  # type: ignore[attr-defined]
         if not re.search("rank|local|worker|proc", ast.unparse(path), re.IGNORECASE):
             yield Hit(writes[0].node, {"path": ast.unparse(path)})
+    for call in module.calls:
+        asked = call.keyword("download")
+        if asked is not None and is_const(asked.value, True) and not call.place.branches and _on_all(module, call):
+            yield Hit(call.node, {"path": f"what {call.text} loads"})
     for call in module.methods("save_to_disk"):
         if not call.place.branches and _on_all(module, call) and call.node.args:
             yield Hit(call.node, {"path": module.text(call.node.args[0])})

@@ -1,4 +1,4 @@
-"""RW220, RW311 to RW313: steps that a library, a context or the main rank keeps from being taken as meant."""
+"""RW220, RW311 to RW313, RW315: steps that a library, a context or the main rank keeps from being taken as meant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankwise.diagnose.lint.facts import (
 from rankwise.diagnose.lint.module import Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
-from rankwise.diagnose.lint.wrapped import wraps
+from rankwise.diagnose.lint.wrapped import WRAPPERS, known_wraps, sees, wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _SHARDERS = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
@@ -207,6 +207,47 @@ _LIBRARIES = (
     *((name, "setup", "Fabric", "fabric.backward(loss)") for name in FABRICS),
 )
 _STEPPERS = re.compile(r"sched|optim|(^|[._])(opt|scaler|lr)\w{0,2}$", re.IGNORECASE)
+
+
+@rule(
+    "RW315", "clip-of-shards", "error", "medium",
+    message="each rank clips by the norm of its own shards of {name}: call {name}.clip_grad_norm_()",
+    why="FSDP leaves a part of each gradient on each rank. torch.nn.utils.clip_grad_norm_ sees that part only, so ranks scale "
+    "their parts differently. FSDP's own method adds the norms up. (fully_shard needs no such method.)",
+    wrong="""
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+def train(net, loader, optimizer):
+    model = FSDP(net)
+    for x in loader:
+        model(x).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+""",
+    right="""
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+def train(net, loader, optimizer):
+    model = FSDP(net)
+    for x in loader:
+        model(x).sum().backward()
+        model.clip_grad_norm_(1.0)
+        optimizer.step()
+""",
+    ignore="the strategy is NO_SHARD.",
+)  # fmt: skip
+def clip_of_shards(module: Module) -> Iterator[Hit]:
+    """clip_grad_norm_ of torch over the parameters of what FSDP wrapped."""
+    sharded = [wrap for wrap in known_wraps(module, sharded=True) if wrap.made.name not in WRAPPERS]
+    for call in module.named("torch.nn.utils.clip_grad_norm_") if sharded and "NO_SHARD" not in module.source else ():
+        given = call.argument("parameters", 0)
+        text = text_of(given.func) if isinstance(given, ast.Call) else ""
+        for wrap in sharded:
+            if text == f"{wrap.text}.parameters" and sees(module, wrap, call):
+                yield Hit(call.node, {"name": wrap.text})
+                break
 
 
 @rule(

@@ -1,4 +1,4 @@
-"""RW616 to RW619: ranks, nodes and GPUs whose numbers do not fit together."""
+"""RW616 to RW620: ranks, nodes and GPUs whose numbers do not fit together."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import environment_writes
 from rankwise.diagnose.lint.launch_lines import Command, LaunchFile, LaunchPlace, Setting
-from rankwise.diagnose.lint.module import Module, Scope
+from rankwise.diagnose.lint.module import Module, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.wrapped import DDP
 
 _LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|0\.0\.0\.0|\[?::1\]?)(:.*)?")
 _PER_NODE = ("--nproc-per-node", "--num-processes", "--num-gpus")
@@ -212,3 +213,43 @@ def world_size_of_one_node(module: Module) -> Iterator[Hit]:
         shown = module.value(size, scope)
         if isinstance(shown, ast.Call) and last(text_of(shown.func)) == "device_count":
             yield Hit(size, {"text": module.text(size)})
+
+
+_ASKS = frozenset(
+    {"get_rank", "get_world_size", "barrier", "all_reduce", "broadcast", "all_gather", "broadcast_object_list"}
+)
+_STARTS_ONE = re.compile(r"init|setup|launch|distributed|start|prepare", re.IGNORECASE)
+
+
+@rule(
+    "RW620", "used-before-init", "error", "high",
+    message="{name} asks the process group, which init_process_group starts only further down",
+    why="Without a group the call raises ValueError.",
+    wrong="""
+import torch.distributed as dist
+
+rank = dist.get_rank()
+dist.init_process_group("gloo")
+""",
+    right="""
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+""",
+    ignore="something that was called before starts another group.",
+)  # fmt: skip
+def used_before_init(module: Module) -> Iterator[Hit]:
+    """get_rank(), a collective or the wrap, above init_process_group in one function, and nothing that may start one."""
+    for start in module.named("torch.distributed.init_process_group"):
+        scope = start.place.scope
+        if start.place.branches or start.place.loops or start.place.tries:
+            continue
+        for call in scope.calls:
+            if position(call.node) >= position(start.node) or _STARTS_ONE.search(call.method):
+                break
+            asks = call.name.startswith("torch.distributed.") and call.method in _ASKS
+            inside = call.node in ast.walk(start.node)  # its own arguments come first, too
+            if (asks or call.name == DDP) and not call.place.branches and not inside:
+                yield Hit(call.node, {"name": call.text})
+                break
