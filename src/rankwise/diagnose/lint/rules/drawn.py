@@ -97,7 +97,10 @@ def _mentions_rank(module: Module, scope: Scope, call: Call) -> bool:
     for part in ast.walk(scope.node):
         seeded = isinstance(part, ast.Call) and "seed" in last(text_of(part.func)).lower()
         cuts = isinstance(part, ast.Slice) and part.lower is not None
-        if (seeded or cuts or isinstance(part, ast.BinOp)) and has_rank(module, part, scope):  # type: ignore[arg-type]
+        # what is computed with a loss has come through a model that knows its device: one step back is far enough
+        if isinstance(part, ast.BinOp) and has_rank(module, part, scope, 1):
+            return True
+        if (seeded or cuts) and has_rank(module, part, scope):  # type: ignore[arg-type]
             return True
     return False
 

@@ -194,13 +194,16 @@ def average(net):
 )  # fmt: skip
 def gradients_summed(module: Module) -> Iterator[Hit]:
     """all_reduce(p.grad) without op, or with SUM, in a file that divides nothing by a number of ranks."""
+    calls = list(_of_gradients(module))
+    if not calls:
+        return
     sizes = {found.text for found in module.bindings if _is_world_size(found.value)}
     named = "|".join(re.escape(name) for name in sizes)
     if _DIVISION.search(module.source) or (
         named and re.search(rf"(/=?|div_?\(|\*)\s*\(?(1(\.0*)?\s*/\s*)?({named})\b", module.source)
     ):
         return
-    for call in _of_gradients(module):
+    for call in calls:
         op = call.argument("op", 1)
         if op is None or last(text_of(op)) == "SUM":
             yield Hit(call.node)

@@ -113,7 +113,7 @@ def prepare(net, local_rank):
 def device_ids_mismatch(module: Module) -> Iterator[Hit]:
     """More than one id, or a fixed one."""
     hidden = any(isinstance(node.value, str) and node.value == "CUDA_VISIBLE_DEVICES" for node, _ in module.strings)
-    hidden = hidden or sees_one_gpu(module)
+    hidden = hidden or (bool(wraps(module)) and sees_one_gpu(module))
     for wrap in wraps(module):
         word = wrap.call.keyword("device_ids")
         if word is None:
