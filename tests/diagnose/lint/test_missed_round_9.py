@@ -423,6 +423,46 @@ def main(net, path, helper):
         torch.save(net, path)  #> prepared-by-all save-on-all-ranks
 main(None, None, None)
 """,
+    "parameters averaged every few steps": HEAD + """
+def average(net):
+    for p in net.parameters():
+        dist.all_reduce(p.data, op=dist.ReduceOp.AVG)
+
+def main(net, batches, optimizer):
+    model = DDP(net)
+    for i, x in enumerate(batches):
+        with model.no_sync():
+            model(x).mean().backward()
+        optimizer.step()
+        if i % 8 == 0:
+            average(model.module)
+""",
+    "downloads": HEAD + """
+from torchvision import datasets
+
+def first(rank):
+    if rank == 0:
+        datasets.MNIST("x", download=True)
+    dist.barrier()
+    return datasets.MNIST("x", download=False)
+
+def main():
+    dist.init_process_group("nccl")
+    data = first(dist.get_rank())
+    return data, datasets.CIFAR10("y", download=True)  #> prepared-by-all
+main()
+""",
+    "a reduction that autograd follows": HEAD + """
+import torch.distributed.nn
+
+def main(net, batches, optimizer):
+    model = DDP(net)
+    for x in batches:
+        loss = model(x).mean()
+        loss = torch.distributed.nn.all_reduce(loss)
+        loss.backward()
+        optimizer.step()
+""",
     "a model that every rank writes": HEAD + """
 def main(net, batches, optimizer, folder):""" + TRAINED + """
     model.module.save_pretrained(folder)  #> save-on-all-ranks

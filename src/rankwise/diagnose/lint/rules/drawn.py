@@ -246,11 +246,15 @@ def prepared_by_all(module: Module) -> Iterator[Hit]:
         if not writes or any(_FIRST.search(call.method) for call in inside) or not _on_all(module, writes[0]):
             continue
         path = missing.operand.args[0] if missing.operand.args else missing.operand.func  # type: ignore[attr-defined]
-        if not re.search("rank|local|worker|proc", ast.unparse(path), re.IGNORECASE):
+        own = has_rank(module, path, writes[0].place.scope)
+        if not own and not re.search("rank|local|worker|proc", ast.unparse(path), re.IGNORECASE):
             yield Hit(writes[0].node, {"path": ast.unparse(path)})
+    loaded = {call.text for call in module.calls if call.place.side == "main"}
     for call in module.calls:
         asked = call.keyword("download")
-        if asked is not None and is_const(asked.value, True) and not call.place.branches and _on_all(module, call):
+        if asked is None or not is_const(asked.value, True) or call.place.branches or call.text in loaded:
+            continue
+        if _on_all(module, call):
             yield Hit(call.node, {"path": f"what {call.text} loads"})
     for call in module.methods("save_to_disk"):
         if not call.place.branches and _on_all(module, call) and call.node.args:

@@ -13,7 +13,7 @@ from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.ranked import runs_on_several
 from rankwise.diagnose.lint.record import Hit, rule
 
-_REDUCES = re.compile(r"reduce|gather|sync|metric|compute|evaluator|accumulate_over|world_mean", re.IGNORECASE)
+_REDUCES = re.compile(r"reduce|gather|sync|metric|^compute$|\.compute\(|evaluator", re.IGNORECASE)
 _HOOKS = re.compile(r"(on_)?(validation|test)_(step|epoch_end)|on_(validation|test)_epoch_end")
 _COUNTS = re.compile(r"correct|right|hits?$|acc|num_|total|err|loss|dice|iou|score|top1", re.IGNORECASE)
 
@@ -60,7 +60,9 @@ def evaluation_of_share(module: Module) -> Iterator[Hit]:
     if runs_on_several(module):
         yield from _logged(module)
     shared = _shared_loaders(module)
-    if not shared or any(_REDUCES.search(call.method) for call in module.calls if call.method != "cuda.synchronize"):
+    if not shared or any(
+        _REDUCES.search(call.method) for call in module.calls if not call.text.endswith("cuda.synchronize")
+    ):
         return
     for loop, scope in _evaluations(module):
         if not names_behind(module, names_in(loop.iter), scope) & shared:

@@ -111,7 +111,7 @@ def train(net, loader, optimizer):
 def no_sync_around_loop(module: Module) -> Iterator[Hit]:
     """A step inside no_sync, no backward pass outside of it, or accumulate around a loop."""
     backwards = list(module.methods("backward", "manual_backward"))
-    by_hand = any("grad" in module.text(call.node) for call in module.methods("all_reduce", "average_gradients"))
+    by_hand = any(_is_by_hand(module, call) for call in module.methods("all_reduce", "average_gradients"))
     for call in module.methods("no_sync", "accumulate", "no_backward_sync"):
         stmt = call.place.stmt
         if not isinstance(stmt, ast.With | ast.AsyncWith) or by_hand:
@@ -136,6 +136,12 @@ def no_sync_around_loop(module: Module) -> Iterator[Hit]:
         if steps or never:
             what = "the optimizer's step" if steps else "every backward pass"
             yield Hit(call.node, {"name": call.text, "what": what, "result": "no gradient is ever reduced"})
+
+
+def _is_by_hand(module: Module, call: Call) -> bool:
+    """Whether a reduction is one of gradients, or of parameters every few steps."""
+    over = any("parameters" in ast.unparse(loop.iter) for loop in call.place.loops if isinstance(loop, ast.For))
+    return over or re.search(r"grad|param", module.text(call.node)) is not None
 
 
 def _skips(with_: ast.With | ast.AsyncWith) -> bool:

@@ -114,7 +114,9 @@ def reduction_in_graph(module: Module) -> Iterator[Hit]:
     """all_reduce(loss) of a name on which backward is called further down, here or where a helper is called."""
     for call in module.methods("all_reduce", "reduce", "allreduce_"):
         given = call.argument("tensor", 0)
-        if not isinstance(given, ast.Name | ast.Attribute) or not call.name or call.name.startswith("?"):
+        # those of torch.distributed.nn give a new tensor, which autograd follows
+        known = call.name.startswith(("torch.distributed.", "horovod.")) and ".nn." not in call.name
+        if not isinstance(given, ast.Name | ast.Attribute) or not known:
             continue
         text, scope = text_of(given), call.place.scope
         if _is_quiet(call):
