@@ -16,7 +16,7 @@ from rankwise.diagnose.lint.facts import (
     names_in,
     uses_cuda,
 )
-from rankwise.diagnose.lint.module import Call, Module, position
+from rankwise.diagnose.lint.module import Call, Exit, Module, position
 from rankwise.diagnose.lint.names import text_of
 from rankwise.diagnose.lint.ranked import runs_on_several
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
@@ -377,10 +377,17 @@ def load_on_one_rank(module: Module) -> Iterator[Hit]:
         )
         branch = next(found for found in call.place.branches if found.side)
         both = isinstance(branch.node, ast.If) and _loads(branch.node.body) and _loads(branch.node.orelse)
-        exits = any(found.place.scope is call.place.scope and found.place.side == side for found in module.exits)
+        own = [found for found in module.exits if found.place.scope is call.place.scope]
+        exits = any(found.place.side == side for found in own) and not _gives_on_both(own)
         if not both and not exits and (late or (wraps(module) and re.search(r"optim|sched", call.base.lower()))):
             ranks = "the main rank" if side == "main" else "ranks other than the main one"
             yield Hit(call.node, {"name": call.base, "ranks": ranks})
+
+
+def _gives_on_both(exits: list[Exit]) -> bool:
+    """Whether a function gives its callers a value on the main rank and another one elsewhere: all go on with it."""
+    sides = {found.place.side for found in exits if isinstance(found.node, ast.Return) and found.node.value is not None}
+    return len(sides) > 1
 
 
 def _loads(body: list[ast.stmt]) -> bool:
