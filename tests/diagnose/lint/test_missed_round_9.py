@@ -423,6 +423,35 @@ def main(net, path, helper):
         torch.save(net, path)  #> prepared-by-all save-on-all-ranks
 main(None, None, None)
 """,
+    "collectives of libraries": HEAD + """
+import ignite.distributed as idist
+import torch_xla.core.xla_model as xm
+from detectron2.utils import comm
+from mmengine.dist import barrier, is_main_process
+
+def main(x):
+    if idist.get_rank() == 0:
+        idist.all_reduce(x)  #> collective-in-rank-branch
+    if xm.is_master_ordinal():
+        xm.rendezvous("here")  #> collective-in-rank-branch
+    if comm.is_main_process():
+        comm.synchronize()  #> collective-in-rank-branch
+        print(comm.get_rank())
+    if is_main_process():
+        barrier()  #> collective-in-rank-branch
+""",
+    "a checkpoint that a helper loads on one rank": HEAD + """
+def load(model, path, rank):
+    if rank == 0:
+        state = torch.load(path, map_location="cpu")
+        model.load_state_dict(state["model"])  #> load-on-one-rank
+        return state["epoch"]
+    return 0
+
+def main(net, path, rank):
+    model = DDP(net, device_ids=[rank])
+    return model, load(model, path, rank)
+""",
     "parameters averaged every few steps": HEAD + """
 def average(net):
     for p in net.parameters():

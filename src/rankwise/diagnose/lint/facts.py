@@ -61,6 +61,14 @@ _HOROVOD = (
     "allreduce allreduce_ allgather broadcast broadcast_ broadcast_parameters broadcast_optimizer_state "
     "broadcast_object allgather_object barrier"
 ).split()
+_USUAL = ("barrier", "all_reduce", "all_gather", "broadcast", "all_gather_object", "broadcast_object_list")
+_FUNCTIONS = {
+    "ignite.distributed": _USUAL,
+    "mmengine.dist": (*_USUAL, "gather", "gather_object", "reduce", "all_reduce_dict", "sync_random_seed"),
+    "detectron2.utils.comm": ("synchronize", "gather", "all_gather", "reduce_dict", "shared_random_seed"),
+    "torch_xla.core.xla_model": ("rendezvous", "all_reduce", "all_gather", "mesh_reduce"),
+    "deepspeed.comm": _USUAL,
+}
 _OBJECTS = {
     "accelerate.Accelerator": ("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"),
     "deepspeed.initialize": ("save_checkpoint", "load_checkpoint"),
@@ -210,6 +218,9 @@ def collectives(module: Module) -> list[Call]:
 def _of_libraries(module: Module) -> list[Call]:
     """Return the calls that every rank must make of Horovod, DeepSpeed's engine, and Accelerate's accelerator."""
     listed = [call for name in _HOROVOD for call in module.named(f"horovod.torch.{name}")]
+    for package, methods in _FUNCTIONS.items():
+        if module.imports.uses(package.partition(".")[0]):
+            listed += module.named(*(f"{package}.{method}" for method in methods))
     for maker, methods in _OBJECTS.items():
         stmts = [call.place.stmt for call in module.named(maker)]
         targets = [target for stmt in stmts if isinstance(stmt, ast.Assign) for target in stmt.targets]
