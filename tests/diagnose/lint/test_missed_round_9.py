@@ -55,7 +55,7 @@ def speak(x):
         return
     dist.barrier()  #> collective-in-rank-branch
 """,
-    "a tuple from a helper": HEAD + """
+    "a tuple from a function": HEAD + """
 def start():
     dist.init_process_group("nccl")
     number = int(os.environ["RANK"])
@@ -221,7 +221,7 @@ def agreed(net, batches, optimizer, bad):
         model(x).mean().backward()
         optimizer.step()
 """,
-    "loaders out of a helper": HEAD + """
+    "loaders out of a function": HEAD + """
 def loaders(data, held_out):
     first = DataLoader(data, batch_size=8, shuffle=True)  #> missing-sampler
     return first, DataLoader(held_out, batch_size=8)
@@ -367,7 +367,7 @@ def main(net, data, args):
     first = DataLoader(data, batch_size=args.batch, sampler=sampler)  #> global-batch-per-rank
     return model, first, DataLoader(data, batch_size=args.own, sampler=sampler)
 """,
-    "a mean by a helper, before backward": HEAD + """
+    "a mean by a function, before backward": HEAD + """
 def mean_of(value):
     dist.all_reduce(value)
     value /= dist.get_world_size()
@@ -414,9 +414,9 @@ def shared(net, data, optimizer, rank, world):
         optimizer.step()
 """,
     "a context in which the main rank goes first": HEAD + """
-def main(net, path, helper):
+def main(net, path, turns):
     dist.init_process_group("nccl")
-    with helper.main_process_first():
+    with turns.main_process_first():
         if not os.path.exists(path):
             torch.save(net, path)
     if not os.path.exists(path):
@@ -440,7 +440,7 @@ def main(x):
     if is_main_process():
         barrier()  #> collective-in-rank-branch
 """,
-    "a checkpoint that a helper loads on one rank": HEAD + """
+    "a checkpoint that a function loads on one rank": HEAD + """
 def load(model, path, rank):
     if rank == 0:
         state = torch.load(path, map_location="cpu")

@@ -111,7 +111,7 @@ def step(model, x, optimizer):
     ignore="the reduced number is only printed, after backward.",
 )  # fmt: skip
 def reduction_in_graph(module: Module) -> Iterator[Hit]:
-    """all_reduce(loss) of a name on which backward is called further down, here or where a helper is called."""
+    """all_reduce(loss) of a name on which backward is called further down, here or where its function is called."""
     for call in module.methods("all_reduce", "reduce", "allreduce_"):
         given = call.argument("tensor", 0)
         # those of torch.distributed.nn give a new tensor, which autograd follows
