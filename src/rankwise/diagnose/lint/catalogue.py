@@ -8,10 +8,15 @@ from rankwise.diagnose.lint.rules import (
     checkpoints,
     collectives,
     data,
+    drawn,
+    evaluation,
     launch,
+    library_steps,
     model,
+    nodes,
     own,
     rank_tests,
+    reductions,
     shares,
     step,
     wrap,
@@ -21,7 +26,7 @@ __all__ = ["RULES"]
 
 # Importing a family has made its rules.
 _FAMILIES = (
-    *(after_wrap, batch, checkpoints, collectives, data, launch, model, own, rank_tests, shares, step, suppression),
-    wrap,
+    *(after_wrap, batch, checkpoints, collectives, data, drawn, evaluation, launch, library_steps, model, nodes, own),
+    *(rank_tests, reductions, shares, step, suppression, wrap),
 )
 RULES = registered()

@@ -10,9 +10,10 @@ from rankwise.diagnose.lint.guards import Side
 from rankwise.diagnose.lint.module import Branch, Call, Module, Place, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit
-from rankwise.diagnose.lint.wrapped import WRAPPERS, wraps
+from rankwise.diagnose.lint.wrapped import WRAPPERS, known_wraps, sees, wraps
 
 __all__ = [
+    "FABRICS",
     "LOADER",
     "RANKS",
     "SAMPLER",
@@ -30,10 +31,12 @@ __all__ = [
     "is_distributed",
     "is_fixed",
     "is_handed_over",
+    "is_in_turn",
     "loops_around",
     "loops_that_train",
     "names_in",
     "objects_over_nccl",
+    "sees_one_gpu",
     "spawns",
     "training_loops",
     "uses_cuda",
@@ -42,22 +45,37 @@ __all__ = [
 
 SAMPLER = "torch.utils.data.distributed.DistributedSampler"
 LOADER = "torch.utils.data.DataLoader"
+FABRICS = ("lightning.Fabric", "lightning.fabric.Fabric", "lightning_fabric.Fabric")
 RANKS = {"main": "the main rank", "other": "ranks other than the main one"}
 _COLLECTIVES = frozenset(
     "all_reduce all_gather all_gather_object all_gather_into_tensor all_gather_coalesced all_reduce_coalesced barrier "
     "broadcast broadcast_object_list gather gather_object monitored_barrier new_group reduce reduce_scatter "
     "reduce_scatter_tensor scatter scatter_object_list all_to_all all_to_all_single "
     "fsdp.FullyShardedDataParallel.state_dict_type fsdp.FullyShardedDataParallel.optim_state_dict "
-    "fsdp.FullyShardedDataParallel.summon_full_params".split()
+    "fsdp.FullyShardedDataParallel.summon_full_params checkpoint.save checkpoint.load checkpoint.save_state_dict "
+    "checkpoint.state_dict.get_state_dict checkpoint.state_dict.get_model_state_dict "
+    "checkpoint.state_dict.get_optimizer_state_dict checkpoint.state_dict.set_model_state_dict".split()
 )
 _OF_OBJECTS = tuple(f"torch.distributed.{name}" for name in sorted(_COLLECTIVES) if "_object" in name)
 _HOROVOD = (
     "allreduce allreduce_ allgather broadcast broadcast_ broadcast_parameters broadcast_optimizer_state "
     "broadcast_object allgather_object barrier"
 ).split()
+_USUAL = ("barrier", "all_reduce", "all_gather", "broadcast", "all_gather_object", "broadcast_object_list")
+_FUNCTIONS = {
+    "ignite.distributed": _USUAL,
+    "mmengine.dist": (*_USUAL, "gather", "gather_object", "reduce", "all_reduce_dict", "sync_random_seed"),
+    "detectron2.utils.comm": ("synchronize", "gather", "all_gather", "reduce_dict", "shared_random_seed"),
+    "torch_xla.core.xla_model": ("rendezvous", "all_reduce", "all_gather", "mesh_reduce"),
+    "deepspeed.comm": _USUAL,
+}
 _OBJECTS = {
     "accelerate.Accelerator": ("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"),
     "deepspeed.initialize": ("save_checkpoint", "load_checkpoint"),
+    **dict.fromkeys(
+        FABRICS,
+        ("barrier", "all_reduce", "all_gather", "broadcast"),
+    ),
 }
 _GROUP_AT = {"barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2, "reduce": 3, "new_group": 0}
 _FRAMEWORKS = (
@@ -65,6 +83,7 @@ _FRAMEWORKS = (
     "ignite", "catalyst", "mmengine", "mmcv", "mmcv.runner", "torch_xla", "fastai", "megatron", "bagua",
     "smdistributed",
 )  # fmt: skip
+_TURNS = re.compile(r"first|rank_?zero|(main|master)_?(process|rank)?_|lock|one_at_a_time", re.IGNORECASE)
 _NO_TRAINING = re.compile(r"eval|valid|test|infer|predict|sample|generate|bench|visuali", re.IGNORECASE)
 
 
@@ -106,6 +125,12 @@ def is_handed_over(module: Module, scope: Scope) -> bool:
     starters = module.methods("spawn", "start_processes", "Process", "launch", "notebook_launcher", "elastic_launch")
     parts = [part for call in starters for part in (*call.node.args, *(word.value for word in call.node.keywords))]
     return any(isinstance(part, ast.Name) and part.id == scope.name for part in parts)
+
+
+def is_in_turn(place: Place) -> bool:
+    """Whether a place lies in a context that lets the main rank go first, or one rank at a time."""
+    texts = (ast.unparse(item.context_expr) for with_ in place.withs for item in with_.items)
+    return any(_TURNS.search(text) for text in texts)
 
 
 def is_before_ranks(module: Module, scope: Scope) -> bool:
@@ -167,6 +192,14 @@ def uses_cuda(module: Module) -> bool:
     )
 
 
+def sees_one_gpu(module: Module) -> bool:
+    """Whether a script says that each process sees one GPU: in an assertion, or in the line that starts it."""
+    return (
+        re.search(r"device_count\(\)\s*==\s*1\b|gpus?-per-task[ =]1|--gpu-bind|virtual-local-rank", module.source)
+        is not None
+    )
+
+
 def collectives(module: Module) -> list[Call]:
     """Return the calls of torch.distributed that every rank of the default group must make."""
     found = module.cache.get("collectives")
@@ -185,6 +218,9 @@ def collectives(module: Module) -> list[Call]:
 def _of_libraries(module: Module) -> list[Call]:
     """Return the calls that every rank must make of Horovod, DeepSpeed's engine, and Accelerate's accelerator."""
     listed = [call for name in _HOROVOD for call in module.named(f"horovod.torch.{name}")]
+    for package, methods in _FUNCTIONS.items():
+        if module.imports.uses(package.partition(".")[0]):
+            listed += module.named(*(f"{package}.{method}" for method in methods))
     for maker, methods in _OBJECTS.items():
         stmts = [call.place.stmt for call in module.named(maker)]
         targets = [target for stmt in stmts if isinstance(stmt, ast.Assign) for target in stmt.targets]
@@ -194,6 +230,22 @@ def _of_libraries(module: Module) -> list[Call]:
         # of DDP the main rank alone may save its state; DeepSpeed and FSDP hold a part of it on each
         if re.search("deepspeed|fsdp", module.source, re.IGNORECASE) and "distributed_type" not in module.attributes:
             listed += [call for call in module.methods("save_state", "load_state") if call.base in made]
+    # FSDP gathers a state from all ranks; a context that says which kind of state counts for it
+    sharded = [wrap for wrap in known_wraps(module, sharded=True) if wrap.made.name not in WRAPPERS]
+    for call in module.methods("state_dict") if sharded else ():
+        typed = any("state_dict_type" in ast.unparse(item.context_expr) for w in call.place.withs for item in w.items)
+        if not typed and any(wrap.text == call.base and sees(module, wrap, call) for wrap in sharded):
+            listed.append(call)
+    # a DTensor is gathered from all ranks
+    listed += [call for call in module.methods("full_tensor") if not call.node.args]
+    if any(module.imports.uses(name) for name in ("lightning", "pytorch_lightning")):
+        methods = ("save_checkpoint", "fit", "validate", "test", "predict")
+        listed += [call for call in module.methods(*methods) if last(call.base) == "trainer"]
+    # each rank evaluates and predicts a share
+    if "transformers.Trainer" in module.by_name or "transformers.Seq2SeqTrainer" in module.by_name:
+        stmts = [call.place.stmt for call in module.methods("Trainer", "Seq2SeqTrainer")]
+        made = {text_of(target) for stmt in stmts if isinstance(stmt, ast.Assign) for target in stmt.targets}
+        listed += [call for call in module.methods("train", "evaluate", "predict") if call.base in made]
     return listed
 
 

@@ -18,16 +18,17 @@ LOCAL_RANK_NAMES = frozenset(
 )
 RANK_NAMES = LOCAL_RANK_NAMES | frozenset(
     "rank global_rank world_rank ddp_rank process_index rank_id proc_id procid process_rank dist_rank my_rank "
-    "get_rank get_local_rank get_global_rank get_world_rank process_id gpu_id globalrank "
+    "get_rank get_local_rank get_global_rank get_world_rank get_ordinal worker_rank process_id gpu_id globalrank "
     "data_parallel_rank get_data_parallel_rank dp_rank".split()
 )
 _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK"})
 _MAIN_NAME = re.compile(
     r"_*(is|am|on|check)?_*(i_)?(the_)?_*(local|global|world)?_*"
-    r"(main|master|chief|primary|rank_?(0|zero)|root|global_zero|zero_rank|first|lead(er)?)_*"
-    r"(process|proc|rank|worker|node|gpu|local|device)?_*"
+    r"(process_zero|main|master|chief|primary|rank_?(0|zero)|root|global_zero|zero_rank|first|lead(er)?)_*"
+    r"(process|proc|rank|worker|node|gpu|local|device|ordinal)?_*"
 )
 _BARE = frozenset("main root first primary lead leader master chief first_node root_node is_root is_first".split())
+_PLAIN_RANKS = frozenset("rank global_rank world_rank ddp_rank my_rank local_rank ddp_local_rank".split())
 _MODE_WORD = re.compile(r"dist|ddp|world|multi|rank|gpu|parallel|nproc|num_proc|fsdp|horovod|launcher", re.IGNORECASE)
 
 Lookup = Callable[[str], "ast.expr | None"]
@@ -45,8 +46,12 @@ def is_local_rank(node: ast.expr, lookup: Lookup) -> bool:
 
 def _rank_kind(node: ast.expr, lookup: Lookup, depth: int) -> str | None:
     """Return "local", "global" or None; an assignment of the variable counts more than its name."""
+    if isinstance(node, ast.NamedExpr):
+        return _rank_kind(node.value, lookup, depth) or _rank_kind(node.target, lookup, depth)
     if isinstance(node, ast.Call):
         name = last(text_of(node.func))
+        if name in {"getattr", "get"} and (key := _key(node, name)) is not None:
+            return _named_kind(key.lower())
         if name == "int" and len(node.args) == 1:
             return _rank_kind(node.args[0], lookup, depth)
         if name in {"get", "getenv"} and node.args and _variable(node.args[0]):
@@ -58,8 +63,8 @@ def _rank_kind(node: ast.expr, lookup: Lookup, depth: int) -> str | None:
     if isinstance(node, ast.Subscript):
         if text_of(node.value).endswith("environ"):
             return _variable(node.slice)
-        key = node.slice.value if isinstance(node.slice, ast.Constant) else None  # config["local_rank"]
-        return _named_kind(key.lower()) if isinstance(key, str) else None
+        item = node.slice.value if isinstance(node.slice, ast.Constant) else None  # config["local_rank"]
+        return _named_kind(item.lower()) if isinstance(item, str) else None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):  # rank % gpus_per_node
         return "local" if _rank_kind(node.left, lookup, depth) else None
     if isinstance(node, ast.IfExp):  # get_rank() if is_initialized() else 0
@@ -73,6 +78,14 @@ def _rank_kind(node: ast.expr, lookup: Lookup, depth: int) -> str | None:
                 return kind
         return _named_kind(last(text).lower())
     return None
+
+
+def _key(node: ast.Call, name: str) -> str | None:
+    """Return the name that ``getattr(args, "rank", 0)`` or ``config.get("rank")`` asks for, None for a variable."""
+    index = 1 if name == "getattr" else 0
+    part = node.args[index] if len(node.args) > index else None
+    found = part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else None
+    return None if found is None or found in _RANK_VARIABLES or "environ" in text_of(node.func) else found
 
 
 def _named_kind(name: str) -> str | None:
@@ -125,9 +138,16 @@ def side_of(test: ast.expr, lookup: Lookup, depth: int = 0) -> Side | None:
         return found.pop() if len(found) == 1 and all(is_mode_test(value) for value in rest) else None
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _compared(test, lookup)
+    if isinstance(test, ast.NamedExpr):
+        return side_of(test.value, lookup, depth + 1)
     if isinstance(test, ast.Call):
-        if is_main_word(last(text_of(test.func))):
+        name = last(text_of(test.func))
+        if is_main_word(name):
             return "main"
+        if name in {"getattr", "get"} and (key := _key(test, name)) is not None and is_main_word(key):
+            return "main"
+        if name in {"get_rank", "rank"} and is_rank(test, lookup):  # `if dist.get_rank():`
+            return "other"
         answer = None if test.args or test.keywords else lookup(text_of(test.func) + "()")
         return None if answer is None else side_of(answer, lookup, depth + 1)
     if isinstance(test, ast.IfExp):  # `rank == 0 if distributed else True`
@@ -137,6 +157,8 @@ def side_of(test: ast.expr, lookup: Lookup, depth: int = 0) -> Side | None:
         value = lookup(text)
         if value is not None and (side := side_of(value, lookup, depth + 1)):
             return side
+        if isinstance(test, ast.Name) and test.id in _PLAIN_RANKS and is_rank(test, lookup):  # `if rank:`
+            return "other"
         return "main" if is_main_word(last(text)) else None
     return None
 

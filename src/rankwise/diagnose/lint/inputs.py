@@ -23,6 +23,7 @@ __all__ = ["SourceFile", "find_files", "read_source", "source_from_text"]
 # Folders of tools, of environments and of what was built; hidden ones are left out, too.
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv", "env", "wandb", "mlruns", "_build"}
 _MAGIC = re.compile(r"^(\s*)(%{1,2}[A-Za-z].*|[!?].*|\S.*\?\s*)$")
+_WRITES_A_FILE = re.compile(r"\s*%%(?:writefile|file)\s+(?:-\w+\s+)*\S+\.py[ \t]*(?=\n)")
 _PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%px")
 
 
@@ -36,6 +37,7 @@ class SourceFile:
         launch: how its launch lines are read, None for Python.
         cells: of a notebook, the first line of each code cell and the cell's number, both from 1.
         encoding: to write it back.
+        written: the Python files that cells of a notebook write (``%%writefile train.py``), each a script of its own.
     """
 
     path: str
@@ -43,6 +45,7 @@ class SourceFile:
     launch: Kind | None = None
     cells: tuple[tuple[int, int], ...] = ()
     encoding: str = "utf-8"
+    written: tuple[SourceFile, ...] = ()
 
     @property
     def fixable(self) -> bool:
@@ -133,14 +136,20 @@ def _notebook(path: str, content: bytes) -> SourceFile:
         texts = [(number, cell) for number, cell in enumerate(cells, 1) if cell.get("cell_type") == "code"]
         lines: list[str] = []
         starts = []
+        written = []
         for number, cell in texts:
             source = cell.get("source", cell.get("input", ""))
             body = "".join(source) if isinstance(source, list) else source
             starts.append((len(lines) + 1, number))
+            if found := _WRITES_A_FILE.match(body):
+                # the magic's own line stays as an empty one, so that lines count as in the cell
+                text = body[found.start() :].partition("\n")[2]
+                blank = "\n" * (body.count("\n", 0, found.start()) + 1)
+                written.append(SourceFile(path, f"{blank}{text}\n", None, ((1, number),)))
             lines += _without_magics(body.split("\n"))
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"no notebook: {type(error).__name__}: {error}") from None
-    return SourceFile(path, "\n".join(lines) + "\n", None, tuple(starts))
+    return SourceFile(path, "\n".join(lines) + "\n", None, tuple(starts), written=tuple(written))
 
 
 def _without_magics(lines: list[str]) -> list[str]:

@@ -12,7 +12,9 @@ __all__ = ["Command", "LaunchFile", "LaunchPlace", "Setting", "kind_of", "read_l
 
 Kind = Literal["shell", "dockerfile", "yaml"]
 
-_WORD = re.compile(r"""(?:[^\s;&|<>"'\\()`]|\\.|"(?:[^"\\]|\\.)*"|'[^']*'|\$\([^)]*\))+|&&|\|\||[;&|()`]""", re.DOTALL)
+_WORD = re.compile(
+    r"""(?:\$\(\([^)]*\)\)|[^\s;&|<>"'\\()`]|\\.|"(?:[^"\\]|\\.)*"|'[^']*'|\$\([^)]*\))+|&&|\|\||[;&|()`]""", re.DOTALL
+)
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _YAML_NAME = re.compile(r"""^\s*(?:-\s+)?["']?name["']?\s*:\s*["']?([A-Z][A-Z0-9_]*)["']?\s*$""")
 _YAML_VALUE = re.compile(r"""^\s*["']?value["']?\s*:\s*(.+?)\s*$""")

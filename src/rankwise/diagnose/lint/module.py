@@ -90,11 +90,20 @@ class Scope:
 
 @dataclass(slots=True, eq=False)
 class Binding:
-    """``text = value``: a variable or an attribute is bound. The value is None where it is not one expression."""
+    """``text = value``: a variable or an attribute is bound. The value is None where it is not one expression.
+
+    `seen` is then what a function of this file gives for it: ``rank, size = setup()``.
+    """
 
     text: str
     value: ast.expr | None
     place: Place
+    seen: ast.expr | None = None
+
+    @property
+    def shown(self) -> ast.expr | None:
+        """The value, or what a function gives."""
+        return self.value if self.value is not None else self.seen
 
 
 @dataclass(slots=True, eq=False)
@@ -162,6 +171,12 @@ _BY_A_STAR = (
 )
 
 
+_OF_DISTRIBUTED = frozenset(
+    "init_process_group destroy_process_group get_rank get_world_size barrier all_reduce all_gather all_gather_object "
+    "broadcast broadcast_object_list reduce gather scatter new_group is_initialized monitored_barrier".split()
+)
+
+
 class Module:
     """One file and its tables. `rankwise.diagnose.lint.walk` fills them; calls are sorted by where they stand.
 
@@ -192,6 +207,7 @@ class Module:
         self.names: set[str] = set()
         self.find_function: Callable[[str], tuple[Module, Scope] | None] = lambda _: None
         self.cache: dict[str, object] = {}
+        self.partials: dict[str, list[ast.keyword]] = {}
         self._starts: list[int] | None = None
 
     def finish(self) -> None:
@@ -212,6 +228,8 @@ class Module:
             self.call_of[call.node] = call
             if any(word.arg is None for word in call.node.keywords):
                 self._spread(call)
+            if call.text in self.partials:
+                call.spread, call.is_spread = [*call.spread, *self.partials[call.text]], True
         self.by_name, self.by_method = dict(by_name), dict(by_method)
 
     def _guess_names(self) -> None:
@@ -221,6 +239,10 @@ class Module:
             for full in _BY_A_STAR:
                 if last(full) not in defined:
                     self.imports.bound.setdefault(last(full), full)
+        if "torch.distributed.*" in {name for name, _, _ in self.imports.nodes}:
+            bare = {call.text for call in self.calls} & _OF_DISTRIBUTED
+            for name in bare - {scope.name for scope in self.scopes}:
+                self.imports.bound.setdefault(name, f"torch.distributed.{name}")
         if "torch" not in self.imports.bound and any(call.text.startswith("torch.") for call in self.calls):
             self.imports.bound["torch"] = "torch"
         bound = self.imports.bound.get("dist", "")

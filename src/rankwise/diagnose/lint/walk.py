@@ -12,6 +12,7 @@ from rankwise.diagnose.lint.names import last, text_of
 __all__ = ["read_module"]
 
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_CHOICES = (ast.IfExp, ast.BoolOp)
 _SPAWN = re.compile(r"\b(?:spawn|start_processes)\(\s*(?:fn\s*=\s*)?(\w+)")
 _LOCAL_RANK = ast.Name("local_rank")
 _ONLY_MAIN = ("rank_zero", "rank0", "main_process_only", "on_main_process", "master_only", "main_only", "master_only")
@@ -47,11 +48,17 @@ class _Walker:
         }
         # what a helper answers: `def leads(): return dist.get_rank() == 0`
         classes = [part for node in module.tree.body if isinstance(node, ast.ClassDef) for part in node.body]
-        self.answers = {
-            node.name: node.body[-1].value
+        self.returning = {
+            node.name: node
             for node in (*module.tree.body, *classes)
             if isinstance(node, ast.FunctionDef) and isinstance(node.body[-1], ast.Return)
         }
+        self.properties = {
+            name
+            for name, node in self.returning.items()
+            if any("property" in text_of(each) for each in node.decorator_list)
+        }
+        self.answers = {name: _answer(node) for name, node in self.returning.items()}
 
     def lookup(self, text: str) -> ast.expr | None:
         """Return what a variable was last bound to, or what a function without arguments returns, as far as is seen."""
@@ -59,9 +66,14 @@ class _Walker:
             return self.answers.get(last(text[:-2]))
         found = self.module.binding(text, self.scope)
         if found is not None:
-            return found.value
+            return found.shown
         if text in self.numbers:
             return _LOCAL_RANK
+        if "." in text and last(text) in self.properties:
+            return self.answers.get(last(text))
+        if text.startswith("self.") and not any(each.owner for each in self.scope.chain()):
+            fields = self.module.fields.get(text)  # of an object whose method was asked
+            return fields[0].shown if fields else None
         return self.answers.get(text[5:]) if text.startswith("self.") else None
 
     def block(  # noqa: PLR0917
@@ -123,8 +135,7 @@ class _Walker:
                 self.block(body, place.scope, place.loops, place.branches, place.withs, tries)
         elif isinstance(stmt, ast.Match):
             self.scan(stmt.subject, place)
-            for case in stmt.cases:
-                self.block(case.body, *inside)
+            self.cases(stmt, place)
         else:
             self.simple(stmt, place)
 
@@ -153,6 +164,19 @@ class _Walker:
         elif _ends(stmt.body) and not isinstance(stmt.body[-1], ast.Raise):
             return (*place.branches, other)
         return place.branches
+
+    def cases(self, stmt: ast.Match, place: Place) -> None:
+        """Read a ``match``: ``case 0`` of a rank is a test of it, and ``case _`` behind that is its other side."""
+        away: Side | None = None
+        for case in stmt.cases:
+            test: ast.expr = stmt.subject
+            side = away
+            if isinstance(case.pattern, ast.MatchValue):
+                test = ast.copy_location(ast.Compare(stmt.subject, [ast.Eq()], [case.pattern.value]), stmt.subject)
+                side = side_of(test, self.lookup)
+                away = away or _away(test, side)
+            branches = place.branches if side is None else (*place.branches, Branch(test, True, side, stmt))
+            self.block(case.body, place.scope, place.loops, branches, place.withs, place.tries)
 
     def function(self, stmt: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
         """Read a function; a decorator may keep it to the main rank."""
@@ -186,8 +210,11 @@ class _Walker:
         if isinstance(target, ast.Tuple | ast.List):
             parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
             same = len(parts) == len(target.elts)
+            given = [] if same or value is None else self.given(value)
             for index, part in enumerate(target.elts):
                 self.bind(part, parts[index] if same else None, place)
+                if len(given) == len(target.elts) and isinstance(part, ast.Name | ast.Attribute):
+                    place.scope.bindings[text_of(part)][-1].seen = given[index]
             return
         if isinstance(target, ast.Subscript):
             self.scan(target, place)
@@ -200,11 +227,55 @@ class _Walker:
         self.module.bindings.append(found)
         if "." in text:
             self.module.fields.setdefault(text, []).append(found)
+        if isinstance(value, ast.Call) and isinstance(target, ast.Name):
+            self.alias(target.id, value)
         # an alias at the top of the file is as good as an import
         if place.scope.parent is None and isinstance(value, ast.Attribute) and isinstance(target, ast.Name):
             name = self.module.imports.resolve(text_of(value))
             if name is not None and text not in self.module.imports.bound:
                 self.module.imports.bind(text, name)
+
+    def alias(self, text: str, value: ast.Call) -> None:
+        """Note ``Loader = partial(DataLoader, num_workers=4)``: a name for a call that has some of its arguments."""
+        if last(text_of(value.func)) == "partial" and len(value.args) == 1:
+            name = self.module.imports.resolve(text_of(value.args[0]))
+            if name is not None and name.startswith("torch.") and text not in self.module.imports.bound:
+                self.module.imports.bind(text, name)
+                self.module.partials[text] = value.keywords
+
+    def given(self, value: ast.expr) -> list[ast.expr | None]:
+        """Return what a tuple of targets gets from a function of this file, or from variables of the environment."""
+        if isinstance(value, ast.Call) and last(text_of(value.func)) in self.returning:
+            node = self.returning[last(text_of(value.func))]
+            end = node.body[-1]
+            parts = end.value.elts if isinstance(end, ast.Return) and isinstance(end.value, ast.Tuple) else []
+            return [_own_value(node, part) for part in parts]
+        if isinstance(value, ast.GeneratorExp | ast.ListComp) and "environ" in ast.unparse(value.elt):
+            listed = value.generators[0].iter
+            names = listed.elts if isinstance(listed, ast.Tuple | ast.List) else []
+            return [ast.parse(f"int(os.environ[{ast.unparse(name)}])", mode="eval").body for name in names]
+        return []
+
+    def choice(self, node: ast.IfExp | ast.BoolOp, place: Place) -> bool:
+        """Read ``save() if rank == 0 else None`` and ``rank == 0 and save()``; False where no rank decides."""
+        test = node.test if isinstance(node, ast.IfExp) else node.values[0]
+        side = side_of(test, self.lookup)
+        if side is None:
+            return False
+        away = _away(test, side)
+        self.scan(test, place)
+        if isinstance(node, ast.IfExp):
+            parts = [(node.body, True, side), (node.orelse, False, away)]
+        else:
+            taken = isinstance(node.op, ast.And)
+            parts = [(part, taken, side if taken else away) for part in node.values[1:]]
+        for part, taken, of in parts:
+            branches = (*place.branches, Branch(test, taken, of, place.stmt))
+            inside = Place(
+                place.stmt, place.block, place.index, place.scope, place.loops, branches, place.withs, place.tries
+            )
+            self.scan(part, inside)
+        return True
 
     def scan(self, root: ast.expr, place: Place) -> None:
         """Find the calls, subscripts and strings of an expression."""
@@ -228,7 +299,11 @@ class _Walker:
                     stack.append(func)
                 stack.extend(node.args)  # type: ignore[attr-defined]
                 stack.extend(word.value for word in node.keywords)  # type: ignore[attr-defined]
+            elif kind in _CHOICES and self.choice(node, place):  # type: ignore[arg-type]
+                continue
             else:
+                if kind is ast.NamedExpr:
+                    self.bind(node.target, node.value, place)  # type: ignore[attr-defined]
                 if kind is ast.Subscript:
                     base = node.value  # type: ignore[attr-defined]
                     if (type(base) is ast.Attribute and base.attr == "environ") or (
@@ -241,6 +316,25 @@ class _Walker:
                         stack.extend(part for part in value if isinstance(part, ast.AST))
                     elif isinstance(value, ast.AST):
                         stack.append(value)
+
+
+def _answer(node: ast.FunctionDef) -> ast.expr | None:
+    """Return what a function returns at its end, a variable of its own by its value."""
+    end = node.body[-1]
+    assert isinstance(end, ast.Return)
+    return None if end.value is None else _own_value(node, end.value)
+
+
+def _own_value(node: ast.FunctionDef, part: ast.expr) -> ast.expr:
+    """Return the value of a variable that a function binds itself; of several the first that is no constant."""
+    if not isinstance(part, ast.Name):
+        return part
+    found = [
+        each.value
+        for each in ast.walk(node)
+        if isinstance(each, ast.Assign) and any(isinstance(t, ast.Name) and t.id == part.id for t in each.targets)
+    ]
+    return next((value for value in found if not isinstance(value, ast.Constant)), part)
 
 
 def _ends(body: list[ast.stmt]) -> bool:

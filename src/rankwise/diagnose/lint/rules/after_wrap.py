@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rankwise.diagnose.lint.facts import has_framework, is_const, names_in, training_loops
-from rankwise.diagnose.lint.module import Call, Module, Place, position
+from rankwise.diagnose.lint.module import Call, Module, Place, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 from rankwise.diagnose.lint.wrapped import DEVICE_MOVES, Wrap, is_rebound, known_wraps, sees, wraps
@@ -22,8 +22,9 @@ _NOT_TRAINING = re.compile(r"eval|valid|test|infer|predict|sample|generate|visua
 
 def _behind(wrap: Wrap) -> Iterator[Call]:
     """Yield the calls behind a wrap in its function that a branch of the same `if` does not exclude."""
+    inside = set(ast.walk(wrap.made.node))  # what makes the argument runs before the wrap
     for call in wrap.place.scope.calls:
-        behind = position(call.node) > position(wrap.call.node)
+        behind = position(call.node) > position(wrap.call.node) and call.node not in inside
         if behind and not _excluded(call.place, wrap.place) and not is_rebound(wrap, call):
             yield call
 
@@ -235,8 +236,24 @@ def module_forward(module: Module) -> Iterator[Hit]:
         body = None if name is None else _body_of_step(module, call)
         if name is None or body is None:
             continue
-        # with a forward pass of the wrapped model in the same step, DDP is prepared
-        prepared = any(found.text == name and found.node in body.calls for found in module.methods(last(name)))
+        # with a forward pass of the wrapped model in the same step, before backward, DDP is prepared
+        back = next(
+            (
+                each
+                for each in module.methods("backward")
+                if each.node in body.calls and position(each.node) > position(call.node)
+            ),
+            None,
+        )
+        prepared = any(
+            found.text == name
+            and found.node in body.calls
+            and (
+                back is None or position(found.node) < position(back.node) or position(found.node) < position(call.node)
+            )
+            and not (found.place.branches[len(call.place.branches) :] and position(found.node) > position(call.node))
+            for found in module.methods(last(name))
+        )
         quiet = any(
             re.search("no_grad|inference", ast.unparse(item.context_expr)) for w in call.place.withs for item in w.items
         )
@@ -326,17 +343,45 @@ def requires_grad_after_wrap(module: Module) -> Iterator[Hit]:
             continue
         for binding in (found for listed in wrap.place.scope.bindings.values() for found in listed):
             loops = binding.place.loops
-            if not binding.text.endswith(".requires_grad") or len(loops) != 1 or not isinstance(loops[0], ast.For):
+            if not binding.text.endswith(".requires_grad") or not loops or not isinstance(loops[-1], ast.For):
                 continue
-            used = {text_of(part) for part in ast.walk(loops[0].iter) if isinstance(part, ast.Name | ast.Attribute)}
-            behind = position(loops[0]) > position(wrap.place.stmt) and not _excluded(binding.place, wrap.place)
+            if _in_a_step(module, loops):
+                continue
+            used = {text_of(part) for part in ast.walk(loops[-1].iter) if isinstance(part, ast.Name | ast.Attribute)}
+            behind = position(loops[-1]) > position(wrap.place.stmt) and not _excluded(binding.place, wrap.place)
             if used & {wrap.text, f"{wrap.text}.module"} and behind:
                 yield Hit(binding.place.stmt, {"name": wrap.text})
         for call in _behind(wrap):
-            if (
-                call.method == "requires_grad_"
-                and not call.place.loops
-                and call.base.startswith((f"{wrap.text}.", wrap.text))
-                and call.node.args
-            ):
+            given = [text_of(part) for part in call.node.args]
+            target = module.local_function(call) if any(text.partition(".")[0] == wrap.text for text in given) else None
+            if target is not None and _freezes(target) and not _in_a_step(module, call.place.loops):
                 yield Hit(call.node, {"name": wrap.text})
+            if call.method != "requires_grad_" or _in_a_step(module, call.place.loops):
+                continue
+            loop = call.place.loops[-1] if call.place.loops else None
+            over = (
+                {text_of(part) for part in ast.walk(loop.iter) if isinstance(part, ast.expr)}
+                if isinstance(loop, ast.For)
+                else set()
+            )
+            counted = (
+                isinstance(loop, ast.For)
+                and call.base in names_in(loop.target)
+                and over & {wrap.text, f"{wrap.text}.module"}
+            )
+            straight = call.base.partition(".")[0] == wrap.text or call.base.startswith(f"{wrap.text}.")
+            if counted or (straight and call.node.args):
+                yield Hit(call.node, {"name": wrap.text})
+
+
+def _freezes(scope: Scope) -> bool:
+    """Whether a function sets requires_grad of the parameters that it gets."""
+    walked = [ast.unparse(loop.iter) for loop in ast.walk(scope.node) if isinstance(loop, ast.For)]
+    sets = any(text.endswith(".requires_grad") for text in scope.bindings)
+    sets = sets or any(call.method == "requires_grad_" for call in scope.calls)
+    return sets and any(f"{name}." in text and "parameters" in text for text in walked for name in scope.params)
+
+
+def _in_a_step(module: Module, loops: tuple[ast.stmt, ...]) -> bool:
+    """Whether a place lies in a loop with a backward pass: two models in turn are frozen and thawed there on purpose."""
+    return bool(set(loops) & training_loops(module))

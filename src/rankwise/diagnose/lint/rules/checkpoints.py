@@ -7,15 +7,18 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import (
+    FABRICS,
     effective_side,
     has_framework,
     is_before_ranks,
     is_handed_over,
+    is_in_turn,
     names_in,
     uses_cuda,
 )
-from rankwise.diagnose.lint.module import Call, Module, position
+from rankwise.diagnose.lint.module import Call, Exit, Module, position
 from rankwise.diagnose.lint.names import text_of
+from rankwise.diagnose.lint.ranked import runs_on_several
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 from rankwise.diagnose.lint.wrapped import known_wraps, sees, wraps
 
@@ -38,6 +41,8 @@ def _other_side_elsewhere(module: Module, call: Call) -> bool:
         return False
     if re.search("master|main_|rank|zero", scope.name, re.IGNORECASE):
         return True
+    if scope.owner is not None and scope.name.startswith("on_"):  # a hook that Lightning calls on every rank
+        return False
     callers = module.callers(scope)
     if scope.owner is not None:
         callers = callers or [found for found in module.methods(scope.name) if found.base]
@@ -84,12 +89,19 @@ def main(net, path):
 )  # fmt: skip
 def save_on_all_ranks(module: Module) -> Iterator[Hit]:
     """torch.save in a file that starts ranks or wraps a model, under no test of the rank."""
-    if not _starts(module) or (has_framework(module) and not wraps(module)):
+    library = _accelerated(module) or runs_on_several(module)
+    if not library and (not _starts(module) or (has_framework(module) and not wraps(module))):
         return
-    for call in module.named("torch.save"):
+    for call in (*module.named("torch.save"), *_other_saves(module)):
         place = call.place
-        target = call.argument("f", 1)
-        if place.side or effective_side(module, place) or target is None or _other_side_elsewhere(module, call):
+        target = call.argument("f", 1) if call.name == "torch.save" else _target(call)
+        if (
+            place.side
+            or is_in_turn(place)
+            or effective_side(module, place)
+            or target is None
+            or _other_side_elsewhere(module, call)
+        ):
             continue
         scope = next((found for found in place.scope.chain() if found.is_function), None)
         guarded = scope is not None and any(found.place.side == "main" for found in module.callers(scope))
@@ -104,6 +116,26 @@ def save_on_all_ranks(module: Module) -> Iterator[Hit]:
         )
         if not guarded and not own and not (flagged and _hidden_test(module, call)):
             yield Hit(call.node.func)
+
+
+def _other_saves(module: Module) -> Iterator[Call]:
+    """Yield what else writes a model: save_pretrained of one, unless it is told who is the main rank, and safetensors."""
+    if re.search("fsdp|fully_?shard", module.source, re.IGNORECASE):  # all ranks hold a part, and join
+        return
+    yield from module.named("safetensors.torch.save_file", "safetensors.torch.save_model")
+    for call in module.methods("save_pretrained"):
+        model = re.search(r"model|net\b|unet|adapter", call.base, re.IGNORECASE)
+        if model and not call.keyword("is_main_process") and not call.keyword("save_function") and not call.is_open:
+            yield call
+
+
+def _target(call: Call) -> ast.expr | None:
+    return call.argument("save_directory", 0) if call.method == "save_pretrained" else call.argument("filename", 1)
+
+
+def _accelerated(module: Module) -> bool:
+    """Whether Accelerate or Fabric runs the script on several ranks: all that is not guarded runs on each of them."""
+    return any(name in module.by_name for name in ("accelerate.Accelerator", *FABRICS))
 
 
 def _hidden_test(module: Module, call: Call) -> bool:
@@ -182,15 +214,17 @@ def save(net, path):
 def save_wrapped_state(module: Module) -> Iterator[Hit]:
     """model.state_dict() that torch.save gets, also by way of a variable, where nothing in the file loads or renames it."""
     known = known_wraps(module)
+    accelerated = "accelerate.Accelerator" in module.by_name
     renamed = any(isinstance(node.value, str) and node.value.startswith("module.") for node, _ in module.strings)
-    if not known or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
+    if not (known or accelerated) or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
         return
-    saves = {part: path for one, path in _all_saved(module) for part in ast.walk(one)}
+    saves: dict[ast.AST, str] = {part: path for one, path in _all_saved(module) for part in ast.walk(one)}
     loaded: set[tuple[object, str]] = set()
     for call in module.methods("load_state_dict"):
         made = {wrap.made for wrap in known if wrap.text == call.base and sees(module, wrap, call)}
         path = _loaded_path(module, call)
         loaded |= {(each, path if path in saves.values() else "") for each in made}
+    yield from _prepared_states(module, saves)
     for call in module.methods("state_dict"):
         wrap = next((each for each in known if each.text == call.base and sees(module, each, call)), None)
         # `if isinstance(net, DDP): net = net.module` makes it another
@@ -204,6 +238,20 @@ def save_wrapped_state(module: Module) -> Iterator[Hit]:
             end = module.span(call.node.func)[1] - len(".state_dict")
             fix = Fix(f"{call.base}.module.state_dict()", (Edit(end, end, ".module"),), safe=False)
             yield Hit(call.node.func, {"name": call.base}, None if _conditional(wrap.made, call) else fix)
+
+
+def _prepared_states(module: Module, saves: dict[ast.AST, str]) -> Iterator[Hit]:
+    """Yield the states of what Accelerate's prepare() gave back, saved without unwrap_model."""
+    if "accelerate.Accelerator" not in module.by_name or module.has_call("load_state_dict"):
+        return
+    made = [call.place.stmt for call in module.methods("prepare") if isinstance(call.place.stmt, ast.Assign)]
+    texts = {text_of(part) for stmt in made for target in stmt.targets for part in getattr(target, "elts", [target])}
+    for call in module.methods("state_dict"):
+        model = re.search(r"model|net|encoder|decoder|unet|generator|critic", call.base, re.IGNORECASE)
+        own = [found.value for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None]
+        unwrapped = any("unwrap" in text_of(value) or text_of(value).endswith(".module") for value in own)
+        if call.base in texts and model and not unwrapped and call.node in saves:
+            yield Hit(call.node.func, {"name": call.base})
 
 
 def _path_text(call: Call) -> str:
@@ -329,10 +377,17 @@ def load_on_one_rank(module: Module) -> Iterator[Hit]:
         )
         branch = next(found for found in call.place.branches if found.side)
         both = isinstance(branch.node, ast.If) and _loads(branch.node.body) and _loads(branch.node.orelse)
-        exits = any(found.place.scope is call.place.scope and found.place.side == side for found in module.exits)
+        own = [found for found in module.exits if found.place.scope is call.place.scope]
+        exits = any(found.place.side == side for found in own) and not _gives_on_both(own)
         if not both and not exits and (late or (wraps(module) and re.search(r"optim|sched", call.base.lower()))):
             ranks = "the main rank" if side == "main" else "ranks other than the main one"
             yield Hit(call.node, {"name": call.base, "ranks": ranks})
+
+
+def _gives_on_both(exits: list[Exit]) -> bool:
+    """Whether a function gives its callers a value on the main rank and another one elsewhere: all go on with it."""
+    sides = {found.place.side for found in exits if isinstance(found.node, ast.Return) and found.node.value is not None}
+    return len(sides) > 1
 
 
 def _loads(body: list[ast.stmt]) -> bool:

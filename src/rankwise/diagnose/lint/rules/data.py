@@ -18,6 +18,7 @@ from rankwise.diagnose.lint.facts import (
     names_in,
     without_keyword,
 )
+from rankwise.diagnose.lint.handed import names_behind, names_of
 from rankwise.diagnose.lint.module import Binding, Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
@@ -35,15 +36,17 @@ _SHARDING_CALLS = ("split_dataset_by_node", "shard", "split_by_node", "skip")
 
 def _trained_loaders(module: Module) -> Iterator[tuple[Call, ast.stmt]]:
     """Yield the calls of DataLoader whose result a training loop of the same file iterates."""
-    loops = [(loop, _gone_through(module, loop)) for loop in loops_that_train(module)]
+    around = loops_around(module)
+    loops = [
+        (loop, names_behind(module, _gone_through(module, loop), around[loop][0]))
+        for loop in loops_that_train(module)
+        if loop in around
+    ]
     for call in module.named(LOADER):
-        stmt = call.place.stmt
-        if not isinstance(stmt, ast.Assign | ast.AnnAssign):
-            continue
-        targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
-        names = {last(text_of(target)) for target in targets}
+        names = names_of(module, call)
         handed = [loop for loop in _training_fors(module) if _handed_over(module, loop, names)]
-        for loop in (*(loop for loop, used in loops if names & used), *handed):
+        straight = [loop for loop, _ in loops if isinstance(loop, ast.For) and call.node in ast.walk(loop.iter)]
+        for loop in (*straight, *(loop for loop, used in loops if names & used), *handed):
             yield call, loop
             break
 
@@ -128,13 +131,15 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
     """A training loader without any sampler in a file that wraps a model, or gives a library the model only."""
     if not _wraps_only(module) or module.has_call(*_SHARDING_CALLS):
         return
-    if any("Sampler" in name and name not in _FOR_ALL for name in (*module.by_method, *module.imports.bound)):
-        return
+    # where there is a sampler, it may be another loader's; a name that is imported and never called shares nothing
+    sampled = any("Sampler" in name and name not in _FOR_ALL for name in module.by_method)
     handed = {name for call in module.methods(*_SHARDERS) for name in names_in(call.node)}
     for call, loop in _trained_loaders(module):
-        stmt = call.place.stmt
-        targets = stmt.targets if isinstance(stmt, ast.Assign) else ()
-        if handed & {last(text_of(target)) for target in targets} or handed & names_in(getattr(loop, "iter", None)):
+        names = names_of(module, call)
+        if handed & names or handed & names_in(getattr(loop, "iter", None)):
+            continue
+        shuffled = call.keyword("shuffle")
+        if sampled and not (shuffled is not None and is_const(shuffled.value, True) and _is_only(module, call, names)):
             continue
         sampler = module.value(call.argument("sampler", 3), call.place.scope)
         shares = sampler is not None and not (isinstance(sampler, ast.Call) and last(text_of(sampler.func)) in _FOR_ALL)
@@ -144,13 +149,28 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
             continue
         data = call.argument("dataset", 0)
         made = module.value(data, call.place.scope)
-        if isinstance(made, ast.Call) and (_SHARDS.search(module.text(made)) or "Iterable" in text_of(made.func)):
+        if isinstance(made, ast.Call) and (_SHARDS.search(module.text(made)) or _is_stream(module, made)):
             continue
         if any(_SHARDS.search(name) for name in names_in(data)):
             continue
-        shuffled = call.keyword("shuffle")
-        if shuffled is None or isinstance(shuffled.value, ast.Constant):
+        if shuffled is None or not any(_MODES.search(name) for name in names_in(shuffled.value)):
             yield Hit(call.node.func)
+
+
+def _is_stream(module: Module, made: ast.Call) -> bool:
+    """Whether a data set is a stream, which takes no sampler: `iterable-unsharded` looks at those of this file."""
+    owner = module.top.functions.get(text_of(made.func))
+    bases = owner.node.bases if owner is not None and isinstance(owner.node, ast.ClassDef) else ()
+    return any("Iterable" in text_of(part) for part in (made.func, *bases))
+
+
+_MODES = re.compile(r"dist|ddp|sampler|world|rank|gpu|multi|parallel", re.IGNORECASE)
+
+
+def _is_only(module: Module, call: Call, names: set[str]) -> bool:
+    """Whether a loader stands in no branch, and no other one, which may have a sampler, goes by its names."""
+    others = [found for found in module.named(LOADER) if found is not call and names_of(module, found) & names]
+    return not call.place.branches and not others and not any(_HELD_OUT.search(name) for name in names)
 
 
 @rule(
@@ -267,6 +287,8 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
             yield Hit(call.node)
     told = module.has_call("set_epoch") or "set_epoch" in module.attributes
     told = told or any(found.text.endswith("sampler.epoch") for found in module.bindings)
+    others = _told_others(module)
+    told = told and not others
     if told or SAMPLER not in module.by_name or _sets_epochs(module) or _set_epoch_elsewhere(module):
         return
     loops = [loop for loop in _epoch_loops(module) if not _runs_once(loop)]
@@ -274,10 +296,19 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
         return
     for call, bound in _samplers(module):
         name = "" if bound is None else last(bound.text)
+        if others and name in {"", *others}:
+            continue
         data = call.argument("dataset", 0)
         if _HELD_OUT.search(name) or (data is not None and _HELD_OUT.search(ast.unparse(data))):
             continue
         yield Hit(call.node.func, {}, _set_epoch_fix(module, bound, loops))
+
+
+def _told_others(module: Module) -> set[str]:
+    """Return the samplers that are told the epoch, where each is one of this file, by its own name."""
+    told = {call.base for call in module.methods("set_epoch")}
+    made = {found.text for call in module.named(SAMPLER) for found in module.bindings if found.value is call.node}
+    return told if told and told <= made and all("." not in name for name in told) else set()
 
 
 def _sets_epochs(module: Module) -> bool:

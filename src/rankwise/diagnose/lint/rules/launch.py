@@ -30,6 +30,10 @@ def _ports_in_lines(file: LaunchFile) -> Iterator[Hit]:
     for setting in file.settings:
         if setting.name == "MASTER_PORT" and _bad_port(setting.value):
             yield Hit(setting.place, {"port": setting.value})
+        # $((70000 + SLURM_JOB_ID % 1000))
+        counted = re.match(r"\$\(\(\s*(\d+)\s*\+", setting.value)
+        if counted and re.search("port", setting.name, re.IGNORECASE) and _bad_port(counted[1]):
+            yield Hit(setting.place, {"port": counted[1]})
     for command in file.commands:
         for name in ("--master-port", "--rdzv-endpoint", "--rdzv", "--main-process-port", "--rdzv_endpoint"):
             found = command.option(name)

@@ -13,6 +13,7 @@ from rankwise.diagnose.lint.facts import (
     is_before_ranks,
     is_const,
     objects_over_nccl,
+    sees_one_gpu,
     spawns,
     uses_cuda,
 )
@@ -86,7 +87,7 @@ def hardcoded_device(module: Module) -> Iterator[Hit]:
     started = bool(wraps(module)) or "torch.distributed.init_process_group" in module.by_name
     if not started or has_framework(module):
         return
-    if any(name == "CUDA_VISIBLE_DEVICES" for name, *_ in environment_writes(module)):
+    if any(name == "CUDA_VISIBLE_DEVICES" for name, *_ in environment_writes(module)) or sees_one_gpu(module):
         return
     for call in module.methods("to", "cuda", "device", "set_device"):
         torch_call = call.name in {"torch.device", "torch.cuda.set_device", "torch.cuda.device"}
@@ -171,15 +172,15 @@ def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3
             return _names_global_rank(module, node)
         if not found and depth and text_of(node) in scope.params and module.given(scope, text_of(node)):
             return _is_given_global_rank(module, scope, text_of(node), depth)
-        if not found or any(each.value is None for each in found):
+        if not found or any(each.shown is None for each in found):
             # a parameter that is called rank, beside one for the rank on the node
             beside = not found and any("local" in name for name in scope.params if name != text_of(node))
             return beside and text_of(node) in {"rank", "global_rank"} and text_of(node) in scope.params
-        if len(found) > 1 or isinstance(found[0].value, ast.Name):  # another name for it, or one that is read twice
+        if len(found) > 1 or isinstance(found[0].shown, ast.Name):  # another name for it, or one that is read twice
             # `rank = 0` stands where there is one process
-            values = [(each.value, each.place.scope) for each in found if each.value and not is_const(each.value, 0)]
+            values = [(each.shown, each.place.scope) for each in found if each.shown and not is_const(each.shown, 0)]
             return bool(depth and values) and all(_is_global_rank(module, value, at, depth - 1) for value, at in values)
-        node, scope = found[0].value, found[0].place.scope  # type: ignore[assignment]
+        node, scope = found[0].shown, found[0].place.scope  # type: ignore[assignment]
     if isinstance(node, ast.Call) and module.name_of(node.func) == "torch.distributed.get_rank":
         return not node.args and not node.keywords
     if isinstance(node, ast.IfExp):

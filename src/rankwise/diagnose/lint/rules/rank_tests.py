@@ -16,7 +16,7 @@ from rankwise.diagnose.lint.facts import (
     loops_that_train,
     names_in,
 )
-from rankwise.diagnose.lint.module import Module, Place, Scope, position
+from rankwise.diagnose.lint.module import Call, Module, Place, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 from rankwise.diagnose.lint.wrapped import WRAPPERS, wraps
@@ -74,6 +74,11 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, {"what": call.text, "of": "program", "ranks": RANKS["main"]})
     for exit_ in module.exits:
         place = exit_.place
+        if _after_own_error(module, exit_.node, place):
+            word = type(exit_.node).__name__.lower()
+            what = f"{word} after an error of this rank alone (out of memory)"
+            yield Hit(exit_.node, {"what": what, "of": "step", "ranks": "some ranks"})
+            continue
         if not isinstance(exit_.node, ast.Break | ast.Return):
             continue
         branch = guard_of(place)
@@ -95,6 +100,35 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
         if loops & set(inside) or any(loop in call.place.loops for loop in inside for call in backwards):
             word = type(exit_.node).__name__.lower()
             yield Hit(exit_.node, {"what": word, "of": "training loop", "ranks": RANKS[branch.side or "main"]})
+
+
+def _after_own_error(module: Module, node: ast.stmt, place: Place) -> bool:
+    """Whether a loop with collectives is left, or a step of it left out, where this rank's memory was too small."""
+    if not place.tries or not place.loops or isinstance(node, ast.Raise) or has_framework(module) or not wraps(module):
+        return False
+    for block in place.tries:
+        handlers = block.handlers if isinstance(block, ast.Try) else []
+        own = [each for each in handlers if any(part is node for stmt in each.body for part in ast.walk(stmt))]
+        memory = [each for each in own if each.type is not None and _is_memory_error(each)]
+        if memory:
+            inside = [call for call in module.calls if block in call.place.tries]
+            backward = any(call.method == "backward" or _calls_backward(module, call) for call in inside)
+            shared = any(_SHARED.search(call.method) for call in inside if position(call.node) > position(memory[0]))
+            if backward and not shared:
+                return True
+    return False
+
+
+def _is_memory_error(handler: ast.ExceptHandler) -> bool:
+    assert handler.type is not None
+    text = ast.unparse(handler.type)
+    return "OutOfMemory" in text or ("RuntimeError" in text and "out of memory" in ast.unparse(handler))
+
+
+def _calls_backward(module: Module, call: Call, depth: int = 2) -> bool:
+    target = module.local_function(call)
+    inner = target.calls if target is not None and depth else ()
+    return any(each.method == "backward" or _calls_backward(module, each, depth - 1) for each in inner)
 
 
 def _goes_on(module: Module, place: Place) -> bool:

@@ -22,7 +22,11 @@ from rankwise.diagnose.lint.record import Hit, rule
 from rankwise.diagnose.lint.wrapped import wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
-_SHARES = re.compile(r"rank|world|shard|replica|worker|num_proc|split", re.IGNORECASE)
+_SHARES = re.compile(
+    r"rank|world|replica|num_proc|process_(index|count)|split_by_node|nodesplitter|shard_?(id|index|idx|num)|num_?shards|"
+    r"\bshard\(|jax\.|dist\.get",
+    re.IGNORECASE,
+)
 
 
 @rule(
@@ -176,7 +180,7 @@ def local_rank_shard(module: Module) -> Iterator[Hit]:
 def _share(module: Module, index: ast.expr, size: ast.expr, scope: object) -> Iterator[Hit]:
     def lookup(text: str) -> ast.expr | None:
         found = module.binding(text, scope)  # type: ignore[arg-type]
-        return None if found is None else found.value
+        return None if found is None else found.shown
 
     sized = ast.unparse(size)
     if is_local_rank(index, lookup) and re.search("world", sized, re.IGNORECASE) and "local" not in sized.lower():
@@ -209,10 +213,30 @@ def global_batch_per_rank(module: Module) -> Iterator[Hit]:
         if not isinstance(size, ast.Name | ast.Attribute):
             continue
         name = last(text_of(size))
-        if not re.search(r"^(global|total|effective)_?batch", name, re.IGNORECASE) or call.keyword("batch_sampler"):
+        told = re.search(r"^(global|total|effective)_?batch", name, re.IGNORECASE) or _is_global(module, name)
+        if not told or call.keyword("batch_sampler"):
             continue
         if not re.search(rf"\b{name}\s*(//|/|=)", module.source.replace(f"batch_size={module.text(size)}", "")):
             yield Hit(size, {"text": module.text(size)})
+
+
+_ALL_RANKS = re.compile(
+    r"(total|global|overall)\W+(\w+\W+)?batch|batch[- ]?size\W+(\w+\W+)?(of|across|over|for|on|summed over)\W+all\b|"
+    r"all (gpus|ranks|processes|devices)",
+    re.IGNORECASE,
+)
+
+
+def _is_global(module: Module, name: str) -> bool:
+    """Whether an option of the command line says in its help that it is the batch of all ranks."""
+    for call in module.methods("add_argument"):
+        names = {
+            str(part.value).lstrip("-").replace("-", "_") for part in call.node.args if isinstance(part, ast.Constant)
+        }
+        text = call.argument("help")
+        if name in names and isinstance(text, ast.Constant) and _ALL_RANKS.search(str(text.value)):
+            return not re.search(r"\bper[- ](gpu|rank|device|process)", str(text.value), re.IGNORECASE)
+    return False
 
 
 @rule(

@@ -6,9 +6,17 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import SAMPLER, has_framework, is_const, spawns, without_keyword
+from rankwise.diagnose.lint.facts import (
+    SAMPLER,
+    has_framework,
+    is_const,
+    names_in,
+    sees_one_gpu,
+    spawns,
+    without_keyword,
+)
 from rankwise.diagnose.lint.guards import is_local_rank
-from rankwise.diagnose.lint.module import Call, Module, position
+from rankwise.diagnose.lint.module import Call, Module, Scope, position
 from rankwise.diagnose.lint.names import text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 from rankwise.diagnose.lint.wrapped import wraps
@@ -105,6 +113,7 @@ def prepare(net, local_rank):
 def device_ids_mismatch(module: Module) -> Iterator[Hit]:
     """More than one id, or a fixed one."""
     hidden = any(isinstance(node.value, str) and node.value == "CUDA_VISIBLE_DEVICES" for node, _ in module.strings)
+    hidden = hidden or (bool(wraps(module)) and sees_one_gpu(module))
     for wrap in wraps(module):
         word = wrap.call.keyword("device_ids")
         if word is None:
@@ -278,15 +287,24 @@ def _is_local(module: Module, given: ast.expr, call: Call, depth: int = 3) -> bo
     if is_local_rank(given, lambda text: _bound(module, text, call)):
         return True
     name, scope = text_of(given), call.place.scope
+    if isinstance(given, ast.Name) and scope.params[:1] == (name,) and _counts_from(scope, name):
+        return True
     if not depth or not isinstance(given, ast.Name) or name not in scope.params or _bound(module, name, call):
         return False
     parts = module.given(scope, name)
     return bool(parts) and all(part is not None and _is_local(module, part, found, depth - 1) for found, part in parts)
 
 
+def _counts_from(scope: Scope, name: str) -> bool:
+    """Whether a function makes its rank out of a parameter: node * ranks_per_node + gpu."""
+    values = (found.value for listed in scope.bindings.values() for found in listed if "rank" in found.text.lower())
+    sums = (value for value in values if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add))
+    return any(name in names_in(each) and "*" in ast.unparse(each) for each in sums)
+
+
 def _bound(module: Module, text: str, call: Call) -> ast.expr | None:
     found = module.binding(text, call.place.scope)
-    return None if found is None else found.value
+    return None if found is None else found.shown
 
 
 @rule(

@@ -1,0 +1,257 @@
+"""Correct programs that look like the wrong ones, for rules of what ranks share: draws, sums, steps, nodes."""
+
+HEAD = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+"""
+LOOK_ALIKES = {
+    "RW114": HEAD + """
+def noise(net, data, loader, optimizer):
+    torch.manual_seed(0)
+    model = DDP(net)
+    steps = torch.linspace(0, 1, 1000)
+    for x in loader:
+        chosen = torch.randint(1000, (32,))
+        model(x, steps[chosen]).sum().backward()
+        optimizer.step()
+
+def unseeded(net, data, optimizer):
+    model = DDP(net)
+    order = torch.randperm(len(data))[dist.get_rank() :: dist.get_world_size()]
+    for i in order:
+        model(data[i]).sum().backward()
+        optimizer.step()
+
+def sliced(net, data, optimizer, rank, world):
+    model = DDP(net)
+    mine = data[rank::world]
+    for i in range(0, len(mine), 8):
+        model(mine[i : i + 8]).sum().backward()
+        optimizer.step()
+""",
+    "RW115": HEAD + """
+import os
+import pickle
+
+def load(path, make):
+    dist.init_process_group("nccl")
+    if dist.get_rank() != 0:
+        dist.barrier()
+    if not os.path.exists(path):
+        with open(path, "wb") as file:
+            pickle.dump(make(), file)
+    if dist.get_rank() == 0:
+        dist.barrier()
+    if not os.path.exists("log"):
+        os.makedirs("log")
+    mine = f"part{dist.get_rank()}"
+    if not os.path.exists(mine):
+        torch.save(make(), mine)
+""",
+    "RW116": HEAD + """
+def accuracy(model, data, loader):
+    sampler = torch.utils.data.distributed.DistributedSampler(data, shuffle=False)
+    right = seen = torch.zeros(())
+    for x, y in loader(data, sampler):
+        right += (model(x).argmax(1) == y).sum()
+    mine = right / len(sampler)
+    mean = mine.clone()
+    dist.all_reduce(mean)
+    return mine, mean / dist.get_world_size()
+""",
+    "RW220": """
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+def prepare(net, head):
+    heads = torch.optim.AdamW(head.parameters())
+    size = sum(p.numel() for p in net.parameters())
+    model = FSDP(net)
+    return model, heads, torch.optim.AdamW(model.parameters()), size
+
+def whole(net):
+    optimizer = torch.optim.AdamW(net.parameters())
+    return FSDP(net, use_orig_params=True), optimizer
+""",
+    "RW311": HEAD + """
+def train(net, loader, optimizer, micro):
+    model = DDP(net)
+    for batches in loader:
+        with model.no_sync():
+            for x in batches[:-1]:
+                model(x).sum().backward()
+        model(batches[-1]).sum().backward()
+        optimizer.step()
+
+def accelerated(accelerator, model, loader, optimizer):
+    for x in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(x).sum())
+            optimizer.step()
+""",
+    "RW312": """
+import deepspeed
+import torch
+from accelerate import Accelerator
+
+def train(net, other, loader, config):
+    engine, *_ = deepspeed.initialize(model=net, config=config)
+    for x in loader:
+        engine.backward(engine(x))
+        engine.step()
+        other(x).sum().backward()
+
+def alone(net, loader):
+    accelerator = Accelerator()
+    print(accelerator.device)
+    for x in loader:
+        net(x).sum().backward()
+""",
+    "RW313": HEAD + """
+def train(net, loader, optimizer, scheduler, env, progress, writer):
+    model = DDP(net)
+    for x in loader:
+        model(x).sum().backward()
+        optimizer.step()
+    if dist.get_rank() == 0:
+        env.step(0)
+        progress.step()
+        writer.add_scalar("lr", scheduler.get_last_lr()[0])
+        scheduler.step()
+    else:
+        scheduler.step()
+""",
+    "RW314": HEAD + """
+from torch.utils.data import DataLoader
+
+def evaluate(model, held_out):
+    correct = seen = 0
+    with torch.no_grad():
+        for x, y in DataLoader(held_out):
+            correct += (model(x).argmax(1) == y).sum().item()
+            seen += len(y)
+    return correct / seen
+
+def train(net, data, optimizer):
+    model = DDP(net)
+    loader = DataLoader(data, sampler=torch.utils.data.distributed.DistributedSampler(data, shuffle=False))
+    loss_sum = seen = 0
+    for x in loader:
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        loss_sum += loss.item()
+    return loss_sum / len(loader)
+""",
+    "RW315": """
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, head, other):
+    model, heads = FSDP(net), DDP(head)
+    torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
+    fully_shard(other)
+    torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+    return model.clip_grad_norm_(1.0)
+""",
+    "RW407": HEAD + """
+def report(loss, device):
+    dist.all_reduce(torch.zeros(1, device=device))
+    dist.all_reduce(loss.detach())
+    dist.all_reduce(total := loss.detach().clone())
+    kept = torch.tensor([loss.item()], device=device)
+    dist.all_reduce(kept)
+    return total, kept
+""",
+    "RW408": HEAD + """
+def step(model, x, optimizer):
+    loss = model(x).sum()
+    loss.backward()
+    shown = loss.detach().clone()
+    dist.all_reduce(shown)
+    with torch.no_grad():
+        total = model(x).sum()
+        dist.all_reduce(total)
+    optimizer.step()
+    return shown, total
+
+def mean_of(loss):
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    return total
+
+def other(model, x):
+    loss = model(x).sum()
+    print(mean_of(loss))
+    loss.backward()
+""",
+    "RW409": HEAD + """
+def average(net, scale):
+    size = dist.get_world_size()
+    for p in net.parameters():
+        dist.all_reduce(p.grad)
+        p.grad.div_(size)
+    for p in net.parameters():
+        dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+""",
+    "RW410": HEAD + """
+def train(batches):
+    torch.manual_seed(0)
+    net = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for x in batches:
+        net(x).sum().backward()
+        for p in net.parameters():
+            dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+        optimizer.step()
+""",
+    "RW616": """
+export CUDA_VISIBLE_DEVICES=0,1,2,3
+torchrun --nproc-per-node 4 train.py
+CUDA_VISIBLE_DEVICES=0 python evaluate.py
+torchrun --nproc-per-node 2 train.py
+CUDA_VISIBLE_DEVICES=$GPUS torchrun --nproc-per-node 8 train.py
+""",
+    "RW617": """#!/bin/bash
+#SBATCH --nodes=2
+srun bash -c 'torchrun --nnodes 2 --node-rank $SLURM_NODEID --master-addr $HEAD train.py'
+for i in 0 1; do
+    srun --nodes=1 -w ${HOSTS[$i]} torchrun --nnodes 2 --node-rank $i --master-addr $HEAD train.py &
+done
+srun torchrun --nnodes 2 --node-rank 0 --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py
+torchrun --nnodes 2 --node-rank 0 --master-addr $HEAD train.py
+""",
+    "RW618": """
+export MASTER_ADDR=localhost
+torchrun --nnodes 1 --nproc-per-node 8 --master-addr $MASTER_ADDR train.py
+torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py
+""",
+    "RW620": """
+import torch.distributed as dist
+
+def main(net, setup):
+    if dist.is_initialized():
+        print(dist.get_rank())
+    dist.init_process_group("gloo")
+    return dist.get_rank()
+
+def other(start):
+    start()
+    print(dist.get_rank())
+    dist.init_process_group("gloo")
+""",
+    "RW619": """
+import torch
+import torch.distributed as dist
+
+def work(gpu, node, nodes):
+    per_node = torch.cuda.device_count()
+    rank = node * per_node + gpu
+    dist.init_process_group("nccl", rank=rank, world_size=nodes * per_node)
+
+def alone(rank):
+    dist.init_process_group("nccl", rank=rank, world_size=torch.cuda.device_count())
+""",
+}  # fmt: skip
