@@ -16,10 +16,10 @@ from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.memory.csr import num_cols_of
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.options import LoaderStats
-from rankwise.data.feed.passes import Passes, Repeats
+from rankwise.data.feed.passes import Passes, Repeats, Running
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
-from rankwise.data.feed.prefetch import Running, close_at_exit
+from rankwise.data.feed.prefetch import close_at_exit
 from rankwise.data.feed.reader import OnBadSample, ReadBatch, SkipBudget, StepReader
 from rankwise.data.feed.transform import BatchTransform, SampleTransform, Transform, counted_samples, fused_source
 from rankwise.data.feed.workers import (

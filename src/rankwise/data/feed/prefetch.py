@@ -8,15 +8,11 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
-from rankwise.data.feed.groups import Shares
-from rankwise.data.feed.passes import Passes
-from rankwise.data.feed.reader import ReadStep, StepReader
-
-__all__ = ["LEAST_DEPTH", "Conveyor", "ReadAhead", "Reader", "Running", "close_at_exit"]
+__all__ = ["LEAST_DEPTH", "Conveyor", "ReadAhead", "Reader", "close_at_exit"]
 
 LEAST_DEPTH = 2  # steps that lie ready: one to hand over while the next is read
 
@@ -336,78 +332,3 @@ def _close_all() -> None:
     for thread in threading.enumerate():
         if isinstance(thread, _Thread):  # of a reader that is gone; native code must not outlive the interpreter
             thread.ends(waits=True)
-
-
-class Running:
-    """A reading under way or about to start: nothing is read before `start` or `ask`.
-
-    Args:
-        passes: the steps to read.
-        reader: reads them.
-        depth: steps that may lie ready; 0 reads in the calling thread.
-        on_thread: called at the beginning of each background thread.
-    """
-
-    def __init__(
-        self,
-        passes: Passes,
-        reader: StepReader,
-        *,
-        depth: int,
-        on_thread: Callable[[], None] | None,
-    ) -> None:
-        self.passes, self._reader = passes, reader
-        self._depth = depth
-        self._items: Iterator[ReadStep | None] = iter(())
-        self._ahead: ReadAhead[Shares, ReadStep] | None = None
-        if depth:
-            self._ahead = ReadAhead(reader, passes, depth=depth, on_thread=on_thread)
-        else:
-            self._items = reader.read(passes)
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether this process was forked from the one that reads."""
-        return self._ahead is not None and self._ahead.is_elsewhere
-
-    @property
-    def is_next(self) -> bool:
-        """Whether this reading can serve the pass that the loader would begin now."""
-        return self.passes.is_next and not self.is_elsewhere
-
-    def start(self) -> None:
-        """Read as many steps of the first pass as may lie ready, before the consumer asks for it; returns at once."""
-        if self._ahead is not None:
-            self._ahead.ask(0, beyond=self._num_beyond)
-
-    def ask(self, *, goes_on: bool) -> bool:
-        """Continue with the pass that the loader begins now; False if it is not the predicted one.
-
-        Args:
-            goes_on: whether to read beyond this pass, too.
-        """
-        if self.is_elsewhere or not self.passes.ask(goes_on=goes_on):
-            return False
-        if self._ahead is not None:
-            self._ahead.ask(self.passes.num_steps, beyond=self._num_beyond if goes_on else 0)
-        return True
-
-    @property
-    def _num_beyond(self) -> int:
-        """Limit prefetch to one pass: each pass has windows of its own, and there is memory for one more pass only."""
-        return min(self._depth, self.passes.num_steps)
-
-    def take(self) -> ReadStep | None:
-        """Return the next step; None when closed.
-
-        Raises:
-            Exception: the error that ended reading.
-        """
-        return next(self._items, None) if self._ahead is None else self._ahead.take()
-
-    def close(self) -> None:
-        """Stop reading. Calling it twice is fine."""
-        if self._ahead is None:
-            self._reader.close()
-        else:
-            self._ahead.close()
