@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -224,11 +225,13 @@ def test_damage_arrives_as_it_is_without_workers():
 
 
 def test_a_worker_that_is_killed_ends_the_epoch():
-    """Torch says so; nothing hangs."""
+    """Torch says so, or finds the end of the socket that it takes a tensor from; nothing hangs."""
     source = Samples()
     source.kill_at = 30
-    with pytest.raises(RuntimeError, match=r"DataLoader worker .*(killed by signal|exited unexpectedly)"):
+    with pytest.raises((RuntimeError, EOFError, ConnectionError)) as caught:
         list(inside(loader(source)))
+    if caught.type is RuntimeError:
+        assert re.search(r"DataLoader worker .*(killed by signal|exited unexpectedly)", str(caught.value))
 
 
 def test_a_batch_size_of_its_own():
