@@ -14,8 +14,10 @@ from rankwise.diagnose.lint.facts import (
     is_handed_over,
     is_in_turn,
     names_in,
+    sees_one_gpu,
     uses_cuda,
 )
+from rankwise.diagnose.lint.guards import is_mode_test
 from rankwise.diagnose.lint.module import Call, Exit, Module, position
 from rankwise.diagnose.lint.names import text_of
 from rankwise.diagnose.lint.ranked import runs_on_several
@@ -89,6 +91,7 @@ def main(net, path):
 )  # fmt: skip
 def save_on_all_ranks(module: Module) -> Iterator[Hit]:
     """torch.save in a file that starts ranks or wraps a model, under no test of the rank."""
+    yield from _overridden(module)
     library = _accelerated(module) or runs_on_several(module)
     if not library and (not _starts(module) or (has_framework(module) and not wraps(module))):
         return
@@ -115,6 +118,21 @@ def save_on_all_ranks(module: Module) -> Iterator[Hit]:
             for branch in place.branches
         )
         if not guarded and not own and not (flagged and _hidden_test(module, call)):
+            yield Hit(call.node.func)
+
+
+_ASKED = re.compile(r"should_save|world_process_zero|rank|is_main|deepspeed|fsdp", re.IGNORECASE)
+
+
+def _overridden(module: Module) -> Iterator[Hit]:
+    """Yield what save_model of a class made of transformers' Trainer writes: the Trainer calls it on every rank."""
+    if not any(_starts(module) or word in module.source for word in ("local_rank", "LOCAL_RANK", "world_size")):
+        return
+    for call in module.named("torch.save"):
+        owner = call.place.scope.owner
+        bases = owner.node.bases if owner is not None and isinstance(owner.node, ast.ClassDef) else ()
+        own = any(re.fullmatch(r"transformers\.(\w+\.)*\w*Trainer", module.name_of(base)) for base in bases)
+        if own and call.place.scope.name == "save_model" and not _ASKED.search(ast.unparse(call.place.scope.node)):
             yield Hit(call.node.func)
 
 
@@ -181,6 +199,14 @@ def save_whole_module(module: Module) -> Iterator[Hit]:
             for call in module.methods("to", "cuda", "cpu")
             if isinstance(call.place.stmt, ast.Expr) and call.place.stmt.value is call.node
         }
+    for binding in module.bindings if module.named("torch.nn.DataParallel") else ():
+        value = binding.value
+        while (
+            isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in {"to", "cuda"}
+        ):
+            value = value.func.value
+        if isinstance(value, ast.Call) and module.name_of(value.func) == "torch.nn.DataParallel":
+            names.add(binding.text)
     for call in module.named("torch.save"):
         saved = call.argument("obj", 0)
         if isinstance(saved, ast.Call) and isinstance(saved.func, ast.Attribute) and saved.func.attr == "cpu":
@@ -296,7 +322,7 @@ def _conditional(wrap: Call, call: Call) -> bool:
 
 @rule(
     "RW504", "load-without-map-location", "warning", "high",
-    message="torch.load without map_location puts every rank's copy on the GPU that saved it, usually GPU 0",
+    message="torch.load {how} puts every rank's copy on {gpu}",
     why="Tensors come back to the device they were saved from. All ranks then fill GPU 0 until it is out of memory.",
     wrong=_HEAD + """
 def resume(net, path):
@@ -329,11 +355,23 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
             isinstance(branch.test, ast.Name) and module.name_of(branch.test) for branch in call.place.branches
         )
         one_rank = call.place.side is not None and not always
-        if given is not None or call.is_open or one_rank or _is_own(module, call, call.argument("f", 0)):
+        if call.is_open or one_rank or _is_own(module, call, call.argument("f", 0)):
+            continue
+        if given is not None:
+            if _is_one_gpu(given, call) and started and not sees_one_gpu(module):
+                yield Hit(given, {"how": f"with map_location={module.text(given)}", "gpu": "one GPU"})
             continue
         end = module.span(call.node)[1] - 1
         comma = "" if module.source[:end].rstrip().endswith((",", "(")) else ", "
-        yield Hit(call.node.func, {}, Fix('add map_location="cpu"', (Edit(end, end, f'{comma}map_location="cpu"'),)))
+        values = {"how": "without map_location", "gpu": "the GPU that saved it, usually GPU 0"}
+        fix = Fix('add map_location="cpu"', (Edit(end, end, f'{comma}map_location="cpu"'),))
+        yield Hit(call.node.func, values, fix)
+
+
+def _is_one_gpu(given: ast.expr, call: Call) -> bool:
+    """Whether map_location is "cuda:0" in what all ranks run."""
+    fixed = isinstance(given, ast.Constant) and re.fullmatch(r"cuda:\d+", str(given.value)) is not None
+    return fixed and not any(is_mode_test(branch.test) for branch in call.place.branches)
 
 
 def _is_state(module: Module, call: Call) -> bool:
