@@ -133,7 +133,7 @@ rule(
 
 def _loopback_in_lines(file: LaunchFile) -> Iterator[Hit]:
     for command in _launches(file):
-        if _nodes(file, command) < 2:
+        if _nodes(file, command) < 2 and not _is_given_nodes(file, command):
             continue
         for name in ("--master-addr", "--rdzv-endpoint", "--main-process-ip"):
             found = _option(file, command, name)
@@ -144,6 +144,15 @@ def _loopback_in_lines(file: LaunchFile) -> Iterator[Hit]:
                 host, setting = _shown(file, f"${inner[1]}")
             if found is not None and _LOOPBACK.fullmatch(host):
                 yield Hit(setting.place if setting is not None else found[1], {"text": host})
+
+
+def _is_given_nodes(file: LaunchFile, command: Command) -> bool:
+    """Whether the number of nodes is a variable that whoever starts the file sets, and there is no default of one node."""
+    found = command.option("--nnodes", "--num-machines")
+    name = re.fullmatch(r"\$\{?(\w+)\}?", found[0]) if found is not None else None
+    if name is None or any(each.name == name[1] for each in file.settings):
+        return False
+    return re.search(r"COUNT|NUM|NNODES|SIZE", name[1], re.IGNORECASE) is not None
 
 
 @rule(
@@ -181,9 +190,18 @@ def _counts_nodes(module: Module, node: ast.expr | None, scope: Scope) -> bool:
     )
 
 
+def _world_size_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    tasks = file.sbatch.get("ntasks-per-node", "")
+    for setting in file.settings if tasks.isdigit() and int(tasks) > 1 else ():
+        nodes = re.fullmatch(r"\$\{?(SLURM_NNODES|SLURM_JOB_NUM_NODES)\}?", setting.value)
+        # a launcher on each node sets it for its ranks by itself
+        if setting.name == "WORLD_SIZE" and nodes and next(_launches(file), None) is None:
+            yield Hit(setting.place, {"text": setting.value, "what": "the number of nodes"})
+
+
 @rule(
     "RW619", "world-size-of-one-node", "error", "medium",
-    message="the rank counts over nodes, and {text} is the number of ranks of one node: the group waits for too few",
+    message="ranks are counted over nodes, and {text} is {what}: the group waits for too few",
     why="world_size is the number of ranks of all nodes. Ranks beyond it are refused, or the groups of the nodes never see each "
     "other.",
     wrong="""
@@ -203,6 +221,7 @@ def work(gpu, node, nodes):
     dist.init_process_group("nccl", rank=rank, world_size=nodes * torch.cuda.device_count())
 """,
     ignore="never.",
+    lines=_world_size_in_lines,
 )  # fmt: skip
 def world_size_of_one_node(module: Module) -> Iterator[Hit]:
     """init_process_group(rank=node * n + gpu, world_size=device_count())."""
@@ -212,7 +231,7 @@ def world_size_of_one_node(module: Module) -> Iterator[Hit]:
             continue
         shown = module.value(size, scope)
         if isinstance(shown, ast.Call) and last(text_of(shown.func)) == "device_count":
-            yield Hit(size, {"text": module.text(size)})
+            yield Hit(size, {"text": module.text(size), "what": "the number of ranks of one node"})
 
 
 _ASKS = frozenset(
