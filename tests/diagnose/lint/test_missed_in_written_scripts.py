@@ -784,6 +784,40 @@ def main(net, path):
     torch.save(net, path)  #> save-whole-module
     torch.save(net.module.state_dict(), path)
 """,
+    "shards of ZeRO": HEAD + """
+import deepspeed
+
+CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 3}}
+
+def main(net, path):
+    engine, *_ = deepspeed.initialize(model=net, config=CONFIG)
+    engine.save_checkpoint(path)
+    if dist.get_rank() == 0:
+        torch.save(engine.module.state_dict(), path)  #> shards-of-one-rank
+""",
+    "ZeRO that leaves the weights whole": HEAD + """
+import deepspeed
+
+CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 2}}
+
+def main(net, path):
+    engine, *_ = deepspeed.initialize(model=net, config=CONFIG)
+    if dist.get_rank() == 0:
+        torch.save(engine.module.state_dict(), path)
+""",
+    "a free port of each rank": HEAD + """
+from ports import find_free_port
+
+def work(rank, size):
+    port = find_free_port()
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = str(port)  #> port-drawn-by-each-rank
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+
+def alone():
+    os.environ["MASTER_PORT"] = str(find_free_port())
+    dist.init_process_group("gloo", rank=0, world_size=1)
+""",
 }  # fmt: skip
 
 
@@ -822,6 +856,9 @@ LINES = {
     "export WORLD_SIZE=$SLURM_NNODES  #> world-size-of-one-node\nsrun python train.py\n",
     "one task on each node": "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=1\n"
     "export WORLD_SIZE=$SLURM_NNODES\nsrun python train.py\n",
+    "a script of the first node": "#!/bin/bash\n#SBATCH -N 2\n# no srun here\n"
+    "torchrun --nnodes 2 --rdzv-endpoint $HOST:29500 train.py  #> launcher-on-first-node\n",
+    "a script of one node": "#!/bin/bash\n#SBATCH -N 1\ntorchrun --nnodes 1 train.py\n",
     "a type of GPU": "#!/bin/bash\n#SBATCH --gres=gpu:a100:4\ntorchrun --nproc-per-node 4 train.py\n",
 }
 

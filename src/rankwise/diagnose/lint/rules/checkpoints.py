@@ -432,3 +432,66 @@ def _loads(body: list[ast.stmt]) -> bool:
     return any(
         isinstance(part, ast.Attribute) and part.attr == "load_state_dict" for stmt in body for part in ast.walk(stmt)
     )
+
+
+_GATHERS = re.compile(
+    r"full_tensor|get_model_state_dict|full_state_dict|GatheredParameters|consolidat|16bit|zero_to_fp32"
+)
+
+
+@rule(
+    "RW507", "shards-of-one-rank", "error", "medium",
+    message="{name}.state_dict() holds the shards of this rank only, and the other ranks save nothing: the weights are lost",
+    why="fully_shard and ZeRO stage 3 leave a part of each parameter on each rank. Gather them on all ranks first "
+    "(get_model_state_dict with full_state_dict=True, save_16bit_model), or let all ranks save (torch.distributed.checkpoint, "
+    "save_checkpoint).",
+    wrong="""
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+def save(net, path):
+    fully_shard(net)
+    if dist.get_rank() == 0:
+        torch.save(net.state_dict(), path)
+""",
+    right="""
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+
+def save(net, path):
+    fully_shard(net)
+    dcp.save({"net": net.state_dict()}, checkpoint_id=path)
+""",
+    ignore="the mesh replicates, and shards nothing.",
+)  # fmt: skip
+def shards_of_one_rank(module: Module) -> Iterator[Hit]:
+    """torch.save of the state of what fully_shard or ZeRO-3 has sharded, on the main rank only."""
+    if _GATHERS.search(module.source):
+        return
+    held = list(_fully_sharded(module))
+    if re.search(r"\bstage['\"]?\s*[:=]\s*3\b", module.source):
+        for call in module.named("deepspeed.initialize"):
+            for target in call.place.stmt.targets if isinstance(call.place.stmt, ast.Assign) else ():
+                engine = text_of(target.elts[0] if isinstance(target, ast.Tuple) else target)
+                held += [(engine, call), (f"{engine}.module", call)]
+    for call in module.methods("state_dict") if held else ():
+        saved = any(call.node in ast.walk(save.node) for save in module.named("torch.save"))
+        mine = [made for text, made in held if text == call.base and made.place.scope is call.place.scope]
+        if saved and call.place.side == "main" and any(position(made.node) < position(call.node) for made in mine):
+            yield Hit(call.node, {"name": call.base})
+
+
+def _fully_sharded(module: Module) -> Iterator[tuple[str, Call]]:
+    """Yield the texts of what fully_shard shards, also in a function of this file that does it to a parameter."""
+    for call in module.named("torch.distributed.fsdp.fully_shard"):
+        given, scope = call.argument("module", 0), call.place.scope
+        if given is None:
+            continue
+        yield text_of(given), call
+        if scope.is_function and text_of(given) in scope.params:
+            for outer, part in module.given(scope, text_of(given)):
+                if isinstance(part, ast.Name | ast.Attribute):
+                    yield text_of(part), outer

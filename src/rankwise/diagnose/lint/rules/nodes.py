@@ -272,3 +272,95 @@ def used_before_init(module: Module) -> Iterator[Hit]:
             if (asks or call.name == DDP) and not call.place.branches and not inside:
                 yield Hit(call.node, {"name": call.text})
                 break
+
+
+def _first_node_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    nodes = file.sbatch.get("nodes", "1").rpartition("-")[2]
+    # something that starts the line on each node, in this file or in a text that it writes
+    if not nodes.isdigit() or int(nodes) < 2 or _SPREADS.search(_COMMENT.sub("", file.source)):
+        return
+    for command in _launches(file):
+        if _nodes(file, command) > 1:
+            yield Hit(command.words[0], {"number": nodes})
+
+
+_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+_SPREADS = re.compile(r"\b(srun|mpirun|mpiexec|pdsh|ssh|clush|parallel|ibrun|jsrun|sbatch|ray)\b")
+
+
+rule(
+    "RW621", "launcher-on-first-node", "error", "medium",
+    message="the batch script runs on the first of its {number} nodes only: start the launcher on each of them by srun",
+    why="Slurm gives a job all its nodes and runs the script on the first one. The launcher there waits for the others, which "
+    "nobody starts, until the rendezvous gives up.",
+    wrong="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\ntorchrun --nnodes 2 --nproc-per-node 8 "
+    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
+    right="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nnodes 2 --nproc-per-node 8 "
+    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
+    ignore="another script runs this one on each node.",
+    language="bash",
+    lines=_first_node_in_lines,
+)(None)  # fmt: skip
+
+
+_DRAWS = re.compile(r"(rand(int|range|om)?|choice|uniform|sample|\w*free_?port\w*|\w*(find|get)_\w*port|getsockname)")
+
+
+@rule(
+    "RW622", "port-drawn-by-each-rank", "error", "medium",
+    message="each rank draws a port of its own here: they never meet",
+    why="The port of the rendezvous must be the same on all ranks. Draw it once, before the ranks start, and hand it to them, or "
+    "leave it to the launcher.",
+    wrong="""
+import os
+import random
+import torch.distributed as dist
+
+def work(rank, size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = str(random.randint(20000, 30000))
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+""",
+    right="""
+import os
+import torch.distributed as dist
+
+def work(rank, size, port):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = str(port)
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+""",
+    ignore="there is one rank only.",
+)  # fmt: skip
+def port_drawn_by_each_rank(module: Module) -> Iterator[Hit]:
+    """MASTER_PORT is set to a random or a free port in the function that starts the group."""
+    groups = list(module.named("torch.distributed.init_process_group"))
+    for name, _, value, place in environment_writes(module) if groups else ():
+        if (
+            name != "MASTER_PORT"
+            or not isinstance(place.stmt, ast.Assign)
+            or place.branches
+            or not place.scope.is_function
+        ):
+            continue
+        shown = [
+            module.value(part, place.scope) for part in ast.walk(value) if isinstance(part, ast.Name | ast.Attribute)
+        ]
+        parts = [part for node in (value, *shown) if node is not None for part in ast.walk(node)]
+        drawn = any(isinstance(part, ast.Call) and _DRAWS.fullmatch(last(text_of(part.func))) for part in parts)
+        own = [
+            call for call in groups if call.place.scope is place.scope and position(call.node) > position(place.stmt)
+        ]
+        # with one rank, or a seed, there is nothing to disagree about
+        many = [
+            call
+            for call in own
+            if not any(_is_number(call.argument(*each)) for each in (("rank", 4), ("world_size", 3)))
+        ]
+        seeded = any("seed" in call.method and position(call.node) < position(place.stmt) for call in place.scope.calls)
+        if drawn and many and not seeded:
+            yield Hit(value)
+
+
+def _is_number(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int)
