@@ -254,4 +254,37 @@ def work(gpu, node, nodes):
 def alone(rank):
     dist.init_process_group("nccl", rank=rank, world_size=torch.cuda.device_count())
 """,
+    "RW621": """#!/bin/bash
+#SBATCH --nodes=2
+for host in $HOSTS; do
+    ssh $host torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py
+done
+""",
+    "RW622": """
+import os
+import random
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(rank, size):
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+
+def alone():
+    os.environ["MASTER_PORT"] = str(random.randint(20000, 30000))
+    dist.init_process_group("gloo", rank=0, world_size=1)
+
+def main(size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = str(random.randint(20000, 30000))
+    mp.spawn(work, args=(size,), nprocs=size)
+""",
+    "RW507": HEAD + """
+from torch.distributed.fsdp import fully_shard
+
+def save(net, other, path):
+    fully_shard(net)
+    torch.save(net.state_dict(), f"{path}.{dist.get_rank()}")
+    if dist.get_rank() == 0:
+        torch.save(other.state_dict(), path)
+""",
 }  # fmt: skip

@@ -499,6 +499,325 @@ def main(net, batches, optimizer, folder):""" + TRAINED + """
         model.module.save_pretrained(folder)
 main(None, None, None, None)
 """,
+    "only the sampler of another loader is told": HEAD + """
+def make(train_set, held_out):
+    mine = DistributedSampler(train_set)  #> missing-set-epoch
+    theirs = DistributedSampler(held_out, shuffle=False)
+    return DataLoader(train_set, 8, sampler=mine), DataLoader(held_out, 8, sampler=theirs)
+
+def main(net, train_set, held_out, optimizer):
+    model = DDP(net)
+    batches, others = make(train_set, held_out)
+    for epoch in range(9):
+        others.sampler.set_epoch(epoch)
+        for x in batches:
+            model(x).mean().backward()
+            optimizer.step()
+""",
+    "the sampler of the loader itself is told": HEAD + """
+def make(train_set, held_out):
+    mine = DistributedSampler(train_set)
+    theirs = DistributedSampler(held_out, shuffle=False)
+    return DataLoader(train_set, 8, sampler=mine), DataLoader(held_out, 8, sampler=theirs)
+
+def main(net, train_set, held_out, optimizer):
+    model = DDP(net)
+    batches, others = make(train_set, held_out)
+    for epoch in range(9):
+        batches.sampler.set_epoch(epoch)
+        for x in batches:
+            model(x).mean().backward()
+            optimizer.step()
+""",
+    "a part of the data by a stride": HEAD + """
+def main(net, held_out, scheduler):
+    model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    batches = DataLoader(held_out[rank::size], 8)
+    good = seen = 0
+    with torch.no_grad():
+        for x, y in batches:
+            good += (model(x).argmax(1) == y).sum().item()
+            seen += len(y)
+    return 100 * good / seen  #> evaluation-of-share
+""",
+    "a part of the data that is added up": HEAD + """
+def main(net, held_out):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    batches = DataLoader(held_out[rank::size], 8)
+    counts = torch.zeros(2)
+    with torch.no_grad():
+        for x, y in batches:
+            counts[0] += (net(x).argmax(1) == y).sum().item()
+            counts[1] += len(y)
+    dist.all_reduce(counts)
+    good, seen = counts.tolist()
+    return good / seen
+""",
+    "a part of a target": """
+import torch
+
+def train(model, batches, optimizer, device):
+    loss_of = torch.nn.CrossEntropyLoss()
+    for picture, words in batches:
+        picture = picture.to(device)
+        out = model(picture, words[:, :-1])
+        loss_of(out.flatten(0, 1), words[:, 1:].flatten()).backward()  #> target-not-moved
+        optimizer.step()
+    for picture, words in batches:
+        picture = picture.to(device)
+        out = model(picture)
+        loss_of(out.flatten(0, 1), words[:, 1:].flatten().to(device)).backward()
+        optimizer.step()
+""",
+    "lengths may stay": """
+import torch
+
+def train(model, batches, optimizer, device):
+    align = torch.nn.CTCLoss()
+    for sound, text, long, short in batches:
+        align(model(sound.to(device)), text.to(device), long, short).backward()
+        optimizer.step()
+""",
+    "micro-batches under any name": HEAD + """
+def train(net, batches, optimizer, args):
+    model = DDP(net)
+    k = args.k
+    for i, x in enumerate(batches):
+        (model(x).mean() / k).backward()  #> accumulation-without-no-sync
+        if i % k == k - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    "a temperature is no number of micro-batches": HEAD + """
+def train(net, batches, optimizer, warm, every):
+    model = DDP(net)
+    for i, x in enumerate(batches):
+        (model(x).mean() / warm).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if i % every == 0:
+            print(i)
+""",
+    "a layer that is moved where it is made": HEAD + """
+def main(net, width):
+    model = DDP(net)
+    model.module.head = torch.nn.Linear(8, width).cuda()  #> params-after-wrap
+    model.module.loss = torch.nn.CrossEntropyLoss().cuda()
+    return model
+""",
+    "a helper that goes past the wrap": HEAD + """
+class Run:
+    def __init__(self, net, optimizer):
+        self.model = DDP(net)
+        self.optimizer = optimizer
+
+    def cost(self, x, y):
+        inner = self.model.module
+        return inner["head"](inner["body"](x), y)  #> module-forward
+
+    def epoch(self, batches):
+        for x, y in batches:
+            cost = self.cost(x, y)
+            cost.backward()
+            self.optimizer.step()
+""",
+    "a helper that only looks past the wrap": HEAD + """
+class Run:
+    def __init__(self, net, optimizer):
+        self.model = DDP(net)
+        self.optimizer = optimizer
+
+    def look(self, x):
+        inner = self.model.module
+        return inner.head.describe(x)
+
+    def epoch(self, batches):
+        for x, y in batches:
+            shown = self.look(x)
+            print(shown)
+            self.model(x).mean().backward()
+            self.optimizer.step()
+""",
+    "one GPU for what is loaded": HEAD + """
+def main(net, path):
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    state = torch.load(path, map_location="cuda:0")  #> load-without-map-location
+    other = torch.load(path, map_location=torch.device("cuda:0"))  #> hardcoded-device
+    net.load_state_dict(torch.load(path, map_location="cuda"))
+    if dist.get_rank() == 0:
+        print(torch.load(path, map_location="cuda:0").keys())
+    return state, other
+main(None, None)
+""",
+    "the main rank leaves by itself": HEAD + """
+import sys
+
+def train(net, batches, optimizer, judge):
+    model = DDP(net)
+    worse = 0
+    for epoch in range(9):
+        for x in batches:
+            model(x).mean().backward()
+            optimizer.step()
+        if dist.get_rank() == 0:
+            worse += judge(model.module)
+            if worse > 3:
+                sys.exit(0)  #> rank-dependent-exit
+    if dist.get_rank() == 0:
+        if worse:
+            sys.exit(1)
+""",
+    "a helper that shards": HEAD + """
+from torch.distributed.fsdp import fully_shard
+
+def share(net, mesh):
+    for part in net.blocks:
+        fully_shard(part, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+def main(net, other, mesh):
+    optimizer = torch.optim.AdamW(net.parameters())  #> optimizer-before-shard
+    net = share(net, mesh)
+    other = share(other, mesh)
+    later = torch.optim.SGD(other.parameters())
+    return net, optimizer, later
+""",
+    "clipping past an accelerator": """
+import torch
+from accelerate import Accelerator
+
+def train(net, batches, optimizer):
+    speed = Accelerator(mixed_precision="fp16")
+    net, batches, optimizer = speed.prepare(net, batches, optimizer)
+    for x in batches:
+        speed.backward(net(x).mean())
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)  #> clip-before-unscale
+        optimizer.step()
+""",
+    "clipping past an accelerator that does not scale": """
+import torch
+from accelerate import Accelerator
+
+def train(net, batches, optimizer):
+    speed = Accelerator(mixed_precision="bf16")
+    net, batches, optimizer = speed.prepare(net, batches, optimizer)
+    for x in batches:
+        speed.backward(net(x).mean())
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+""",
+    "a handle that is dropped": HEAD + """
+def average(net, size):
+    for p in net.parameters():
+        p.grad /= size
+        dist.all_reduce(p.grad, async_op=True)  #> async-result-unwaited
+""",
+    "handles that are kept": HEAD + """
+def average(net, size):
+    handles = []
+    for p in net.parameters():
+        p.grad /= size
+        handles.append(dist.all_reduce(p.grad, async_op=True))
+    for handle in handles:
+        handle.wait()
+""",
+    "Lightning without its sampler": """
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, random_split
+
+class Net(L.LightningModule):
+    def on_validation_epoch_end(self):
+        if self.trainer.is_global_zero:
+            print(self.all_gather(self.total))  #> collective-in-rank-branch
+        both = self.all_gather(self.total)
+        if self.trainer.is_global_zero:
+            print(both)
+
+class Data(L.LightningDataModule):
+    def setup(self, stage):
+        self.train, self.val = random_split(self.whole, [8, 2])  #> unseeded-split
+
+    def train_dataloader(self):
+        return DataLoader(self.train, 8, shuffle=True)  #> missing-sampler
+
+    def val_dataloader(self):
+        return DataLoader(self.val, 8)
+
+L.Trainer(devices=4, strategy="ddp", use_distributed_sampler=False).fit(Net(), Data())
+""",
+    "Lightning as it should be": """
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, random_split
+
+class Data(L.LightningDataModule):
+    def setup(self, stage):
+        self.train, self.val = random_split(self.whole, [8, 2], generator=torch.Generator().manual_seed(1))
+
+    def train_dataloader(self):
+        return DataLoader(self.train, 8, shuffle=True)
+
+L.Trainer(devices=4, strategy="ddp").fit(Net(), Data())
+""",
+    "a Trainer that saves on its own": HEAD + """
+from transformers import Trainer
+
+class Mine(Trainer):
+    def save_model(self, output_dir=None, _internal_call=False):
+        torch.save(self.model.state_dict(), os.path.join(output_dir, "x.pt"))  #> save-on-all-ranks
+
+class Other(Trainer):
+    def save_model(self, output_dir=None, _internal_call=False):
+        if self.args.should_save:
+            torch.save(self.model.state_dict(), os.path.join(output_dir, "x.pt"))
+
+local_rank = int(os.environ.get("LOCAL_RANK", 0))
+""",
+    "a module that is copied to all GPUs and saved": """
+import torch
+
+def main(net, path):
+    net = torch.nn.DataParallel(net).cuda()  #> dataparallel-module
+    torch.save(net, path)  #> save-whole-module
+    torch.save(net.module.state_dict(), path)
+""",
+    "shards of ZeRO": HEAD + """
+import deepspeed
+
+CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 3}}
+
+def main(net, path):
+    engine, *_ = deepspeed.initialize(model=net, config=CONFIG)
+    engine.save_checkpoint(path)
+    if dist.get_rank() == 0:
+        torch.save(engine.module.state_dict(), path)  #> shards-of-one-rank
+""",
+    "ZeRO that leaves the weights whole": HEAD + """
+import deepspeed
+
+CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 2}}
+
+def main(net, path):
+    engine, *_ = deepspeed.initialize(model=net, config=CONFIG)
+    if dist.get_rank() == 0:
+        torch.save(engine.module.state_dict(), path)
+""",
+    "a free port of each rank": HEAD + """
+from ports import find_free_port
+
+def work(rank, size):
+    port = find_free_port()
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = str(port)  #> port-drawn-by-each-rank
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+
+def alone():
+    os.environ["MASTER_PORT"] = str(find_free_port())
+    dist.init_process_group("gloo", rank=0, world_size=1)
+""",
 }  # fmt: skip
 
 
@@ -523,6 +842,23 @@ LINES = {
     "torchrun --nnodes $NODES --rdzv-backend c10d --rdzv-endpoint $HOST:29500 train.py\n",
     "GPUs of a scheduler": "#!/bin/bash\n#SBATCH --gres=gpu:2\n"
     "torchrun --nproc-per-node 4 train.py  #> more-ranks-than-gpus\n",
+    "a port inside quoted words": "PORT=80000  #> invalid-port\nfor h in a b; do\n"
+    'ssh $h "cd x && python -m torch.distributed.launch --master_port=$PORT train.py"  #> deprecated-dist-api\ndone\n',
+    "a port for something else": 'SEED_PORT=80000\nssh $h "torchrun --master_port=$PORT train.py --seed $SEED_PORT"\n',
+    "the old launcher in a variable": 'RUN="python -m torch.distributed.launch --use_env"  #> deprecated-dist-api\n'
+    "$RUN train.py\n",
+    "the old launcher in a text": 'echo "python -m torch.distributed.launch is old"\ntorchrun train.py\n',
+    "nodes that are counted elsewhere": "torchrun --nnodes=$POD_COUNT --rdzv-endpoint=localhost:29400 train.py"
+    "  #> loopback-for-nodes\n",
+    "nodes with a default of one": "NNODES=${NNODES:-1}\n"
+    "torchrun --nnodes=$NNODES --rdzv-endpoint=localhost:29400 train.py\n",
+    "nodes for ranks": "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=4\n"
+    "export WORLD_SIZE=$SLURM_NNODES  #> world-size-of-one-node\nsrun python train.py\n",
+    "one task on each node": "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=1\n"
+    "export WORLD_SIZE=$SLURM_NNODES\nsrun python train.py\n",
+    "a script of the first node": "#!/bin/bash\n#SBATCH -N 2\n# no srun here\n"
+    "torchrun --nnodes 2 --rdzv-endpoint $HOST:29500 train.py  #> launcher-on-first-node\n",
+    "a script of one node": "#!/bin/bash\n#SBATCH -N 1\ntorchrun --nnodes 1 train.py\n",
     "a type of GPU": "#!/bin/bash\n#SBATCH --gres=gpu:a100:4\ntorchrun --nproc-per-node 4 train.py\n",
 }
 

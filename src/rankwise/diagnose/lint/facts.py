@@ -239,6 +239,13 @@ def _of_libraries(module: Module) -> list[Call]:
     # a DTensor is gathered from all ranks
     listed += [call for call in module.methods("full_tensor") if not call.node.args]
     if any(module.imports.uses(name) for name in ("lightning", "pytorch_lightning")):
+        # a module's own all_gather, and what its trainer's strategy does
+        for call in module.methods("all_gather", "barrier", "broadcast", "reduce"):
+            owner = module.class_of("self", call.place.scope) if call.base.startswith("self") else None
+            bases = owner.node.bases if owner is not None and isinstance(owner.node, ast.ClassDef) else ()
+            own = call.base == "self" and call.method == "all_gather" and any("Module" in text_of(b) for b in bases)
+            if own or call.base.endswith("trainer.strategy"):
+                listed.append(call)
         methods = ("save_checkpoint", "fit", "validate", "test", "predict")
         listed += [call for call in module.methods(*methods) if last(call.base) == "trainer"]
     # each rank evaluates and predicts a share

@@ -19,6 +19,7 @@ _CANONICAL = {
     "torch.cuda.amp.autocast_mode.autocast": "torch.cuda.amp.autocast",
     "torch.cuda.amp.grad_scaler.GradScaler": "torch.cuda.amp.GradScaler",
     "torch.nn.modules.batchnorm.SyncBatchNorm": "torch.nn.SyncBatchNorm",
+    "torch.distributed._composable.fsdp.fully_shard": "torch.distributed.fsdp.fully_shard",
     "mmcv.parallel.MMDistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
     "torchdata.stateful_dataloader.StatefulDataLoader": "torch.utils.data.DataLoader",
     "torchft.DistributedSampler": "torch.utils.data.distributed.DistributedSampler",

@@ -176,6 +176,14 @@ def params_after_wrap(module: Module) -> Iterator[Hit]:
                 continue
             for binding in found:
                 value = binding.value
+                # a layer that is moved where it is made
+                while (
+                    isinstance(value, ast.Call)
+                    and isinstance(value.func, ast.Attribute)
+                    and value.func.attr in {*_MOVES, "train"}
+                    and isinstance(value.func.value, ast.Call)
+                ):
+                    value = value.func.value
                 made = module.name_of(value.func) if isinstance(value, ast.Call) else ""
                 layer = made.startswith("torch.nn.") and last(made)[:1].isupper() and not last(made).endswith("Loss")
                 behind = position(binding.place.stmt) > position(wrap.place.stmt) and not _excluded(
@@ -230,10 +238,14 @@ def module_forward(module: Module) -> Iterator[Hit]:
     bare = {wrap.inner: wrap for wrap in known if wrap.inner not in {"", "self", wrap.text} and not wrap.place.branches}
     seen: set[tuple[str, ast.stmt]] = set()
     for call in module.calls if inner else ():
-        name = inner.get(call.text) or inner.get(call.base)
+        name = inner.get(call.text) or inner.get(call.base) or _of_part(inner, call)
         if name is None and call.text in bare and sees(module, replace(bare[call.text], text=call.text), call):
             name = bare[call.text].text
         body = None if name is None else _body_of_step(module, call)
+        shown = call.node
+        if name is not None and body is None:
+            outer = _step_of_helper(module, call)
+            call, body = (call, None) if outer is None else (outer, _body_of_step(module, outer))  # noqa: PLW2901
         if name is None or body is None:
             continue
         # with a forward pass of the wrapped model in the same step, before backward, DDP is prepared
@@ -260,7 +272,28 @@ def module_forward(module: Module) -> Iterator[Hit]:
         frozen = _evaluates(module, call, {name, *(text for text, of in inner.items() if of == name)})
         if not (prepared or quiet or frozen or (name, body.node) in seen) and _reaches_backward(module, call, body):
             seen.add((name, body.node))
-            yield Hit(call.node, {"name": name})
+            yield Hit(shown, {"name": name})
+
+
+def _of_part(inner: dict[str, str], call: Call) -> str | None:
+    """Return the wrapped model of which a call runs a part: model.module.encoder.layer(x), net["head"](x)."""
+    text = call.text.replace("[]", "")
+    found = (name for known, name in inner.items() if call.text.startswith((f"{known}.", f"{known}[]")))
+    return next(found, None) if "()" not in text and call.text.count(".") + call.text.count("[]") > 0 else None
+
+
+def _step_of_helper(module: Module, call: Call) -> Call | None:
+    """Return the call, in a step of training, of the function of this file that returns what a call gives."""
+    scope, stmt = call.place.scope, call.place.stmt
+    if (
+        not isinstance(stmt, ast.Return)
+        or call.place.loops
+        or not scope.is_function
+        or _NOT_TRAINING.search(scope.name)
+    ):
+        return None
+    outer = module.callers(scope)
+    return next((each for each in outer if each.place.side is None and _body_of_step(module, each) is not None), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def target_not_moved(module: Module) -> Iterator[Hit]:
             if not moved or name in moved:
                 continue
             bound = any(found.text == name and loop in found.place.loops for found in module.bindings)
-            losses = [call for call in inside if _takes_loss(call, name)]
+            losses = [call for call in inside if _takes_loss(module, call, name)]
             others = [
                 call
                 for call in inside
@@ -64,9 +64,29 @@ def target_not_moved(module: Module) -> Iterator[Hit]:
                 yield Hit(losses[0].node, {"name": name, "moved": min(moved)})
 
 
-def _takes_loss(call: Call, name: str) -> bool:
-    loss = re.search(r"criterion|loss_f|_loss$|cross_entropy|loss_fn|^loss_func", call.method)
-    return bool(loss) and any(isinstance(arg, ast.Name) and arg.id == name for arg in call.node.args[1:])
+_VIEWS = frozenset("view reshape flatten squeeze unsqueeze contiguous long float ravel".split())
+
+
+def _takes_loss(module: Module, call: Call, name: str) -> bool:
+    """Whether a loss takes a name as its target, or a part or a view of it."""
+    made = module.value(call.node.func, call.place.scope) if isinstance(call.node.func, ast.Name) else None
+    full = module.name_of(made.func) if isinstance(made, ast.Call) else ""
+    known = re.fullmatch(r"torch\.nn\.\w+Loss", full)
+    if not known and not re.search(r"criterion|loss_f|_loss$|cross_entropy|loss_fn|^loss_func", call.method):
+        return False
+    # the lengths that CTC takes behind its target may stay on the CPU
+    given = call.node.args[1:2] if "ctc" in f"{call.method} {full}".lower() else call.node.args[1:]
+    return any(_is_view(arg, name) for arg in given)
+
+
+def _is_view(node: ast.expr, name: str) -> bool:
+    while True:
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS:
+            node = node.func.value
+        else:
+            return isinstance(node, ast.Name) and node.id == name
 
 
 @rule(

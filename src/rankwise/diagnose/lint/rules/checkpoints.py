@@ -14,8 +14,10 @@ from rankwise.diagnose.lint.facts import (
     is_handed_over,
     is_in_turn,
     names_in,
+    sees_one_gpu,
     uses_cuda,
 )
+from rankwise.diagnose.lint.guards import is_mode_test
 from rankwise.diagnose.lint.module import Call, Exit, Module, position
 from rankwise.diagnose.lint.names import text_of
 from rankwise.diagnose.lint.ranked import runs_on_several
@@ -89,6 +91,7 @@ def main(net, path):
 )  # fmt: skip
 def save_on_all_ranks(module: Module) -> Iterator[Hit]:
     """torch.save in a file that starts ranks or wraps a model, under no test of the rank."""
+    yield from _overridden(module)
     library = _accelerated(module) or runs_on_several(module)
     if not library and (not _starts(module) or (has_framework(module) and not wraps(module))):
         return
@@ -115,6 +118,21 @@ def save_on_all_ranks(module: Module) -> Iterator[Hit]:
             for branch in place.branches
         )
         if not guarded and not own and not (flagged and _hidden_test(module, call)):
+            yield Hit(call.node.func)
+
+
+_ASKED = re.compile(r"should_save|world_process_zero|rank|is_main|deepspeed|fsdp", re.IGNORECASE)
+
+
+def _overridden(module: Module) -> Iterator[Hit]:
+    """Yield what save_model of a class made of transformers' Trainer writes: the Trainer calls it on every rank."""
+    if not any(_starts(module) or word in module.source for word in ("local_rank", "LOCAL_RANK", "world_size")):
+        return
+    for call in module.named("torch.save"):
+        owner = call.place.scope.owner
+        bases = owner.node.bases if owner is not None and isinstance(owner.node, ast.ClassDef) else ()
+        own = any(re.fullmatch(r"transformers\.(\w+\.)*\w*Trainer", module.name_of(base)) for base in bases)
+        if own and call.place.scope.name == "save_model" and not _ASKED.search(ast.unparse(call.place.scope.node)):
             yield Hit(call.node.func)
 
 
@@ -181,6 +199,14 @@ def save_whole_module(module: Module) -> Iterator[Hit]:
             for call in module.methods("to", "cuda", "cpu")
             if isinstance(call.place.stmt, ast.Expr) and call.place.stmt.value is call.node
         }
+    for binding in module.bindings if module.named("torch.nn.DataParallel") else ():
+        value = binding.value
+        while (
+            isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in {"to", "cuda"}
+        ):
+            value = value.func.value
+        if isinstance(value, ast.Call) and module.name_of(value.func) == "torch.nn.DataParallel":
+            names.add(binding.text)
     for call in module.named("torch.save"):
         saved = call.argument("obj", 0)
         if isinstance(saved, ast.Call) and isinstance(saved.func, ast.Attribute) and saved.func.attr == "cpu":
@@ -296,7 +322,7 @@ def _conditional(wrap: Call, call: Call) -> bool:
 
 @rule(
     "RW504", "load-without-map-location", "warning", "high",
-    message="torch.load without map_location puts every rank's copy on the GPU that saved it, usually GPU 0",
+    message="torch.load {how} puts every rank's copy on {gpu}",
     why="Tensors come back to the device they were saved from. All ranks then fill GPU 0 until it is out of memory.",
     wrong=_HEAD + """
 def resume(net, path):
@@ -329,11 +355,23 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
             isinstance(branch.test, ast.Name) and module.name_of(branch.test) for branch in call.place.branches
         )
         one_rank = call.place.side is not None and not always
-        if given is not None or call.is_open or one_rank or _is_own(module, call, call.argument("f", 0)):
+        if call.is_open or one_rank or _is_own(module, call, call.argument("f", 0)):
+            continue
+        if given is not None:
+            if _is_one_gpu(given, call) and started and not sees_one_gpu(module):
+                yield Hit(given, {"how": f"with map_location={module.text(given)}", "gpu": "one GPU"})
             continue
         end = module.span(call.node)[1] - 1
         comma = "" if module.source[:end].rstrip().endswith((",", "(")) else ", "
-        yield Hit(call.node.func, {}, Fix('add map_location="cpu"', (Edit(end, end, f'{comma}map_location="cpu"'),)))
+        values = {"how": "without map_location", "gpu": "the GPU that saved it, usually GPU 0"}
+        fix = Fix('add map_location="cpu"', (Edit(end, end, f'{comma}map_location="cpu"'),))
+        yield Hit(call.node.func, values, fix)
+
+
+def _is_one_gpu(given: ast.expr, call: Call) -> bool:
+    """Whether map_location is "cuda:0" in what all ranks run."""
+    fixed = isinstance(given, ast.Constant) and re.fullmatch(r"cuda:\d+", str(given.value)) is not None
+    return fixed and not any(is_mode_test(branch.test) for branch in call.place.branches)
 
 
 def _is_state(module: Module, call: Call) -> bool:
@@ -394,3 +432,66 @@ def _loads(body: list[ast.stmt]) -> bool:
     return any(
         isinstance(part, ast.Attribute) and part.attr == "load_state_dict" for stmt in body for part in ast.walk(stmt)
     )
+
+
+_GATHERS = re.compile(
+    r"full_tensor|get_model_state_dict|full_state_dict|GatheredParameters|consolidat|16bit|zero_to_fp32"
+)
+
+
+@rule(
+    "RW507", "shards-of-one-rank", "error", "medium",
+    message="{name}.state_dict() holds the shards of this rank only, and the other ranks save nothing: the weights are lost",
+    why="fully_shard and ZeRO stage 3 leave a part of each parameter on each rank. Gather them on all ranks first "
+    "(get_model_state_dict with full_state_dict=True, save_16bit_model), or let all ranks save (torch.distributed.checkpoint, "
+    "save_checkpoint).",
+    wrong="""
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+def save(net, path):
+    fully_shard(net)
+    if dist.get_rank() == 0:
+        torch.save(net.state_dict(), path)
+""",
+    right="""
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+
+def save(net, path):
+    fully_shard(net)
+    dcp.save({"net": net.state_dict()}, checkpoint_id=path)
+""",
+    ignore="the mesh replicates, and shards nothing.",
+)  # fmt: skip
+def shards_of_one_rank(module: Module) -> Iterator[Hit]:
+    """torch.save of the state of what fully_shard or ZeRO-3 has sharded, on the main rank only."""
+    if _GATHERS.search(module.source):
+        return
+    held = list(_fully_sharded(module))
+    if re.search(r"\bstage['\"]?\s*[:=]\s*3\b", module.source):
+        for call in module.named("deepspeed.initialize"):
+            for target in call.place.stmt.targets if isinstance(call.place.stmt, ast.Assign) else ():
+                engine = text_of(target.elts[0] if isinstance(target, ast.Tuple) else target)
+                held += [(engine, call), (f"{engine}.module", call)]
+    for call in module.methods("state_dict") if held else ():
+        saved = any(call.node in ast.walk(save.node) for save in module.named("torch.save"))
+        mine = [made for text, made in held if text == call.base and made.place.scope is call.place.scope]
+        if saved and call.place.side == "main" and any(position(made.node) < position(call.node) for made in mine):
+            yield Hit(call.node, {"name": call.base})
+
+
+def _fully_sharded(module: Module) -> Iterator[tuple[str, Call]]:
+    """Yield the texts of what fully_shard shards, also in a function of this file that does it to a parameter."""
+    for call in module.named("torch.distributed.fsdp.fully_shard"):
+        given, scope = call.argument("module", 0), call.place.scope
+        if given is None:
+            continue
+        yield text_of(given), call
+        if scope.is_function and text_of(given) in scope.params:
+            for outer, part in module.given(scope, text_of(given)):
+                if isinstance(part, ast.Name | ast.Attribute):
+                    yield text_of(part), outer

@@ -123,7 +123,7 @@ def _reached(module: Module, call: Call) -> Call | None:
     "async-result-unwaited",
     "error",
     "medium",
-    message="{name} is read before the collective that fills it has ended: wait() first",
+    message="{name} before the collective that fills it has ended: wait() first",
     why="async_op=True returns at once with a handle; until handle.wait() the tensor holds anything.",
     wrong="""
 import torch.distributed as dist
@@ -144,12 +144,22 @@ def total(value):
     ignore="another handle of the same stream is waited for in between.",
 )
 def async_result_unwaited(module: Module) -> Iterator[Hit]:
-    """The tensor of an asynchronous collective is used in the same block before anything is waited for."""
+    """The tensor of an asynchronous collective is used in the same block before anything is waited for.
+
+    Or its handle is thrown away, and nothing in the file waits for the device.
+    """
+    waits = module.has_call("synchronize", "wait_stream", "wait")
     for call in collectives(module):
         word = call.keyword("async_op")
         if word is None or not is_const(word.value, True) or not call.node.args:
             continue
         tensor = call.node.args[0]
+        stmt = call.place.stmt
+        if isinstance(stmt, ast.Expr) and stmt.value is call.node and call.name.startswith("torch.distributed."):
+            joined = any("coalesc" in ast.unparse(item.context_expr) for w in call.place.withs for item in w.items)
+            if not waits and not joined and call.method != "barrier" and isinstance(tensor, ast.Name | ast.Attribute):
+                yield Hit(call.node, {"name": f"the handle is dropped, and {text_of(tensor)} is used"})
+                continue
         if not isinstance(tensor, ast.Name):
             continue
         for stmt in call.place.block[call.place.index + 1 :]:
@@ -170,7 +180,7 @@ def async_result_unwaited(module: Module) -> Iterator[Hit]:
             if used is not None and not isinstance(stmt, ast.Return | ast.For | ast.While | ast.If):
                 again = any(module.call_of.get(part) in set(collectives(module)) for part in calls)
                 if not again:
-                    yield Hit(used, {"name": tensor.id})
+                    yield Hit(used, {"name": f"{tensor.id} is read"})
                 break
 
 

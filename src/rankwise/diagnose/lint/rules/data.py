@@ -21,6 +21,7 @@ from rankwise.diagnose.lint.facts import (
 from rankwise.diagnose.lint.handed import names_behind, names_of
 from rankwise.diagnose.lint.module import Binding, Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.ranked import runs_on_several
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 from rankwise.diagnose.lint.wrapped import wraps
 
@@ -129,7 +130,10 @@ def train(dataset, model, criterion, optimizer):
 )
 def missing_sampler(module: Module) -> Iterator[Hit]:
     """A training loader without any sampler in a file that wraps a model, or gives a library the model only."""
-    if not _wraps_only(module) or module.has_call(*_SHARDING_CALLS):
+    if module.has_call(*_SHARDING_CALLS):
+        return
+    yield from _left_alone_by_lightning(module)
+    if not _wraps_only(module):
         return
     # where there is a sampler, it may be another loader's; a name that is imported and never called shares nothing
     sampled = any("Sampler" in name and name not in _FOR_ALL for name in module.by_method)
@@ -155,6 +159,27 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
             continue
         if shuffled is None or not any(_MODES.search(name) for name in names_in(shuffled.value)):
             yield Hit(call.node.func)
+
+
+def _left_alone_by_lightning(module: Module) -> Iterator[Hit]:
+    """Yield loaders for training of a file whose Trainer is told to add no sampler, where there is none."""
+    words = ("use_distributed_sampler", "replace_sampler_ddp")
+    trainers = [call for call in module.methods("Trainer") if any(_is_off(call, word) for word in words)]
+    if not trainers or not runs_on_several(module) or any("ampler" in name for name in module.by_method):
+        return
+    for call in module.named(LOADER):
+        shuffled = call.keyword("shuffle")
+        data = call.argument("dataset", 0)
+        plain = not call.is_open and not call.keyword("sampler") and not call.keyword("batch_sampler")
+        own = data is not None and any(_SHARDS.search(name) for name in names_in(data))
+        drawn = shuffled is not None and is_const(shuffled.value, True)
+        if plain and not own and drawn and call.place.scope.name == "train_dataloader":
+            yield Hit(call.node.func)
+
+
+def _is_off(call: Call, name: str) -> bool:
+    word = call.keyword(name)
+    return word is not None and is_const(word.value, False)
 
 
 def _is_stream(module: Module, made: ast.Call) -> bool:
@@ -306,9 +331,20 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
 
 def _told_others(module: Module) -> set[str]:
     """Return the samplers that are told the epoch, where each is one of this file, by its own name."""
-    told = {call.base for call in module.methods("set_epoch")}
+    through = _samplers_of_loaders(module)
+    told = {through.get(call.base, call.base) for call in module.methods("set_epoch")}
     made = {found.text for call in module.named(SAMPLER) for found in module.bindings if found.value is call.node}
     return told if told and told <= made and all("." not in name for name in told) else set()
+
+
+def _samplers_of_loaders(module: Module) -> dict[str, str]:
+    """Return ``loader.sampler`` for each loader of this file, and the name of the one sampler that it was given."""
+    found: dict[str, set[str]] = {}
+    for call in module.named(LOADER) if module.has_call("set_epoch") else ():
+        given = call.argument("sampler", 3)
+        for name in names_of(module, call):
+            found.setdefault(f"{name}.sampler", set()).add(text_of(given) if isinstance(given, ast.Name) else "")
+    return {text: next(iter(names)) for text, names in found.items() if len(names) == 1 and "" not in names}
 
 
 def _sets_epochs(module: Module) -> bool:

@@ -15,7 +15,10 @@ from rankwise.diagnose.lint.record import Hit, rule
 
 _REDUCES = re.compile(r"reduce|gather|sync|metric|^compute$|\.compute\(|evaluator", re.IGNORECASE)
 _HOOKS = re.compile(r"(on_)?(validation|test)_(step|epoch_end)|on_(validation|test)_epoch_end")
-_COUNTS = re.compile(r"correct|right|hits?$|acc|num_|total|err|loss|dice|iou|score|top1", re.IGNORECASE)
+_COUNTS = re.compile(r"correct|right|good|hits?$|acc|num_|tot|err|loss|dice|iou|score|top1", re.IGNORECASE)
+_NO_REDUCTION = re.compile(r"cuda\.synchronize$|convert_sync_batchnorm$")
+# a slice, or a range, from the rank in steps of the number of ranks
+_STRIDE = re.compile(r"\[[\w.]*rank(\(\))?::|\brange\([\w.]*rank(\(\))?, ", re.IGNORECASE)
 
 
 @rule(
@@ -60,9 +63,7 @@ def evaluation_of_share(module: Module) -> Iterator[Hit]:
     if runs_on_several(module):
         yield from _logged(module)
     shared = _shared_loaders(module)
-    if not shared or any(
-        _REDUCES.search(call.method) for call in module.calls if not call.text.endswith("cuda.synchronize")
-    ):
+    if not shared or any(_REDUCES.search(call.method) for call in module.calls if not _NO_REDUCTION.search(call.text)):
         return
     for loop, scope in _evaluations(module):
         if not names_behind(module, names_in(loop.iter), scope) & shared:
@@ -114,7 +115,9 @@ def _shared_loaders(module: Module) -> set[str]:
     found: set[str] = set()
     for call in module.named(LOADER):
         sampler = module.value(call.argument("sampler", 3), call.place.scope)
-        if isinstance(sampler, ast.Call) and module.name_of(sampler.func) == SAMPLER:
+        data = module.value(call.argument("dataset", 0), call.place.scope)
+        strided = data is not None and _STRIDE.search(ast.unparse(data)) is not None
+        if strided or (isinstance(sampler, ast.Call) and module.name_of(sampler.func) == SAMPLER):
             found |= names_of(module, call)
     if "accelerate.Accelerator" in module.by_name:
         for call in module.methods("prepare"):

@@ -26,6 +26,11 @@ def _bad_port(text: str) -> bool:
     return text.isdigit() and not 0 <= int(text) <= 65535
 
 
+_PORT_OF = re.compile(
+    r"--(?:master|main[-_]process)[-_]port[= ]\"?\$\{?(\w+)|--rdzv[-_]endpoint[= ]\S*:\$\{?(\w+)|MASTER_PORT=\"?\$\{?(\w+)"
+)
+
+
 def _ports_in_lines(file: LaunchFile) -> Iterator[Hit]:
     for setting in file.settings:
         if setting.name == "MASTER_PORT" and _bad_port(setting.value):
@@ -34,6 +39,11 @@ def _ports_in_lines(file: LaunchFile) -> Iterator[Hit]:
         counted = re.match(r"\$\(\(\s*(\d+)\s*\+", setting.value)
         if counted and re.search("port", setting.name, re.IGNORECASE) and _bad_port(counted[1]):
             yield Hit(setting.place, {"port": counted[1]})
+    # PORT=80000 ... --master-port $PORT, also inside the quoted words of ssh or bash -c
+    used = {word for part in _PORT_OF.findall(file.source) for word in part if word}
+    for setting in file.settings:
+        if setting.name in used - {"MASTER_PORT"} and _bad_port(setting.value):
+            yield Hit(setting.place, {"port": setting.value})
     for command in file.commands:
         for name in ("--master-port", "--rdzv-endpoint", "--rdzv", "--main-process-port", "--rdzv_endpoint"):
             found = command.option(name)
@@ -167,6 +177,7 @@ def local_rank_argparse(module: Module) -> Iterator[Hit]:
 
 
 def _old_launcher_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    yield from _old_launcher_in_text(file)
     for command in file.commands:
         texts = command.texts
         for index, word in enumerate(command.words[1:], 1):
@@ -181,6 +192,30 @@ def _old_launcher_in_lines(file: LaunchFile) -> Iterator[Hit]:
                     else ()
                 )
                 yield Hit(word, {"old": word.text, "new": "torchrun"}, Fix("torchrun", edits) if edits else None)
+
+
+_OLD_LINE = re.compile(r"(?:^|[\s;&])(?:\S*/)?python[\d.]*\s+(?:-\w+\s+)*-m\s+(torch\.distributed\.launch)\b")
+_CARRIERS = ("ssh", "bash", "sh", "srun", "mpirun", "pdsh", "eval", "docker", "nohup", "screen", "tmux", "sbatch")
+
+
+def _old_launcher_in_text(file: LaunchFile) -> Iterator[Hit]:
+    """Yield the old launcher inside a quoted word that another program runs, or in a variable that starts a command."""
+    places = [
+        word
+        for command in file.commands
+        if command.find(*_CARRIERS) == 0
+        for word in command.words[1:]
+        if " " in word.text.strip()
+    ]
+    for setting in file.settings:
+        name = re.escape(setting.name)
+        if re.search(rf"^\s*(?:\w+=\S*\s+|srun\s+|exec\s+|eval\s+)*\"?\$\{{?{name}\b", file.source, re.MULTILINE):
+            places.append(setting.place)
+    for place in places:
+        # the offsets are those of the source, where a line may go on behind a backslash
+        for found in _OLD_LINE.finditer(re.sub(r"[\\'\"]", " ", file.source[place.start : place.end])):
+            start, end = (place.start + at for at in found.span(1))
+            yield Hit(LaunchPlace(start, end, found[1]), {"old": found[1], "new": "torchrun"})
 
 
 def _removed(words: list[LaunchPlace], option: str) -> tuple[Edit, ...]:

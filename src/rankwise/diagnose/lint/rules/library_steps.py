@@ -52,11 +52,7 @@ def prepare(net):
 )  # fmt: skip
 def optimizer_before_shard(module: Module) -> Iterator[Hit]:
     """AdamW(net.parameters()) stands before FSDP(net), or before fully_shard(net), in one function."""
-    for shard in module.named(*_SHARDERS):
-        inner = shard.argument("module", 0)
-        original = shard.keyword("use_orig_params")
-        if inner is None or shard.is_open or (original is not None and not is_const(original.value, False)):
-            continue
+    for shard, inner in _shards(module):
         name = text_of(inner)
         for call in shard.place.scope.calls:
             early = position(call.node) < position(shard.node) and call.place.scope is shard.place.scope
@@ -64,6 +60,20 @@ def optimizer_before_shard(module: Module) -> Iterator[Hit]:
                 later = any(_again(found, maker) for found in shard.place.scope.calls)
                 if not later:
                     yield Hit(maker.node, {"name": name})
+
+
+def _shards(module: Module) -> Iterator[tuple[Call, ast.expr]]:
+    """Yield the calls that shard a model, and the model; also those of functions of this file that do it to a parameter."""
+    for shard in module.named(*_SHARDERS):
+        inner, scope = shard.argument("module", 0), shard.place.scope
+        original = shard.keyword("use_orig_params")
+        if inner is None or shard.is_open or (original is not None and not is_const(original.value, False)):
+            continue
+        yield shard, inner
+        if scope.is_function and text_of(inner) in scope.params and not shard.place.branches:
+            for call, part in module.given(scope, text_of(inner)):
+                if isinstance(part, ast.Name | ast.Attribute):
+                    yield call, part
 
 
 def _optimizer(call: Call) -> Call | None:

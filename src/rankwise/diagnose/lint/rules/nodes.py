@@ -133,7 +133,7 @@ rule(
 
 def _loopback_in_lines(file: LaunchFile) -> Iterator[Hit]:
     for command in _launches(file):
-        if _nodes(file, command) < 2:
+        if _nodes(file, command) < 2 and not _is_given_nodes(file, command):
             continue
         for name in ("--master-addr", "--rdzv-endpoint", "--main-process-ip"):
             found = _option(file, command, name)
@@ -144,6 +144,15 @@ def _loopback_in_lines(file: LaunchFile) -> Iterator[Hit]:
                 host, setting = _shown(file, f"${inner[1]}")
             if found is not None and _LOOPBACK.fullmatch(host):
                 yield Hit(setting.place if setting is not None else found[1], {"text": host})
+
+
+def _is_given_nodes(file: LaunchFile, command: Command) -> bool:
+    """Whether the number of nodes is a variable that whoever starts the file sets, and there is no default of one node."""
+    found = command.option("--nnodes", "--num-machines")
+    name = re.fullmatch(r"\$\{?(\w+)\}?", found[0]) if found is not None else None
+    if name is None or any(each.name == name[1] for each in file.settings):
+        return False
+    return re.search(r"COUNT|NUM|NNODES|SIZE", name[1], re.IGNORECASE) is not None
 
 
 @rule(
@@ -181,9 +190,18 @@ def _counts_nodes(module: Module, node: ast.expr | None, scope: Scope) -> bool:
     )
 
 
+def _world_size_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    tasks = file.sbatch.get("ntasks-per-node", "")
+    for setting in file.settings if tasks.isdigit() and int(tasks) > 1 else ():
+        nodes = re.fullmatch(r"\$\{?(SLURM_NNODES|SLURM_JOB_NUM_NODES)\}?", setting.value)
+        # a launcher on each node sets it for its ranks by itself
+        if setting.name == "WORLD_SIZE" and nodes and next(_launches(file), None) is None:
+            yield Hit(setting.place, {"text": setting.value, "what": "the number of nodes"})
+
+
 @rule(
     "RW619", "world-size-of-one-node", "error", "medium",
-    message="the rank counts over nodes, and {text} is the number of ranks of one node: the group waits for too few",
+    message="ranks are counted over nodes, and {text} is {what}: the group waits for too few",
     why="world_size is the number of ranks of all nodes. Ranks beyond it are refused, or the groups of the nodes never see each "
     "other.",
     wrong="""
@@ -203,6 +221,7 @@ def work(gpu, node, nodes):
     dist.init_process_group("nccl", rank=rank, world_size=nodes * torch.cuda.device_count())
 """,
     ignore="never.",
+    lines=_world_size_in_lines,
 )  # fmt: skip
 def world_size_of_one_node(module: Module) -> Iterator[Hit]:
     """init_process_group(rank=node * n + gpu, world_size=device_count())."""
@@ -212,7 +231,7 @@ def world_size_of_one_node(module: Module) -> Iterator[Hit]:
             continue
         shown = module.value(size, scope)
         if isinstance(shown, ast.Call) and last(text_of(shown.func)) == "device_count":
-            yield Hit(size, {"text": module.text(size)})
+            yield Hit(size, {"text": module.text(size), "what": "the number of ranks of one node"})
 
 
 _ASKS = frozenset(
@@ -253,3 +272,95 @@ def used_before_init(module: Module) -> Iterator[Hit]:
             if (asks or call.name == DDP) and not call.place.branches and not inside:
                 yield Hit(call.node, {"name": call.text})
                 break
+
+
+def _first_node_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    nodes = file.sbatch.get("nodes", "1").rpartition("-")[2]
+    # something that starts the line on each node, in this file or in a text that it writes
+    if not nodes.isdigit() or int(nodes) < 2 or _SPREADS.search(_COMMENT.sub("", file.source)):
+        return
+    for command in _launches(file):
+        if _nodes(file, command) > 1:
+            yield Hit(command.words[0], {"number": nodes})
+
+
+_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+_SPREADS = re.compile(r"\b(srun|mpirun|mpiexec|pdsh|ssh|clush|parallel|ibrun|jsrun|sbatch|ray)\b")
+
+
+rule(
+    "RW621", "launcher-on-first-node", "error", "medium",
+    message="the batch script runs on the first of its {number} nodes only: start the launcher on each of them by srun",
+    why="Slurm gives a job all its nodes and runs the script on the first one. The launcher there waits for the others, which "
+    "nobody starts, until the rendezvous gives up.",
+    wrong="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\ntorchrun --nnodes 2 --nproc-per-node 8 "
+    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
+    right="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nnodes 2 --nproc-per-node 8 "
+    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
+    ignore="another script runs this one on each node.",
+    language="bash",
+    lines=_first_node_in_lines,
+)(None)  # fmt: skip
+
+
+_DRAWS = re.compile(r"(rand(int|range|om)?|choice|uniform|sample|\w*free_?port\w*|\w*(find|get)_\w*port|getsockname)")
+
+
+@rule(
+    "RW622", "port-drawn-by-each-rank", "error", "medium",
+    message="each rank draws a port of its own here: they never meet",
+    why="The port of the rendezvous must be the same on all ranks. Draw it once, before the ranks start, and hand it to them, or "
+    "leave it to the launcher.",
+    wrong="""
+import os
+import random
+import torch.distributed as dist
+
+def work(rank, size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = str(random.randint(20000, 30000))
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+""",
+    right="""
+import os
+import torch.distributed as dist
+
+def work(rank, size, port):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = str(port)
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+""",
+    ignore="there is one rank only.",
+)  # fmt: skip
+def port_drawn_by_each_rank(module: Module) -> Iterator[Hit]:
+    """MASTER_PORT is set to a random or a free port in the function that starts the group."""
+    groups = list(module.named("torch.distributed.init_process_group"))
+    for name, _, value, place in environment_writes(module) if groups else ():
+        if (
+            name != "MASTER_PORT"
+            or not isinstance(place.stmt, ast.Assign)
+            or place.branches
+            or not place.scope.is_function
+        ):
+            continue
+        shown = [
+            module.value(part, place.scope) for part in ast.walk(value) if isinstance(part, ast.Name | ast.Attribute)
+        ]
+        parts = [part for node in (value, *shown) if node is not None for part in ast.walk(node)]
+        drawn = any(isinstance(part, ast.Call) and _DRAWS.fullmatch(last(text_of(part.func))) for part in parts)
+        own = [
+            call for call in groups if call.place.scope is place.scope and position(call.node) > position(place.stmt)
+        ]
+        # with one rank, or a seed, there is nothing to disagree about
+        many = [
+            call
+            for call in own
+            if not any(_is_number(call.argument(*each)) for each in (("rank", 4), ("world_size", 3)))
+        ]
+        seeded = any("seed" in call.method and position(call.node) < position(place.stmt) for call in place.scope.calls)
+        if drawn and many and not seeded:
+            yield Hit(value)
+
+
+def _is_number(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int)

@@ -133,7 +133,12 @@ def _calls_backward(module: Module, call: Call, depth: int = 2) -> bool:
 
 def _goes_on(module: Module, place: Place) -> bool:
     """Whether what stands further down in a function trains: the ranks that get there wait for the others."""
-    later = [call for call in place.scope.calls if position(call.node) > position(place.stmt) and not call.place.side]
+    later = [
+        call
+        for call in place.scope.calls
+        if (position(call.node) > position(place.stmt) or place.loops[:1] == call.place.loops[:1] != ())
+        and not call.place.side
+    ]
     inside = [inner for call in later for inner in getattr(module.local_function(call), "calls", ())]
     return any(call.method in {"backward", "prepare", "barrier"} or call.name in WRAPPERS for call in [*later, *inside])
 

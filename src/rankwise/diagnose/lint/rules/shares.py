@@ -18,6 +18,7 @@ from rankwise.diagnose.lint.facts import (
 from rankwise.diagnose.lint.guards import LOCAL_RANK_NAMES, is_local_rank
 from rankwise.diagnose.lint.module import Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.ranked import runs_on_several
 from rankwise.diagnose.lint.record import Hit, rule
 from rankwise.diagnose.lint.wrapped import wraps
 
@@ -60,13 +61,16 @@ def main(dataset):
 )
 def unseeded_split(module: Module) -> Iterator[Hit]:
     """random_split without generator, or scikit-learn's, and no seed before it; or one that holds the rank."""
-    if not is_distributed(module) or has_framework(module):
+    lightning = runs_on_several(module)
+    if not lightning and (not is_distributed(module) or has_framework(module)):
         return
     seeds = [call for call in module.calls if "seed" in call.method.lower() and "worker" not in call.method.lower()]
     for call in module.named("torch.utils.data.random_split", "sklearn.model_selection.train_test_split"):
         if call.argument("generator", 2) is not None and call.method == "random_split":
             continue
         if call.is_open or is_before_ranks(module, call.place.scope):
+            continue
+        if lightning and (seeds or call.place.scope.name == "prepare_data"):
             continue
         drawn, shuffled = call.argument("random_state"), call.argument("shuffle")  # of scikit-learn
         if (drawn is not None and not is_const(drawn, None)) or is_const(shuffled, False):

@@ -18,7 +18,7 @@ _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm")
 
 @rule(
     "RW301", "clip-before-unscale", "error", "high",
-    message="gradients are clipped while they are scaled: call {scaler}.unscale_({optimizer}) first",
+    message="gradients are clipped while they are scaled: call {call} first",
     why="GradScaler has multiplied the gradients, by 65536 at first. Their norm is compared with a limit meant for real ones, so "
     "every step is clipped to almost nothing.",
     wrong="""
@@ -65,7 +65,23 @@ def clip_before_unscale(module: Module) -> Iterator[Hit]:
         indent = module.source[begins:at]
         text = f"{scaler}.unscale_({optimizer})\n{indent}"
         fix = Fix(f"insert {scaler}.unscale_({optimizer})", (Edit(at, at, text),)) if not indent.strip() else None
-        yield Hit(clip.node, {"scaler": scaler, "optimizer": optimizer}, fix)
+        yield Hit(clip.node, {"call": f"{scaler}.unscale_({optimizer})"}, fix)
+    yield from _past_accelerator(module)
+
+
+def _past_accelerator(module: Module) -> Iterator[Hit]:
+    """Yield torch's own clipping in a file whose Accelerator scales: mixed_precision="fp16", written there."""
+    for maker in module.named("accelerate.Accelerator"):
+        given, stmt = maker.keyword("mixed_precision"), maker.place.stmt
+        if given is None or ast.unparse(given.value) != "'fp16'" or not isinstance(stmt, ast.Assign):
+            continue
+        names = {text_of(target) for target in stmt.targets}
+        if any(call.method == "unscale_gradients" for call in module.calls):
+            return
+        for clip in module.named("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"):
+            backs = [call for call in clip.place.scope.calls if call.method == "backward" and call.base in names]
+            if any(position(call.node) < position(clip.node) for call in backs):
+                yield Hit(clip.node, {"call": f"{backs[0].base}.unscale_gradients()"})
 
 
 def _same_way(one: Call, other: Call) -> bool:
@@ -161,7 +177,7 @@ def accumulation_without_no_sync(module: Module) -> Iterator[Hit]:
         return
     for call in module.methods("backward"):
         looped = call.place.loops or any(found.place.loops for found in module.callers(call.place.scope))
-        if looped and not call.place.side and _divided(call):
+        if looped and not call.place.side and (_divided(call) or _counted(module, call)):
             yield Hit(call.node)
             continue
         if (
@@ -180,6 +196,20 @@ def accumulation_without_no_sync(module: Module) -> Iterator[Hit]:
             ):
                 yield Hit(call.node)
                 break
+
+
+def _counted(module: Module, call: Call) -> bool:
+    """Whether the loss is divided by the very number of which the optimizer's step waits for a multiple."""
+    parts = [part for part in ast.walk(call.node) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)]
+    numbers = {ast.unparse(part.right) for part in parts if isinstance(part.right, ast.Name | ast.Attribute)}
+    for step in module.methods("step") if numbers and call.place.loops else ():
+        if step.place.loops[-1:] != call.place.loops[-1:] or not re.search("opt|scaler", step.base, re.IGNORECASE):
+            continue
+        tests = [branch.test for branch in step.place.branches if branch not in call.place.branches]
+        for part in (part for test in tests for part in ast.walk(test)):
+            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and ast.unparse(part.right) in numbers:
+                return True
+    return False
 
 
 def _divided(call: Call) -> bool:
