@@ -8,8 +8,11 @@ from rankwise.diagnose.lint.rules import (
     checkpoints,
     collectives,
     data,
+    deprecations,
     drawn,
+    epochs,
     evaluation,
+    frozen,
     launch,
     library_steps,
     model,
@@ -17,6 +20,7 @@ from rankwise.diagnose.lint.rules import (
     own,
     rank_tests,
     reductions,
+    restores,
     shares,
     step,
     wrap,
@@ -26,7 +30,7 @@ __all__ = ["RULES"]
 
 # Importing a family has made its rules.
 _FAMILIES = (
-    *(after_wrap, batch, checkpoints, collectives, data, drawn, evaluation, launch, library_steps, model, nodes, own),
-    *(rank_tests, reductions, shares, step, suppression, wrap),
+    *(after_wrap, batch, checkpoints, collectives, data, deprecations, drawn, epochs, evaluation, frozen, launch),
+    *(library_steps, model, nodes, own, rank_tests, reductions, restores, shares, step, suppression, wrap),
 )
 RULES = registered()

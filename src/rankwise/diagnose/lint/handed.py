@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from rankwise.diagnose.lint.module import Call, Module, Scope
+from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.scopes import Call, Scope
 
 __all__ = ["names_behind", "names_of"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
-from rankwise.diagnose.lint.module import Call, Module, Scope
+from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.names import text_of
+from rankwise.diagnose.lint.scopes import Call, Scope
 
 __all__ = ["has_rank", "runs_on_several", "same_on_all", "seeds"]
 

@@ -6,8 +6,9 @@ import ast
 import re
 
 from rankwise.diagnose.lint.guards import Side, is_main_word, side_of
-from rankwise.diagnose.lint.module import Binding, Branch, Call, Exit, Module, Place, Scope
+from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.scopes import Binding, Branch, Call, Exit, Place, Scope
 
 __all__ = ["read_module"]
 

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rankwise.diagnose.lint.module import Call, Module, Place, Scope, position
+from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.scopes import Call, Place, Scope
 
 __all__ = ["DDP", "DEVICE_MOVES", "WRAPPERS", "Wrap", "is_rebound", "known_wraps", "sees", "wraps"]
 

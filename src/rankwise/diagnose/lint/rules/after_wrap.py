@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rankwise.diagnose.lint.facts import has_framework, is_const, names_in, training_loops
-from rankwise.diagnose.lint.module import Call, Module, Place, Scope, position
+from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.scopes import Call, Place
 from rankwise.diagnose.lint.wrapped import DEVICE_MOVES, Wrap, is_rebound, known_wraps, sees, wraps
 
 _HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -20,16 +21,16 @@ _DTYPES = re.compile(r"torch\.(float|half|double|bfloat|int)|\bdtype\b")
 _NOT_TRAINING = re.compile(r"eval|valid|test|infer|predict|sample|generate|visuali|export", re.IGNORECASE)
 
 
-def _behind(wrap: Wrap) -> Iterator[Call]:
+def calls_behind(wrap: Wrap) -> Iterator[Call]:
     """Yield the calls behind a wrap in its function that a branch of the same `if` does not exclude."""
     inside = set(ast.walk(wrap.made.node))  # what makes the argument runs before the wrap
     for call in wrap.place.scope.calls:
         behind = position(call.node) > position(wrap.call.node) and call.node not in inside
-        if behind and not _excluded(call.place, wrap.place) and not is_rebound(wrap, call):
+        if behind and not excludes(call.place, wrap.place) and not is_rebound(wrap, call):
             yield call
 
 
-def _excluded(one: Place, other: Place) -> bool:
+def excludes(one: Place, other: Place) -> bool:
     """Whether two places lie in different branches of one `if`."""
     sides = {branch.node: branch.taken for branch in other.branches}
     return any(sides.get(branch.node, branch.taken) is not branch.taken for branch in one.branches)
@@ -67,7 +68,7 @@ def move_after_wrap(module: Module) -> Iterator[Hit]:
         ids = wrap.call.keyword("device_ids")
         placed = bool(wrap.moves_before) or (ids is not None and not is_const(ids.value, None))
         placed = placed or module.text(wrap.call.node).count(".to(") + module.text(wrap.call.node).count(".cuda(") > 0
-        for call in _behind(wrap):
+        for call in calls_behind(wrap):
             if call.method not in _MOVES or call.base not in wrap.names or call.method == "float" or not wrap.text:
                 continue
             if (
@@ -137,7 +138,7 @@ def prepare(net):
 def syncbn_after_wrap(module: Module) -> Iterator[Hit]:
     """The argument is a wrapped model."""
     for wrap in wraps(module):
-        for call in _behind(wrap):
+        for call in calls_behind(wrap):
             argument = call.argument("module", 0)
             if (
                 call.method == "convert_sync_batchnorm"
@@ -186,12 +187,12 @@ def params_after_wrap(module: Module) -> Iterator[Hit]:
                     value = value.func.value
                 made = module.name_of(value.func) if isinstance(value, ast.Call) else ""
                 layer = made.startswith("torch.nn.") and last(made)[:1].isupper() and not last(made).endswith("Loss")
-                behind = position(binding.place.stmt) > position(wrap.place.stmt) and not _excluded(
+                behind = position(binding.place.stmt) > position(wrap.place.stmt) and not excludes(
                     binding.place, wrap.place
                 )
                 if layer and behind and made != wrap.call.name:
                     yield Hit(binding.place.stmt, {"name": wrap.text})
-        for call in _behind(wrap):
+        for call in calls_behind(wrap):
             if call.method in {"add_module", "register_parameter"} and call.base in names:
                 yield Hit(call.node, {"name": wrap.text})
 
@@ -347,74 +348,3 @@ def _reaches_backward(module: Module, call: Call, body: _Step) -> bool:
             reached |= names_in(part.target)
     back = [found for found in module.methods("backward") if found.node in body.calls]
     return any(reached & names_in(found.node) or call.node in ast.walk(found.node) for found in back)
-
-
-@rule(
-    "RW207", "requires-grad-after-wrap", "warning", "medium",
-    message="requires_grad of {name} changes after the wrap: DDP keeps waiting for these gradients, or never reduces them",
-    why="DDP takes the parameters that require gradients when it is built. Freezing later makes it wait for gradients that do not "
-    "come; thawing later leaves them unsynchronised.",
-    wrong=_HEAD + """
-def prepare(net):
-    model = DDP(net)
-    for parameter in model.module.encoder.parameters():
-        parameter.requires_grad = False
-    return model
-""",
-    right=_HEAD + """
-def prepare(net):
-    for parameter in net.encoder.parameters():
-        parameter.requires_grad = False
-    return DDP(net)
-""",
-    ignore="find_unused_parameters=True is given and what was frozen stays so.",
-)  # fmt: skip
-def requires_grad_after_wrap(module: Module) -> Iterator[Hit]:
-    """For p in model.parameters(): p.requires_grad = False, outside the training loop."""
-    for wrap in wraps(module):
-        if not wrap.text:
-            continue
-        for binding in (found for listed in wrap.place.scope.bindings.values() for found in listed):
-            loops = binding.place.loops
-            if not binding.text.endswith(".requires_grad") or not loops or not isinstance(loops[-1], ast.For):
-                continue
-            if _in_a_step(module, loops):
-                continue
-            used = {text_of(part) for part in ast.walk(loops[-1].iter) if isinstance(part, ast.Name | ast.Attribute)}
-            behind = position(loops[-1]) > position(wrap.place.stmt) and not _excluded(binding.place, wrap.place)
-            if used & {wrap.text, f"{wrap.text}.module"} and behind:
-                yield Hit(binding.place.stmt, {"name": wrap.text})
-        for call in _behind(wrap):
-            given = [text_of(part) for part in call.node.args]
-            target = module.local_function(call) if any(text.partition(".")[0] == wrap.text for text in given) else None
-            if target is not None and _freezes(target) and not _in_a_step(module, call.place.loops):
-                yield Hit(call.node, {"name": wrap.text})
-            if call.method != "requires_grad_" or _in_a_step(module, call.place.loops):
-                continue
-            loop = call.place.loops[-1] if call.place.loops else None
-            over = (
-                {text_of(part) for part in ast.walk(loop.iter) if isinstance(part, ast.expr)}
-                if isinstance(loop, ast.For)
-                else set()
-            )
-            counted = (
-                isinstance(loop, ast.For)
-                and call.base in names_in(loop.target)
-                and over & {wrap.text, f"{wrap.text}.module"}
-            )
-            straight = call.base.partition(".")[0] == wrap.text or call.base.startswith(f"{wrap.text}.")
-            if counted or (straight and call.node.args):
-                yield Hit(call.node, {"name": wrap.text})
-
-
-def _freezes(scope: Scope) -> bool:
-    """Whether a function sets requires_grad of the parameters that it gets."""
-    walked = [ast.unparse(loop.iter) for loop in ast.walk(scope.node) if isinstance(loop, ast.For)]
-    sets = any(text.endswith(".requires_grad") for text in scope.bindings)
-    sets = sets or any(call.method == "requires_grad_" for call in scope.calls)
-    return sets and any(f"{name}." in text and "parameters" in text for text in walked for name in scope.params)
-
-
-def _in_a_step(module: Module, loops: tuple[ast.stmt, ...]) -> bool:
-    """Whether a place lies in a loop with a backward pass: two models in turn are frozen and thawed there on purpose."""
-    return bool(set(loops) & training_loops(module))

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import is_distributed, names_in, training_loops, uses_cuda
-from rankwise.diagnose.lint.module import Call, Module
+from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.scopes import Call
 from rankwise.diagnose.lint.wrapped import wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"

@@ -6,10 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
+from rankwise.diagnose.lint.collective_calls import collective_inside, collectives
 from rankwise.diagnose.lint.facts import (
     RANKS,
-    collective_inside,
-    collectives,
     guard_of,
     has_framework,
     is_const,
@@ -17,9 +16,10 @@ from rankwise.diagnose.lint.facts import (
     names_in,
     training_loops,
 )
-from rankwise.diagnose.lint.module import Branch, Call, Module, Place, Scope, position
+from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.scopes import Branch, Call, Place, Scope
 from rankwise.diagnose.lint.wrapped import DDP, WRAPPERS, Wrap, known_wraps, sees, wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"

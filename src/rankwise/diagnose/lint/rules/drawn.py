@@ -18,10 +18,11 @@ from rankwise.diagnose.lint.facts import (
     names_in,
     spawns,
 )
-from rankwise.diagnose.lint.module import Call, Module, Place, Scope
+from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.ranked import has_rank, same_on_all, seeds
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.scopes import Call, Place, Scope
 from rankwise.diagnose.lint.wrapped import wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"

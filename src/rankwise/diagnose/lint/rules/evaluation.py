@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import LOADER, SAMPLER, names_in
 from rankwise.diagnose.lint.handed import names_behind, names_of
-from rankwise.diagnose.lint.module import Call, Module, Scope
+from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.ranked import runs_on_several
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.scopes import Call, Scope
 
 _REDUCES = re.compile(r"reduce|gather|sync|metric|^compute$|\.compute\(|evaluator", re.IGNORECASE)
 _HOOKS = re.compile(r"(on_)?(validation|test)_(step|epoch_end)|on_(validation|test)_epoch_end")

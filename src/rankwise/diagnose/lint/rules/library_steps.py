@@ -15,9 +15,10 @@ from rankwise.diagnose.lint.facts import (
     is_const,
     is_distributed,
 )
-from rankwise.diagnose.lint.module import Call, Module, position
+from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.scopes import Call
 from rankwise.diagnose.lint.wrapped import WRAPPERS, known_wraps, sees, wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"

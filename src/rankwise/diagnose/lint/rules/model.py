@@ -6,21 +6,22 @@ import ast
 import re
 from collections.abc import Iterator
 
+from rankwise.diagnose.lint.collective_calls import objects_over_nccl
 from rankwise.diagnose.lint.facts import (
     calls_framework,
     environment_writes,
     has_framework,
     is_before_ranks,
     is_const,
-    objects_over_nccl,
     sees_one_gpu,
     spawns,
     uses_cuda,
 )
 from rankwise.diagnose.lint.guards import is_mode_test
-from rankwise.diagnose.lint.module import Call, Module, Place, Scope
+from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.scopes import Call, Place, Scope
 from rankwise.diagnose.lint.wrapped import Wrap, wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"

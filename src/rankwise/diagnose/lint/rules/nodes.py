@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import environment_writes
 from rankwise.diagnose.lint.launch_lines import Command, LaunchFile, LaunchPlace, Setting
-from rankwise.diagnose.lint.module import Module, Scope, position
+from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.scopes import Scope
 from rankwise.diagnose.lint.wrapped import DDP
 
 _LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|0\.0\.0\.0|\[?::1\]?)(:.*)?")

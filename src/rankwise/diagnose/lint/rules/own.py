@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import is_const
-from rankwise.diagnose.lint.module import Module, Scope
+from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.names import text_of
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.scopes import Scope
 
 _TOKENS = re.compile(r"token|vocab|ignore_index|input_ids|\bids\b|\.view\(-1|\.reshape\(-1|\.flatten\(0", re.IGNORECASE)
 

@@ -6,19 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import (
-    RANKS,
-    collective_after,
-    collectives,
-    guard_of,
-    has_framework,
-    loops_around,
-    loops_that_train,
-    names_in,
-)
-from rankwise.diagnose.lint.module import Call, Module, Place, Scope, position
+from rankwise.diagnose.lint.collective_calls import collective_after, collectives
+from rankwise.diagnose.lint.facts import RANKS, guard_of, has_framework, loops_around, loops_that_train, names_in
+from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.scopes import Call, Place, Scope
 from rankwise.diagnose.lint.wrapped import WRAPPERS, wraps
 
 

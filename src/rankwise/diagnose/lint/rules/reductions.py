@@ -6,11 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import collectives, has_framework, names_in
-from rankwise.diagnose.lint.module import Call, Module, position
+from rankwise.diagnose.lint.collective_calls import collectives
+from rankwise.diagnose.lint.facts import has_framework, names_in
+from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.ranked import same_on_all, seeds
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.scopes import Call
 from rankwise.diagnose.lint.wrapped import wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"

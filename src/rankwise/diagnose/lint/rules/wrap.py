@@ -16,9 +16,10 @@ from rankwise.diagnose.lint.facts import (
     without_keyword,
 )
 from rankwise.diagnose.lint.guards import is_local_rank
-from rankwise.diagnose.lint.module import Call, Module, Scope, position
+from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.scopes import Call, Scope
 from rankwise.diagnose.lint.wrapped import wraps
 
 _HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
