@@ -1,0 +1,218 @@
+"""Forms of saves, shards and steps of libraries that were once missed: each in invented code.
+
+A line with a mistake ends in ``#> slug``; these findings, and no others, are expected.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwise.diagnose.lint import check_source
+from rankwise.diagnose.lint.inputs import source_from_text
+
+HEAD = """import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+"""
+TRAINED = """
+    model = DDP(net)
+    for x in batches:
+        model(x).mean().backward()
+        optimizer.step()
+"""
+CASES = {
+    "one GPU for what is loaded": HEAD + """
+def main(net, path):
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    state = torch.load(path, map_location="cuda:0")  #> load-without-map-location
+    other = torch.load(path, map_location=torch.device("cuda:0"))  #> hardcoded-device
+    net.load_state_dict(torch.load(path, map_location="cuda"))
+    if dist.get_rank() == 0:
+        print(torch.load(path, map_location="cuda:0").keys())
+    return state, other
+main(None, None)
+""",
+    "the main rank leaves by itself": HEAD + """
+import sys
+
+def train(net, batches, optimizer, judge):
+    model = DDP(net)
+    worse = 0
+    for epoch in range(9):
+        for x in batches:
+            model(x).mean().backward()
+            optimizer.step()
+        if dist.get_rank() == 0:
+            worse += judge(model.module)
+            if worse > 3:
+                sys.exit(0)  #> rank-dependent-exit
+    if dist.get_rank() == 0:
+        if worse:
+            sys.exit(1)
+""",
+    "a helper that shards": HEAD + """
+from torch.distributed.fsdp import fully_shard
+
+def share(net, mesh):
+    for part in net.blocks:
+        fully_shard(part, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+def main(net, other, mesh):
+    optimizer = torch.optim.AdamW(net.parameters())  #> optimizer-before-shard
+    net = share(net, mesh)
+    other = share(other, mesh)
+    later = torch.optim.SGD(other.parameters())
+    return net, optimizer, later
+""",
+    "clipping past an accelerator": """
+import torch
+from accelerate import Accelerator
+
+def train(net, batches, optimizer):
+    speed = Accelerator(mixed_precision="fp16")
+    net, batches, optimizer = speed.prepare(net, batches, optimizer)
+    for x in batches:
+        speed.backward(net(x).mean())
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)  #> clip-before-unscale
+        optimizer.step()
+""",
+    "clipping past an accelerator that does not scale": """
+import torch
+from accelerate import Accelerator
+
+def train(net, batches, optimizer):
+    speed = Accelerator(mixed_precision="bf16")
+    net, batches, optimizer = speed.prepare(net, batches, optimizer)
+    for x in batches:
+        speed.backward(net(x).mean())
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+""",
+    "a handle that is dropped": HEAD + """
+def average(net, size):
+    for p in net.parameters():
+        p.grad /= size
+        dist.all_reduce(p.grad, async_op=True)  #> async-result-unwaited
+""",
+    "handles that are kept": HEAD + """
+def average(net, size):
+    handles = []
+    for p in net.parameters():
+        p.grad /= size
+        handles.append(dist.all_reduce(p.grad, async_op=True))
+    for handle in handles:
+        handle.wait()
+""",
+    "Lightning without its sampler": """
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, random_split
+
+class Net(L.LightningModule):
+    def on_validation_epoch_end(self):
+        if self.trainer.is_global_zero:
+            print(self.all_gather(self.total))  #> collective-in-rank-branch
+        both = self.all_gather(self.total)
+        if self.trainer.is_global_zero:
+            print(both)
+
+class Data(L.LightningDataModule):
+    def setup(self, stage):
+        self.train, self.val = random_split(self.whole, [8, 2])  #> unseeded-split
+
+    def train_dataloader(self):
+        return DataLoader(self.train, 8, shuffle=True)  #> missing-sampler
+
+    def val_dataloader(self):
+        return DataLoader(self.val, 8)
+
+L.Trainer(devices=4, strategy="ddp", use_distributed_sampler=False).fit(Net(), Data())
+""",
+    "Lightning as it should be": """
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, random_split
+
+class Data(L.LightningDataModule):
+    def setup(self, stage):
+        self.train, self.val = random_split(self.whole, [8, 2], generator=torch.Generator().manual_seed(1))
+
+    def train_dataloader(self):
+        return DataLoader(self.train, 8, shuffle=True)
+
+L.Trainer(devices=4, strategy="ddp").fit(Net(), Data())
+""",
+    "a Trainer that saves on its own": HEAD + """
+from transformers import Trainer
+
+class Mine(Trainer):
+    def save_model(self, output_dir=None, _internal_call=False):
+        torch.save(self.model.state_dict(), os.path.join(output_dir, "x.pt"))  #> save-on-all-ranks
+
+class Other(Trainer):
+    def save_model(self, output_dir=None, _internal_call=False):
+        if self.args.should_save:
+            torch.save(self.model.state_dict(), os.path.join(output_dir, "x.pt"))
+
+local_rank = int(os.environ.get("LOCAL_RANK", 0))
+""",
+    "a module that is copied to all GPUs and saved": """
+import torch
+
+def main(net, path):
+    net = torch.nn.DataParallel(net).cuda()  #> dataparallel-module
+    torch.save(net, path)  #> save-whole-module
+    torch.save(net.module.state_dict(), path)
+""",
+    "shards of ZeRO": HEAD + """
+import deepspeed
+
+CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 3}}
+
+def main(net, path):
+    engine, *_ = deepspeed.initialize(model=net, config=CONFIG)
+    engine.save_checkpoint(path)
+    if dist.get_rank() == 0:
+        torch.save(engine.module.state_dict(), path)  #> shards-of-one-rank
+""",
+    "ZeRO that leaves the weights whole": HEAD + """
+import deepspeed
+
+CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 2}}
+
+def main(net, path):
+    engine, *_ = deepspeed.initialize(model=net, config=CONFIG)
+    if dist.get_rank() == 0:
+        torch.save(engine.module.state_dict(), path)
+""",
+    "a free port of each rank": HEAD + """
+from ports import find_free_port
+
+def work(rank, size):
+    port = find_free_port()
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = str(port)  #> port-drawn-by-each-rank
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+
+def alone():
+    os.environ["MASTER_PORT"] = str(find_free_port())
+    dist.init_process_group("gloo", rank=0, world_size=1)
+""",
+}  # fmt: skip
+
+
+def expected(text: str) -> list[tuple[str, int]]:
+    """What the marks of a text say."""
+    lines = enumerate(text.splitlines(), 1)
+    return sorted((slug, line) for line, part in lines for slug in part.partition("#>")[2].split())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_marked_is_found_and_nothing_else(name: str) -> None:
+    """Mistakes and look-alikes side by side in one file."""
+    findings = check_source(source_from_text(CASES[name], "train.py"))
+    assert sorted((found.rule.slug, found.line) for found in findings) == expected(CASES[name])
