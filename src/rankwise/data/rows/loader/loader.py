@@ -61,8 +61,8 @@ class Loader:
         across_epochs: whether to read the first load request of the next pass while the last batches of this one are
             used; only for our samplers and stored data; dropped if the next pass begins with other rows.
         sharding: with to="jax": ``jax.sharding.Sharding`` of global arrays of all ranks' rows; without it, arrays are
-            each rank's own. It needs an order, or a `DistributedSampler` with equal batches: X is then global, and
-            dense.
+            each rank's own. It needs a `DistributedSampler` with equal batches; X is then global, and dense. For
+            an order, see `OrderedLoader`.
 
     Raises:
         ConfigError: arguments contradict each other, or cannot work on this machine.
