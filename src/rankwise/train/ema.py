@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import CheckpointError, ConfigError
+from rankwise.train.output import widened
 from rankwise.train.sharding import is_sharded
 from rankwise.train.wrapped_models import unwrapped
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from rankwise.train.exact import StepReport
 
 __all__ = ["EMA"]
-
-_FLOAT_BYTES = 4
 
 
 class EMA:
@@ -62,7 +61,7 @@ class EMA:
         named = unwrapped(model).named_parameters()
         self._model = {name.replace("_orig_mod.", ""): p for name, p in named if p.is_floating_point()}
         # no narrower than float32: in bfloat16 an average that moves by less than 1/256 of itself stays where it is
-        self._averages = {name: _widened(p.detach()).clone() for name, p in self._model.items()}
+        self._averages = {name: widened(p.detach()).clone() for name, p in self._model.items()}
 
     def update(self, report: StepReport | None = None) -> None:
         """Update the average after a step; call it on every rank.
@@ -79,7 +78,7 @@ class EMA:
         ramped = (1 + self.num_updates) / (10 + self.num_updates)
         decay = min(self._decay, ramped) if self._ramp else self._decay
         with torch.no_grad():
-            weights = [_widened(p.detach()) for p in self._model.values()]
+            weights = [widened(p.detach()) for p in self._model.values()]
             torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
 
     def fit_start(self, trainer: Any) -> None:
@@ -145,10 +144,6 @@ class EMA:
         for name, value in averages.items():
             self._averages[name].copy_(value)
         self.num_updates = int(state["num_updates"])
-
-
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.itemsize < _FLOAT_BYTES else tensor
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:

@@ -23,7 +23,7 @@ from rankwise.errors import StepError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["StepOutput", "on_host", "read_output"]
+__all__ = ["StepOutput", "on_host", "read_output", "widened"]
 
 _FORMS = (
     "a step function returns per-sample losses of shape [B], (sum of losses, sum of weights), or a scalar mean over "
@@ -78,6 +78,11 @@ def read_output(answer: Any, batch: Batch) -> StepOutput:
     )
 
 
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of at least float32: half precision is too coarse to sum or average in."""
+    return tensor.float() if tensor.itemsize < _FLOAT_BYTES else tensor
+
+
 def on_host(value: Any) -> Any:
     """Return a scalar as it adds up without loss: in host memory as a number, on a device in float64 if it has any."""
     if type(value) in (float, int) or not hasattr(value, "is_cpu"):
@@ -127,8 +132,7 @@ def _read_tensor(answer: Any, batch: Batch) -> tuple[torch.Tensor, float, Litera
                 "samples are padding or missing, so the mean cannot be turned into a sum: return per-sample losses "
                 "(reduction='none'), or (sum of losses, sum of weights)"
             )
-        answer = answer.float() if answer.itemsize < _FLOAT_BYTES else answer
-        return answer * num_samples, float(num_samples), "mean"
+        return widened(answer) * num_samples, float(num_samples), "mean"
     if answer.shape != (num_samples,):
         raise StepError(
             f"per-sample losses have the shape [{num_samples}], one for each sample of the micro-batch; the step "
@@ -145,7 +149,7 @@ def _weighted_sum(values: torch.Tensor, batch: Batch) -> torch.Tensor:
     if values.is_floating_point():
         if not values.requires_grad and values.device.type != "mps":
             values = values.double()
-        values = values.float() if values.itemsize < _FLOAT_BYTES else values
+        values = widened(values)
     weights = batch.share.weights
     if weights is None or len(weights) != len(values):
         return values.sum()

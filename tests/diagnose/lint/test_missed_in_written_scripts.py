@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
+from pathlib import Path
 
 import pytest
 
@@ -312,30 +314,11 @@ def main(net):
     assert torch.cuda.device_count() == 1
     return DDP(net.to("cuda:0"), device_ids=[0])
 """,
-    "thawed between epochs, frozen in a step": HEAD + """
-def main(net, batches, optimizer, run):
-    model = DDP(net)
-    for epoch in range(9):
-        if epoch == 3:
-            for p in model.parameters():
-                p.requires_grad_(True)  #> requires-grad-after-wrap
-        for x in batches:
-            for p in model.parameters():
-                p.requires_grad_(False)
-            model(x).mean().backward()
-            optimizer.step()
-
-def freeze(part):
-    for p in part.parameters():
-        p.requires_grad = False
-
-def other(net):
-    freeze(net.body)
-    model = DDP(net)
-    freeze(model.module.body)  #> requires-grad-after-wrap
-    return model
-""",
 }  # fmt: skip
+
+
+for _file in ("written_loops.py", "written_saves.py"):
+    CASES |= runpy.run_path(str(Path(__file__).with_name(_file)))["CASES"]
 
 
 def expected(text: str) -> list[tuple[str, int]]:

@@ -9,7 +9,7 @@ from rankwise.diagnose.lint.rules import (
     collectives,
     data,
     deprecations,
-    drawn,
+    duplicates,
     epochs,
     evaluation,
     frozen,
@@ -30,7 +30,7 @@ __all__ = ["RULES"]
 
 # Importing a family has made its rules.
 _FAMILIES = (
-    *(after_wrap, batch, checkpoints, collectives, data, deprecations, drawn, epochs, evaluation, frozen, launch),
+    *(after_wrap, batch, checkpoints, collectives, data, deprecations, duplicates, epochs, evaluation, frozen, launch),
     *(library_steps, model, nodes, own, rank_tests, reductions, restores, shares, step, suppression, wrap),
 )
 RULES = registered()

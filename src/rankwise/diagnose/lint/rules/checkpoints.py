@@ -14,10 +14,10 @@ from rankwise.diagnose.lint.facts import (
     is_handed_over,
     is_in_turn,
     names_in,
+    runs_on_several,
 )
 from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import text_of
-from rankwise.diagnose.lint.ranked import runs_on_several
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 from rankwise.diagnose.lint.scopes import Call
 from rankwise.diagnose.lint.wrapped import known_wraps, sees, wraps

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from rankwise.diagnose.lint.aliases import names_behind, names_of
 from rankwise.diagnose.lint.facts import (
     LOADER,
     has_framework,
@@ -14,12 +15,11 @@ from rankwise.diagnose.lint.facts import (
     loops_around,
     loops_that_train,
     names_in,
+    runs_on_several,
     without_keyword,
 )
-from rankwise.diagnose.lint.handed import names_behind, names_of
 from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.names import last, text_of
-from rankwise.diagnose.lint.ranked import runs_on_several
 from rankwise.diagnose.lint.record import Fix, Hit, rule
 from rankwise.diagnose.lint.scopes import Call
 from rankwise.diagnose.lint.wrapped import wraps

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from rankwise.diagnose.lint.aliases import names_of
 from rankwise.diagnose.lint.facts import (
     LOADER,
     SAMPLER,
@@ -16,7 +17,6 @@ from rankwise.diagnose.lint.facts import (
     loops_that_train,
     names_in,
 )
-from rankwise.diagnose.lint.handed import names_of
 from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule

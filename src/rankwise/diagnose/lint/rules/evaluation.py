@@ -6,11 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import LOADER, SAMPLER, names_in
-from rankwise.diagnose.lint.handed import names_behind, names_of
+from rankwise.diagnose.lint.aliases import names_behind, names_of
+from rankwise.diagnose.lint.facts import LOADER, SAMPLER, names_in, runs_on_several
 from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.names import last, text_of
-from rankwise.diagnose.lint.ranked import runs_on_several
 from rankwise.diagnose.lint.record import Hit, rule
 from rankwise.diagnose.lint.scopes import Call, Scope
 

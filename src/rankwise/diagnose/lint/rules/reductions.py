@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.collective_calls import collectives
-from rankwise.diagnose.lint.facts import has_framework, names_in
+from rankwise.diagnose.lint.facts import has_framework, names_in, same_on_all, seeds
 from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import last, text_of
-from rankwise.diagnose.lint.ranked import same_on_all, seeds
 from rankwise.diagnose.lint.record import Hit, rule
 from rankwise.diagnose.lint.scopes import Call
 from rankwise.diagnose.lint.wrapped import wraps

@@ -14,11 +14,11 @@ from rankwise.diagnose.lint.facts import (
     is_const,
     is_distributed,
     names_in,
+    runs_on_several,
 )
 from rankwise.diagnose.lint.guards import LOCAL_RANK_NAMES, is_local_rank
 from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import last, text_of
-from rankwise.diagnose.lint.ranked import runs_on_several
 from rankwise.diagnose.lint.record import Hit, rule
 from rankwise.diagnose.lint.scopes import Call
 from rankwise.diagnose.lint.wrapped import wraps

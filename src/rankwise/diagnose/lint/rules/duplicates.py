@@ -11,16 +11,18 @@ from rankwise.diagnose.lint.facts import (
     SAMPLER,
     effective_side,
     has_framework,
+    has_rank,
     is_before_ranks,
     is_const,
     is_distributed,
     loops_that_train,
     names_in,
+    same_on_all,
+    seeds,
     spawns,
 )
 from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.names import last, text_of
-from rankwise.diagnose.lint.ranked import has_rank, same_on_all, seeds
 from rankwise.diagnose.lint.record import Hit, rule
 from rankwise.diagnose.lint.scopes import Call, Place, Scope
 from rankwise.diagnose.lint.wrapped import wraps

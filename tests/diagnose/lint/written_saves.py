@@ -3,13 +3,6 @@
 A line with a mistake ends in ``#> slug``; these findings, and no others, are expected.
 """
 
-from __future__ import annotations
-
-import pytest
-
-from rankwise.diagnose.lint import check_source
-from rankwise.diagnose.lint.inputs import source_from_text
-
 HEAD = """import os
 import torch
 import torch.distributed as dist
@@ -203,16 +196,3 @@ def alone():
     dist.init_process_group("gloo", rank=0, world_size=1)
 """,
 }  # fmt: skip
-
-
-def expected(text: str) -> list[tuple[str, int]]:
-    """What the marks of a text say."""
-    lines = enumerate(text.splitlines(), 1)
-    return sorted((slug, line) for line, part in lines for slug in part.partition("#>")[2].split())
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_marked_is_found_and_nothing_else(name: str) -> None:
-    """Mistakes and look-alikes side by side in one file."""
-    findings = check_source(source_from_text(CASES[name], "train.py"))
-    assert sorted((found.rule.slug, found.line) for found in findings) == expected(CASES[name])
