@@ -112,6 +112,7 @@ def test_a_rank_leaves_word_of_its_end(stores):
     """The store puts the key when the connection ends; one that stopped listening keeps who is there."""
     first, second = stores
     first.leave_word("gone")
+    assert not second.check(["gone"])  # answered, so accepted: one still in the listen queue would be reset
     second.stop_listening()
     assert not second.check(["gone"])
     first.close()
