@@ -1,5 +1,6 @@
 """Sum, Mean, Max and Min against the obvious computation."""
 
+import json
 import math
 from fractions import Fraction
 
@@ -55,6 +56,46 @@ def test_values_equal_exact_arithmetic(updates, form):
         assert math.isclose(read(metrics[Mean]), total / weights, rel_tol=1e-12, abs_tol=1e-9)
         assert read(metrics[Max]) == max(counted)
         assert read(metrics[Min]) == min(counted)
+
+
+@pytest.mark.parametrize("numbers", [[0.1] * 10**5, [1e16, *[1.0] * 10_000, -1e16], [3e-7 * i for i in range(10**5)]])
+def test_rounding_does_not_add_up(numbers):
+    """The sum of many floats is what `math.fsum` gives, also by way of a state, and of the states of several ranks."""
+    metric, mean = Sum(), Mean()
+    for number in numbers:
+        metric.update(number)
+        mean.update(number)
+    assert math.isclose(read(metric), math.fsum(numbers), rel_tol=1e-15)
+    assert math.isclose(read(mean), math.fsum(numbers) / len(numbers), rel_tol=1e-15)
+    again = Sum()
+    again.load_state_dict(json.loads(json.dumps(metric.state_dict())))
+    assert (read(again), again.state_dict()) == (read(metric), metric.state_dict())
+    three = metric.merge_states([metric.state_dict()] * 3)
+    assert math.isclose(metric.read_state(three), math.fsum(numbers * 3), rel_tol=1e-15)
+
+
+def test_states_without_the_rest_load():
+    """A checkpoint of an earlier version holds the rounded sums only."""
+    metric, mean = Sum(), Mean()
+    metric.load_state_dict({"ints": 2, "floats": 0.5})
+    mean.load_state_dict({"ints": 2, "floats": 0.5, "weight_ints": 5, "weight_floats": None})
+    assert (read(metric), read(mean)) == (2.5, 0.5)
+
+
+@pytest.mark.parametrize(("numbers", "want"), [([1e308, 1e308, 1.0], math.inf), ([math.inf, -math.inf], math.nan)])
+def test_sums_that_leave_the_floats_stay_what_they_are(numbers, want):
+    """Overflow is infinite, not NaN; infinities of both signs are NaN."""
+    metric = Sum()
+    for number in numbers:
+        metric.update(number)
+    assert read(metric) == want or (math.isnan(read(metric)) and math.isnan(want))
+
+
+def test_a_weight_beyond_the_floats_is_a_weight():
+    """Integers have no largest one."""
+    metric = Mean()
+    metric.update(3, weight=10**400)
+    assert read(metric) == 3.0
 
 
 @pytest.mark.parametrize("big", [2**53 + 1, 2**62 + 1, 2**63 - 1])

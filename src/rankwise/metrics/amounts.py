@@ -98,7 +98,7 @@ def _plain(value: Any, what: str) -> Any:
 def _check_weight(weight: Any) -> None:
     if is_tensor(weight):
         return  # checking the values would synchronise with the device
-    good = math.isfinite(weight) and weight >= 0 if isinstance(weight, (int, float)) else _all_weights_good(weight)
+    good = 0 <= weight < math.inf if isinstance(weight, (int, float)) else _all_weights_good(weight)
     if not good:
         raise ConfigError(f"a metric's weights are finite and at least 0, got {weight!r}")
 

@@ -12,6 +12,9 @@ from rankwise.metrics.host import is_tensor, to_host
 
 __all__ = ["Max", "Mean", "Min", "Sum"]
 
+_OF_VALUES = ("ints", "floats", "rest")
+_OF_WEIGHTS = ("weight_ints", "weight_floats", "weight_rest")
+
 
 class Sum:
     """Sum of value x weight over all updates; exact for integers, 0 without updates."""
@@ -41,8 +44,8 @@ class Sum:
         self._total = _Total()
 
     def partial(self) -> dict[str, Any]:
-        """Return this rank's sum on its device: ``{"ints", "floats"}``; floats is None if none were added."""
-        return {"ints": self._total.ints, "floats": self._total.floats}
+        """Return this rank's sum on its device: ``{"ints", "floats", "rest"}``; floats is None if none were added."""
+        return self._total.cells()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's sum as Python numbers; synchronises with the device."""
@@ -51,15 +54,15 @@ class Sum:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a sum."""
         _check_state(self, state)
-        self._total = _Total(state["ints"], state["floats"])
+        self._total = _Total.of([state])
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the sum of sums."""
-        return {"ints": sum(state["ints"] for state in states), "floats": _add(state["floats"] for state in states)}
+        return _Total.of(states).cells()
 
     def read_state(self, state: Mapping[str, Any]) -> float | int:
         """Return an int if only integers were added, else a float."""
-        return _read(state["ints"], state["floats"])
+        return _Total.of([state]).read()
 
 
 class Mean:
@@ -93,9 +96,8 @@ class Mean:
         self._total, self._weight = _Total(), _Total()
 
     def partial(self) -> dict[str, Any]:
-        """Return this rank's sums on their device: ``{"ints", "floats", "weight_ints", "weight_floats"}``."""
-        sums = {"ints": self._total.ints, "floats": self._total.floats}
-        return sums | {"weight_ints": self._weight.ints, "weight_floats": self._weight.floats}
+        """Return this rank's sums on their device: the cells of `Sum`, and those of the weights as ``weight_...``."""
+        return self._total.cells() | self._weight.cells(_OF_WEIGHTS)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's sums as Python numbers; synchronises with the device."""
@@ -104,18 +106,16 @@ class Mean:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load sums."""
         _check_state(self, state)
-        self._total = _Total(state["ints"], state["floats"])
-        self._weight = _Total(state["weight_ints"], state["weight_floats"])
+        self._total, self._weight = _Total.of([state]), _Total.of([state], _OF_WEIGHTS)
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the sums of several ranks' sums."""
-        merged: dict[str, Any] = {name: sum(state[name] for state in states) for name in ("ints", "weight_ints")}
-        return merged | {name: _add(state[name] for state in states) for name in ("floats", "weight_floats")}
+        return _Total.of(states).cells() | _Total.of(states, _OF_WEIGHTS).cells(_OF_WEIGHTS)
 
     def read_state(self, state: Mapping[str, Any]) -> float | int:
         """Return the mean, a float."""
-        weight = _read(state["weight_ints"], state["weight_floats"])
-        return _read(state["ints"], state["floats"]) / weight if weight else math.nan
+        weight = _Total.of([state], _OF_WEIGHTS).read()
+        return _Total.of([state]).read() / weight if weight else math.nan
 
 
 class _Extreme:
@@ -170,19 +170,48 @@ class Min(_Extreme):
 
 
 class _Total:
-    """Separate sums of integers and floats, so that integers stay exact. Cells are Python numbers or 0-d tensors."""
+    """Separate sums of integers and floats, so that integers stay exact. Cells are Python numbers or 0-d tensors.
 
-    __slots__ = ("floats", "ints")
+    Python floats are added with Neumaier's compensation (Z. Angew. Math. Mech. 54, 1974): `rest` holds what rounding
+    took from `floats`. Without it ten million equal numbers are off by 1e-10. Tensors on a device are added plainly.
+    """
 
-    def __init__(self, ints: Any = 0, floats: Any = None) -> None:
-        self.ints = ints
-        self.floats = floats
+    __slots__ = ("floats", "ints", "rest")
+
+    def __init__(self) -> None:
+        self.ints: Any = 0
+        self.floats: Any = None
+        self.rest = 0.0
+
+    @classmethod
+    def of(cls, states: Sequence[Mapping[str, Any]], names: tuple[str, str, str] = _OF_VALUES) -> _Total:
+        """Return the sum of states; those of earlier versions lack the rest."""
+        total, (ints, floats, rest) = cls(), names
+        for state in states:
+            total.ints = total.ints + state[ints]
+            if state[floats] is not None:
+                total.add(state[floats])
+                total.rest += state.get(rest, 0.0)
+        return total
 
     def add(self, amount: Any) -> None:
-        if _is_float(amount):
-            self.floats = amount if self.floats is None else self.floats + amount
+        held = self.floats
+        if type(held) is type(amount) is float:
+            total = self.floats = held + amount
+            self.rest += (held - total) + amount if abs(held) >= abs(amount) else (amount - total) + held
+        elif _is_float(amount):
+            self.floats = amount if held is None else held + amount
         else:
             self.ints = self.ints + amount
+
+    def cells(self, names: tuple[str, str, str] = _OF_VALUES) -> dict[str, Any]:
+        return dict(zip(names, (self.ints, self.floats, self.rest), strict=True))
+
+    def read(self) -> float | int:
+        if self.floats is None:
+            return self.ints  # type: ignore[no-any-return]
+        # a sum that overflowed, or met NaN, has no rest
+        return self.ints + (self.floats + self.rest if math.isfinite(self.floats) else self.floats)  # type: ignore[no-any-return]
 
 
 class _Best:
@@ -239,18 +268,9 @@ def _is_float(value: Any) -> bool:
     return value.is_floating_point() if is_tensor(value) else isinstance(value, float)
 
 
-def _add(floats: Any) -> float | None:
-    there = [value for value in floats if value is not None]
-    return sum(there) if there else None
-
-
-def _read(ints: int, floats: float | None) -> float | int:
-    return ints if floats is None else ints + floats
-
-
 def _check_state(metric: Any, state: Mapping[str, Any]) -> None:
     wanted = sorted(type(metric)().partial())
-    if sorted(state) != wanted:
+    if sorted({*state} | {name for name in wanted if name.endswith("rest")}) != wanted:  # earlier versions lack it
         raise CheckpointError(
             f"a state of {type(metric).__name__} holds {', '.join(wanted)}; got {', '.join(sorted(state))}: it belongs "
             "to another metric"
