@@ -1,6 +1,6 @@
 """Precision and recall of `rankwise lint` on public scripts that were labelled by reading.
 
-    python bench/lint_accuracy.py FOLDER [--fetch] [--labels tests/diagnose/lint/corpus.json] [--round 1|...|9]
+    python bench/lint_accuracy.py FOLDER [--fetch] [--labels tests/diagnose/lint/corpus.json] [--round 1|...|10]
 
 FOLDER holds the scripts as PACKAGE/PATH, or OWNER/REPOSITORY/PATH; `--fetch` takes what is missing of packages out of
 the published wheels with `pip download` (nothing is installed or run). Files of repositories are to be put there by
@@ -30,7 +30,7 @@ from rankwise.diagnose.lint import lint_paths
 
 NEAR_LINES = 2
 SPLITS = ("work", "held-out")
-ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 LABELS = Path(__file__).parents[1] / "tests" / "diagnose" / "lint" / "corpus.json"
 
 

@@ -11,6 +11,7 @@ from rankwise.diagnose.lint.facts import (
     effective_side,
     has_framework,
     is_before_ranks,
+    is_distributed,
     is_handed_over,
     is_in_turn,
     names_in,
@@ -195,6 +196,8 @@ def save_whole_module(module: Module) -> Iterator[Hit]:
             for call in module.methods("to", "cuda", "cpu")
             if isinstance(call.place.stmt, ast.Expr) and call.place.stmt.value is call.node
         }
+    # what was taken out of the wrap: `net = model.module if hasattr(model, "module") else model`
+    names |= {binding.text for binding in module.bindings if is_distributed(module) and _is_behind(binding.value)}
     for binding in module.bindings if module.named("torch.nn.DataParallel") else ():
         value = binding.value
         while (
@@ -212,6 +215,12 @@ def save_whole_module(module: Module) -> Iterator[Hit]:
         behind = isinstance(saved, ast.Attribute) and saved.attr == "module" and bool(wraps(module))
         if behind or text_of(saved).removesuffix(".module") in names:
             yield Hit(saved, {"name": text_of(saved)})
+
+
+def _is_behind(value: ast.expr | None) -> bool:
+    """Whether a value is `model.module`, in every case or in one."""
+    sides = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
+    return any(isinstance(side, ast.Attribute) and side.attr == "module" for side in sides)
 
 
 @rule(
@@ -253,7 +262,7 @@ def save_wrapped_state(module: Module) -> Iterator[Hit]:
         own = [found.value for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None]
         if any(text_of(value).endswith(".module") for value in own):
             continue
-        if wrap is None or call.node not in saves:
+        if wrap is None or call.node not in saves or _is_chosen(call):
             continue
         # a file that is loaded back speaks for itself only; one whose path is not seen speaks for all
         if not {(wrap.made, ""), (wrap.made, saves[call.node])} & loaded:
@@ -279,6 +288,13 @@ def _prepared_states(module: Module, saves: dict[ast.AST, str]) -> Iterator[Hit]
 def _path_text(call: Call) -> str:
     path = call.argument("f", 1)
     return "" if path is None else ast.unparse(path)
+
+
+def _is_chosen(call: Call) -> bool:
+    """Whether the state is one side of a choice whose other side takes the model out of the wrap."""
+    choices = [part for part in ast.walk(call.place.stmt) if isinstance(part, ast.IfExp)]
+    sides = [pair for each in choices for pair in ((each.body, each.orelse), (each.orelse, each.body))]
+    return any(call.node in ast.walk(one) and ".module." in ast.unparse(other) for one, other in sides)
 
 
 def _loaded_path(module: Module, call: Call) -> str:

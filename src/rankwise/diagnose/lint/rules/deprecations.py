@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import has_framework, is_distributed, uses_cuda
+from rankwise.diagnose.lint.facts import has_framework, is_const, is_distributed, uses_cuda
 from rankwise.diagnose.lint.launch_lines import LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
@@ -64,10 +64,17 @@ def local_rank_argparse(module: Module) -> Iterator[Hit]:
         return
     if any(node.value == "LOCAL_RANK" for node, _ in module.strings) or module.has_call("spawn", "start_processes"):
         return
-    for call in module.methods("add_argument"):
-        first = call.node.args[0] if call.node.args else None
-        if isinstance(first, ast.Constant) and first.value in {"--local_rank", "--local-rank"}:
-            yield Hit(first)
+    options = {
+        str(first.value).replace("_", "-"): (first, call)
+        for call in module.methods("add_argument")
+        if call.node.args and isinstance(first := call.node.args[0], ast.Constant)
+    }
+    # whoever has to give the rank on the command line starts each rank by hand, without torchrun
+    by_hand = options.get("--rank")
+    if "--local-rank" in options and not (
+        by_hand and (word := by_hand[1].keyword("required")) and is_const(word.value, True)
+    ):
+        yield Hit(options["--local-rank"][0])
 
 
 def _old_launcher_in_lines(file: LaunchFile) -> Iterator[Hit]:

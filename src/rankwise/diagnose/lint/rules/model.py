@@ -139,10 +139,19 @@ def global_rank_as_device(module: Module) -> Iterator[Hit]:
     """set_device(dist.get_rank()), or a variable that was bound to it."""
     if _stays_on_one_node(module):
         return
+    if named := [*_chosen_by_global_rank(module)]:
+        yield from named
+        return
+    for call in module.methods("to", "cuda"):  # `device = dist.get_rank()` ... `model.to(device)`
+        index = call.argument("device", 0)
+        if isinstance(index, ast.Name) and _is_global_rank(module, index, call.place.scope):
+            yield Hit(call.node, {"text": module.text(index)})
+            return
+
+
+def _chosen_by_global_rank(module: Module) -> Iterator[Hit]:
     for call in module.named("torch.cuda.set_device", "torch.device"):
-        index = call.argument(
-            "device" if call.method == "set_device" else "index", 0 if call.method == "set_device" else 1
-        )
+        index = call.argument("device", 0) if call.method == "set_device" else call.argument("index", 1)
         if call.method == "device" and index is None and call.node.args:
             written = call.node.args[0]  # f"cuda:{rank}", also as one side of a choice
             index = written.body if isinstance(written, ast.IfExp) else written

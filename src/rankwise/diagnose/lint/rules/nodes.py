@@ -60,7 +60,7 @@ def _gpus_in_lines(file: LaunchFile) -> Iterator[Hit]:
         if (
             found is None
             or not found[0].isdigit()
-            or (found[1].text.startswith("--num-proc") and _nodes(file, command) > 1)
+            or (found[1].text.replace("_", "-").startswith("--num-proc") and _nodes(file, command) > 1)
         ):
             continue
         mine = [each for each in command.settings if each.name == "CUDA_VISIBLE_DEVICES"]

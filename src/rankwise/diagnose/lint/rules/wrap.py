@@ -331,10 +331,23 @@ def local_rank_as_rank(module: Module) -> Iterator[Hit]:
     if spawns(module):
         return
     for call in module.named("torch.distributed.init_process_group"):
-        rank, sized = call.argument("rank", 4), module.value(call.argument("world_size", 3), call.place.scope)
-        of_all = sized is None or re.search(r"\bWORLD_SIZE\b", ast.unparse(sized))
+        rank, sized = call.argument("rank", 4), call.argument("world_size", 3)
+        of_all = sized is None or _is_of_all(module, sized, call.place.scope)
         if rank is not None and of_all and _is_local(module, rank, call):
             yield Hit(rank, {"text": module.text(rank)})
+
+
+def _is_of_all(module: Module, sized: ast.expr, scope: Scope, depth: int = 3) -> bool:
+    """Whether a number of ranks is WORLD_SIZE: by itself, or as a parameter for which every call here gives that."""
+    found = module.value(sized, scope)
+    if found is not None and re.search(r"\bWORLD_SIZE\b", ast.unparse(found)):
+        return True
+    if not depth or not isinstance(sized, ast.Name) or sized.id not in scope.params:
+        return False
+    parts = module.given(scope, sized.id)
+    return bool(parts) and all(
+        part is not None and _is_of_all(module, part, at.place.scope, depth - 1) for at, part in parts
+    )
 
 
 @rule(
