@@ -88,8 +88,7 @@ def test_an_error_without_text_takes_the_others_along():
 
 def unreadable(world):
     """An offer that can be made, and then cannot be read."""
-    from rankwise.world.frame import Call
-    from rankwise.world.handshake import exchange
+    from rankwise.world.handshake import Call, exchange
 
     class Offer:
         structure, payload_bytes = "", 8
@@ -207,7 +206,7 @@ def foreign(world):
     import torch.distributed as dist
 
     if world.rank == 1:
-        from rankwise.world.frame import FRAME_BYTES
+        from rankwise.world.handshake import FRAME_BYTES
 
         mine = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
         dist.all_gather([torch.empty_like(mine) for _ in range(2)], mine)

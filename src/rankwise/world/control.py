@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.errors import ConfigError
 from rankwise.world.channel import Channel
-from rankwise.world.frame import Call
-from rankwise.world.handshake import call_place, carry, exchange
+from rankwise.world.handshake import Call, call_place, carry, exchange
 from rankwise.world.key_channel import KeyChannel
 
 if TYPE_CHECKING:

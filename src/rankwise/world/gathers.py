@@ -10,8 +10,7 @@ import numpy as np
 
 from rankwise.errors import ConfigError
 from rankwise.world.channel import Channel
-from rankwise.world.frame import INLINE, Call, Frame
-from rankwise.world.handshake import call_place, exchange
+from rankwise.world.handshake import INLINE, Call, Frame, call_place, exchange
 from rankwise.world.reductions import check_root
 from rankwise.world.transfer import broadcast_bytes, gather_bytes
 from rankwise.world.tree import Leaf, describe, flatten, rebuild

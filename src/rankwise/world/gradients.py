@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from rankwise.world.frame import Call
-from rankwise.world.handshake import call_place, exchange
+from rankwise.world.handshake import Call, call_place, exchange
 from rankwise.world.tree import Leaf, flatten, rebuild
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.errors import ConfigError, WorldError
-from rankwise.world.frame import INLINE, Call
-from rankwise.world.handshake import exchange
+from rankwise.world.handshake import INLINE, Call, exchange
 from rankwise.world.transfer import gather_raw
 from rankwise.world.tree import Leaf, describe, flatten, rebuild
 from rankwise.world.wire import check_leaf

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
 from rankwise.world.channel import Channel
-from rankwise.world.frame import INLINE, Call, Frame
-from rankwise.world.handshake import call_place, carry, exchange
+from rankwise.world.handshake import INLINE, Call, Frame, call_place, carry, exchange
 from rankwise.world.tree import Leaf, describe, flatten, rebuild
 from rankwise.world.wire import Parcel, bytes_of, check_leaf, decode, encode, fold, pack, unpack
 

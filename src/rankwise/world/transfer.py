@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankwise.world.channel import Channel
-from rankwise.world.frame import Call
-from rankwise.world.handshake import carry
+from rankwise.world.handshake import Call, carry
 from rankwise.world.key_channel import KeyChannel
 
 if TYPE_CHECKING:
