@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
 from rankwise._process.place import Place, announced_place, find_place, num_local_ranks
 from rankwise.errors import WorldError
-from rankwise.world.channel import Channel, frame_device
+from rankwise.world.channel import Channel, KeyChannel, frame_device
 from rankwise.world.jax_state import jax_client, jax_numbers
-from rankwise.world.key_channel import KeyChannel
 from rankwise.world.ray_worker import ray_made_the_group
 from rankwise.world.value import World
 

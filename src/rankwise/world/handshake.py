@@ -19,8 +19,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from rankwise.errors import DesyncError, WorldError
-from rankwise.world.channel import Channel
-from rankwise.world.key_channel import KeyChannel
+from rankwise.world.channel import Channel, KeyChannel
 
 if TYPE_CHECKING:
     from rankwise.world.value import World

@@ -16,8 +16,8 @@ from rankwise._version import __version__
 from rankwise.errors import WorldError
 from rankwise.world.arrival import SECRET_VARIABLE, Card, Mail, meet
 from rankwise.world.binding import keeps_store, kept_store
+from rankwise.world.channel import KeyChannel
 from rankwise.world.factory import host_id, make_world
-from rankwise.world.key_channel import KeyChannel
 from rankwise.world.small_store import SmallStore, open_small_store
 from rankwise.world.strangers import warn_of_public
 from rankwise.world.value import World

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankwise.world.channel import Channel
+from rankwise.world.channel import Channel, KeyChannel
 from rankwise.world.handshake import Call, carry
-from rankwise.world.key_channel import KeyChannel
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from rankwise.world.channel import Channel
-    from rankwise.world.key_channel import KeyChannel
+    from rankwise.world.channel import Channel, KeyChannel
 
 __all__ = ["ReduceOp", "World"]
 
