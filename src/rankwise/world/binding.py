@@ -21,7 +21,6 @@ from rankwise.world.channel import keep_for_ever
 from rankwise.world.devices import choose_device, default_backend, ranks_per_gpu, visible_devices
 from rankwise.world.factory import host_id, make_world, say_once
 from rankwise.world.keys import seed_generators
-from rankwise.world.ray_worker import ray_device
 from rankwise.world.value import World
 
 __all__ = ["bind", "keeps_store", "kept_store"]
@@ -197,7 +196,7 @@ def _take_over(theirs: World, wishes: _Wishes) -> World:
         node_rank=None,
         num_nodes=None,
     )
-    wishes = replace(wishes, device=ray_device()) if wishes.device == "auto" else wishes
+    wishes = replace(wishes, device=adopt.ray_device()) if wishes.device == "auto" else wishes
     device, trouble = _take_device(place, wishes)
     cards = theirs.all_gather_object(_card(place, wishes, device, trouble))
     error = judge(cards, world_size=place.world_size, allow_shared_device=wishes.allow_shared_device)
