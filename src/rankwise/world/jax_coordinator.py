@@ -7,8 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from rankwise._process.place import Place
-from rankwise.world.small_store import listening_address
-from rankwise.world.strangers import warn_of_public
+from rankwise.world.addresses import listening_address, warn_of_public
 
 __all__ = ["Coordinator", "choose_coordinator"]
 

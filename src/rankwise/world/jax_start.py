@@ -17,13 +17,13 @@ from rankwise._process.place import Place, find_place
 from rankwise._version import __version__
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world import adopt, jax_exit
-from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, await_key, meet
+from rankwise.world.addresses import say_once
+from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, await_key, host_id, meet
 from rankwise.world.channel import KeyChannel
-from rankwise.world.factory import host_id, make_world, say_once
 from rankwise.world.jax_coordinator import Coordinator, choose_coordinator
 from rankwise.world.jax_state import devices_started, import_jax, jax_client, jax_numbers
 from rankwise.world.small_store import open_small_store
-from rankwise.world.value import World
+from rankwise.world.value import World, make_world
 
 __all__ = ["JaxWishes", "local_devices", "start_jax"]
 

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
+    from rankwise._process.place import Place
+    from rankwise.world.arrival import Company
     from rankwise.world.channel import Channel, KeyChannel
 
-__all__ = ["ReduceOp", "World"]
+__all__ = ["ReduceOp", "World", "make_world"]
 
 ReduceOp: TypeAlias = Literal["sum", "mean", "avg", "min", "max"]
 T = TypeVar("T")
@@ -262,3 +264,23 @@ class World:
         Every rank of this world must call it, with the same ranks.
         """
         return control.subgroup(self, ranks)
+
+
+def make_world(
+    place: Place, company: Company, channel: Any, *, device: Any, backend: str, seed: int, threads: int
+) -> World:
+    """Return the world of a place, completed with the result of the meeting."""
+    return World(
+        rank=place.rank,
+        world_size=place.world_size,
+        local_rank=place.local_rank,
+        local_world_size=place.local_world_size or company.local_size,
+        node_rank=company.host if place.node_rank is None else place.node_rank,
+        num_nodes=company.num_hosts if place.num_nodes is None else place.num_nodes,
+        device=device,
+        backend=backend,
+        seed=seed,
+        threads=threads,
+        global_ranks=tuple(range(place.world_size)),
+        channel=channel,
+    )
