@@ -30,7 +30,7 @@ from pathlib import Path
 from rankwise._process.place import Place
 from rankwise.checkpoint.manifest import CheckpointInfo, FileRecord, PartRecord, encode_manifest, read_manifest
 from rankwise.world.arrival import Card, Mail, meet
-from rankwise.world.handshake import FRAME_BYTES, Call, decode_frame, encode_frame
+from rankwise.world.collectives.handshake import FRAME_BYTES, Call, decode_frame, encode_frame
 from rankwise.world.small_store import open_small_store
 
 RANKS_PER_NODE = 8

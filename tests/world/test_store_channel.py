@@ -11,7 +11,7 @@ from rankwise.testing.held_ports import hold_port
 from rankwise.testing.ranks import run_over_store
 from rankwise.world import binding, store_channel
 from rankwise.world.arrival import Mail
-from rankwise.world.channel import KeyChannel
+from rankwise.world.collectives.channel import KeyChannel
 from rankwise.world.small_store import Shelf, SmallStore
 from rankwise.world.store_channel import StoreKeys, store_world
 

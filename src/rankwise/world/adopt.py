@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
 from rankwise._process.place import Place, announced_place, find_place, num_local_ranks
 from rankwise.errors import WorldError
-from rankwise.world.channel import Channel, KeyChannel, frame_device
+from rankwise.world.collectives.channel import Channel, KeyChannel, frame_device
 from rankwise.world.jax_state import jax_client, jax_numbers
 from rankwise.world.value import World
 

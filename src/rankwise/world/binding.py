@@ -18,7 +18,7 @@ from rankwise.errors import ConfigError, Interrupted, WorldError
 from rankwise.world import adopt, group
 from rankwise.world.addresses import say_once
 from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, host_id, judge, meet, survey
-from rankwise.world.channel import keep_for_ever
+from rankwise.world.collectives.channel import keep_for_ever
 from rankwise.world.devices import choose_device, default_backend, ranks_per_gpu, visible_devices
 from rankwise.world.keys import seed_generators
 from rankwise.world.value import World, make_world

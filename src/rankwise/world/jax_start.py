@@ -30,7 +30,7 @@ from rankwise.errors import ConfigError, WorldError
 from rankwise.world import adopt
 from rankwise.world.addresses import listening_address, say_once, warn_of_public
 from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, await_key, host_id, meet
-from rankwise.world.channel import KeyChannel
+from rankwise.world.collectives.channel import KeyChannel
 from rankwise.world.jax_state import devices_started, import_jax, jax_client, jax_numbers
 from rankwise.world.small_store import open_small_store
 from rankwise.world.value import World, make_world

@@ -17,7 +17,7 @@ from rankwise.errors import WorldError
 from rankwise.world.addresses import warn_of_public
 from rankwise.world.arrival import SECRET_VARIABLE, Card, Mail, host_id, meet
 from rankwise.world.binding import keeps_store, kept_store
-from rankwise.world.channel import KeyChannel
+from rankwise.world.collectives.channel import KeyChannel
 from rankwise.world.small_store import SmallStore, open_small_store
 from rankwise.world.value import World, make_world
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from rankwise.world import control, gathers, keys, objects, reductions
+from rankwise.world import keys
+from rankwise.world.collectives import control, gathers, objects, reductions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from rankwise._process.place import Place
     from rankwise.world.arrival import Company
-    from rankwise.world.channel import Channel, KeyChannel
+    from rankwise.world.collectives.channel import Channel, KeyChannel
 
 __all__ = ["ReduceOp", "World", "make_world"]
 

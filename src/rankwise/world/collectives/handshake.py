@@ -19,7 +19,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from rankwise.errors import DesyncError, WorldError
-from rankwise.world.channel import Channel, KeyChannel
+from rankwise.world.collectives.channel import Channel, KeyChannel
 
 if TYPE_CHECKING:
     from rankwise.world.value import World
@@ -44,7 +44,7 @@ _REST = struct.Struct("<B8sHQ")  # error flag, hash of the caller's place, sizes
 _TEXT = 431
 INLINE = 1024
 FRAME_BYTES = _IDENTITY.size + _REST.size + _TEXT + INLINE
-_PACKAGE = str(PurePath(__file__).parents[1]) + os.sep
+_PACKAGE = str(PurePath(__file__).parents[2]) + os.sep
 _PASSING = contextlib.__file__  # its frames are between a `with` statement and our generator
 # calls without values, which a skipped call could not mix up; often written in both branches of an `if`
 _ANY_PLACE = frozenset({"barrier", "raise_together", "subgroup"})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.errors import ConfigError, WorldError
-from rankwise.world.tree import Leaf
+from rankwise.world.collectives.tree import Leaf
 
 if TYPE_CHECKING:
     import torch

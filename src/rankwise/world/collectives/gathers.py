@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.errors import ConfigError
-from rankwise.world.channel import Channel
-from rankwise.world.handshake import INLINE, Call, Frame, call_place, exchange
-from rankwise.world.reductions import check_root
-from rankwise.world.transfer import broadcast_bytes, gather_bytes
-from rankwise.world.tree import Leaf, describe, flatten, rebuild
-from rankwise.world.wire import bytes_of, flat_of, from_bytes, value_of
+from rankwise.world.collectives.channel import Channel
+from rankwise.world.collectives.handshake import INLINE, Call, Frame, call_place, exchange
+from rankwise.world.collectives.reductions import check_root
+from rankwise.world.collectives.transfer import broadcast_bytes, gather_bytes
+from rankwise.world.collectives.tree import Leaf, describe, flatten, rebuild
+from rankwise.world.collectives.wire import bytes_of, flat_of, from_bytes, value_of
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +114,7 @@ def _gather(world: World, tree: Any, call: Call) -> list[Any] | None:
 
 
 def _by_keys(world: World, tree: Any, call: Call, *, ragged: bool) -> list[Any]:
-    from rankwise.world.key_trees import gather_by_keys
+    from rankwise.world.collectives.key_trees import gather_by_keys
 
     return gather_by_keys(world, tree, call, ragged=ragged, check=lambda: _check_call(world, call))
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from rankwise.errors import WorldError
 from rankwise.world import bind
-from rankwise.world.channel import KeyChannel
+from rankwise.world.collectives.channel import KeyChannel
 
 
 def test_a_world_lets_go_of_its_group_with_the_block(monkeypatch):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankwise.world.channel import Channel, KeyChannel
-from rankwise.world.handshake import Call, carry
+from rankwise.world.collectives.channel import Channel, KeyChannel
+from rankwise.world.collectives.handshake import Call, carry
 
 if TYPE_CHECKING:
     import torch
