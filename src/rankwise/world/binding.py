@@ -16,11 +16,11 @@ from rankwise._process.place import Place, find_place, given_place
 from rankwise._version import __version__
 from rankwise.errors import ConfigError, Interrupted, WorldError
 from rankwise.world import adopt, group
-from rankwise.world.addresses import say_once
-from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, host_id, judge, meet, survey
 from rankwise.world.collectives.channel import keep_for_ever
 from rankwise.world.devices import choose_device, default_backend, ranks_per_gpu, visible_devices
 from rankwise.world.keys import seed_generators
+from rankwise.world.rendezvous.addresses import say_once
+from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Card, Company, host_id, judge, meet, survey
 from rankwise.world.value import World, make_world
 
 __all__ = ["bind", "keeps_store", "kept_store"]

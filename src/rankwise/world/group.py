@@ -11,9 +11,9 @@ from typing import Any
 
 from rankwise._process.place import Place, loopback_address
 from rankwise.errors import WorldError
-from rankwise.world.addresses import listening_address, store_trouble, warn_of_public
 from rankwise.world.collectives.channel import Channel, close_all, frame_device
-from rankwise.world.listener import await_listener
+from rankwise.world.rendezvous.addresses import listening_address, store_trouble, warn_of_public
+from rankwise.world.rendezvous.listener import await_listener
 
 __all__ = ["leave", "local_store", "open_group", "open_store", "prefixed"]
 

@@ -28,11 +28,11 @@ from rankwise._process.place import Place, find_place
 from rankwise._version import __version__
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world import adopt
-from rankwise.world.addresses import listening_address, say_once, warn_of_public
-from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, await_key, host_id, meet
 from rankwise.world.collectives.channel import KeyChannel
 from rankwise.world.jax_state import devices_started, import_jax, jax_client, jax_numbers
-from rankwise.world.small_store import open_small_store
+from rankwise.world.rendezvous.addresses import listening_address, say_once, warn_of_public
+from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Card, Company, await_key, host_id, meet
+from rankwise.world.rendezvous.small_store import open_small_store
 from rankwise.world.value import World, make_world
 
 __all__ = [

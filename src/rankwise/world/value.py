@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from rankwise._process.place import Place
-    from rankwise.world.arrival import Company
     from rankwise.world.collectives.channel import Channel, KeyChannel
+    from rankwise.world.rendezvous.arrival import Company
 
 __all__ = ["ReduceOp", "World", "make_world"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from rankwise._process.place import Place
 from rankwise.errors import WorldError
-from rankwise.world.addresses import listening_address, store_trouble
+from rankwise.world.rendezvous.addresses import listening_address, store_trouble
 
 __all__ = ["Shelf", "SmallStore", "StoreServer", "open_small_store"]
 

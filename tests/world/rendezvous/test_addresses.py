@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from rankwise.world import addresses
+from rankwise.world.rendezvous import addresses
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "10.1.2.3", "::1"])
