@@ -29,9 +29,9 @@ from pathlib import Path
 
 from rankwise._process.place import Place
 from rankwise.checkpoint.manifest import CheckpointInfo, FileRecord, PartRecord, encode_manifest, read_manifest
-from rankwise.world.arrival import Card, Mail, meet
-from rankwise.world.frame import FRAME_BYTES, Call, decode_frame, encode_frame
-from rankwise.world.small_store import open_small_store
+from rankwise.world.collectives.handshake import FRAME_BYTES, Call, decode_frame, encode_frame
+from rankwise.world.rendezvous.arrival import Card, Mail, meet
+from rankwise.world.rendezvous.small_store import open_small_store
 
 RANKS_PER_NODE = 8
 LOOK_S = {"file system": 0.0005, "object store": 0.01}  # one question of rank 0, taken to be

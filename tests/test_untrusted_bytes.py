@@ -18,8 +18,8 @@ TRUSTED = {
     "launch/local/client.py": "the ranks of this call, through the supervisor's own socket",
     "launch/slurm/handle.py": "the job's ranks, in the job's folder, which only this user can enter",
     "launch/slurm/start.py": "the submitting process, in the job's folder, which only this user can enter",
-    "world/key_trees.py": "the ranks of the job, over JAX's own coordinator",
-    "world/objects.py": "the ranks of the job, over its process group",
+    "world/collectives/key_trees.py": "the ranks of the job, over JAX's own coordinator",
+    "world/collectives/objects.py": "the ranks of the job, over its process group",
 }
 SKIPPED = ("testing/",)
 

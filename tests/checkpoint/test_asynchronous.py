@@ -12,7 +12,7 @@ from rankwise.checkpoint.save import Asking, Saving
 from rankwise.errors import CheckpointError
 from rankwise.testing import run_ranks
 from rankwise.world import World
-from rankwise.world.frame import INLINE
+from rankwise.world.collectives.handshake import INLINE
 
 
 class Shard:

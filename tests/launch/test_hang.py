@@ -308,7 +308,7 @@ def test_stacks_are_read(text):
 def test_a_place_tells_what_it_calls_of_the_world():
     """The backend gathers where the user reduces: the name that stands in the script is told, and that alone."""
     value = f"{Path(rankwise.__file__).parent}/world/value.py"
-    reductions = value.replace("value.py", "reductions.py")
+    reductions = value.replace("value.py", "collectives/reductions.py")
     inside = stack((reductions, "_sum"), (value, "all_reduce"), ("/home/me/t.py", "step"))
     assert _place(inside) == "/home/me/t.py:1 in step calling World.all_reduce"
     assert _place(stack(("/home/me/t.py", "step"))) == "/home/me/t.py:1 in step"

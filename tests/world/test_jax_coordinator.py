@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from rankwise._process.place import Place
-from rankwise.world.jax_coordinator import choose_coordinator
+from rankwise.world.jax_start import choose_coordinator
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

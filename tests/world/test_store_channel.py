@@ -10,9 +10,9 @@ from rankwise.errors import DataError, DesyncError, WorldError
 from rankwise.testing.held_ports import hold_port
 from rankwise.testing.ranks import run_over_store
 from rankwise.world import binding, store_channel
-from rankwise.world.arrival import Mail
-from rankwise.world.key_channel import KeyChannel
-from rankwise.world.small_store import Shelf, SmallStore
+from rankwise.world.collectives.channel import KeyChannel
+from rankwise.world.rendezvous.arrival import Mail
+from rankwise.world.rendezvous.small_store import Shelf, SmallStore
 from rankwise.world.store_channel import StoreKeys, store_world
 
 

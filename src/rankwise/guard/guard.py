@@ -22,7 +22,7 @@ from rankwise.guard.replicas import Gradients, Parameters, Reductions, Unused, c
 from rankwise.guard.tensors import tensors_apart
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
-from rankwise.world.channel import Channel
+from rankwise.world.collectives.channel import Channel
 
 if TYPE_CHECKING:
     from torch import nn

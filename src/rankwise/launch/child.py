@@ -93,7 +93,7 @@ def _say_finished(report_fd: int) -> None:
 
 def _leave_jax_at_once(code: int) -> None:
     """If the program uses JAX, tell it that this rank failed; else JAX waits for the other ranks at exit."""
-    leaving = sys.modules.get("rankwise.world.jax_exit")
+    leaving = sys.modules.get("rankwise.world.jax_start")
     if leaving is not None:
         leaving.note_failure(code)
 

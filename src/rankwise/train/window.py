@@ -26,7 +26,7 @@ from rankwise.train.output import on_host
 from rankwise.train.sharding import is_sharded, local_part, unsynchronised
 from rankwise.train.wrapped_models import replicas_of
 from rankwise.world import World
-from rankwise.world.reductions import start_sum
+from rankwise.world.collectives.reductions import start_sum
 
 if TYPE_CHECKING:
     import torch

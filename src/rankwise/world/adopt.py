@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
 from rankwise._process.place import Place, announced_place, find_place, num_local_ranks
 from rankwise.errors import WorldError
-from rankwise.world.channel import Channel, frame_device
+from rankwise.world.collectives.channel import Channel, KeyChannel, frame_device
 from rankwise.world.jax_state import jax_client, jax_numbers
-from rankwise.world.key_channel import KeyChannel
-from rankwise.world.ray_worker import ray_made_the_group
 from rankwise.world.value import World
 
 if TYPE_CHECKING:
@@ -27,6 +25,7 @@ __all__ = [
     "group_world",
     "joined_world",
     "known_world",
+    "ray_device",
     "refuse_second_bind",
     "remember",
 ]
@@ -69,11 +68,31 @@ def refuse_second_bind() -> None:
             "this process is bound already: leave the first `with rankwise.bind()` before the second, "
             "or use World.current() inside it"
         )
-    if _default_group() is not None and not ray_made_the_group():
+    if _default_group() is not None and not _ray_made_the_group():
         raise WorldError(
             "the process group is initialised already (by Lightning, Accelerate or this script): "
             "use World.current(), which adopts it, instead of bind()"
         )
+
+
+def _ray_made_the_group() -> bool:
+    """Whether this process is a worker of Ray Train, whose process group Ray has created; imports nothing."""
+    ray_train, dist = sys.modules.get("ray.train"), sys.modules.get("torch.distributed")
+    if ray_train is None or dist is None or not dist.is_available() or not dist.is_initialized():
+        return False
+    try:
+        context = ray_train.get_context()
+        numbers = (context.get_world_rank(), context.get_world_size())
+    except Exception:  # noqa: BLE001  (what Ray raises outside of a worker differs from version to version)
+        return False
+    return numbers == (dist.get_rank(), dist.get_world_size())
+
+
+def ray_device() -> str:
+    """Return the device that Ray has assigned to this worker."""
+    from ray.train.torch import get_device
+
+    return str(get_device())
 
 
 def current_world() -> World:

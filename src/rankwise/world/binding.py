@@ -16,13 +16,12 @@ from rankwise._process.place import Place, find_place, given_place
 from rankwise._version import __version__
 from rankwise.errors import ConfigError, Interrupted, WorldError
 from rankwise.world import adopt, group
-from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, judge, meet, survey
-from rankwise.world.channel import keep_for_ever
+from rankwise.world.collectives.channel import keep_for_ever
 from rankwise.world.devices import choose_device, default_backend, ranks_per_gpu, visible_devices
-from rankwise.world.factory import host_id, make_world, say_once
 from rankwise.world.keys import seed_generators
-from rankwise.world.ray_worker import ray_device
-from rankwise.world.value import World
+from rankwise.world.rendezvous.addresses import say_once
+from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Card, Company, host_id, judge, meet, survey
+from rankwise.world.value import World, make_world
 
 __all__ = ["bind", "keeps_store", "kept_store"]
 
@@ -197,7 +196,7 @@ def _take_over(theirs: World, wishes: _Wishes) -> World:
         node_rank=None,
         num_nodes=None,
     )
-    wishes = replace(wishes, device=ray_device()) if wishes.device == "auto" else wishes
+    wishes = replace(wishes, device=adopt.ray_device()) if wishes.device == "auto" else wishes
     device, trouble = _take_device(place, wishes)
     cards = theirs.all_gather_object(_card(place, wishes, device, trouble))
     error = judge(cards, world_size=place.world_size, allow_shared_device=wishes.allow_shared_device)

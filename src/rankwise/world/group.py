@@ -11,9 +11,9 @@ from typing import Any
 
 from rankwise._process.place import Place, loopback_address
 from rankwise.errors import WorldError
-from rankwise.world.channel import Channel, close_all, frame_device
-from rankwise.world.listener import await_listener
-from rankwise.world.small_store import listening_address, store_trouble
+from rankwise.world.collectives.channel import Channel, close_all, frame_device
+from rankwise.world.rendezvous.addresses import listening_address, store_trouble, warn_of_public
+from rankwise.world.rendezvous.listener import await_listener
 
 __all__ = ["leave", "local_store", "open_group", "open_store", "prefixed"]
 
@@ -56,8 +56,6 @@ def open_store(place: Place, timeout: timedelta) -> Any:
     serves = place.rank == 0 and not place.agent_store
     own = listening_address(place.master_addr) if serves else ""
     if serves:
-        from rankwise.world.strangers import warn_of_public  # a data loader alone does not serve
-
         warn_of_public(place.master_addr, "torch's store")
     elif not place.agent_store:  # an agent listens before it starts the ranks
         await_listener(place.master_addr, place.master_port, min(_LISTENER_S, timeout.total_seconds()))

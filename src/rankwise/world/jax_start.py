@@ -1,37 +1,58 @@
-"""`World.init_jax`: initialise JAX's distributed system from the launcher's variables, without torch."""
+"""`World.init_jax`: initialise JAX's distributed system from the launcher's variables, without torch.
+
+Rank 0 chooses the address of JAX's coordinator: a new free port, held until JAX uses it. At exit, JAX runs a barrier of
+all processes, so that none leaves while others still need it. A failed rank would wait there for minutes for ranks that
+wait for it in a computation. So it must exit without the barrier; the others then lose their connection to it and fail
+too.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import inspect
+import logging
 import os
 import platform
 import random
+import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import TracebackType
 from typing import Any
 
 from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
 from rankwise._process.place import Place, find_place
 from rankwise._version import __version__
 from rankwise.errors import ConfigError, WorldError
-from rankwise.world import adopt, jax_exit
-from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, await_key, meet
-from rankwise.world.factory import host_id, make_world, say_once
-from rankwise.world.jax_coordinator import Coordinator, choose_coordinator
+from rankwise.world import adopt
+from rankwise.world.collectives.channel import KeyChannel
 from rankwise.world.jax_state import devices_started, import_jax, jax_client, jax_numbers
-from rankwise.world.key_channel import KeyChannel
-from rankwise.world.small_store import open_small_store
-from rankwise.world.value import World
+from rankwise.world.rendezvous.addresses import listening_address, say_once, warn_of_public
+from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Card, Company, await_key, host_id, meet
+from rankwise.world.rendezvous.small_store import open_small_store
+from rankwise.world.value import World, make_world
 
-__all__ = ["JaxWishes", "local_devices", "start_jax"]
+__all__ = [
+    "Coordinator",
+    "JaxWishes",
+    "choose_coordinator",
+    "leave_at_once_on_failure",
+    "local_devices",
+    "note_failure",
+    "start_jax",
+]
 
 _STARTED = (
     "JAX looked for its devices before World.init_jax(), and cannot be told of other ranks any more: call it before "
     "anything that computes or asks for devices (jax.devices(), jnp.ones(...), jax.random.key(...), also at the top of "
     "modules that are imported earlier)"
 )
+_INTERRUPTED = 130
+_watched: int | None = None  # pid of the watched process; a forked child is not watched
+_exitcode: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +182,7 @@ def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, w
         WorldError: JAX did not start, or has another number of processes.
     """
     _configure(jax, wishes)
-    jax_exit.leave_at_once_on_failure()
+    leave_at_once_on_failure()
     with contextlib.ExitStack() as after:
         if own is not None:
             after.callback(own.held.close)
@@ -235,3 +256,106 @@ def _remembered(jax: Any, place: Place, company: Company, wishes: JaxWishes) -> 
     )
     adopt.remember(world)
     return world
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinator:
+    """An address for JAX's coordinator, held by rank 0.
+
+    Attributes:
+        address: "host:port" for all ranks.
+        held: socket that reserves the port; JAX's server can still listen on it.
+    """
+
+    address: str
+    held: socket.socket
+
+    @property
+    def bind_address(self) -> str:
+        """The address on which the server listens: that of `address`; all of this machine's if `address` has a name."""
+        host, _, port = self.address.rpartition(":")
+        own = listening_address(host.strip("[]"))
+        return f"[{own}]:{port}" if ":" in own else f"{own or '[::]'}:{port}"
+
+
+def choose_coordinator(place: Place) -> Coordinator:
+    """Return an address on this machine; only rank 0 calls this.
+
+    The host is MASTER_ADDR. If that is another machine (for example an agent's), it is the source address of this
+    machine towards that one.
+    """
+    host = _own_host(place.master_addr) if place.master_addr else socket.gethostname()
+    held = _hold(listening_address(host))
+    warn_of_public(host, "JAX's coordinator")
+    name = f"[{host}]" if ":" in host else host
+    return Coordinator(address=f"{name}:{held.getsockname()[1]}", held=held)
+
+
+def _own_host(known: str) -> str:
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(known, 0, type=socket.SOCK_DGRAM):
+            if _is_own(family, kind, address):
+                return known
+            with socket.socket(family, kind) as towards:
+                towards.connect((address[0], 9))  # connecting a datagram socket sends nothing
+                return str(towards.getsockname()[0])
+    return socket.gethostname()
+
+
+def _is_own(family: int, kind: int, address: object) -> bool:
+    with socket.socket(family, kind) as trial:
+        try:
+            trial.bind(address)  # type: ignore[arg-type]
+        except OSError:
+            return False
+    return True
+
+
+def _hold(host: str) -> socket.socket:
+    """Bind a free port. With SO_REUSEPORT, which JAX's server sets too, that server can listen on the held port."""
+    everywhere = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if everywhere or ":" in host else socket.AF_INET
+    held = socket.socket(family, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if everywhere:
+        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    held.bind((host, 0))
+    return held
+
+
+def leave_at_once_on_failure() -> None:
+    """Make this process exit without JAX's barrier if it fails; a second call does nothing."""
+    global _watched  # noqa: PLW0603  (there is one process)
+    if _watched == os.getpid():
+        return
+    _watched = os.getpid()
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not hasattr(sys, "ps1"):  # at a prompt an exception does not end the process
+            note_failure(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+    # exit handlers run in reverse order, so this one runs before JAX's, which was registered at the import of JAX
+    atexit.register(_leave)
+
+
+def note_failure(exitcode: int) -> None:
+    """Record that this process ends because of an error.
+
+    Args:
+        exitcode: the exit code to use.
+    """
+    global _exitcode  # noqa: PLW0603
+    _exitcode = exitcode
+
+
+def _leave() -> None:
+    if _exitcode is None or _watched != os.getpid():
+        return
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the stream is closed or missing: exit anyway
+            stream.flush()
+    os._exit(_exitcode)

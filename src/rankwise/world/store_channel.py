@@ -14,13 +14,12 @@ from typing import Any
 from rankwise._process.place import Place
 from rankwise._version import __version__
 from rankwise.errors import WorldError
-from rankwise.world.arrival import SECRET_VARIABLE, Card, Mail, meet
 from rankwise.world.binding import keeps_store, kept_store
-from rankwise.world.factory import host_id, make_world
-from rankwise.world.key_channel import KeyChannel
-from rankwise.world.small_store import SmallStore, open_small_store
-from rankwise.world.strangers import warn_of_public
-from rankwise.world.value import World
+from rankwise.world.collectives.channel import KeyChannel
+from rankwise.world.rendezvous.addresses import warn_of_public
+from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Card, Mail, host_id, meet
+from rankwise.world.rendezvous.small_store import SmallStore, open_small_store
+from rankwise.world.value import World, make_world
 
 __all__ = ["StoreKeys", "store_world"]
 

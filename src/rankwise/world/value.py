@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from rankwise.world import control, gathers, keys, objects, reductions
+from rankwise.world import keys
+from rankwise.world.collectives import control, gathers, objects, reductions
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     import torch.distributed as dist
 
-    from rankwise.world.channel import Channel
-    from rankwise.world.key_channel import KeyChannel
+    from rankwise._process.place import Place
+    from rankwise.world.collectives.channel import Channel, KeyChannel
+    from rankwise.world.rendezvous.arrival import Company
 
-__all__ = ["ReduceOp", "World"]
+__all__ = ["ReduceOp", "World", "make_world"]
 
 ReduceOp: TypeAlias = Literal["sum", "mean", "avg", "min", "max"]
 T = TypeVar("T")
@@ -263,3 +265,23 @@ class World:
         Every rank of this world must call it, with the same ranks.
         """
         return control.subgroup(self, ranks)
+
+
+def make_world(
+    place: Place, company: Company, channel: Any, *, device: Any, backend: str, seed: int, threads: int
+) -> World:
+    """Return the world of a place, completed with the result of the meeting."""
+    return World(
+        rank=place.rank,
+        world_size=place.world_size,
+        local_rank=place.local_rank,
+        local_world_size=place.local_world_size or company.local_size,
+        node_rank=company.host if place.node_rank is None else place.node_rank,
+        num_nodes=company.num_hosts if place.num_nodes is None else place.num_nodes,
+        device=device,
+        backend=backend,
+        seed=seed,
+        threads=threads,
+        global_ranks=tuple(range(place.world_size)),
+        channel=channel,
+    )

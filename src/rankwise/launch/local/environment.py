@@ -18,7 +18,7 @@ _OURS = ("RANKWISE_FRESH", "RANKWISE_STORE_FILE", "RANKWISE_VITALS")
 _STALE = (*_OURS, "RANKWISE_TOKEN", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
 
 
-# the ranks of this process's launches authenticate each other with this secret, see world/arrival
+# the ranks of this process's launches authenticate each other with this secret, see world/rendezvous/arrival
 _SECRET = os.urandom(16).hex()
 
 

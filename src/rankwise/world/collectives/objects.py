@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rankwise.errors import ConfigError
-from rankwise.world.frame import INLINE, Call, Frame
-from rankwise.world.handshake import call_place, exchange
-from rankwise.world.reductions import check_root
-from rankwise.world.transfer import broadcast_raw, gather_raw
+from rankwise.world.collectives.handshake import INLINE, Call, Frame, call_place, exchange
+from rankwise.world.collectives.reductions import check_root
+from rankwise.world.collectives.transfer import broadcast_raw, gather_raw
 
 if TYPE_CHECKING:
     from rankwise.world.value import World

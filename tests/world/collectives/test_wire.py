@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rankwise.errors import ConfigError, WorldError
-from rankwise.world.tree import flatten
-from rankwise.world.wire import check_leaf, decode, encode, fold, pack, unpack
+from rankwise.world.collectives.tree import flatten
+from rankwise.world.collectives.wire import check_leaf, decode, encode, fold, pack, unpack
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 FLOATS = ["float16", "float32", "float64"]

@@ -1,8 +1,9 @@
-"""Encode leaves for a reduction, into few dtypes and without wrong results.
+"""Send leaves as flat tensors, and encode them for a reduction, into few dtypes and without wrong results.
 
-Backends do not reduce every dtype, and their minimum and maximum may lose a NaN. So small integers are sent in a wider
-type. For min and max, floats are sent as integers of the same order, with NaN beyond both ends. For a sum, Python
-integers are sent in two halves, which makes it exact. A collective reduces one buffer per (device, wire dtype).
+Every leaf is sent as a contiguous one-dimensional torch tensor. Backends do not reduce every dtype, and their minimum
+and maximum may lose a NaN. So for a reduction small integers are sent in a wider type. For min and max, floats are sent
+as integers of the same order, with NaN beyond both ends. For a sum, Python integers are sent in two halves, which makes
+it exact. A collective reduces one buffer per (device, wire dtype).
 """
 
 from __future__ import annotations
@@ -10,14 +11,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rankwise.errors import ConfigError, WorldError
-from rankwise.world.flat import flat_of, value_of
-from rankwise.world.tree import Leaf
+from rankwise.world.collectives.tree import Leaf
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Parcel", "check_leaf", "decode", "encode", "fold", "pack", "unpack"]
+__all__ = [
+    "Parcel",
+    "bytes_of",
+    "check_leaf",
+    "decode",
+    "encode",
+    "flat_of",
+    "fold",
+    "from_bytes",
+    "pack",
+    "unpack",
+    "value_of",
+]
 
 _ADD = {"bool": "int64", "int16": "int32", "uint16": "int32"}
 _ADD_VIEW = {"uint32": "int32", "uint64": "int64", "complex64": "float32", "complex128": "float64"}
@@ -25,6 +39,66 @@ _ORDER = {"bool": "uint8", "int16": "int32", "uint16": "int32", "uint32": "int64
 _FLOATS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 _PLAIN = ("int8", "uint8", "int32", "int64")
 _LOW = 2**32
+_INT64 = (-(2**63), 2**63 - 1)
+
+
+def flat_of(leaf: Leaf) -> torch.Tensor:
+    """Return the leaf's values, contiguous, without gradient, on its own device; may share memory with the leaf.
+
+    Raises:
+        ConfigError: a Python integer does not fit into 64 bits.
+    """
+    import torch
+
+    if leaf.kind == "tensor":
+        return _dense(leaf.value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1))
+    if leaf.kind == "int" and not _INT64[0] <= leaf.value <= _INT64[1]:
+        raise ConfigError(f"{leaf.path} is {leaf.value}, which does not fit 64 bits: send it as float or as an object")
+    if leaf.kind not in ("array", "scalar"):
+        return torch.tensor([leaf.value], dtype=getattr(torch, leaf.dtype), device="cpu")
+    array = np.asarray(leaf.value, dtype=leaf.dtype).reshape(-1)  # a dtype given by name has native byte order
+    array = np.ascontiguousarray(array)
+    if not array.flags.writeable or array.strides != (array.itemsize,):  # one element is contiguous at any stride
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
+def _dense(flat: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with stride 1: one element counts as contiguous at any stride, but bytes need stride 1."""
+    import torch
+
+    return flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
+
+
+def value_of(flat: torch.Tensor, leaf: Leaf, shape: tuple[int, ...] | None = None) -> Any:
+    """Return the flat tensor's value in the leaf's kind and on its device.
+
+    The dtype is that of the flat tensor, so a sum of booleans gives integers. May share memory with `flat`.
+
+    Args:
+        flat: the values.
+        leaf: the leaf that the value replaces.
+        shape: its shape, None = the leaf's.
+    """
+    shape = leaf.shape if shape is None else shape
+    if leaf.kind == "tensor":
+        return flat.reshape(shape).to(leaf.device)
+    if leaf.kind in ("array", "scalar"):
+        array = flat.reshape(shape).numpy()
+        return array if leaf.kind == "array" else array[()]
+    return flat.item()
+
+
+def bytes_of(flat: torch.Tensor) -> torch.Tensor:
+    """Return the flat tensor's bytes as uint8, sharing its memory."""
+    import torch
+
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8, device=flat.device)
+
+
+def from_bytes(raw: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a copy of the bytes as values of `dtype`."""
+    return raw.clone().view(dtype)
 
 
 def check_leaf(leaf: Leaf, op: str) -> None:

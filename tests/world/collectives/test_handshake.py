@@ -78,7 +78,7 @@ def speechless(world):
 
 def test_an_error_without_text_takes_the_others_along():
     """An exception whose `__str__` fails is told to the other ranks by its class; nobody is left waiting."""
-    told = "rank 1 failed in raise_together() at world/test_handshake.py:"
+    told = "rank 1 failed in raise_together() at collectives/test_handshake.py:"
     zero, one, two = run_ranks(speechless, 3)
     assert one == ("its own", 3)
     assert zero == two
@@ -88,8 +88,7 @@ def test_an_error_without_text_takes_the_others_along():
 
 def unreadable(world):
     """An offer that can be made, and then cannot be read."""
-    from rankwise.world.frame import Call
-    from rankwise.world.handshake import exchange
+    from rankwise.world.collectives.handshake import Call, exchange
 
     class Offer:
         structure, payload_bytes = "", 8
@@ -207,7 +206,7 @@ def foreign(world):
     import torch.distributed as dist
 
     if world.rank == 1:
-        from rankwise.world.frame import FRAME_BYTES
+        from rankwise.world.collectives.handshake import FRAME_BYTES
 
         mine = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
         dist.all_gather([torch.empty_like(mine) for _ in range(2)], mine)

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
-from rankwise.world.channel import Channel
-from rankwise.world.flat import bytes_of
-from rankwise.world.frame import INLINE, Call, Frame
-from rankwise.world.handshake import call_place, carry, exchange
-from rankwise.world.tree import Leaf, describe, flatten, rebuild
-from rankwise.world.wire import Parcel, check_leaf, decode, encode, fold, pack, unpack
+from rankwise.world.collectives.channel import Channel
+from rankwise.world.collectives.handshake import INLINE, Call, Frame, call_place, carry, exchange
+from rankwise.world.collectives.tree import Leaf, describe, flatten, rebuild
+from rankwise.world.collectives.wire import Parcel, bytes_of, check_leaf, decode, encode, fold, pack, unpack
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +102,7 @@ def check_call(world: World, call: Call) -> None:
 
 
 def _by_keys(world: World, tree: Any, call: Call) -> Any:
-    from rankwise.world.key_trees import reduce_by_keys
+    from rankwise.world.collectives.key_trees import reduce_by_keys
 
     reduced = reduce_by_keys(world, tree, call, check=lambda: check_call(world, call))
     return reduced if call.root in (-1, world.rank) else None

@@ -8,10 +8,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rankwise.errors import ConfigError
-from rankwise.world.channel import Channel
-from rankwise.world.frame import Call
-from rankwise.world.handshake import call_place, carry, exchange
-from rankwise.world.key_channel import KeyChannel
+from rankwise.world.collectives.channel import Channel, KeyChannel
+from rankwise.world.collectives.handshake import Call, call_place, carry, exchange
 
 if TYPE_CHECKING:
     from rankwise.world.value import World

@@ -8,8 +8,8 @@ from unittest.mock import call
 import pytest
 
 from rankwise import _torch_hook
-from rankwise.world import listener
-from rankwise.world.listener import await_listener
+from rankwise.world.rendezvous import listener
+from rankwise.world.rendezvous.listener import await_listener
 
 
 @pytest.fixture

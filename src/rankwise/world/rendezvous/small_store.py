@@ -7,7 +7,6 @@ line of JSON, and so is its answer.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import socket
 import socketserver
@@ -16,10 +15,11 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from rankwise._process.place import Place, loopback_address
+from rankwise._process.place import Place
 from rankwise.errors import WorldError
+from rankwise.world.rendezvous.addresses import listening_address, store_trouble
 
-__all__ = ["Shelf", "SmallStore", "StoreServer", "listening_address", "open_small_store", "store_trouble"]
+__all__ = ["Shelf", "SmallStore", "StoreServer", "open_small_store"]
 
 _RETRY_S = 0.05
 _GRACE_S = 10.0  # the server answers when the time is up; a dead machine does not, so the client waits so much longer
@@ -269,28 +269,3 @@ def _connect(place: Place, patience_s: float) -> socket.socket:
             continue
         found.settimeout(None)  # `wait` sets its own
         return found
-
-
-def store_trouble(place: Place, timeout: timedelta) -> str:
-    """Return the error text for a rank that cannot serve or reach the store."""
-    where = f"{place.master_addr}:{place.master_port}"
-    if place.rank == 0 and not place.agent_store:
-        return f"rank 0 cannot serve the store at {where}; is the port taken? Choose another MASTER_PORT"
-    return (
-        f"rank {place.rank} could not reach the store at {where} within {timeout.total_seconds():g} s: check that "
-        "rank 0 runs there, that the name resolves from this machine and that the port is not filtered"
-    )
-
-
-def listening_address(host: str) -> str:
-    """Return the single address on which a server for the ranks listens, "" for all addresses of this machine.
-
-    A name except localhost may resolve to another address on other machines, so for it the server listens on all.
-    """
-    with contextlib.suppress(ValueError, OSError):
-        address = ipaddress.ip_address(host)
-        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((host, 0))  # fails if the address reaches this machine through address translation
-        return host
-    return loopback_address(host)

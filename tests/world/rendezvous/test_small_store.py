@@ -11,9 +11,9 @@ import pytest
 from rankwise._process.place import Place
 from rankwise.errors import WorldError
 from rankwise.testing.held_ports import hold_port
-from rankwise.world import small_store
-from rankwise.world.arrival import Card, meet
-from rankwise.world.small_store import Shelf, SmallStore, StoreServer, _Answering, open_small_store
+from rankwise.world.rendezvous import small_store
+from rankwise.world.rendezvous.arrival import Card, meet
+from rankwise.world.rendezvous.small_store import Shelf, SmallStore, StoreServer, _Answering, open_small_store
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.world.frame import FRAME_BYTES, INLINE, Call, decode_frame, encode_frame
+from rankwise.world.collectives.handshake import FRAME_BYTES, INLINE, Call, decode_frame, encode_frame
 
 
 @given(st.binary(max_size=3000), st.text(max_size=700), st.booleans(), st.integers(0, 2**63))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.errors import ConfigError
-from rankwise.world.tree import describe, flatten, rebuild
+from rankwise.world.collectives.tree import describe, flatten, rebuild
 
 LEAVES = st.integers(-5, 5) | st.floats(allow_nan=False) | st.booleans() | st.none()
 TREES = st.recursive(

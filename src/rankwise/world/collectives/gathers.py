@@ -1,7 +1,8 @@
-"""`broadcast`, `gather` and `all_gather` of trees."""
+"""`broadcast`, `gather` and `all_gather` of trees, the last also with gradients."""
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.errors import ConfigError
-from rankwise.world.channel import Channel
-from rankwise.world.flat import bytes_of, flat_of, from_bytes, value_of
-from rankwise.world.frame import INLINE, Call, Frame
-from rankwise.world.handshake import call_place, exchange
-from rankwise.world.reductions import check_root
-from rankwise.world.transfer import broadcast_bytes, gather_bytes
-from rankwise.world.tree import Leaf, describe, flatten, rebuild
+from rankwise.world.collectives.channel import Channel
+from rankwise.world.collectives.handshake import INLINE, Call, Frame, call_place, exchange
+from rankwise.world.collectives.reductions import check_root
+from rankwise.world.collectives.transfer import broadcast_bytes, gather_bytes
+from rankwise.world.collectives.tree import Leaf, describe, flatten, rebuild
+from rankwise.world.collectives.wire import bytes_of, flat_of, from_bytes, value_of
 
 if TYPE_CHECKING:
     import torch
@@ -91,9 +91,7 @@ def all_gather(world: World, tree: Any, *, grad: bool) -> list[Any]:
             "jax.lax.all_gather under jax.shard_map"
         )
     if grad:
-        from rankwise.world.gradients import all_gather_with_grad
-
-        return all_gather_with_grad(world, tree)
+        return _all_gather_with_grad(world, tree)
     return _gather(world, tree, Call("all_gather", call_place())) or []
 
 
@@ -116,7 +114,7 @@ def _gather(world: World, tree: Any, call: Call) -> list[Any] | None:
 
 
 def _by_keys(world: World, tree: Any, call: Call, *, ragged: bool) -> list[Any]:
-    from rankwise.world.key_trees import gather_by_keys
+    from rankwise.world.collectives.key_trees import gather_by_keys
 
     return gather_by_keys(world, tree, call, ragged=ragged, check=lambda: _check_call(world, call))
 
@@ -226,3 +224,72 @@ def _cut(
 def _assemble(tree: Any, mine: _Pieces, parts: list[torch.Tensor], lengths: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
     shapes = _shapes(mine, lengths)
     return rebuild(tree, (value_of(*three) for three in zip(parts, mine.leaves, shapes, strict=True)))
+
+
+def _all_gather_with_grad(world: World, tree: Any) -> list[Any]:
+    """Gather like `World.all_gather`; gradients flow back to tensors that require them.
+
+    The backward pass is a collective: every rank must run it, through all results. Rank r's input gets the sum over
+    ranks of the gradients of part r.
+
+    Raises:
+        DesyncError: a tensor requires a gradient on some ranks only, so the backward pass would hang.
+    """
+    leaves = flatten(tree)
+    tracked = [i for i, leaf in enumerate(leaves) if leaf.kind == "tensor" and leaf.value.requires_grad]
+    if world.channel is not None:
+        _agree_on_tracked(world, tracked)
+    gathered = world.all_gather([leaf.value for leaf in leaves])
+    if not tracked:
+        return [rebuild(tree, iter(values)) for values in gathered]
+    return _with_grad(world, tree, leaves, tracked, gathered)
+
+
+class _Tracked:
+    """An offer that says which leaves require a gradient."""
+
+    payload_bytes = 0
+
+    def __init__(self, tracked: list[int]) -> None:
+        self.structure = f"gradients of the leaves {tracked}"
+
+    def payload(self) -> bytes:
+        return b""
+
+
+def _agree_on_tracked(world: World, tracked: list[int]) -> None:
+    exchange(world, Call("grad_gather", call_place()), lambda: _Tracked(tracked))
+
+
+def _with_grad(world: World, tree: Any, leaves: list[Leaf], tracked: list[int], gathered: list[list[Any]]) -> list[Any]:
+    inputs = [leaves[i].value for i in tracked]
+    outputs = [values[i] for values in gathered for i in tracked]
+    linked = iter(_gathered_function().apply(world, outputs, *inputs))
+    for values in gathered:
+        for i in tracked:
+            values[i] = next(linked)
+    return [rebuild(tree, iter(values)) for values in gathered]
+
+
+@functools.cache
+def _gathered_function() -> Any:
+    """Return the autograd function; created late, because its base class needs torch."""
+    import torch
+    from torch.autograd.function import once_differentiable
+
+    class Gathered(torch.autograd.Function):
+        """Forward returns the gathered parts; backward sums the gradients over ranks and returns this rank's part."""
+
+        @staticmethod
+        def forward(ctx: Any, world: World, outputs: list[torch.Tensor], *inputs: torch.Tensor) -> Any:
+            ctx.world, ctx.num_inputs = world, len(inputs)
+            return tuple(output.view_as(output) for output in outputs)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            sums = ctx.world.all_reduce(list(grads))
+            first = ctx.world.rank * ctx.num_inputs
+            return (None, None, *sums[first : first + ctx.num_inputs])
+
+    return Gathered

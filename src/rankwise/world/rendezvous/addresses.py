@@ -1,17 +1,53 @@
-"""Warn about ports that are reachable from the Internet."""
+"""The address where rank 0 serves the others: on which ones a server listens, and whether the Internet reaches it."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import socket
+from datetime import timedelta
 
-from rankwise.world.factory import say_once
-from rankwise.world.small_store import listening_address
+from rankwise._process.place import Place, loopback_address
 
-__all__ = ["public_address", "warn_of_public"]
+__all__ = ["listening_address", "public_address", "say_once", "store_trouble", "warn_of_public"]
 
 _ELSEWHERE = "192.0.2.1"  # reserved for documentation, so it takes the default route; nothing is sent
+
+_log = logging.getLogger("rankwise.world")
+_said: set[str] = set()
+
+
+def say_once(text: str) -> None:
+    """Warn once per process."""
+    if text not in _said:
+        _said.add(text)
+        _log.warning(text)
+
+
+def listening_address(host: str) -> str:
+    """Return the single address on which a server for the ranks listens, "" for all addresses of this machine.
+
+    A name except localhost may resolve to another address on other machines, so for it the server listens on all.
+    """
+    with contextlib.suppress(ValueError, OSError):
+        address = ipaddress.ip_address(host)
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))  # fails if the address reaches this machine through address translation
+        return host
+    return loopback_address(host)
+
+
+def store_trouble(place: Place, timeout: timedelta) -> str:
+    """Return the error text for a rank that cannot serve or reach the store."""
+    where = f"{place.master_addr}:{place.master_port}"
+    if place.rank == 0 and not place.agent_store:
+        return f"rank 0 cannot serve the store at {where}; is the port taken? Choose another MASTER_PORT"
+    return (
+        f"rank {place.rank} could not reach the store at {where} within {timeout.total_seconds():g} s: check that "
+        "rank 0 runs there, that the name resolves from this machine and that the port is not filtered"
+    )
 
 
 def warn_of_public(host: str, what: str) -> None:

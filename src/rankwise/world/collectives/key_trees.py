@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.errors import ConfigError, WorldError
-from rankwise.world.frame import INLINE, Call
-from rankwise.world.handshake import exchange
-from rankwise.world.transfer import gather_raw
-from rankwise.world.tree import Leaf, describe, flatten, rebuild
-from rankwise.world.wire import check_leaf
+from rankwise.world.collectives.handshake import INLINE, Call, exchange
+from rankwise.world.collectives.transfer import gather_raw
+from rankwise.world.collectives.tree import Leaf, describe, flatten, rebuild
+from rankwise.world.collectives.wire import check_leaf
 
 if TYPE_CHECKING:
     from rankwise.world.value import World

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankwise.world.channel import Channel
-from rankwise.world.frame import Call
-from rankwise.world.handshake import carry
-from rankwise.world.key_channel import KeyChannel
+from rankwise.world.collectives.channel import Channel, KeyChannel
+from rankwise.world.collectives.handshake import Call, carry
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from rankwise.errors import WorldError
-from rankwise.world.arrival import Card, Mail, judge, meet
+from rankwise.world.rendezvous.arrival import Card, Mail, judge, meet
 
 
 def card(rank, world_size=2, **other):

@@ -15,16 +15,18 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import platform
 import secrets
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from rankwise.errors import WorldError
 
-__all__ = ["SECRET_VARIABLE", "Card", "Company", "Mail", "await_key", "judge", "meet", "survey"]
+__all__ = ["SECRET_VARIABLE", "Card", "Company", "Mail", "await_key", "host_id", "judge", "meet", "survey"]
 
 SECRET_VARIABLE = "RANKWISE_SECRET"  # noqa: S105  (its name)
 
@@ -79,6 +81,12 @@ class Company:
     num_hosts: int = 1
     local_size: int = 1
     sharers: int = 1
+
+
+def host_id() -> str:
+    """Return host name and boot id: machines may share a host name, and containers of one machine share a boot id."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else ''}"
 
 
 def judge(cards: list[Card], *, world_size: int, allow_shared_device: bool) -> str:
