@@ -314,7 +314,9 @@ def test_a_mistake_that_was_missed_is_found_at_its_line(text: str, name: str, ex
 
 
 LEFT_ALONE = {
-    "a rank of one node": RANK_BY_A_PARAMETER.replace('"RANK"', '"LOCAL_RANK"'),
+    "a rank of one node": RANK_BY_A_PARAMETER.replace('"RANK"', '"LOCAL_RANK"').replace(
+        '"WORLD_SIZE"', '"LOCAL_WORLD_SIZE"'
+    ),
     "another caller": RANK_BY_A_PARAMETER + "    train(0, 1, torch.nn.Linear(1, 1))\n",
     "no group": OPTION_BESIDE_A_STAR_IMPORT.replace("import *", "import *\nimport paddle.distributed as dist"),
     "waiting before": WAITING_ON_ONE_RANK.replace(

@@ -194,7 +194,7 @@ def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3
     if isinstance(node, ast.Call) and module.name_of(node.func) == "torch.distributed.get_rank":
         return not node.args and not node.keywords
     if isinstance(node, ast.IfExp):
-        return _is_global_rank(module, node.body, scope, depth)
+        return bool(depth) and _is_global_rank(module, node.body, scope, depth - 1)  # `x = x if x else ...` has no end
     text = ast.unparse(node)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):  # node * gpus_per_node + local_rank
         return "local" in text.lower() and re.search(r"node.*\*", text.lower()) is not None
