@@ -14,6 +14,7 @@ from torch import nn
 import rankwise
 from rankwise import Order
 from rankwise.data.samples import ArraySource, SampleLoader
+from rankwise.testing.held_ports import hold_port
 from rankwise.train import ExactStep
 
 pytestmark = pytest.mark.gpu
@@ -101,7 +102,7 @@ def test_two_ranks_on_one_gpu_are_refused_unless_asked_for(tmp_path, options, me
     """NCCL would hang or fail; the meeting says which ranks and which GPU, and gloo works where it was asked for."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SHARED))
-    port = str(29_000 + os.getpid() % 2000)
+    port = str(hold_port())
     common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(

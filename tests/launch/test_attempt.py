@@ -109,12 +109,16 @@ def test_ranks_may_save_when_asked_to_end(launcher):
     assert (launcher.folder / "saved-1").exists()
 
 
-DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)"
+DEAF = (
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "pathlib.Path('deaf-' + rank).write_text('1')"
+)
 
 
 def test_a_deaf_rank_is_killed_after_the_grace(launcher, is_alive, wait_until):
     """A rank that ignores SIGTERM does not hold up the end for longer than --shutdown-timeout."""
     process, pids = start_family(launcher, "--shutdown-timeout", "0.3", extra=DEAF)
+    launcher.pids("deaf-0", "deaf-1")
     process.terminate()
     process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM
@@ -123,12 +127,11 @@ def test_a_deaf_rank_is_killed_after_the_grace(launcher, is_alive, wait_until):
 
 def test_the_second_ctrl_c_kills_at_once(launcher, is_alive, wait_until):
     """Deaf ranks with an hour of grace end at once at the second Ctrl-C."""
-    extra = f"{DEAF}; pathlib.Path('deaf-' + rank).write_text('1')"
-    process, pids = start_family(launcher, "--shutdown-timeout", "3600", extra=extra)
+    process, pids = start_family(launcher, "--shutdown-timeout", "3600", extra=DEAF)
     launcher.pids("deaf-0", "deaf-1")
     process.send_signal(signal.SIGINT)
-    while "asking the ranks to end" not in process.stderr.readline():
-        pass
+    while "asking the ranks to end" not in (line := process.stderr.readline()):
+        assert line, "the launch has ended"
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGINT
@@ -172,10 +175,16 @@ def test_the_supervisor_waits_without_polling(launcher):
     """While nothing happens, supervisor and heartbeats use next to no CPU: under 5 % over two seconds."""
     process, pids = start_family(launcher)
     ranks = pids[:2]  # what they have started may be starting still
-    before = cpu_ticks(process.pid, *ranks)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(2.0)
-    assert cpu_ticks(process.pid, *ranks) - before <= 0.05 * 2.0 * os.sysconf("SC_CLK_TCK") + 2
+    used = []
+    for _ in range(10):  # the first seconds may see the end of the start; what polls does so in all of them
+        before = cpu_ticks(process.pid, *ranks)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2.0)
+        used.append(cpu_ticks(process.pid, *ranks) - before)
+        if used[-1] <= 0.05 * 2.0 * os.sysconf("SC_CLK_TCK") + 2:
+            break
+    else:
+        raise AssertionError(used)
     process.kill()
 
 

@@ -1,5 +1,6 @@
 """`rankwise.run`: values by rank, failures with their tracebacks, nothing left behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -58,19 +59,32 @@ def test_a_rank_that_takes_too_long():
     assert "waits_for_ever" in caught.value.traceback
 
 
-def test_a_standstill_is_told(capfd):
-    """stall= says where the ranks are, and they go on to their end."""
+STALLS = """
+    import json, os, time
+    import rankwise
 
     def sleeps_on():
-        import time
-
-        time.sleep(4)
+        while not os.path.exists("told"):
+            time.sleep(0.05)
         return sorted(os.sched_getaffinity(0))
 
-    cores = rankwise.run(sleeps_on, num_ranks=2, stall=1, binding="core")
-    told = capfd.readouterr().err
-    assert "no rank was seen to advance for" in told
-    assert "sleeps_on" in told
+    if __name__ == "__main__":
+        print(json.dumps(rankwise.run(sleeps_on, num_ranks=2, stall=1, binding="core")))
+"""
+
+
+def test_a_standstill_is_told(launcher):
+    """stall= says where the ranks are, and they go on to their end."""
+    process = launcher.start(command=[sys.executable, launcher.script(STALLS)])
+    told = ""
+    while "no rank was seen to advance for" not in told or "sleeps_on" not in told:
+        line = process.stderr.readline()
+        assert line, told
+        told += line
+    (launcher.folder / "told").touch()
+    out, told = process.communicate(timeout=240)
+    assert process.returncode == 0, told
+    cores = json.loads(out)
     if len(os.sched_getaffinity(0)) >= 2:
         assert not set(cores[0]) & set(cores[1])
 

@@ -53,14 +53,14 @@ def test_each_failure_of_a_launch_is_kept(launcher):
 
 def test_a_standstill_and_the_hang_it_ended_in_are_kept(launcher):
     """The word of --stall, with the stacks, and the verdict of --hang-timeout with the places of the ranks."""
-    options = ("--nproc", 2, "--stall", 1, "--hang-timeout", 3, "--grace", 1, "--run-dir", "run")
+    options = ("--nproc", 2, "--stall", 1, "--hang-timeout", 8, "--grace", 1, "--run-dir", "run")
     launcher.run(*options, launcher.script(STANDS_STILL))
     run = launcher.folder / "run"
     found = json.loads((run / FILE).read_text())
     assert "no rank has advanced for" in found["standstills"][0]["text"]
     assert "script.py" in found["standstills"][0]["stacks"]
     [hung] = found["failures"]
-    assert "no rank has made progress for 3 s" in hung["hang"]
+    assert "no rank has made progress for 8 s" in hung["hang"]
     assert hung["step"] == 3
     assert "script.py" in hung["places"]["1"]
     assert "script.py" in hung["traceback"]

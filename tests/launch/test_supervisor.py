@@ -147,14 +147,18 @@ def test_restarts_are_counted_and_end(launcher):
 
 def test_logs_of_attempts_stay(launcher):
     """Each attempt, also of a later launch, has a folder of its own; the failing rank's traceback is in its log."""
+    # rank 0 alone fails: of two, the later one may be stopped before it has raised
     script = launcher.script("""
         import os, pathlib, time
         print("out", os.environ["RANK"], flush=True)
-        marks = [pathlib.Path(__file__).parent / f"{os.environ['MASTER_PORT']}-{rank}" for rank in range(2)]
+        attempt = os.environ["TORCHELASTIC_RUN_ID"] + "-" + os.environ["TORCHELASTIC_RESTART_COUNT"]
+        marks = [pathlib.Path(__file__).parent / f"{attempt}-{rank}" for rank in range(2)]
         marks[int(os.environ["RANK"])].touch()
-        while not all(mark.exists() for mark in marks):  # the first to fail would stop the other before it prints
+        while not all(mark.exists() for mark in marks):  # a failure would stop the other before it prints
             time.sleep(0.01)
-        raise ValueError("x")
+        if os.environ["RANK"] == "0":
+            raise ValueError("x")
+        time.sleep(1000)
     """)
     for _ in range(2):
         launcher.run("--nproc", 2, "--max-restarts", 1, "--run-dir", launcher.folder / "run", script)

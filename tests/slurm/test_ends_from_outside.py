@@ -20,10 +20,10 @@ def console(cluster, job):
 def test_at_the_time_limit_a_job_saves_and_goes_on_in_the_same_bits(cluster, undisturbed):
     """The warning comes a quarter of the limit before it, not at once; all save, the rest follows after the requeue."""
     cluster.write_training()
-    follower = cluster.start("rankwise", *SUBMIT, "--time", "1m", "train.py", "hold")
+    follower = cluster.start("rankwise", *SUBMIT, "--time", "2m", "train.py", "hold")
     job = holding(cluster, follower)
     assert "time limit is" not in console(cluster, job)
-    cluster.until(lambda: "the time limit is 15 s away" in console(cluster, job))
+    cluster.until(lambda: "the time limit is 30 s away" in console(cluster, job))
     (cluster.folder / "go").touch()
     cluster.lab.start_requeued(job)
     out, err = follower.communicate(timeout=240)

@@ -18,7 +18,7 @@ def test_srun_alone_saves_and_goes_on(cluster):
         if rank < 0:
             begun = [cluster.folder / f"{name}-{rank}.begun" for rank in (0, 1)]
             cluster.until(lambda begun=begun, step=step: step.poll() is not None or all(map(Path.exists, begun)))
-            job = cluster.run("squeue", "--name=own", "--noheader", "--format=%i").stdout.strip()
+            job = cluster.run("squeue", "--name=own", "--states=RUNNING", "--noheader", "--format=%i").stdout.strip()
             cluster.run("scancel", "--signal=TERM", f"{job}.0")
         out, err = step.communicate(timeout=240)
         assert step.returncode == Interrupted.EXIT_CODE, out + err

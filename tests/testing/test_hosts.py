@@ -8,7 +8,7 @@ from rankwise.testing.hosts import HostLab
 
 pytestmark = pytest.mark.skipif(bool(HostLab.obstacle()), reason=HostLab.obstacle() or "possible")
 
-PING = "import socket; socket.create_connection(('{}', 9000), 2).close()"
+PING = "import socket; socket.create_connection(('{}', 9000), {}).close()"
 SERVE = "import socket; s = socket.create_server(('', 9000)); print('up', flush=True); input()"
 
 
@@ -20,12 +20,12 @@ def test_hosts_have_names_and_links():
             "right", "python3", "-c", SERVE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         assert server.stdout.readline() == b"up\n"
-        assert lab.run("left", "python3", "-c", PING.format("right")).returncode == 0
-        assert other.run("left", "python3", "-c", PING.format("right")).returncode != 0
+        assert lab.run("left", "python3", "-c", PING.format("right", 60)).returncode == 0
+        assert other.run("left", "python3", "-c", PING.format("right", 60)).returncode != 0
         lab.cut("right")
-        assert lab.run("left", "python3", "-c", PING.format("right")).returncode != 0
+        assert lab.run("left", "python3", "-c", PING.format("right", 2)).returncode != 0
         lab.restore("right")
-        assert lab.run("left", "python3", "-c", PING.format("right")).returncode == 0
+        assert lab.run("left", "python3", "-c", PING.format("right", 60)).returncode == 0
         spaces = {found.space(name) for found in (lab, other) for name in found.names}
         assert spaces <= set(_spaces())
     assert server.poll() is not None

@@ -44,8 +44,9 @@ def sleeps(world):
 
 def test_a_late_rank_is_named_with_its_stack():
     """The time limit ends the call; the stack shows where the rank was."""
-    with pytest.raises(RanksFailedError, match=r"gave no result within 4.0 s") as caught:
-        run_ranks(sleeps, 2, timeout=4.0)
+    run_ranks(lambda world: world.barrier(), 2)  # the ranks are up: what follows is not their start
+    with pytest.raises(RanksFailedError, match=r"gave no result within 8.0 s") as caught:
+        run_ranks(sleeps, 2, timeout=8.0)
     assert list(caught.value.tracebacks) == [0]
     assert "in sleeps" in caught.value.tracebacks[0]
 

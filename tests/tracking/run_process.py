@@ -18,7 +18,7 @@ ALONE = SimpleNamespace(
 
 def obey(command, path, state):
     if command == "open":
-        state["run"] = RunDir.open(path, config={"lr": 0.1}, world=ALONE, wait_s=0.3)
+        state["run"] = RunDir.open(path, config={"lr": 0.1}, world=ALONE, wait_s=3.0)  # time for a winner to sign
         state["tracker"] = Tracker(state["run"], world=ALONE)
         return f"attempt {state['run'].attempt}"
     if command == "close":

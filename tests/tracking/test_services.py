@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,8 @@ from torch import nn
 from rankwise import Order
 from rankwise.errors import ConfigError
 from rankwise.testing import ArrayLoader
+from rankwise.testing.held_ports import hold_port
+from rankwise.testing.patience import until
 from rankwise.tracking import MlflowSink, Refused, Service, Tracker, WandbSink
 from rankwise.tracking.outbox import Outbox, RunFacts
 from rankwise.train import Hooks, Predictions, Trainer
@@ -44,15 +45,15 @@ def quiet(monkeypatch, tmp_path):
         "WANDB_ERROR_REPORTING": "false",
     }.items():
         monkeypatch.setenv(name, value)
+    # a busy machine may take long to load a service's library, and to start its processes
+    monkeypatch.setattr(Outbox.__init__, "__kwdefaults__", {**Outbox.__init__.__kwdefaults__, "close_s": 120.0})
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A real MLflow server on SQLite."""
     folder = tmp_path_factory.mktemp("mlflow")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = hold_port()
     uri, output = f"http://127.0.0.1:{port}", folder / "server.log"
     env = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with output.open("w") as log:
@@ -320,7 +321,11 @@ def test_lines_that_a_service_refuses_do_not_stop_those_behind():
 def test_a_dead_mlflow_does_not_stop_a_run(caplog, monkeypatch, tmp_path):
     """Nobody listens at the address: the run finishes and the loss of lines is said."""
     monkeypatch.setattr(Outbox.__init__, "__kwdefaults__", {"limit": 10, "close_s": 1.0})
-    trainer = make_trainer(trackers=[MlflowSink(uri="http://127.0.0.1:9")])
+
+    def hears_of_it(_trainer, _report):  # a run of a few steps may be over before the first attempt
+        assert until(lambda: "MLflow cannot be reached" in caplog.text)
+
+    trainer = make_trainer(trackers=[MlflowSink(uri="http://127.0.0.1:9")], hooks=Hooks(step_end=hears_of_it))
     assert trainer.fit(make_loader(), epochs=2).num_steps == 8
     assert "MLflow cannot be reached" in caplog.text
     assert "10 lines were dropped" in caplog.text

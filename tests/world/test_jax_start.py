@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 import rankwise
 
-world = rankwise.World.init_jax(seed=7, timeout=60)
+world = rankwise.World.init_jax(seed=7, timeout=200)
 rank, attempt = world.rank, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 said = {}
 
@@ -148,7 +148,7 @@ class Jobs:
         for rank in range(2):
             env = plain(NAME="slurm", MASTER_PORT=port, **slurm(rank))
             started.append(self.start([sys.executable, "no_torch.py"], env))
-        ends = [process.communicate(timeout=120) for process in started]
+        ends = [process.communicate(timeout=250) for process in started]
         self.codes = [process.returncode for process in started]
         self.output = [out + err for out, err in ends]
 
@@ -275,7 +275,7 @@ if os.environ["RANK"] == "1":
     import jax
     jax.devices()
 try:
-    rankwise.World.init_jax(timeout=60)
+    rankwise.World.init_jax(timeout=200)
 except rankwise.RankwiseError as error:
     print(type(error).__name__, error)
 """
@@ -293,7 +293,7 @@ def test_devices_that_were_started_before():
         )
         for rank in "01"
     ]
-    first, second = (process.communicate(timeout=60)[0] for process in started)
+    first, second = (process.communicate(timeout=240)[0] for process in started)
     assert first.startswith("WorldError rank 1 (host ")
     assert "ConfigError: JAX looked for its devices before World.init_jax()" in first
     assert second.startswith("ConfigError JAX looked for its devices before World.init_jax()")
@@ -351,7 +351,7 @@ import contextlib, sys, rankwise
 from pathlib import Path
 import numpy as np
 with rankwise.bind(device="cpu") if sys.argv[1] == "bound" else contextlib.nullcontext():
-    world = rankwise.World.init_jax(timeout=60)
+    world = rankwise.World.init_jax(timeout=200)
     import jax
     said = f"{jax.process_index()} {jax.process_count()} {world.backend} {world.all_reduce(1)}"
     Path(f"said-{world.rank}").write_text(said)
@@ -370,7 +370,7 @@ def test_under_torchrun(tmp_path, how, backend):
     """The agent's store is where the ranks meet; inside `bind` its group is. Either way they save checkpoints."""
     (tmp_path / "train.py").write_text(TORCHRUN)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", how]
-    done = subprocess.run(command, cwd=tmp_path, env=plain(), capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=plain(), capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         assert (tmp_path / f"said-{rank}").read_text() == f"{rank} 2 {backend} 2"

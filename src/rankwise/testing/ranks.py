@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
@@ -28,6 +28,9 @@ from rankwise.world.store_channel import store_world
 from rankwise.world.value import World
 
 __all__ = ["RanksFailedError", "close_pools", "run_over_store", "run_ranks"]
+
+_STACKS_S = 20.0  # how long to wait for the stacks of late ranks, on a busy machine
+_QUIET_S, _POLL_S = 0.3, 0.02
 
 
 class RanksFailedError(AssertionError):
@@ -81,8 +84,24 @@ class _Pool:
 
     def log_tail(self, rank: int, num_lines: int = 60) -> str:
         """Return the end of a rank's output."""
-        text = (Path(self.folder.name) / f"rank-{rank}.log").read_text(errors="replace")
+        text = self._log(rank).read_text(errors="replace")
         return "\n".join(text.splitlines()[-num_lines:])
+
+    def _log(self, rank: int) -> Path:
+        return Path(self.folder.name) / f"rank-{rank}.log"
+
+    def write_stacks(self, ranks: Sequence[int]) -> None:
+        """Make ranks write their stacks into their logs, and wait until these have stopped growing."""
+        deadline = time.monotonic() + _STACKS_S
+        sizes = {rank: self._log(rank).stat().st_size for rank in ranks}
+        for rank in ranks:
+            self.processes[rank].send_signal(signal.SIGUSR2)  # faulthandler writes them
+        for rank, before in sizes.items():
+            size, grown_s = before, time.monotonic()
+            while (now := time.monotonic()) < deadline and (size == before or now - grown_s < _QUIET_S):
+                time.sleep(_POLL_S)
+                if (new_size := self._log(rank).stat().st_size) != size:
+                    size, grown_s = new_size, now
 
     def close(self) -> None:
         """Kill the ranks (they need no orderly shutdown) and remove the folder."""
@@ -179,10 +198,7 @@ def _obituary(pool: _Pool, rank: int) -> str:
 
 
 def _failure(pool: _Pool, failures: dict[int, str], late: list[int], timeout: float) -> RanksFailedError:
-    for rank in late:
-        pool.processes[rank].send_signal(signal.SIGUSR2)  # faulthandler writes the stacks into the log
-    if late:
-        time.sleep(0.3)
+    pool.write_stacks(late)
     for rank in late:
         cause = "gave no result after another rank had failed" if failures else f"gave no result within {timeout} s"
         failures.setdefault(rank, f"{cause}; its stacks:\n{pool.log_tail(rank)}")

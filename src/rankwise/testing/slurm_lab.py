@@ -189,8 +189,9 @@ class SlurmLab:
     def suspend(self, node: str, *, resume: bool = False) -> None:
         """Stop the slurmd of a node, so that it does not answer, or continue it; its jobs keep running."""
         for pid in self._pids(node):
-            if Path("/proc", str(pid), "comm").read_text().strip() == "slurmd":
-                os.kill(pid, signal.SIGCONT if resume else signal.SIGSTOP)
+            with contextlib.suppress(OSError):  # other processes may end meanwhile
+                if Path("/proc", str(pid), "comm").read_text().strip() == "slurmd":
+                    os.kill(pid, signal.SIGCONT if resume else signal.SIGSTOP)
 
     def kill(self, node: str) -> None:
         """Kill all processes of a node at once, slurmd and job steps, like a power loss.

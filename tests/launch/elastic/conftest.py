@@ -157,7 +157,8 @@ class Nodes:
 
     def events(self, what="steps from", attempt=None):
         path = self.folder / "events"
-        lines = path.read_text().splitlines() if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # a rank may be writing the last one
         found = [event for event in map(json.loads, lines) if event["what"] == what]
         return [event for event in found if attempt is None or event["attempt"] == attempt]
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 
 FIXED = ("--nproc", "1", "--nnodes", "2", "--rdzv", "anna")
 ELASTIC = ("--nproc", "1", "--nnodes", "1:3", "--rdzv", "anna,bert,cleo")
@@ -20,11 +19,10 @@ def test_worker_killed_then_node_killed_then_replaced(nodes):
     assert len({event["secret"] for event in events}) == 1
     assert not any(event["token"] for event in events)
     os.kill(events[1]["pid"], signal.SIGKILL)
-    _, seconds = nodes.training(2, beyond=0)
-    assert seconds < 60, nodes.all_consoles()  # 15 s on a machine that is free
+    nodes.training(2, beyond=0)
     name = events[1]["host"]
-    assert "was ended by SIGKILL" in nodes.console(name)
-    assert f"rank 1 on node {name}" in nodes.console("anna" if name == "bert" else "bert")
+    nodes.says(name, "was ended by SIGKILL")
+    nodes.says("anna" if name == "bert" else "bert", f"rank 1 on node {name}")
     nodes.kill_node("bert")
     nodes.says("anna", "node bert (10.77.0.2) is lost: its supervisor has ended")
     nodes.start("cleo", *options)
@@ -49,10 +47,9 @@ def test_elastic_nodes_come_and_go(nodes):
     victim = next(event for event in events if event["host"] == "bert")
     os.kill(victim["parent"], signal.SIGKILL)
     nodes.until(lambda: not nodes.alive(victim["pid"]), "the pact between supervisor and rank")
-    _, seconds = nodes.training(1, beyond=events[0]["attempt"])
-    assert seconds < 80, nodes.all_consoles()  # 20 s on a machine that is free
+    events, _ = nodes.training(1, beyond=events[0]["attempt"])
     nodes.start("cleo", *ELASTIC)
-    nodes.training(2, beyond=1)
+    nodes.training(2, beyond=events[0]["attempt"])
     assert nodes.events("saved"), "the ranks were not let save before the new node came"
     begun = len(nodes.events("saved"))
     nodes.started["cleo"].send_signal(signal.SIGTERM)
@@ -66,11 +63,10 @@ def test_the_rendezvous_dies_and_the_rest_go_on_elsewhere(nodes):
         nodes.start(host, *ELASTIC)
     events, _ = nodes.training(3)
     nodes.kill_node("anna")
-    _, seconds = nodes.training(2, beyond=events[0]["attempt"])
-    assert seconds < 180, nodes.all_consoles()  # 60 s on a machine that is free
+    events, _ = nodes.training(2, beyond=events[0]["attempt"])
     nodes.says("cleo", "the rendezvous at anna is lost: its supervisor has ended")
     nodes.start("anna", *ELASTIC)
-    nodes.training(3, beyond=1)
+    nodes.training(3, beyond=events[0]["attempt"])
 
 
 def test_a_cut_link_is_said_on_both_sides(nodes):
@@ -79,12 +75,10 @@ def test_a_cut_link_is_said_on_both_sides(nodes):
     for host in ("anna", "bert"):
         nodes.start(host, *options)
     nodes.training(2)
-    begun = time.monotonic()
     nodes.lab.cut("bert")
     nodes.start("cleo", *options)
     nodes.says("anna", "node bert (10.77.0.2) is lost: nothing heard from it")
     nodes.says("bert", "the rendezvous at anna is lost: nothing heard from it")
-    assert time.monotonic() - begun < 120  # 30 s on a machine that is free
     assert nodes.ends("bert") == 1
     events, _ = nodes.training(2, beyond=0)
     assert {event["host"] for event in events} == {"anna", "cleo"}
@@ -95,14 +89,19 @@ def test_a_node_that_was_cut_off_comes_back_when_the_link_is_mended(nodes):
     for host in nodes.lab.names:
         nodes.start(host, *ELASTIC)
     events, _ = nodes.training(3)
+    whole = events[0]["attempt"]  # before it a node may have begun alone, where the others were late
     nodes.lab.cut("bert")
-    nodes.training(2, beyond=events[0]["attempt"])
+    nodes.training(2, beyond=whole)
     nodes.says("bert", "2 of the last round must be here, for the others may go on behind a link that is cut")
-    assert not [event for event in nodes.events() if event["size"] == 1], nodes.all_consoles()
+    assert not alone_after(nodes, whole), nodes.all_consoles()
     nodes.lab.restore("bert")
-    nodes.training(3, beyond=events[0]["attempt"])
-    assert "the run is, or goes on, at the rendezvous of anna" in nodes.console("bert")
-    assert not [event for event in nodes.events() if event["size"] == 1], nodes.all_consoles()
+    nodes.training(3, beyond=whole)
+    nodes.says("bert", "the run is, or goes on, at the rendezvous of anna")
+    assert not alone_after(nodes, whole), nodes.all_consoles()
+
+
+def alone_after(nodes, attempt):
+    return [event for event in nodes.events() if event["size"] == 1 and event["attempt"] > attempt]
 
 
 def test_the_link_of_the_rendezvous_is_cut_and_the_rest_go_on_elsewhere(nodes):

@@ -22,7 +22,7 @@ LIKE = {"--rdzv-id": ""}
 class Party:
     """A rendezvous on an address of this machine, and the nodes that are there."""
 
-    def __init__(self, stack, address, port, hosts, *, nodes=4, token="t" * 16, like=LIKE):
+    def __init__(self, stack, address, port, hosts, *, nodes=4, token="t" * 16, like=LIKE, looks=True):
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
@@ -42,7 +42,12 @@ class Party:
             run_id="run",
         )
         stack.callback(self.close)
-        self.coordinator.look_back(hosts, address, self.port)
+        self.hosts = hosts
+        if looks:
+            self.look_back()
+
+    def look_back(self):
+        self.coordinator.look_back(self.hosts, self.address, self.port)
 
     def join(self, name, **fields):
         peer = Peer(socket.create_connection((self.address, self.port)))
@@ -79,17 +84,20 @@ def step_until(loop, condition, steps=6000):
 
 def two(stack, sizes=(4, 4), **options):
     hosts = {"127.0.0.1": ["127.0.0.1"], "127.0.0.2": ["127.0.0.2"]}
-    first = Party(stack, "127.0.0.1", 0, hosts, nodes=sizes[0])
+    first = Party(stack, "127.0.0.1", 0, hosts, nodes=sizes[0], looks=options.get("looks", True))
     return first, Party(stack, "127.0.0.2", first.port, hosts, nodes=sizes[1], **options)
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
 def test_the_part_with_less_of_the_run_goes_over(stack, sizes):
     """Two nodes are at work at one, one at the other: only the latter's is sent away, and nothing starts there."""
-    parties = two(stack, sizes)
+    parties = two(stack, sizes, looks=False)
     for party, count in zip(parties, sizes, strict=True):
         for number in range(count):
             party.join(f"node{number}")
+    step_until(stack.loop, lambda: all("start" in kinds(link) for party in parties for link in party.links))
+    for party in parties:
+        party.look_back()
     small, great = sorted(parties, key=lambda party: len(party.links))
     step_until(stack.loop, lambda: "moved" in kinds(small.links[0]))
     moved = [message for message in small.links[0].messages if message["kind"] == "moved"]

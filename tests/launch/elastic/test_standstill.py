@@ -16,7 +16,7 @@ def prepares_for_ever(seconds):
         time.sleep(0.05)
 
 with rankwise.bind(device="cpu", timeout=280) as world:
-    impatient = dist.new_group(timeout=datetime.timedelta(seconds=10))
+    impatient = dist.new_group(timeout=datetime.timedelta(seconds=20))
     for step in range(3):
         vitals.beat(epoch=0, step=step, phase="train")
         dist.all_reduce(torch.ones(1))

@@ -42,10 +42,11 @@ time.sleep(600)
 CLIENT = """
 import datetime, sys
 from torch.distributed import TCPStore
-store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=datetime.timedelta(seconds=2))
+store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=datetime.timedelta(seconds=120))
 store.set("a stranger's key", "x" * 100_000)
 store.set("rankwise/knock/1000", "not sealed")
 assert store.add("a stranger's count", 1) == 1
+store.set_timeout(datetime.timedelta(seconds=2))
 try:
     store.get("what nobody has set")
 except Exception as error:

@@ -24,7 +24,8 @@ def note(trainer, report):
     time.sleep(SLOW_S)  # the test kills in the midst
     if trainer.world.is_main:
         with (HERE / "steps").open("a") as file:
-            file.write(f"{trainer.session.progressed.num_steps} {trainer.world.world_size}\n")
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            file.write(f"{trainer.session.progressed.num_steps} {trainer.world.world_size} {attempt}\n")
 
 
 with rankwise.bind(threads=1, timeout=200) as world:

@@ -1,7 +1,6 @@
 """The first meeting over the store: threads stand for ranks, the store is torch's own."""
 
 import threading
-import time
 from datetime import timedelta
 
 import pytest
@@ -15,7 +14,7 @@ def card(rank, world_size=2, **other):
     return Card(rank=rank, world_size=world_size, host=other.pop("host", "h"), place=f"process {rank}", **other)
 
 
-def meet_all(store, cards, timeout=10.0, **other):
+def meet_all(store, cards, timeout=50.0, **other):
     """Each card meets in its own thread; return a Company or an error per card."""
     results = [None] * len(cards)
 
@@ -58,7 +57,7 @@ def test_a_used_store_does_no_harm():
 
 def test_a_missing_rank_is_named():
     """Three of four arrive: all three raise, and the message names the fourth."""
-    found = meet_all(dist.HashStore(), [card(rank, 4) for rank in (0, 1, 3)], timeout=1.0)
+    found = meet_all(dist.HashStore(), [card(rank, 4) for rank in (0, 1, 3)], timeout=4.0)
     assert all(isinstance(error, WorldError) for error in found)
     assert all("1 of 4 ranks did not arrive in time: 2." in str(error) for error in found)
 
@@ -71,9 +70,8 @@ def test_a_missing_main_rank_is_named():
 
 def test_one_ranks_trouble_stops_all_at_once():
     """A rank without device reports it; every rank raises its message, long before the timeout."""
-    began = time.monotonic()
+    # a thread that meets for longer than a minute leaves no result
     found = meet_all(dist.HashStore(), [card(0), card(1, error="local rank 1 has no device")], timeout=300.0)
-    assert time.monotonic() - began < 60
     assert all("rank 1 (process 1): local rank 1 has no device" in str(error) for error in found)
 
 

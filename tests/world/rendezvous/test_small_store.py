@@ -94,7 +94,7 @@ def test_a_rank_that_dies_before_its_card_is_there_is_missing(stores, monkeypatc
     other = threading.Thread(target=rank_1)
     other.start()
     with pytest.raises(WorldError, match="1 of 2 ranks did not arrive in time: 1"):
-        meet(first, cards[0], timeout=timedelta(seconds=1))
+        meet(first, cards[0], timeout=timedelta(seconds=3))
     other.join(30)
     assert not other.is_alive()
 
