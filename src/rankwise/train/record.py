@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise._version import __version__
 from rankwise.data.contract import JSON, BaseLoader
 from rankwise.train.sharding import is_sharded, shards_state
+from rankwise.train.wrapped_models import uncompiled
 from rankwise.world import World
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _told(constant: Any) -> str:
 
 
 def _model_record(model: nn.Module) -> dict[str, JSON]:
-    model = getattr(model, "_orig_mod", model)  # a compiled model is the same model
+    model = uncompiled(model)  # a compiled model is the same model
     state = model.state_dict(keep_vars=True)
     shapes = {name.replace("_orig_mod.", ""): [*p.shape, str(p.dtype)] for name, p in state.items()}
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]

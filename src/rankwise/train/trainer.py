@@ -32,7 +32,7 @@ from rankwise.train.session import Resume, RunChoice, Session
 from rankwise.train.strategy import Evidence, prepare_training, wrap_options
 from rankwise.train.streams import as_held_out, as_steps
 from rankwise.train.validation import evaluate
-from rankwise.train.wrapped_models import Strategy, unwrapped
+from rankwise.train.wrapped_models import Strategy, uncompiled, unwrapped
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 
@@ -271,7 +271,7 @@ class Trainer:
         )
         try:
             self.hooks.call_together("fit_start")
-            if not getattr(plain := unwrapped(self.model), "_orig_mod", plain).training:
+            if not uncompiled(unwrapped(self.model)).training:
                 self.model.train()  # else parts that are in eval mode are frozen, and stay so
             values = loop.run(train, first_epoch=int(str(train.state_dict()["epoch"])), epochs=epochs)
         except Exception as error:

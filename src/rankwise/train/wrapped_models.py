@@ -31,6 +31,7 @@ __all__ = [
     "replicas_of",
     "replicate",
     "seed_training",
+    "uncompiled",
     "unwrapped",
 ]
 
@@ -114,6 +115,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if not isinstance(model, wrappers):
             return model
         model = model.module
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module inside torch.compile, or the module itself."""
+    inside: nn.Module = getattr(model, "_orig_mod", model)
+    return inside
 
 
 def replicas_of(model: nn.Module) -> DistributedDataParallel | None:
