@@ -81,8 +81,7 @@ class Recorder:
         from rankwise import metrics
         from rankwise.train.exact import ExactStep
         from rankwise.train.parts import RunningMeans
-        from rankwise.train.stream_windows import StreamWindow
-        from rankwise.train.window import Window
+        from rankwise.train.window import StreamWindow, Window
 
         _active.append(self)
         on_steps(self._begin, self._end)

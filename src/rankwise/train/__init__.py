@@ -10,7 +10,6 @@ from rankwise.train.output import StepOutput, read_output
 from rankwise.train.schedules import BySamples
 from rankwise.train.sharding import is_sharded, prepare_optimizer, shards_state
 from rankwise.train.strategy import Evidence, prepare
-from rankwise.train.stream_windows import StreamWindow, windows
 from rankwise.train.streams import StreamLoader
 from rankwise.train.trainer import FitResult, Trainer
 from rankwise.train.unwrapped_models import (
@@ -21,7 +20,7 @@ from rankwise.train.unwrapped_models import (
     move_optimizer,
 )
 from rankwise.train.validation import evaluate
-from rankwise.train.window import Window
+from rankwise.train.window import StreamWindow, Window, windows
 from rankwise.train.wrapped_models import unwrapped
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""One optimizer step over several micro-batches and ranks: the gradient is the exact mean over the global batch.
+"""Windows, also over streams: one optimizer step whose gradient is the exact mean over the global batch.
 
 DistributedDataParallel divides the sum of the ranks' gradients by the number of ranks W. Each micro-batch
 backpropagates the *sum* S of its weighted losses, so that the gradient times W / N, where N is the sum of all weights
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,15 +24,18 @@ from rankwise.errors import ConfigError, StepError
 from rankwise.train.checks import check_model
 from rankwise.train.output import on_host
 from rankwise.train.sharding import is_sharded, local_part, unsynchronised
+from rankwise.train.streams import StreamLoader, after_step, counted_samples
+from rankwise.train.warmup import held_pass
 from rankwise.train.wrapped_models import replicas_of
 from rankwise.world import World
+from rankwise.world.adopt import joined_world
 from rankwise.world.reductions import start_sum
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Window", "note_synchronised"]
+__all__ = ["StreamWindow", "Window", "note_synchronised", "windows"]
 
 _NOTHING = nullcontext()
 
@@ -260,3 +263,82 @@ class Window:
         grads = [g if type(g) is torch.Tensor else local_part(g) for p in known if (g := p.grad) is not None]
         if grads:
             torch._foreach_mul_(grads, factor)  # the only multi-tensor multiply in torch
+
+
+class StreamWindow:
+    """One step of `windows`: iterate over it for this rank's micro-batches, and use it as a `Window`.
+
+    If this rank has no batch, it yields a stand-in, and multiplies its loss by zero.
+    """
+
+    def __init__(self, batches: tuple[Any, ...], window: Window, model: nn.Module) -> None:
+        self._batches, self._window, self._model = batches, window, model
+        self._micro = -1
+        self.finished = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the micro-batches of the iterable, on the device."""
+        for batch in self._batches:
+            yield batch.data if len(batch.ids) else batch.stand_in().data
+
+    @contextmanager
+    def micro_batch(self) -> Iterator[None]:
+        """Open the next micro-batch; forward *and* backward belong inside. A stand-in changes no buffers or counts."""
+        self._micro += 1
+        empty = self._micro < len(self._batches) and not len(self._batches[self._micro].ids)
+        with self._window.micro_batch(), held_pass(self._model) if empty else nullcontext():
+            yield
+
+    def backward(self, total: torch.Tensor, weight: float | torch.Tensor) -> None:
+        """Backpropagate the sum of this micro-batch's losses, and store its weight; see `Window.backward`."""
+        if len(self._batches[self._micro].ids):
+            self._window.backward(total, weight)
+        else:
+            self._window.backward(total * 0, 0.0)
+
+    def finish(self) -> float:
+        """Complete the gradients of the global mean; return the sum of all weights, 0 if there is nothing to do."""
+        self.finished = True
+        return self._window.finish()
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of the step over all ranks, after `finish`."""
+        return after_step(self._batches[0], self._window.num_samples or 0)[0]
+
+
+def windows(loader: Any, model: nn.Module, world: World | None = None, *, num_micro: int = 1) -> Iterator[StreamWindow]:
+    """Yield the steps of an epoch over data of unknown and unequal lengths, for a loop of your own.
+
+    ::
+
+        for window in windows(loader, model, world, num_micro=4):
+            optimizer.zero_grad()
+            for x, y in window:
+                with window.micro_batch():
+                    losses = loss_fn(model(x), y)
+                    window.backward(losses.sum(), weight=len(losses))
+            window.finish()
+            optimizer.step()
+
+    Every rank must iterate to its end.
+
+    Args:
+        loader: an iterable of batches, or a `StreamLoader`, whose epochs continue from call to call.
+        model: what `prepare` returned.
+        world: this rank's world; `World.current()` if None.
+        num_micro: micro-batches of a step; a `StreamLoader` has its own.
+
+    Raises:
+        StepError: the last step was not finished.
+    """
+    world = joined_world(world, "windows")
+    stream = loader if isinstance(loader, StreamLoader) else StreamLoader(loader, world=world, num_micro=num_micro)
+    for batches in stream:
+        inner = Window(model, world, num_micro=len(batches))
+        inner.add_samples(counted_samples(batches))
+        window = StreamWindow(batches, inner, model)
+        yield window
+        if not window.finished:
+            raise StepError("a step of windows() was not finished: call window.finish() before optimizer.step()")
+        stream.mark_done(after_step(batches[0], inner.num_samples or 0)[1])
