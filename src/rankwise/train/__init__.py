@@ -1,11 +1,11 @@
 """The step and the loop; only this package steps the optimizer."""
 
 from rankwise.train.balance import Balance
+from rankwise.train.configuration import TrainOptions
 from rankwise.train.ema import EMA
 from rankwise.train.exact import ExactStep, StepReport
 from rankwise.train.hooks import Hooks
 from rankwise.train.monitors import EarlyStopping, GradientStats, LearningRates, Predictions, SystemMetrics, Throughput
-from rankwise.train.options import TrainOptions
 from rankwise.train.output import StepOutput, read_output
 from rankwise.train.schedules import BySamples
 from rankwise.train.sharding import is_sharded, prepare_optimizer, shards_state

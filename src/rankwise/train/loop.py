@@ -13,11 +13,11 @@ from rankwise.data.contract import BaseLoader, Batch
 from rankwise.errors import Interrupted, StepError
 from rankwise.tracking import Progress
 from rankwise.train.balance import Balance
+from rankwise.train.configuration import TrainOptions
 from rankwise.train.exact import ExactStep, StepReport
 from rankwise.train.health import Trouble, describe_trouble
 from rankwise.train.hooks import HookChain, Told
 from rankwise.train.ledger import Ledger
-from rankwise.train.options import TrainOptions
 from rankwise.train.parts import Progressed, RunningMeans
 from rankwise.train.session import Session
 from rankwise.world import World

@@ -18,9 +18,8 @@ from rankwise.data.contract import JSON, Stateful
 from rankwise.errors import CheckpointError, ConfigError, RunDirError
 from rankwise.guard import Guard
 from rankwise.tracking import RunDir, Tracker, default_run_dir
-from rankwise.train.options import RELEASED, TrainOptions
+from rankwise.train.configuration import MAY_CHANGE, RELEASED, TrainOptions, environment_record
 from rankwise.train.parts import Progressed
-from rankwise.train.record import MAY_CHANGE, environment_record
 from rankwise.train.wrapped_models import seed_training
 from rankwise.world import World
 

@@ -17,17 +17,16 @@ from rankwise.tracking import Progress
 from rankwise.train.agreement import agree, data_facts
 from rankwise.train.balance import Balance, wished_balance
 from rankwise.train.checks import lone_sample
+from rankwise.train.configuration import read_options, run_record
 from rankwise.train.exact import ExactStep, StepFn
 from rankwise.train.foreign import check_loader, check_val
 from rankwise.train.health import Health
 from rankwise.train.hooks import HookChain
 from rankwise.train.ledger import Ledger
 from rankwise.train.loop import Loop
-from rankwise.train.options import read_options
 from rankwise.train.outcome import FitResult, found_finished, is_done, steps_left
 from rankwise.train.parts import RunningMeans, checked_parts, training_parts
 from rankwise.train.precision import autocasting, make_scaler
-from rankwise.train.record import run_record
 from rankwise.train.session import Resume, RunChoice, Session
 from rankwise.train.strategy import Evidence, prepare_training, wrap_options
 from rankwise.train.streams import as_held_out, as_steps
