@@ -5,13 +5,14 @@ from rankwise.train.configuration import TrainOptions
 from rankwise.train.ema import EMA
 from rankwise.train.exact import ExactStep, StepReport
 from rankwise.train.hooks import Hooks
+from rankwise.train.loop import FitResult
 from rankwise.train.monitors import EarlyStopping, GradientStats, LearningRates, Predictions, SystemMetrics, Throughput
 from rankwise.train.output import StepOutput, read_output
 from rankwise.train.schedules import BySamples
 from rankwise.train.sharding import is_sharded, prepare_optimizer, shards_state
 from rankwise.train.strategy import Evidence, prepare
 from rankwise.train.streams import StreamLoader
-from rankwise.train.trainer import FitResult, Trainer
+from rankwise.train.trainer import Trainer
 from rankwise.train.unwrapped_models import (
     average_gradients,
     average_parameters,

@@ -23,8 +23,7 @@ from rankwise.train.foreign import check_loader, check_val
 from rankwise.train.health import Health
 from rankwise.train.hooks import HookChain
 from rankwise.train.ledger import Ledger
-from rankwise.train.loop import Loop
-from rankwise.train.outcome import FitResult, found_finished, is_done, steps_left
+from rankwise.train.loop import FitResult, Loop, found_finished, is_done, steps_left
 from rankwise.train.parts import RunningMeans, checked_parts, training_parts
 from rankwise.train.precision import autocasting, make_scaler
 from rankwise.train.session import Resume, RunChoice, Session
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from rankwise.tracking import Service, Sink
     from rankwise.tracking.tracker import SinkName
 
-__all__ = ["FitResult", "Trainer"]
+__all__ = ["Trainer"]
 
 _LOG = logging.getLogger("rankwise.train")
 
