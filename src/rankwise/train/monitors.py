@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import ConfigError
 from rankwise.train.exact import StepReport
-from rankwise.train.warmup import in_eval_mode
+from rankwise.train.passes import in_eval_mode
 from rankwise.train.wrapped_models import unwrapped
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from rankwise.errors import ConfigError
 from rankwise.guard import check_signature
 from rankwise.train.checks import check_model, check_optimizer, check_scheduler
 from rankwise.train.output import read_output
+from rankwise.train.passes import kept_buffers, kept_random_state, seed_training
 from rankwise.train.sharding import (
     Prepared,
     is_sharded,
@@ -23,7 +24,7 @@ from rankwise.train.sharding import (
     units_of,
 )
 from rankwise.train.streams import StreamLoader
-from rankwise.train.warmup import held_sample, kept_buffers, kept_random_state
+from rankwise.train.warmup import held_sample
 from rankwise.train.wrapped_models import (
     CommHook,
     Strategy,
@@ -31,7 +32,6 @@ from rankwise.train.wrapped_models import (
     reduced_options,
     refuse_strategies,
     replicate,
-    seed_training,
     unwrapped,
 )
 from rankwise.world import World

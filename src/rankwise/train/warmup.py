@@ -1,17 +1,17 @@
-"""Passes without side effects: the warm-up before the first step, and the stand-in of a rank without samples."""
+"""The warm-up before the first step, and the stand-in of a rank without samples."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankwise.checkpoint import RandomState
 from rankwise.data.contract import Batch
 from rankwise.errors import StepError
 from rankwise.train.output import read_output
+from rankwise.train.passes import kept_buffers, kept_random_state
 from rankwise.train.sharding import watched_units
 from rankwise.train.wrapped_models import finds_unused, replicas_of, unwrapped
 from rankwise.world import World
@@ -19,75 +19,9 @@ from rankwise.world import World
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "FirstPass",
-    "explained",
-    "held_pass",
-    "held_sample",
-    "in_eval_mode",
-    "kept_buffers",
-    "kept_random_state",
-    "unused_text",
-    "warm_up",
-]
+__all__ = ["FirstPass", "explained", "held_sample", "unused_text", "warm_up"]
 
 _MOST_NAMES = 8
-
-
-@contextmanager
-def held_pass(model: nn.Module) -> Iterator[None]:
-    """Run the stand-in of a rank without samples: it is not counted, and does not change this rank's buffers.
-
-    Statistics over all ranks are still updated, with the samples of the others.
-    """
-    joined: list[Any] = [module for module in model.modules() if hasattr(module, "joins_ranks")]
-    with kept_buffers(model, but={id(b) for module in joined for b in module.buffers()}):
-        for module in joined:
-            module.counts = False
-        try:
-            yield
-        finally:
-            for module in joined:
-                module.counts = True
-
-
-@contextmanager
-def kept_buffers(model: nn.Module, but: Collection[int] = ()) -> Iterator[None]:
-    """Restore the model's buffers at the end (running statistics, counters), except some, by id."""
-    import torch
-
-    buffers = [b for b in unwrapped(model).buffers() if id(b) not in but]
-    saved = [b.detach().clone() for b in buffers]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in zip(buffers, saved, strict=True):
-                buffer.copy_(value)
-
-
-@contextmanager
-def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode, and each of its parts back into its own at the end: frozen ones stay frozen."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(modes[0][1])  # it may be overridden, to do more than to set the flag
-        for part, is_training in modes:
-            part.training = is_training
-
-
-@contextmanager
-def kept_random_state() -> Iterator[None]:
-    """Restore the global random generators of Python, NumPy and torch at the end, like a checkpoint."""
-    generators = RandomState()
-    saved = generators.state_dict()
-    try:
-        yield
-    finally:
-        generators.load_state_dict(saved)
 
 
 def held_sample(batches: tuple[Batch, ...], world: World) -> Batch:

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from rankwise.errors import ConfigError, StepError
 from rankwise.train.checks import check_model
 from rankwise.train.output import on_host
+from rankwise.train.passes import held_pass
 from rankwise.train.sharding import is_sharded, local_part, unsynchronised
 from rankwise.train.streams import StreamLoader, after_step, counted_samples
-from rankwise.train.warmup import held_pass
 from rankwise.train.wrapped_models import replicas_of
 from rankwise.world import World
 from rankwise.world.adopt import joined_world

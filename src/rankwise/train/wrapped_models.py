@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from rankwise.errors import ConfigError
 from rankwise.train.sharding import prepared_as
@@ -30,7 +27,6 @@ __all__ = [
     "refuse_strategies",
     "replicas_of",
     "replicate",
-    "seed_training",
     "uncompiled",
     "unwrapped",
 ]
@@ -160,17 +156,3 @@ def refuse_strategies(model: nn.Module) -> None:
                 "a part of the model is a FullyShardedDataParallel, the first FSDP of torch, whose gradients the exact "
                 "step does not know: take the second, rankwise.prepare(model, world, strategy='fsdp')"
             )
-
-
-def seed_training(world: World, *key: int | str) -> None:
-    """Seed the global generators of this rank from (seed, key, rank).
-
-    Models are built from equal seeds on all ranks; from the first step on each rank draws its own stream, otherwise
-    all ranks would drop the same units and add the same noise.
-    """
-    import torch
-
-    draws = world.generator("train", *key, world.rank).integers(0, 2**31, size=3)
-    random.seed(int(draws[0]))
-    np.random.seed(int(draws[1]))  # noqa: NPY002  (the legacy generator is what users' code draws from)
-    torch.manual_seed(int(draws[2]))
