@@ -13,7 +13,7 @@ from rankwise import Order
 from rankwise.errors import ConfigError, RankwiseError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import ExactStep, Trainer, Window, prepare
-from rankwise.train.sharding import Prepared, note_prepared
+from rankwise.train.models.sharding import Prepared, note_prepared
 from rankwise.world import World
 
 NUM_SAMPLES = 22

@@ -6,23 +6,23 @@ from rankwise.train.ema import EMA
 from rankwise.train.exact import ExactStep, StepReport
 from rankwise.train.hooks import Hooks
 from rankwise.train.loop import FitResult
-from rankwise.train.monitors import EarlyStopping, GradientStats, LearningRates, Predictions, SystemMetrics, Throughput
-from rankwise.train.output import StepOutput, read_output
-from rankwise.train.schedules import BySamples
-from rankwise.train.sharding import is_sharded, prepare_optimizer, shards_state
-from rankwise.train.strategy import Evidence, prepare
-from rankwise.train.streams import StreamLoader
-from rankwise.train.trainer import Trainer
-from rankwise.train.unwrapped_models import (
+from rankwise.train.models.sharding import is_sharded, prepare_optimizer, shards_state
+from rankwise.train.models.unwrapped_models import (
     average_gradients,
     average_parameters,
     device_of,
     has_batch_norm,
     move_optimizer,
 )
+from rankwise.train.models.wrapped_models import unwrapped
+from rankwise.train.monitors import EarlyStopping, GradientStats, LearningRates, Predictions, SystemMetrics, Throughput
+from rankwise.train.output import StepOutput, read_output
+from rankwise.train.schedules import BySamples
+from rankwise.train.strategy import Evidence, prepare
+from rankwise.train.streams import StreamLoader
+from rankwise.train.trainer import Trainer
 from rankwise.train.validation import evaluate
 from rankwise.train.window import StreamWindow, Window, windows
-from rankwise.train.wrapped_models import unwrapped
 
 __all__ = [
     "EMA",

@@ -17,7 +17,7 @@ from rankwise.data.contract import BaseLoader, BaseSource, Batch, ListedIds, Ord
 from rankwise.data.feed import HostBuffer
 from rankwise.data.samples.dataset_batch import DatasetBatch
 from rankwise.errors import DesyncError
-from rankwise.train.passes import kept_random_state
+from rankwise.train.models.passes import kept_random_state
 
 if TYPE_CHECKING:
     from rankwise.world import World

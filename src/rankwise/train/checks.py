@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import BaseLoader, num_micro_batches, share_sizes, whole_speeds
 from rankwise.errors import ConfigError
-from rankwise.train.sharding import check_sharded, is_sharded, prepared_as, shards_state
-from rankwise.train.wrapped_models import refuse_strategies, replicas_of, unwrapped
+from rankwise.train.models.sharding import check_sharded, is_sharded, prepared_as, shards_state
+from rankwise.train.models.wrapped_models import refuse_strategies, replicas_of, unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from rankwise._version import __version__
 from rankwise.data.contract import JSON, BaseLoader
 from rankwise.errors import ConfigError
 from rankwise.train.balance import check_balance
+from rankwise.train.models.sharding import is_sharded, shards_state
+from rankwise.train.models.wrapped_models import uncompiled
 from rankwise.train.precision import Precision
-from rankwise.train.sharding import is_sharded, shards_state
-from rankwise.train.wrapped_models import uncompiled
 from rankwise.world import World
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import CheckpointError, ConfigError
+from rankwise.train.models.sharding import is_sharded
+from rankwise.train.models.wrapped_models import unwrapped
 from rankwise.train.output import widened
-from rankwise.train.sharding import is_sharded
-from rankwise.train.wrapped_models import unwrapped
 
 if TYPE_CHECKING:
     import torch

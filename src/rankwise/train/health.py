@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwise.data.contract import IntArray
-from rankwise.train.sharding import local_part
+from rankwise.train.models.sharding import local_part
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import ConfigError
 from rankwise.train.exact import StepReport
-from rankwise.train.passes import in_eval_mode
-from rankwise.train.wrapped_models import unwrapped
+from rankwise.train.models.passes import in_eval_mode
+from rankwise.train.models.wrapped_models import unwrapped
 
 if TYPE_CHECKING:
     from rankwise.train.trainer import Trainer

@@ -11,8 +11,8 @@ from rankwise.checkpoint.parts import as_part
 from rankwise.data.contract import BaseLoader, Stateful
 from rankwise.errors import ConfigError
 from rankwise.metrics import Counters
+from rankwise.train.models.wrapped_models import unwrapped
 from rankwise.train.output import on_host
-from rankwise.train.wrapped_models import unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:

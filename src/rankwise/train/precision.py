@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import ConfigError
-from rankwise.train.sharding import shards_state
+from rankwise.train.models.sharding import shards_state
 
 if TYPE_CHECKING:
     import torch

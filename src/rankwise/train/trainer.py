@@ -24,13 +24,13 @@ from rankwise.train.health import Health
 from rankwise.train.hooks import HookChain
 from rankwise.train.ledger import Ledger
 from rankwise.train.loop import FitResult, Loop, found_finished, is_done, steps_left
+from rankwise.train.models.wrapped_models import Strategy, uncompiled, unwrapped
 from rankwise.train.parts import RunningMeans, checked_parts, training_parts
 from rankwise.train.precision import autocasting, make_scaler
 from rankwise.train.session import Resume, RunChoice, Session
 from rankwise.train.strategy import Evidence, prepare_training, wrap_options
 from rankwise.train.streams import as_held_out, as_steps
 from rankwise.train.validation import evaluate
-from rankwise.train.wrapped_models import Strategy, uncompiled, unwrapped
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
-from rankwise.train.sharding import is_sharded, shards_state
+from rankwise.train.models.sharding import is_sharded, shards_state
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 

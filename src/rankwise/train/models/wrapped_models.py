@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import ConfigError
-from rankwise.train.sharding import prepared_as
+from rankwise.train.models.sharding import prepared_as
 from rankwise.world import World
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.checkpoint import RandomState
-from rankwise.train.wrapped_models import unwrapped
+from rankwise.train.models.wrapped_models import unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:
