@@ -5,6 +5,7 @@ from rankwise.train.configuration import TrainOptions
 from rankwise.train.ema import EMA
 from rankwise.train.exact import ExactStep, StepReport
 from rankwise.train.hooks import Hooks
+from rankwise.train.loaders.streams import StreamLoader
 from rankwise.train.loop import FitResult
 from rankwise.train.models.sharding import is_sharded, prepare_optimizer, shards_state
 from rankwise.train.models.unwrapped_models import (
@@ -19,7 +20,6 @@ from rankwise.train.monitors import EarlyStopping, GradientStats, LearningRates,
 from rankwise.train.output import StepOutput, read_output
 from rankwise.train.schedules import BySamples
 from rankwise.train.strategy import Evidence, prepare
-from rankwise.train.streams import StreamLoader
 from rankwise.train.trainer import Trainer
 from rankwise.train.validation import evaluate
 from rankwise.train.window import StreamWindow, Window, windows

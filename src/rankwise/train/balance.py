@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rankwise.data.contract import BaseLoader, whole_speeds
 from rankwise.errors import ConfigError
 from rankwise.train.checks import lone_sample
-from rankwise.train.foreign import as_loader, kind_of
+from rankwise.train.loaders.foreign import as_loader, kind_of
 from rankwise.train.models.sharding import is_sharded, watch_gradients
 from rankwise.train.models.wrapped_models import replicas_of, unwrapped
 from rankwise.world import World

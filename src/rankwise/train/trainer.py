@@ -14,22 +14,22 @@ from rankwise.data.contract import JSON, BaseLoader
 from rankwise.errors import ConfigError
 from rankwise.guard import GuardOptions, guard_wish, trainer_guard
 from rankwise.tracking import Progress
-from rankwise.train.agreement import agree, data_facts
 from rankwise.train.balance import Balance, wished_balance
 from rankwise.train.checks import lone_sample
 from rankwise.train.configuration import read_options, run_record
 from rankwise.train.exact import ExactStep, StepFn
-from rankwise.train.foreign import check_loader, check_val
 from rankwise.train.health import Health
 from rankwise.train.hooks import HookChain
 from rankwise.train.ledger import Ledger
+from rankwise.train.loaders.agreement import agree, data_facts
+from rankwise.train.loaders.foreign import check_loader, check_val
+from rankwise.train.loaders.streams import as_held_out, as_steps
 from rankwise.train.loop import FitResult, Loop, found_finished, is_done, steps_left
 from rankwise.train.models.wrapped_models import Strategy, uncompiled, unwrapped
 from rankwise.train.parts import RunningMeans, checked_parts, training_parts
 from rankwise.train.precision import autocasting, make_scaler
 from rankwise.train.session import Resume, RunChoice, Session
 from rankwise.train.strategy import Evidence, prepare_training, wrap_options
-from rankwise.train.streams import as_held_out, as_steps
 from rankwise.train.validation import evaluate
 from rankwise.world import World
 from rankwise.world.adopt import joined_world

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise import vitals
 from rankwise.data.contract import Batch
+from rankwise.train.loaders.streams import StreamLoader, as_held_out
 from rankwise.train.models.passes import in_eval_mode
 from rankwise.train.models.sharding import is_sharded
 from rankwise.train.models.wrapped_models import unwrapped
 from rankwise.train.output import read_output
 from rankwise.train.parts import RunningMeans
 from rankwise.train.precision import Precision, autocasting
-from rankwise.train.streams import StreamLoader, as_held_out
 from rankwise.train.warmup import held_sample
 from rankwise.world import World
 from rankwise.world.adopt import joined_world

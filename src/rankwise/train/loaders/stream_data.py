@@ -13,7 +13,7 @@ import numpy as np
 from rankwise.data.contract import IntArray
 from rankwise.data.samples.dataset_batch import map_tree, no_rows
 from rankwise.errors import ConfigError
-from rankwise.train.agreement import digest
+from rankwise.train.loaders.agreement import digest
 from rankwise.world import World
 
 if TYPE_CHECKING:

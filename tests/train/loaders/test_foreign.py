@@ -14,7 +14,7 @@ from rankwise.errors import ConfigError
 from rankwise.testing import ArrayLoader
 from rankwise.train import StreamLoader, Trainer
 from rankwise.train.balance import Balance
-from rankwise.train.foreign import ForeignLoader, as_loader, check_loader, kind_of
+from rankwise.train.loaders.foreign import ForeignLoader, as_loader, check_loader, kind_of
 from rankwise.world import World
 
 ARRAYS = {"x": np.arange(24.0).reshape(12, 2)}

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from rankwise.errors import ConfigError, RankwiseError, StepError
 from rankwise.testing import run_ranks
 from rankwise.train import ExactStep, Hooks, StreamLoader, Trainer, evaluate, prepare, unwrapped, windows
-from rankwise.train.streams import after_step, counted_samples
+from rankwise.train.loaders.streams import after_step, counted_samples
 from rankwise.world import World
 
 SIZES = {0: [3, 1, 4, 2, 2, 5, 1], 1: [2, 4], 2: []}  # samples of each batch of each rank

@@ -18,9 +18,9 @@ import numpy as np
 from rankwise.data.contract import JSON, BaseLoader, IntArray, ListedIds, OrderState, Share, Step
 from rankwise.data.samples.dataset_batch import DatasetBatch, first_twice, move_tree
 from rankwise.errors import ConfigError, StepError
-from rankwise.train.foreign import as_loader, is_stream
+from rankwise.train.loaders.foreign import as_loader, is_stream
+from rankwise.train.loaders.stream_data import Sharing, count_samples, digest_of, first_rows, sharing_of, without_rows
 from rankwise.train.models.passes import kept_random_state, seed_training
-from rankwise.train.stream_data import Sharing, count_samples, digest_of, first_rows, sharing_of, without_rows
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 

@@ -13,7 +13,7 @@ from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import DesyncError, StepError
 from rankwise.testing import run_ranks
 from rankwise.train import ExactStep, Trainer, prepare
-from rankwise.train.agreement import data_facts
+from rankwise.train.loaders.agreement import data_facts
 from rankwise.world import World
 
 NUM_SAMPLES = 24
