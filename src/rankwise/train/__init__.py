@@ -1,9 +1,7 @@
 """The step and the loop; only this package steps the optimizer."""
 
-from rankwise.train.balance import Balance
 from rankwise.train.configuration import TrainOptions
 from rankwise.train.ema import EMA
-from rankwise.train.exact import ExactStep, StepReport
 from rankwise.train.hooks import Hooks
 from rankwise.train.loaders.streams import StreamLoader
 from rankwise.train.loop import FitResult
@@ -17,12 +15,14 @@ from rankwise.train.models.unwrapped_models import (
 )
 from rankwise.train.models.wrapped_models import unwrapped
 from rankwise.train.monitors import EarlyStopping, GradientStats, LearningRates, Predictions, SystemMetrics, Throughput
-from rankwise.train.output import StepOutput, read_output
-from rankwise.train.schedules import BySamples
+from rankwise.train.step.balance import Balance
+from rankwise.train.step.exact import ExactStep, StepReport
+from rankwise.train.step.output import StepOutput, read_output
+from rankwise.train.step.schedules import BySamples
+from rankwise.train.step.window import StreamWindow, Window, windows
 from rankwise.train.strategy import Evidence, prepare
 from rankwise.train.trainer import Trainer
 from rankwise.train.validation import evaluate
-from rankwise.train.window import StreamWindow, Window, windows
 
 __all__ = [
     "EMA",

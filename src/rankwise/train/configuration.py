@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from rankwise._version import __version__
 from rankwise.data.contract import JSON, BaseLoader
 from rankwise.errors import ConfigError
-from rankwise.train.balance import check_balance
 from rankwise.train.models.sharding import is_sharded, shards_state
 from rankwise.train.models.wrapped_models import uncompiled
-from rankwise.train.precision import Precision
+from rankwise.train.step.balance import check_balance
+from rankwise.train.step.precision import Precision
 from rankwise.world import World
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from rankwise.errors import CheckpointError, ConfigError
 from rankwise.train.models.sharding import is_sharded
 from rankwise.train.models.wrapped_models import unwrapped
-from rankwise.train.output import widened
+from rankwise.train.step.output import widened
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rankwise.train.exact import StepReport
+    from rankwise.train.step.exact import StepReport
 
 __all__ = ["EMA"]
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from rankwise.data.contract import Batch, Share
 from rankwise.guard import Guard
-from rankwise.train.exact import StepReport
-from rankwise.train.health import Health
-from rankwise.train.output import on_host
 from rankwise.train.parts import RunningMeans
+from rankwise.train.step.exact import StepReport
+from rankwise.train.step.health import Health
+from rankwise.train.step.output import on_host
 
 __all__ = ["Ledger"]
 

@@ -14,14 +14,14 @@ from rankwise import vitals
 from rankwise.data.contract import BaseLoader, Batch
 from rankwise.errors import Interrupted, RunDirError, StepError
 from rankwise.tracking import Progress
-from rankwise.train.balance import Balance
 from rankwise.train.configuration import TrainOptions
-from rankwise.train.exact import ExactStep, StepReport
-from rankwise.train.health import Trouble, describe_trouble
 from rankwise.train.hooks import HookChain, Told
 from rankwise.train.ledger import Ledger
 from rankwise.train.parts import Progressed, RunningMeans
 from rankwise.train.session import Session
+from rankwise.train.step.balance import Balance
+from rankwise.train.step.exact import ExactStep, StepReport
+from rankwise.train.step.health import Trouble, describe_trouble
 from rankwise.world import World
 
 __all__ = ["FitResult", "Loop", "found_finished", "is_done", "steps_left"]

@@ -12,14 +12,14 @@ from rankwise.data.contract import BaseLoader, Stateful
 from rankwise.errors import ConfigError
 from rankwise.metrics import Counters
 from rankwise.train.models.wrapped_models import unwrapped
-from rankwise.train.output import on_host
+from rankwise.train.step.output import on_host
 from rankwise.world import World
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rankwise.train.exact import StepReport
+    from rankwise.train.step.exact import StepReport
 
 __all__ = ["Progressed", "RunningMeans", "checked_parts", "training_parts"]
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from rankwise.data.contract import BaseLoader
 from rankwise.errors import ConfigError
 from rankwise.guard import check_signature
-from rankwise.train.checks import check_model, check_optimizer, check_scheduler
 from rankwise.train.loaders.streams import StreamLoader
 from rankwise.train.models.passes import kept_buffers, kept_random_state, seed_training
 from rankwise.train.models.sharding import (
@@ -32,8 +31,9 @@ from rankwise.train.models.wrapped_models import (
     replicate,
     unwrapped,
 )
-from rankwise.train.output import read_output
-from rankwise.train.warmup import held_sample
+from rankwise.train.step.checks import check_model, check_optimizer, check_scheduler
+from rankwise.train.step.output import read_output
+from rankwise.train.step.warmup import held_sample
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 

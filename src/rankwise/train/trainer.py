@@ -14,11 +14,7 @@ from rankwise.data.contract import JSON, BaseLoader
 from rankwise.errors import ConfigError
 from rankwise.guard import GuardOptions, guard_wish, trainer_guard
 from rankwise.tracking import Progress
-from rankwise.train.balance import Balance, wished_balance
-from rankwise.train.checks import lone_sample
 from rankwise.train.configuration import read_options, run_record
-from rankwise.train.exact import ExactStep, StepFn
-from rankwise.train.health import Health
 from rankwise.train.hooks import HookChain
 from rankwise.train.ledger import Ledger
 from rankwise.train.loaders.agreement import agree, data_facts
@@ -27,8 +23,12 @@ from rankwise.train.loaders.streams import as_held_out, as_steps
 from rankwise.train.loop import FitResult, Loop, found_finished, is_done, steps_left
 from rankwise.train.models.wrapped_models import Strategy, uncompiled, unwrapped
 from rankwise.train.parts import RunningMeans, checked_parts, training_parts
-from rankwise.train.precision import autocasting, make_scaler
 from rankwise.train.session import Resume, RunChoice, Session
+from rankwise.train.step.balance import Balance, wished_balance
+from rankwise.train.step.checks import lone_sample
+from rankwise.train.step.exact import ExactStep, StepFn
+from rankwise.train.step.health import Health
+from rankwise.train.step.precision import autocasting, make_scaler
 from rankwise.train.strategy import Evidence, prepare_training, wrap_options
 from rankwise.train.validation import evaluate
 from rankwise.world import World
@@ -52,7 +52,8 @@ class Trainer:
     Args:
         model: a plain module (passed through `prepare`) or a prepared one.
         optimizer: torch optimizer over the model's parameters, or a function of them; see `prepare_optimizer`.
-        step_fn: ``step_fn(model, batch)`` returns per-sample losses [B], or (sum, weight); see `rankwise.train.output`.
+        step_fn: ``step_fn(model, batch)`` returns per-sample losses [B], or (sum, weight); see
+            `rankwise.train.step.output`.
         world: this rank's world; `World.current()` if None.
         run: run directory; None = RANKWISE_RUN_DIR, else ``runs/<script>``; False writes nothing.
         resume: "auto" continues a run with a matching configuration, or starts one if there is none; "must" requires

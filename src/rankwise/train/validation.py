@@ -11,10 +11,10 @@ from rankwise.train.loaders.streams import StreamLoader, as_held_out
 from rankwise.train.models.passes import in_eval_mode
 from rankwise.train.models.sharding import is_sharded
 from rankwise.train.models.wrapped_models import unwrapped
-from rankwise.train.output import read_output
 from rankwise.train.parts import RunningMeans
-from rankwise.train.precision import Precision, autocasting
-from rankwise.train.warmup import held_sample
+from rankwise.train.step.output import read_output
+from rankwise.train.step.precision import Precision, autocasting
+from rankwise.train.step.warmup import held_sample
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 
@@ -43,7 +43,7 @@ def evaluate(
         model: a prepared model, or any module.
         loader: an unpadded order, for example ``Order(source, batch_size=..., kind="sequential")``; or a DataLoader or
             another iterable of batches, which is wrapped in a `StreamLoader` with ``lockstep=False``.
-        step_fn: see `rankwise.train.output`.
+        step_fn: see `rankwise.train.step.output`.
         world: this rank's world; `World.current()` if None.
         precision: run the step function under autocast to "bf16" or "fp16".
         between: called before each global batch of an order, on every rank; may raise to end the evaluation.

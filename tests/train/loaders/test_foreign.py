@@ -13,8 +13,8 @@ from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import ConfigError
 from rankwise.testing import ArrayLoader
 from rankwise.train import StreamLoader, Trainer
-from rankwise.train.balance import Balance
 from rankwise.train.loaders.foreign import ForeignLoader, as_loader, check_loader, kind_of
+from rankwise.train.step.balance import Balance
 from rankwise.world import World
 
 ARRAYS = {"x": np.arange(24.0).reshape(12, 2)}

@@ -19,7 +19,7 @@ from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import ConfigError, DesyncError, StepError
 from rankwise.testing import run_ranks
 from rankwise.train import Balance, ExactStep, Hooks, StreamLoader, Trainer, prepare, prepare_optimizer
-from rankwise.train.checks import lone_sample
+from rankwise.train.step.checks import lone_sample
 from rankwise.world import World
 
 NUM, BATCH = 150, 16

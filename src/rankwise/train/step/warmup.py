@@ -13,7 +13,7 @@ from rankwise.errors import StepError
 from rankwise.train.models.passes import kept_buffers, kept_random_state
 from rankwise.train.models.sharding import watched_units
 from rankwise.train.models.wrapped_models import finds_unused, replicas_of, unwrapped
-from rankwise.train.output import read_output
+from rankwise.train.step.output import read_output
 from rankwise.world import World
 
 if TYPE_CHECKING:

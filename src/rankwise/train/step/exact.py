@@ -12,18 +12,18 @@ import numpy as np
 
 from rankwise.data.contract import Batch, OrderState, Share, smallest_share
 from rankwise.errors import StepError
-from rankwise.train.checks import check_model, check_optimizer, check_scheduler
-from rankwise.train.health import Health, describe_trouble
 from rankwise.train.loaders.agreement import agree, step_facts
 from rankwise.train.loaders.streams import after_step, counted_samples
 from rankwise.train.models.passes import held_pass
 from rankwise.train.models.sharding import watch_gradients
 from rankwise.train.models.wrapped_models import finds_unused
-from rankwise.train.output import StepOutput, on_host, read_output
-from rankwise.train.precision import LossScale, Precision, autocasting, make_scaler
-from rankwise.train.schedules import step_schedule
-from rankwise.train.warmup import FirstPass, explained, held_sample, unused_text, warm_up
-from rankwise.train.window import Window, note_synchronised
+from rankwise.train.step.checks import check_model, check_optimizer, check_scheduler
+from rankwise.train.step.health import Health, describe_trouble
+from rankwise.train.step.output import StepOutput, on_host, read_output
+from rankwise.train.step.precision import LossScale, Precision, autocasting, make_scaler
+from rankwise.train.step.schedules import step_schedule
+from rankwise.train.step.warmup import FirstPass, explained, held_sample, unused_text, warm_up
+from rankwise.train.step.window import Window, note_synchronised
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 
@@ -81,7 +81,7 @@ class ExactStep:
     Args:
         model: what `prepare` returned.
         optimizer: a torch optimizer over its parameters.
-        step_fn: see `rankwise.train.output`.
+        step_fn: see `rankwise.train.step.output`.
         world: this rank's world; `World.current()` if None.
         scheduler: any object with a `step()`, called once after each optimizer step.
         max_grad_norm: clip the exact gradient to this norm; None does not clip.

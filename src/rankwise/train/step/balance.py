@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.contract import BaseLoader, whole_speeds
 from rankwise.errors import ConfigError
-from rankwise.train.checks import lone_sample
 from rankwise.train.loaders.foreign import as_loader, kind_of
 from rankwise.train.models.sharding import is_sharded, watch_gradients
 from rankwise.train.models.wrapped_models import replicas_of, unwrapped
+from rankwise.train.step.checks import lone_sample
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 

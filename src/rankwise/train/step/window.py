@@ -21,12 +21,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError, StepError
-from rankwise.train.checks import check_model
 from rankwise.train.loaders.streams import StreamLoader, after_step, counted_samples
 from rankwise.train.models.passes import held_pass
 from rankwise.train.models.sharding import is_sharded, local_part, unsynchronised
 from rankwise.train.models.wrapped_models import replicas_of
-from rankwise.train.output import on_host
+from rankwise.train.step.checks import check_model
+from rankwise.train.step.output import on_host
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 from rankwise.world.reductions import start_sum
