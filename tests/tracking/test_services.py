@@ -22,7 +22,7 @@ from rankwise.testing import ArrayLoader
 from rankwise.tracking import MlflowSink, Refused, Service, Tracker, WandbSink
 from rankwise.tracking.outbox import Outbox, RunFacts
 from rankwise.train import Hooks, Predictions, Trainer
-from rankwise.train.configuration import environment_record
+from rankwise.train.loop.configuration import environment_record
 from rankwise.world import World
 
 SERVER = """

@@ -1,10 +1,19 @@
 """The step and the loop; only this package steps the optimizer."""
 
-from rankwise.train.configuration import TrainOptions
-from rankwise.train.ema import EMA
-from rankwise.train.hooks import Hooks
 from rankwise.train.loaders.streams import StreamLoader
-from rankwise.train.loop import FitResult
+from rankwise.train.loop.configuration import TrainOptions
+from rankwise.train.loop.ema import EMA
+from rankwise.train.loop.hooks import Hooks
+from rankwise.train.loop.loop import FitResult
+from rankwise.train.loop.monitors import (
+    EarlyStopping,
+    GradientStats,
+    LearningRates,
+    Predictions,
+    SystemMetrics,
+    Throughput,
+)
+from rankwise.train.loop.validation import evaluate
 from rankwise.train.models.sharding import is_sharded, prepare_optimizer, shards_state
 from rankwise.train.models.unwrapped_models import (
     average_gradients,
@@ -14,7 +23,6 @@ from rankwise.train.models.unwrapped_models import (
     move_optimizer,
 )
 from rankwise.train.models.wrapped_models import unwrapped
-from rankwise.train.monitors import EarlyStopping, GradientStats, LearningRates, Predictions, SystemMetrics, Throughput
 from rankwise.train.step.balance import Balance
 from rankwise.train.step.exact import ExactStep, StepReport
 from rankwise.train.step.output import StepOutput, read_output
@@ -22,7 +30,6 @@ from rankwise.train.step.schedules import BySamples
 from rankwise.train.step.window import StreamWindow, Window, windows
 from rankwise.train.strategy import Evidence, prepare
 from rankwise.train.trainer import Trainer
-from rankwise.train.validation import evaluate
 
 __all__ = [
     "EMA",

@@ -14,23 +14,23 @@ from rankwise.data.contract import JSON, BaseLoader
 from rankwise.errors import ConfigError
 from rankwise.guard import GuardOptions, guard_wish, trainer_guard
 from rankwise.tracking import Progress
-from rankwise.train.configuration import read_options, run_record
-from rankwise.train.hooks import HookChain
-from rankwise.train.ledger import Ledger
 from rankwise.train.loaders.agreement import agree, data_facts
 from rankwise.train.loaders.foreign import check_loader, check_val
 from rankwise.train.loaders.streams import as_held_out, as_steps
-from rankwise.train.loop import FitResult, Loop, found_finished, is_done, steps_left
+from rankwise.train.loop.configuration import read_options, run_record
+from rankwise.train.loop.hooks import HookChain
+from rankwise.train.loop.ledger import Ledger
+from rankwise.train.loop.loop import FitResult, Loop, found_finished, is_done, steps_left
+from rankwise.train.loop.parts import RunningMeans, checked_parts, training_parts
+from rankwise.train.loop.session import Resume, RunChoice, Session
+from rankwise.train.loop.validation import evaluate
 from rankwise.train.models.wrapped_models import Strategy, uncompiled, unwrapped
-from rankwise.train.parts import RunningMeans, checked_parts, training_parts
-from rankwise.train.session import Resume, RunChoice, Session
 from rankwise.train.step.balance import Balance, wished_balance
 from rankwise.train.step.checks import lone_sample
 from rankwise.train.step.exact import ExactStep, StepFn
 from rankwise.train.step.health import Health
 from rankwise.train.step.precision import autocasting, make_scaler
 from rankwise.train.strategy import Evidence, prepare_training, wrap_options
-from rankwise.train.validation import evaluate
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 

@@ -14,11 +14,11 @@ from rankwise import vitals
 from rankwise.data.contract import BaseLoader, Batch
 from rankwise.errors import Interrupted, RunDirError, StepError
 from rankwise.tracking import Progress
-from rankwise.train.configuration import TrainOptions
-from rankwise.train.hooks import HookChain, Told
-from rankwise.train.ledger import Ledger
-from rankwise.train.parts import Progressed, RunningMeans
-from rankwise.train.session import Session
+from rankwise.train.loop.configuration import TrainOptions
+from rankwise.train.loop.hooks import HookChain, Told
+from rankwise.train.loop.ledger import Ledger
+from rankwise.train.loop.parts import Progressed, RunningMeans
+from rankwise.train.loop.session import Session
 from rankwise.train.step.balance import Balance
 from rankwise.train.step.exact import ExactStep, StepReport
 from rankwise.train.step.health import Trouble, describe_trouble

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rankwise.data.contract import Batch, Share
 from rankwise.guard import Guard
-from rankwise.train.parts import RunningMeans
+from rankwise.train.loop.parts import RunningMeans
 from rankwise.train.step.exact import StepReport
 from rankwise.train.step.health import Health
 from rankwise.train.step.output import on_host

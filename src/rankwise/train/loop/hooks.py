@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rankwise.checkpoint import Replicated
 from rankwise.data.contract import Stateful
 from rankwise.errors import ConfigError, DesyncError
-from rankwise.train.monitors import SystemMetrics
+from rankwise.train.loop.monitors import SystemMetrics
 from rankwise.train.step.exact import StepReport
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from rankwise.data.contract import JSON, Stateful
 from rankwise.errors import CheckpointError, ConfigError, RunDirError
 from rankwise.guard import Guard
 from rankwise.tracking import RunDir, Tracker, default_run_dir
-from rankwise.train.configuration import MAY_CHANGE, RELEASED, TrainOptions, environment_record
+from rankwise.train.loop.configuration import MAY_CHANGE, RELEASED, TrainOptions, environment_record
+from rankwise.train.loop.parts import Progressed
 from rankwise.train.models.passes import seed_training
-from rankwise.train.parts import Progressed
 from rankwise.world import World
 
 if TYPE_CHECKING:

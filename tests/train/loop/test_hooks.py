@@ -315,7 +315,7 @@ def test_system_metrics_are_min_mean_and_max():
 def test_the_mfu_by_hand(monkeypatch):
     """Four steps of half a second, 10 samples on 2 ranks: 20 samples x 2e6 operations / 2 s / 1e9 = 0.02."""
     now = [0.0]
-    monkeypatch.setattr("rankwise.train.monitors.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("rankwise.train.loop.monitors.time", SimpleNamespace(perf_counter=lambda: now[0]))
     throughput = Throughput(unit="tokens", peak_flops=1e9, flops_per_sample=2e6)
     trainer = SimpleNamespace(world=SimpleNamespace(world_size=2))
     throughput.fit_start(trainer)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rankwise.train.parts import Progressed, RunningMeans
+from rankwise.train.loop.parts import Progressed, RunningMeans
 from rankwise.world import World
 
 
