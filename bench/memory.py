@@ -27,7 +27,7 @@ def measure(strategy: str, layers: int, width: int) -> dict[str, float]:
     from torch import nn
 
     from rankwise.train import Window, prepare_optimizer
-    from rankwise.train.sharding import local_part
+    from rankwise.train.models.sharding import local_part
     from rankwise.train.strategy import Evidence, decide
 
     def resident() -> float:

@@ -113,7 +113,10 @@ def ways_of_a_step() -> list[int]:
 
 
 # The doors for loaders, DataLoaders and datasets of others: only there they are asked what they have.
-DOORS = {ROOT / "src/rankwise" / name for name in ("train/foreign.py", "train/stream_data.py", "data/samples/keyed.py")}
+DOORS = {
+    ROOT / "src/rankwise" / name
+    for name in ("train/loaders/foreign.py", "train/loaders/stream_data.py", "data/samples/keyed.py")
+}
 
 
 def probes() -> int:

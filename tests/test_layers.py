@@ -91,6 +91,8 @@ FILES = sorted(SRC.rglob("*.py"))
 # Rooms of `diagnose` that stand beside each other; `lint` is also what an environment without torch and numpy can load.
 SUB_ROOMS = {"lint", "doctor", "watch", "profile", "report", "explain"}
 LINT_MAY_IMPORT = {"rankwise.diagnose.variables", "rankwise.errors", "rankwise._files", "rankwise._version"}
+# The folders of `train`, lowest first: each imports those below it only, and the files beside the folders import all.
+TRAIN_FOLDERS = ("models", "loaders", "step", "loop")
 
 # Optional parts of the data rooms: who does without them never loads them, so the rest of the room imports none of
 # them. The room's door names them, and one part may stand on another.
@@ -137,6 +139,20 @@ def strayed(path: Path, module: str) -> list[str]:
     return found
 
 
+def climbed(path: Path, module: str) -> list[str]:
+    """Imports of a folder of `train` that lead into one above it, or to a file beside the folders."""
+    parts = module.split(".")
+    if parts[:2] != ["rankwise", "train"] or len(parts) < 3 or parts[2] not in TRAIN_FOLDERS:
+        return []
+    below = tuple(f"rankwise.train.{name}." for name in TRAIN_FOLDERS[: TRAIN_FOLDERS.index(parts[2]) + 1])
+    targets = [(line, target) for line, target in imported_modules(path, module) if room_of(target) == "train"]
+    return [
+        f"{path}:{line} {parts[2]} imports {target}"
+        for line, target in targets
+        if not target.startswith(below) and target.rpartition(".")[0] not in SPREAD_OVER_FILES
+    ]
+
+
 @pytest.mark.parametrize("path", FILES, ids=[module_name(p) for p in FILES])
 def test_imports_go_down(path):
     """Every file belongs to a room of the table and imports only what lies below it."""
@@ -146,6 +162,7 @@ def test_imports_go_down(path):
     assert violations(path, module) == []
     assert strayed(path, module) == []
     assert crossed(path, module) == []
+    assert climbed(path, module) == []
 
 
 def test_a_crossed_edge_is_caught(tmp_path):
@@ -174,6 +191,14 @@ def test_a_stray_import_is_caught(tmp_path):
     )
     found = strayed(file, "rankwise.diagnose.lint.planted")
     assert [problem.rpartition(" ")[2] for problem in found] == ["rankwise.diagnose.doctor.x", "rankwise.world.World"]
+
+
+def test_a_climbing_import_is_caught(tmp_path):
+    """The test itself can fail: the model knows no step, nor `prepare`; the step knows the model."""
+    file = tmp_path / "planted.py"
+    file.write_text("from rankwise.train.step.window import Window\nfrom rankwise.train.strategy import prepare\n")
+    assert len(climbed(file, "rankwise.train.models.planted")) == 2
+    assert len(climbed(file, "rankwise.train.step.planted")) == 1
 
 
 def test_an_upward_import_is_caught(tmp_path):

@@ -23,7 +23,7 @@ from rankwise.testing.patience import until
 from rankwise.tracking import MlflowSink, Refused, Service, Tracker, WandbSink
 from rankwise.tracking.outbox import Outbox, RunFacts
 from rankwise.train import Hooks, Predictions, Trainer
-from rankwise.train.record import environment_record
+from rankwise.train.loop.configuration import environment_record
 from rankwise.world import World
 
 SERVER = """

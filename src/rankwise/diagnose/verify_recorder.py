@@ -79,10 +79,9 @@ class Recorder:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         from rankwise import metrics
-        from rankwise.train.exact import ExactStep
-        from rankwise.train.parts import RunningMeans
-        from rankwise.train.stream_windows import StreamWindow
-        from rankwise.train.window import Window
+        from rankwise.train.loop.parts import RunningMeans
+        from rankwise.train.step.exact import ExactStep
+        from rankwise.train.step.window import StreamWindow, Window
 
         _active.append(self)
         on_steps(self._begin, self._end)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from rankwise.data.contract import BaseLoader
 from rankwise.errors import ConfigError
 from rankwise.guard import check_signature
-from rankwise.train.checks import check_model, check_optimizer, check_scheduler
-from rankwise.train.output import read_output
-from rankwise.train.sharding import (
+from rankwise.train.loaders.streams import StreamLoader
+from rankwise.train.models.passes import kept_buffers, kept_random_state, seed_training
+from rankwise.train.models.sharding import (
     Prepared,
     is_sharded,
     note_prepared,
@@ -22,18 +22,18 @@ from rankwise.train.sharding import (
     shard,
     units_of,
 )
-from rankwise.train.streams import StreamLoader
-from rankwise.train.warmup import held_sample, kept_buffers, kept_random_state
-from rankwise.train.wrapped_models import (
+from rankwise.train.models.wrapped_models import (
     CommHook,
     Strategy,
     group_of,
     reduced_options,
     refuse_strategies,
     replicate,
-    seed_training,
     unwrapped,
 )
+from rankwise.train.step.checks import check_model, check_optimizer, check_scheduler
+from rankwise.train.step.output import read_output
+from rankwise.train.step.warmup import held_sample
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 
@@ -279,7 +279,7 @@ def prepare(
     _check_options(strategy, options, comm_hook, units)
     compiler = None if compile is False else {} if compile is True else dict(compile)
     if sync_batchnorm is not False:
-        from rankwise.train.batch_norm import join_batch_norms
+        from rankwise.train.models.batch_norm import join_batch_norms
 
         model = join_batch_norms(model, world, wish=sync_batchnorm)
     check_signature(model, world)  # names the differences: a wrapper would leave ranks waiting for each other

@@ -14,25 +14,23 @@ from rankwise.data.contract import JSON, BaseLoader
 from rankwise.errors import ConfigError
 from rankwise.guard import GuardOptions, guard_wish, trainer_guard
 from rankwise.tracking import Progress
-from rankwise.train.agreement import agree, data_facts
-from rankwise.train.balance import Balance, wished_balance
-from rankwise.train.checks import lone_sample
-from rankwise.train.exact import ExactStep, StepFn
-from rankwise.train.foreign import check_loader, check_val
-from rankwise.train.health import Health
-from rankwise.train.hooks import HookChain
-from rankwise.train.ledger import Ledger
-from rankwise.train.loop import Loop
-from rankwise.train.options import read_options
-from rankwise.train.outcome import FitResult, found_finished, is_done, steps_left
-from rankwise.train.parts import RunningMeans, checked_parts, training_parts
-from rankwise.train.precision import autocasting, make_scaler
-from rankwise.train.record import run_record
-from rankwise.train.session import Resume, RunChoice, Session
+from rankwise.train.loaders.agreement import agree, data_facts
+from rankwise.train.loaders.foreign import check_loader, check_val
+from rankwise.train.loaders.streams import as_held_out, as_steps
+from rankwise.train.loop.configuration import read_options, run_record
+from rankwise.train.loop.hooks import HookChain
+from rankwise.train.loop.ledger import Ledger
+from rankwise.train.loop.loop import FitResult, Loop, found_finished, is_done, steps_left
+from rankwise.train.loop.parts import RunningMeans, checked_parts, training_parts
+from rankwise.train.loop.session import Resume, RunChoice, Session
+from rankwise.train.loop.validation import evaluate
+from rankwise.train.models.wrapped_models import Strategy, uncompiled, unwrapped
+from rankwise.train.step.balance import Balance, wished_balance
+from rankwise.train.step.checks import lone_sample
+from rankwise.train.step.exact import ExactStep, StepFn
+from rankwise.train.step.health import Health
+from rankwise.train.step.precision import autocasting, make_scaler
 from rankwise.train.strategy import Evidence, prepare_training, wrap_options
-from rankwise.train.streams import as_held_out, as_steps
-from rankwise.train.validation import evaluate
-from rankwise.train.wrapped_models import Strategy, unwrapped
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from rankwise.tracking import Service, Sink
     from rankwise.tracking.tracker import SinkName
 
-__all__ = ["FitResult", "Trainer"]
+__all__ = ["Trainer"]
 
 _LOG = logging.getLogger("rankwise.train")
 
@@ -54,7 +52,8 @@ class Trainer:
     Args:
         model: a plain module (passed through `prepare`) or a prepared one.
         optimizer: torch optimizer over the model's parameters, or a function of them; see `prepare_optimizer`.
-        step_fn: ``step_fn(model, batch)`` returns per-sample losses [B], or (sum, weight); see `rankwise.train.output`.
+        step_fn: ``step_fn(model, batch)`` returns per-sample losses [B], or (sum, weight); see
+            `rankwise.train.step.output`.
         world: this rank's world; `World.current()` if None.
         run: run directory; None = RANKWISE_RUN_DIR, else ``runs/<script>``; False writes nothing.
         resume: "auto" continues a run with a matching configuration, or starts one if there is none; "must" requires
@@ -271,7 +270,7 @@ class Trainer:
         )
         try:
             self.hooks.call_together("fit_start")
-            if not getattr(plain := unwrapped(self.model), "_orig_mod", plain).training:
+            if not uncompiled(unwrapped(self.model)).training:
                 self.model.train()  # else parts that are in eval mode are frozen, and stay so
             values = loop.run(train, first_epoch=int(str(train.state_dict()["epoch"])), epochs=epochs)
         except Exception as error:

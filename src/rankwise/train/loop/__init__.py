@@ -1,0 +1,1 @@
+"""What Trainer.fit runs: the loop, its run on disk, options and records, validation, and hooks."""

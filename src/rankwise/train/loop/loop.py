@@ -1,0 +1,363 @@
+"""The loop of a run: after each step mark done, log, save; after each epoch validate and save; and its result."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rankwise import vitals
+from rankwise.data.contract import BaseLoader, Batch
+from rankwise.errors import Interrupted, RunDirError, StepError
+from rankwise.tracking import Progress
+from rankwise.train.loop.configuration import TrainOptions
+from rankwise.train.loop.hooks import HookChain, Told
+from rankwise.train.loop.ledger import Ledger
+from rankwise.train.loop.parts import Progressed, RunningMeans
+from rankwise.train.loop.session import Session
+from rankwise.train.step.balance import Balance
+from rankwise.train.step.exact import ExactStep, StepReport
+from rankwise.train.step.health import Trouble, describe_trouble
+from rankwise.world import World
+
+__all__ = ["FitResult", "Loop", "found_finished", "is_done", "steps_left"]
+
+_FEW_STEPS = 10  # about as many as a loader has ready
+_SHOW_S = 0.1
+
+
+class _Pace:
+    """Samples per second and the fraction of time spent waiting for data.
+
+    Attributes:
+        began_s: time at which the last step became available.
+    """
+
+    def __init__(self, progressed: Progressed) -> None:
+        self._progressed = progressed
+        self.began_s = self._wait_s = 0.0
+        self._measured = (progressed.num_samples, 0.0, time.perf_counter())
+        self._shown = (progressed.num_samples, 0.0)
+
+    def timed(self, steps: Iterable[tuple[Batch, ...]]) -> Iterator[tuple[Batch, ...]]:
+        """Yield the loader's steps, and measure the time spent waiting for them."""
+        clock = time.perf_counter
+        asked_s = clock()
+        for batches in steps:
+            self.began_s = now_s = clock()
+            self._wait_s += now_s - asked_s
+            yield batches
+            asked_s = clock()
+
+    def measure(self) -> dict[str, float]:
+        """Return the pace since the last call, and reset it."""
+        samples, wait_s, since_s = self._measured
+        self._measured = (self._progressed.num_samples, self._wait_s, time.perf_counter())
+        elapsed_s = max(self._measured[2] - since_s, 1e-9)
+        rates = (self._measured[0] - samples) / elapsed_s, (self._wait_s - wait_s) / elapsed_s
+        return {"samples_per_s": rates[0], "wait_share": rates[1]}
+
+    def since_shown(self) -> tuple[int, float]:
+        """Return samples and seconds of waiting since the last call."""
+        samples, wait_s = self._shown
+        self._shown = (self._progressed.num_samples, self._wait_s)
+        return self._shown[0] - samples, self._wait_s - wait_s
+
+
+@dataclass(slots=True, kw_only=True)
+class Loop:
+    """Runs the remaining epochs. Every rank runs one, over the same order.
+
+    Attributes:
+        world: this rank's world.
+        step: takes one optimizer step.
+        ledger: records of steps: losses, metrics, and whether they were finite.
+        session: receives numbers and checkpoints, and knows the progress of the run.
+        options: how often to log and to save, and when to stop.
+        progress: the progress line on the main rank.
+        learning_rate: returns the current one, for the log.
+        validate: returns an epoch's validation values; its arguments are whether it is the last epoch and a function to
+            call between batches; called on every rank.
+        before_validation: called when an epoch has a few steps left.
+        hooks: called during the run, on every rank.
+        balance: cuts the shares of each step by speed; None leaves them unchanged.
+    """
+
+    world: World
+    step: ExactStep
+    ledger: Ledger
+    session: Session
+    options: TrainOptions
+    progress: Progress
+    learning_rate: Callable[[], float]
+    validate: Callable[[bool, Callable[[], None]], Mapping[str, float]]
+    before_validation: Callable[[], object]
+    hooks: HookChain
+    balance: Balance | None = None
+    _pace: _Pace = field(init=False)
+    _loss: float = field(init=False, default=math.nan)
+    _saved_step: int = field(init=False, default=-1)
+    _shown_s: float = field(init=False, default=-math.inf)
+
+    def __post_init__(self) -> None:
+        self._pace = _Pace(self.session.progressed)
+
+    def run(self, train: BaseLoader, *, first_epoch: int, epochs: int) -> Mapping[str, float]:
+        """Run the epochs from `first_epoch` on and return the last epoch's values."""
+        values = self.session.last_values
+        if self.session.unvalidated is not None:  # all its steps were done when the run was interrupted
+            values = self._end_epoch(
+                self.session.unvalidated, values, is_last=first_epoch >= epochs or self._limit_reached()
+            )
+        for epoch in range(first_epoch, epochs):
+            if self._limit_reached():
+                break
+            train.set_epoch(epoch)
+            is_last = epoch + 1 == epochs or self._ends_within(train)
+            if is_last:
+                train.expect_last_epoch()
+            self._epoch(train, epoch)
+            # a run with more steps continues an epoch that was left in its middle
+            ended = int(str(train.state_dict()["epoch"])) > epoch
+            trained, _ = self._reduce(self.ledger.whole, reset=ended)
+            values = self._end_epoch(epoch, trained, is_last=is_last)
+        return values
+
+    def _end_epoch(self, epoch: int, trained: Mapping[str, float], *, is_last: bool) -> Mapping[str, float]:
+        vitals.beat(epoch=epoch, phase="validate")
+        self.session.flush()  # validation may take long
+        try:
+            values = {**trained, **self.validate(is_last, self._between_batches)}
+        except Interrupted:
+            self._leave(trained, unvalidated=epoch)
+        self.hooks.call_together("validation_end", epoch, values)
+        self.session.log({f"epoch_{name}": value for name, value in values.items()}, epoch=epoch)
+        self._save(values)
+        self.hooks.call_together("epoch_end", epoch, values)
+        if self.hooks.stop != self.session.progressed.stopped:  # requested after the epoch was saved
+            self._save(values)
+        if not is_last and not self._limit_reached() and self._should_stop("train"):
+            self._leave(values)
+        return values
+
+    def _between_batches(self) -> None:
+        if self._should_stop("validate"):
+            raise Interrupted
+
+    def _should_stop(self, where: str) -> bool:
+        interruption = self.session.interruption
+        return interruption is not None and interruption.should_stop(self.session.progressed.num_steps, where=where)
+
+    def _leave(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> NoReturn:
+        """Save, if not yet done, and end this process, as all ranks have agreed."""
+        if unvalidated is not None or self._saved_step != self.session.progressed.num_steps:
+            self._save(values, unvalidated=unvalidated)
+        self.session.leave()
+
+    def _epoch(self, train: BaseLoader, epoch: int) -> None:
+        # local names for everything that a step calls: each call costs, and so does an attribute of an attribute
+        beat, wait, take, mark_done, keep = vitals.beat_step, vitals.wait, self.step, train.mark_done, self.ledger.keep
+        pace, progressed, interruption = self._pace, self.session.progressed, self.session.interruption
+        heard = {} if interruption is None else interruption.heard
+        few_left, number = max(0, self._steps_left(train) - _FEW_STEPS), -1
+        due = self._due(progressed.num_steps)
+        for batches in pace.timed(train if self.balance is None else self.balance.steps(train)):
+            beat(epoch, progressed.num_steps)
+            number += 1
+            if number == few_left:
+                self.before_validation()
+            report = take(batches)
+            mark_done(report.resume)
+            keep(report, batches)
+            progressed.num_steps = num_steps = progressed.num_steps + 1
+            progressed.num_samples += report.num_samples
+            progressed.num_lost += report.num_lost
+            is_time = pace.began_s - self._shown_s >= _SHOW_S
+            if is_time:
+                self._show(epoch)
+            # most steps have nothing to do after them
+            if num_steps >= due or is_time or heard:
+                if self._is_last(report, epoch):
+                    break
+                due = self._due(num_steps)
+            wait()
+        self._show(epoch)
+
+    def _due(self, num_steps: int) -> float:
+        """Return the next number of steps at which `_is_last` has something to do, regardless of time."""
+        options, interruption = self.options, self.session.interruption
+        together = interruption is not None and self.world.world_size > 1  # all ranks must ask equally often
+        if together or self.hooks.at_steps or options.asynchronous:
+            return num_steps + 1
+        rhythms = [options.log_every] if options.save_every is None else [options.log_every, options.save_every]
+        return min(
+            math.inf if options.limit_steps is None else options.limit_steps,
+            *(num_steps + every - num_steps % every for every in rhythms),
+        )
+
+    def _is_last(self, report: StepReport, epoch: int) -> bool:
+        """Do what is due between two steps, and return whether the run ends here."""
+        options, num_steps = self.options, self.session.progressed.num_steps
+        if num_steps % options.log_every == 0:
+            self._log(report, epoch)
+        if self.hooks.at_steps:
+            self.hooks.call("step_end", report)
+        if options.asynchronous:
+            self.session.poll()
+        if self._limit_reached():
+            return True
+        # the last step of an epoch is saved after its validation, so that a restart does not skip it
+        if report.resume.epoch > epoch:
+            return False
+        if self._should_stop("train"):
+            self._leave(self.session.last_values)
+        if options.save_every is not None and num_steps % options.save_every == 0:
+            self._save(self.session.last_values)
+        return bool(self.hooks.stop)  # agreed together with the checkpoint, which records that the run stopped there
+
+    def _show(self, epoch: int) -> None:
+        """Update the progress line, at most about ten times per second."""
+        self._shown_s = self._pace.began_s
+        self.ledger.settle()  # keeps the records small, however rare log lines are
+        samples, wait_s = self._pace.since_shown()
+        loss = None if math.isnan(self._loss) else self._loss
+        self.progress.update(self.session.progressed.num_steps, epoch=epoch, loss=loss, samples=samples, wait_s=wait_s)
+
+    def _log(self, report: StepReport, epoch: int) -> None:
+        pace, further = self._pace.measure(), self.hooks.numbers()
+        values, waits = self._reduce(self.ledger.recent, note=pace["wait_share"])
+        self._loss = values["loss"]
+        extra = {} if report.grad_norm is None else {"grad_norm": report.grad_norm}
+        if (scale := self.step.loss_scale) is not None:
+            extra["loss_scale"] = scale
+        # the slowest reader determines this: the others wait for it in the step
+        ours = {"lr": self.learning_rate(), **extra, **pace, "wait_share": max(waits)}
+        line = _joined(values, ours, {**further, **self.hooks.spread})
+        self.session.log(line, epoch=epoch)
+        self.hooks.call("log", self.session.progressed.num_steps, line)
+
+    def _reduce(
+        self, means: RunningMeans, *, reset: bool = True, note: Any = None
+    ) -> tuple[dict[str, float], list[Any]]:
+        """Reduce, and check the steps since the last check in the same collective, to save one."""
+        told = self.hooks.told(numbers=note is not None)
+        self.ledger.settle()
+        values, noted = means.reduce_noted(self.world, (self.ledger.health.look(), told, note), reset=reset)
+        self._settle([(trouble, told) for trouble, told, _ in noted])
+        return values, [note for *_, note in noted]
+
+    def _settle(self, heard: list[tuple[Trouble | None, Told]]) -> None:
+        troubles = [trouble for trouble, _ in heard]
+        if troubles.count(None) < len(troubles):
+            raise StepError(describe_trouble(troubles, self.session.newest_text))
+        self.hooks.settle([told for _, told in heard])
+
+    def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
+        vitals.beat(phase="checkpoint")
+        self.ledger.settle()
+        if self.ledger.health.pending:  # between two log lines: saving communicates anyway
+            self._settle(self.world.all_gather_object((self.ledger.health.look(), self.hooks.told())))
+        step = self.session.progressed.num_steps
+        self.hooks.call_together("checkpoint_begin", step)
+        self.session.progressed.stopped = self.hooks.stop
+        self.session.save(values, unvalidated=unvalidated)
+        self._saved_step = step
+        self.hooks.call_together("checkpoint_end", step)
+
+    def _steps_left(self, train: BaseLoader) -> int:
+        """Return the number of steps until the epoch ends, or the run."""
+        limit = self.options.limit_steps
+        return len(train) if limit is None else min(len(train), limit - self.session.progressed.num_steps)
+
+    def _ends_within(self, train: BaseLoader) -> bool:
+        limit = self.options.limit_steps
+        return limit is not None and self.session.progressed.num_steps + len(train) >= limit
+
+    def _limit_reached(self) -> bool:
+        limit = self.options.limit_steps
+        return bool(self.hooks.stop) or (limit is not None and self.session.progressed.num_steps >= limit)
+
+
+def _joined(metrics: Mapping[str, float], ours: Mapping[str, float], further: Mapping[str, float]) -> dict[str, float]:
+    line = {**metrics, **ours, **further}
+    if len(line) < len(metrics) + len(ours) + len(further):
+        taken = {*metrics, *further} & ours.keys() or metrics.keys() & further.keys()
+        raise StepError(
+            f"the step function, or a hook, returned metrics named {', '.join(sorted(taken))}, under which the loop "
+            "logs other numbers: give them other names"
+        )
+    return line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult:
+    """The result of a finished run; equal on all ranks.
+
+    Attributes:
+        num_steps: optimizer steps since the run's first start.
+        metrics: the last epoch's reduced values: "loss", the step function's metrics, and "val_..." of each.
+        run_dir: the run directory, None if nothing is written.
+        resumed_step: the step after which this process resumed, 0 for a fresh start.
+        stopped: why a hook ended the run before its last epoch; "" if none did.
+        already_finished: True if the run was already finished: its model was restored, nothing was trained.
+    """
+
+    num_steps: int
+    metrics: Mapping[str, float]
+    run_dir: Path | None
+    resumed_step: int = 0
+    already_finished: bool = False
+    stopped: str = ""
+
+
+def is_done(session: Session, train: BaseLoader, epochs: int, limit: int | None) -> bool:
+    """Whether the restored run has reached the requested number of epochs, or the limit of steps.
+
+    Raises:
+        RunDirError: it has passed them.
+    """
+    state, num_steps = train.state_dict(), session.progressed.num_steps
+    epoch, position = int(str(state["epoch"])), int(str(state["position"]))
+    if (epoch, position) > (epochs, 0) or (limit is not None and num_steps > limit):
+        wanted = f"{epochs} epochs" + ("" if limit is None else f" and {limit} steps at most")
+        raise RunDirError(
+            f"{session.path} is further than was asked for: it has done {num_steps} steps ({epoch} whole epochs "
+            f"and {position} samples), and {wanted} are wanted; ask for at least as much, or take another run="
+        )
+    return epoch >= epochs or num_steps == limit or bool(session.progressed.stopped)
+
+
+def steps_left(train: BaseLoader, epochs: int) -> int | None:
+    """Return the remaining optimizer steps of the run, for the progress line; None if unknown."""
+    state, now, whole = train.state_dict(), len(train), train.num_epoch_steps
+    epoch = int(str(state["epoch"]))
+    if now == sys.maxsize or (whole is None and state["position"]):  # unknown length, in total or of the rest
+        return None
+    return now + (now if whole is None else whole) * (epochs - epoch - 1) if epoch < epochs else 0
+
+
+def found_finished(session: Session, epochs: int) -> FitResult:
+    """Log that the run was already finished, and return its result."""
+    assert session.finished is not None
+    values, num_steps = dict(session.finished["values"]), session.progressed.num_steps
+    values.pop("num_steps", None)
+    if session.world.is_main:
+        sizes = {"epoch": epochs, "step": num_steps, "rank": session.saved_by}
+        told = ", ".join(f"{number} {what}{'s' * (number != 1)}" for what, number in sizes.items())
+        print(  # noqa: T201  (the answer to the user's command, whatever is shown on the way)
+            f"run {session.path} is finished ({told}): its "
+            "model was restored, nothing was trained; --fresh, RANKWISE_FRESH=1 or another name trains anew",
+            flush=True,
+        )
+    return FitResult(
+        num_steps=num_steps,
+        metrics=values,
+        run_dir=session.path,
+        resumed_step=num_steps,
+        already_finished=True,
+        stopped=session.progressed.stopped,
+    )

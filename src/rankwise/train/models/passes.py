@@ -1,0 +1,89 @@
+"""What surrounds a pass: modes, buffers and random state stay as they were; and the random state of each rank."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.checkpoint import RandomState
+from rankwise.train.models.wrapped_models import unwrapped
+from rankwise.world import World
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["held_pass", "in_eval_mode", "kept_buffers", "kept_random_state", "seed_training"]
+
+
+@contextmanager
+def held_pass(model: nn.Module) -> Iterator[None]:
+    """Run the stand-in of a rank without samples: it is not counted, and does not change this rank's buffers.
+
+    Statistics over all ranks are still updated, with the samples of the others.
+    """
+    joined: list[Any] = [module for module in model.modules() if hasattr(module, "joins_ranks")]
+    with kept_buffers(model, but={id(b) for module in joined for b in module.buffers()}):
+        for module in joined:
+            module.counts = False
+        try:
+            yield
+        finally:
+            for module in joined:
+                module.counts = True
+
+
+@contextmanager
+def kept_buffers(model: nn.Module, but: Collection[int] = ()) -> Iterator[None]:
+    """Restore the model's buffers at the end (running statistics, counters), except some, by id."""
+    import torch
+
+    buffers = [b for b in unwrapped(model).buffers() if id(b) not in but]
+    saved = [b.detach().clone() for b in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, saved, strict=True):
+                buffer.copy_(value)
+
+
+@contextmanager
+def in_eval_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode, and each of its parts back into its own at the end: frozen ones stay frozen."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(modes[0][1])  # it may be overridden, to do more than to set the flag
+        for part, is_training in modes:
+            part.training = is_training
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Restore the global random generators of Python, NumPy and torch at the end, like a checkpoint."""
+    generators = RandomState()
+    saved = generators.state_dict()
+    try:
+        yield
+    finally:
+        generators.load_state_dict(saved)
+
+
+def seed_training(world: World, *key: int | str) -> None:
+    """Seed the global generators of this rank from (seed, key, rank).
+
+    Models are built from equal seeds on all ranks; from the first step on each rank draws its own stream, otherwise
+    all ranks would drop the same units and add the same noise.
+    """
+    import torch
+
+    draws = world.generator("train", *key, world.rank).integers(0, 2**31, size=3)
+    random.seed(int(draws[0]))
+    np.random.seed(int(draws[1]))  # noqa: NPY002  (the legacy generator is what users' code draws from)
+    torch.manual_seed(int(draws[2]))

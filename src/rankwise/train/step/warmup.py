@@ -1,0 +1,137 @@
+"""The warm-up before the first step, and the stand-in of a rank without samples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rankwise.data.contract import Batch
+from rankwise.errors import StepError
+from rankwise.train.models.passes import kept_buffers, kept_random_state
+from rankwise.train.models.sharding import watched_units
+from rankwise.train.models.wrapped_models import finds_unused, replicas_of, unwrapped
+from rankwise.train.step.output import read_output
+from rankwise.world import World
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["FirstPass", "explained", "held_sample", "unused_text", "warm_up"]
+
+_MOST_NAMES = 8
+
+
+def held_sample(batches: tuple[Batch, ...], world: World) -> Batch:
+    """Return the stand-in batch for this rank if it has no sample of its own. Every rank calls it once.
+
+    It is real data if this rank has any. If the step has fewer samples than ranks, some rank has none; then
+    the last rank, whose share is never empty, sends its own to all.
+    """
+    mine = next((b for b in batches if len(b.ids)), batches[0]).stand_in()
+    if batches[0].share.step.size >= world.world_size:
+        return mine
+    last = world.world_size - 1
+    sent: Batch = world.broadcast_object(mine if world.rank == last else None, src=last)
+    return sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstPass:
+    """Findings of the warm-up on one rank; small, because they are sent to the others.
+
+    Attributes:
+        counted: whether the order counts the step function's results (see `StepOutput.counted`).
+        unused: trainable parameters without a gradient, if DistributedDataParallel waits for all of them.
+        needs_two: layers with batch statistics for which a single sample has too few values.
+        may_skip: whether the loader may skip damaged samples.
+        units: the units of a sharded model, in the order in which they were gathered.
+    """
+
+    counted: bool
+    unused: tuple[str, ...]
+    needs_two: tuple[str, ...]
+    may_skip: bool = False
+    units: tuple[str, ...] = ()
+
+
+def warm_up(model: nn.Module, step_fn: Any, batch: Batch, world: World) -> FirstPass:
+    """Run one synchronised forward and backward pass of weight zero, without lasting changes.
+
+    DistributedDataParallel rebuilds its gradient buckets after its first backward pass, and the order of summation
+    depends on their layout. Without this pass, the first step of a resumed process would be summed in another order
+    than the same step of an undisturbed run, and from three ranks on the two runs would differ in the last bits. Every
+    rank calls it, before its first step, fresh or resumed.
+    """
+    needs_two: list[str] = []
+    with (
+        kept_buffers(model),
+        kept_random_state(),
+        _watched_norms(model, needs_two, len(batch.ids)),
+        watched_units(model) as (left, entered),
+    ):
+        output = read_output(step_fn(model, batch), batch)
+        if world.world_size > 1:
+            (output.total * 0).backward()  # type: ignore[no-untyped-call]
+    unused = _without_gradient(model) if not entered else () if finds_unused(model) else tuple(left)
+    model.zero_grad(set_to_none=True)
+    return FirstPass(counted=output.counted, unused=unused, needs_two=tuple(needs_two), units=tuple(entered))
+
+
+@contextmanager
+def _watched_norms(model: nn.Module, found: list[str], num_samples: int) -> Iterator[None]:
+    """Record layers with batch statistics that see one value per channel of each sample: a single one fails there."""
+    from torch import nn
+
+    def look(name: str, values: tuple[Any, ...]) -> None:
+        given = values[0]
+        if given.numel() == given.shape[1] * num_samples and name not in found:
+            found.append(name)
+
+    handles = [
+        module.register_forward_pre_hook(lambda _, values, name=name: look(name, values))
+        for name, module in unwrapped(model).named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001  (the only common base)
+        and not (isinstance(module, nn.SyncBatchNorm) or hasattr(module, "joins_ranks"))
+        and module.training
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _without_gradient(model: nn.Module) -> tuple[str, ...]:
+    replicas = replicas_of(model)
+    if replicas is None or replicas.find_unused_parameters or replicas.static_graph:
+        return ()
+    ignored = replicas.parameters_to_ignore
+    named = replicas.module.named_parameters()
+    return tuple(name for name, p in named if p.requires_grad and p.grad is None and name not in ignored)
+
+
+def unused_text(names: Sequence[str], where: str) -> str:
+    """Return which parameters got no gradient, and how to fix it."""
+    listed = ", ".join(names[:_MOST_NAMES]) + (f", ... ({len(names)} in all)" if len(names) > _MOST_NAMES else "")
+    return (
+        f"the loss does not depend on these trainable parameters {where}: {listed}. The ranks wait for the gradients "
+        'of all of them: give Trainer(ddp={"find_unused_parameters": True}), or prepare(model, world, '
+        "find_unused=True), if the step function uses them now and then; else freeze them with "
+        "requires_grad_(False), or leave them out"
+    )
+
+
+def explained(error: RuntimeError, model: nn.Module) -> Exception:
+    """Return torch's error about unused parameters with names instead of indices; any other error unchanged."""
+    replicas, text = replicas_of(model), str(error)
+    found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", text)
+    if replicas is None or found is None:
+        return error
+    names = [name for name, p in replicas.module.named_parameters() if p.requires_grad]
+    names = [name for name in names if name not in replicas.parameters_to_ignore]
+    made = StepError(unused_text([names[int(i)] for i in found[1].split() if int(i) < len(names)], "in the last step"))
+    made.__cause__ = error
+    return made
