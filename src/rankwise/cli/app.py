@@ -17,7 +17,7 @@ from rankwise.cli.kubeflow_words import announced_options
 from rankwise.cli.lint import lint_command, rule_command
 from rankwise.cli.profile import profile_command
 from rankwise.cli.report import report_command
-from rankwise.cli.rows_app import rows_commands
+from rankwise.cli.rows import rows_commands
 from rankwise.cli.run import run_command
 from rankwise.cli.scaling import scaling_command
 from rankwise.cli.slurm_jobs import cancel_command, jobs_command, logs_command

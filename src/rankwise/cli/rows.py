@@ -1,7 +1,8 @@
-"""`rankwise rows write`: write a collection of shuffled rows from h5ad files and Zarr stores."""
+"""`rankwise rows`: commands about AnnData stores and collections. Each imports the library late."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -10,20 +11,34 @@ from typing import Annotated, Any
 
 import typer
 
-from rankwise.cli.output import plain_failure, plain_warnings
-from rankwise.errors import ConfigError, RankFailure, RankwiseError
+from rankwise.cli.output import plain_warnings
+from rankwise.errors import ConfigError, LaunchError, RankFailure, RankwiseError
 
-__all__ = ["EXAMPLES", "write_command"]
+__all__ = ["plain_failure", "rows_commands"]
 
-EXAMPLES = (
+rows_commands = typer.Typer(
+    name="rows",
+    help="AnnData stores and collections: write them, say what they hold, check them.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_EXAMPLES = (
     "Examples:  rankwise rows write cells.zarr plate1.h5ad plate2.h5ad --seed 0  |  "
     "rankwise rows write cells.zarr *.h5ad --layer counts --no-x --memory-budget 16GB --ranks 8  |  "
     "srun rankwise rows write cells.zarr *.h5ad"
 )
 
 _STOPPED = 130  # exit code after Ctrl-C, as in a shell
+_OURS = "rankwise.errors."  # begins the last line of a traceback of one of our errors
 
 
+@rows_commands.callback()
+def _describe() -> None:
+    """AnnData stores and collections: write them, say what they hold, check them."""
+
+
+@rows_commands.command("write", no_args_is_help=True, epilog=_EXAMPLES)
 def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     out: Annotated[str, typer.Argument(metavar="OUT", help="The collection, made or added to; ends in .zarr.")],
     inputs: Annotated[
@@ -113,6 +128,42 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         sys.exit(_STOPPED)
 
 
+@rows_commands.command("info", no_args_is_help=True)
+def info_command(
+    uri: Annotated[str, typer.Argument(metavar="URI", help="An AnnData Zarr store, or a collection.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Say what a store or collection holds, what rows of it cost, and what a conversion would buy. Reads no data."""
+    from rankwise.data.rows.inspecting import describe_rows, text_of_rows
+
+    facts = describe_rows(uri)
+    print(json.dumps(facts, indent=1) if as_json else text_of_rows(facts))
+
+
+@rows_commands.command("verify", no_args_is_help=True)
+def verify_command(
+    uri: Annotated[str, typer.Argument(metavar="URI", help="A collection that rankwise wrote.")],
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Also read the sources again, and compare every row with its source.")
+    ] = False,
+) -> None:
+    """Compare every array with its checksum, and every row with the note of where it comes from.
+
+    Exit codes: 0 = all is well; 1 = something differs; 2 = wrong usage.
+    """
+    from rankwise.data.rows import verify_rows
+
+    show = sys.stderr.isatty()
+    problems = verify_rows(
+        uri, sources=sources, shown=lambda place: print(f"reading {place}", file=sys.stderr) if show else None
+    )
+    for problem in problems:
+        print(problem)
+    if problems:
+        sys.exit(1)
+    print(f"{uri} is what was written" + ", and its rows are those of their sources" * sources)
+
+
 def _lines(file: Path) -> list[str]:
     lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
     return [line for line in lines if line]
@@ -165,3 +216,13 @@ def _write_rank(out: str, inputs: list[str], options: dict[str, Any]) -> None:
         rows = sum(manifest["datasets"][name]["rows"] for name in last["datasets"])
         again = " before, by a call that was stopped at its very end" if before >= set(last["datasets"]) else ""
         print(f"{out}: {rows} rows written as {', '.join(last['datasets'])}, seed {last['seed']}{again}")
+
+
+def plain_failure(failure: RankFailure) -> LaunchError:
+    """Return a rank's failure without its traceback if it is a rankwise error, whose message says what to do."""
+    lines = failure.traceback.rstrip().splitlines()
+    found = [number for number, line in enumerate(lines) if line.startswith(_OURS) and ": " in line]
+    if not found:
+        return failure
+    said = "\n".join(lines[found[-1] :]).partition(": ")[2]
+    return LaunchError(f"rank {failure.rank}: {said}")
