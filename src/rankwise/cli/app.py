@@ -13,8 +13,8 @@ from rankwise.cli.data import data_commands
 from rankwise.cli.doctor import doctor_command
 from rankwise.cli.env import env_command
 from rankwise.cli.explain import explain_command
-from rankwise.cli.kubeflow_words import announced_options
 from rankwise.cli.lint import lint_command, rule_command
+from rankwise.cli.options import announced_options
 from rankwise.cli.profile import profile_command
 from rankwise.cli.report import report_command
 from rankwise.cli.rows import rows_commands

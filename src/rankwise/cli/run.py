@@ -1,4 +1,4 @@
-"""The options of `rankwise run` for typer: help, checks, and all options that `run_words` does not parse."""
+"""The options of `rankwise run` for typer: help, checks, and all options that `options` does not parse by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rankwise.cli.run_words import RunWords
+from rankwise.cli.options import RunOptions
 from rankwise.cli.slurm_words import SlurmWords
 from rankwise.cli.start import start_ranks
 
@@ -237,4 +237,4 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 ) -> None:
     """Run a script, module or function on N ranks of this machine, or of each of several, as one."""
     said = dict(locals())
-    sys.exit(start_ranks(RunWords(**said)))
+    sys.exit(start_ranks(RunOptions(**said)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from rankwise.cli.options import RunOptions
 from rankwise.cli.ranks import parse_env
-from rankwise.cli.run_words import RunWords
 from rankwise.launch.backend import supervise
 from rankwise.launch.cores import count_ranks
 from rankwise.launch.job import Job
@@ -28,7 +28,7 @@ _SLURM = (
 )
 
 
-def start_ranks(words: RunWords) -> int:
+def start_ranks(words: RunOptions) -> int:
     """Run the launch; return the exit code.
 
     Raises:
@@ -47,11 +47,11 @@ def start_ranks(words: RunWords) -> int:
     return supervise(job).exitcode
 
 
-def _several(words: RunWords) -> bool:
+def _several(words: RunOptions) -> bool:
     return words.nnodes not in {"1", "1:1"}
 
 
-def _say_unneeded(words: RunWords) -> None:
+def _say_unneeded(words: RunOptions) -> None:
     given = {name: getattr(words, name) for name in _UNNEEDED}
     if _several(words):
         given |= {"rdzv_endpoint": None, "rdzv_id": None}
@@ -61,7 +61,7 @@ def _say_unneeded(words: RunWords) -> None:
         say_unneeded(**given)
 
 
-def _job(words: RunWords) -> Job:
+def _job(words: RunOptions) -> Job:
     nodes = _nodes(words)
     several = _several(words)
     return Job(
@@ -88,7 +88,7 @@ def _job(words: RunWords) -> Job:
     )
 
 
-def _nodes(words: RunWords) -> Nodes | None:
+def _nodes(words: RunOptions) -> Nodes | None:
     if words.nnodes == "1" and words.rdzv is None and words.node_rank is None:
         return None
     from rankwise.launch.elastic.nodes import parse_nodes
@@ -106,9 +106,9 @@ def _nodes(words: RunWords) -> Nodes | None:
     )
 
 
-def _in_slurm(job: Job, words: RunWords) -> int | None:
+def _in_slurm(job: Job, words: RunOptions) -> int | None:
     said = {name: getattr(words, name) for name in _SLURM} | {"nodes": words.slurm_nodes}
-    defaults = {name: getattr(RunWords, name) for name in _SLURM} | {"nodes": RunWords.slurm_nodes}
+    defaults = {name: getattr(RunOptions, name) for name in _SLURM} | {"nodes": RunOptions.slurm_nodes}
     if said == defaults and not {"SLURM_JOB_ID", "SLURM_JOBID"} & os.environ.keys():
         return None
     from rankwise.cli.slurm_start import run_in_slurm

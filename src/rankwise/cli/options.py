@@ -1,4 +1,4 @@
-"""The options of `rankwise run`, and a parser for plain command lines that does not import typer.
+"""The options of `rankwise run`, also those from the environment, and a parser that does not import typer.
 
 Importing typer and parsing with it takes longer than everything else before the ranks start. The parser here knows
 the options of most launches, and returns None for anything else, even for errors: then typer parses and decides.
@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rankwise.cli.kubeflow_words import announced_options
-
-__all__ = ["RunWords", "read_plainly"]
+__all__ = ["RunOptions", "announced_options", "read_plainly"]
 
 
-class RunWords:
+class RunOptions:
     """The options of `rankwise run`; class attributes hold the defaults.
 
     Args:
@@ -78,7 +76,7 @@ class RunWords:
     signals_to_handle: str | None = None
 
     def __init__(self, **said: Any) -> None:
-        unknown = said.keys() - RunWords.__annotations__.keys()
+        unknown = said.keys() - RunOptions.__annotations__.keys()
         if unknown:
             raise TypeError(f"no options of rankwise run: {', '.join(sorted(unknown))}")
         vars(self).update(said)
@@ -146,9 +144,25 @@ _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--master-addr": ("master_addr", str),
     "--master-port": ("master_port", _number(0)),
 }
+# environment variables that torchrun reads, and Kubeflow sets in each pod
+_VARIABLES = {
+    "PET_NNODES": "nnodes",
+    "PET_NODE_RANK": "node_rank",
+    "PET_NPROC_PER_NODE": "nproc",
+    "PET_MASTER_ADDR": "master_addr",
+    "PET_MASTER_PORT": "master_port",
+    "PET_MAX_RESTARTS": "max_restarts",
+    "PET_RDZV_ENDPOINT": "rdzv_endpoint",
+    "PET_RDZV_ID": "rdzv_id",
+}
 
 
-def read_plainly(words: Sequence[str], environ: Mapping[str, str]) -> RunWords | None:
+def announced_options(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the options from PET_* variables, by parameter; options on the command line override them."""
+    return {option: environ[name].strip() for name, option in _VARIABLES.items() if environ.get(name, "").strip()}
+
+
+def read_plainly(words: Sequence[str], environ: Mapping[str, str]) -> RunOptions | None:
     """Parse a command line as typer would; return None if that is not certain.
 
     Args:
@@ -164,7 +178,7 @@ def read_plainly(words: Sequence[str], environ: Mapping[str, str]) -> RunWords |
             _take(rest, said)
     except _Unsure:
         return None
-    return RunWords(words=rest, **said) if rest and rest[0] else None
+    return RunOptions(words=rest, **said) if rest and rest[0] else None
 
 
 def _take(rest: list[str], said: dict[str, Any]) -> None:
