@@ -20,7 +20,7 @@ from rankwise.cli.report import report_command
 from rankwise.cli.rows import rows_commands
 from rankwise.cli.run import run_command
 from rankwise.cli.scaling import scaling_command
-from rankwise.cli.slurm_jobs import cancel_command, jobs_command, logs_command
+from rankwise.cli.slurm import cancel_command, jobs_command, logs_command
 from rankwise.cli.verify import verify_command
 from rankwise.cli.watch import watch_command
 
