@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rankwise._version import __version__
-from rankwise.cli.checkpoint_app import checkpoint_commands
+from rankwise.cli.checkpoint import checkpoint_commands
 from rankwise.cli.data import data_commands
 from rankwise.cli.doctor import doctor_command
 from rankwise.cli.env import env_command
