@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from rankwise.errors import ConfigError
+from rankwise.launch.hardware import format_numbers, parse_cpu_list, read_topology
 from rankwise.launch.job import Job
 from rankwise.launch.local.binding import seat_ranks
 from rankwise.launch.target import Target
-from rankwise.launch.topology import format_numbers, parse_cpu_list, read_topology
 
 
 def make_machine(root, *, nodes, gpus=()):

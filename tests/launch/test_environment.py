@@ -54,7 +54,7 @@ def test_threads_are_shared_out(launcher):
     """OMP_NUM_THREADS is cores / ranks, stays what the user set, and is left alone for one rank."""
     script = launcher.script("import os; print(os.environ.get('OMP_NUM_THREADS'), flush=True)")
     launcher.env.pop("OMP_NUM_THREADS", None)
-    from rankwise.launch.cores import num_usable_cores
+    from rankwise.launch.hardware import num_usable_cores
 
     assert launcher.run("--nproc", 2, script).stdout.strip() == str(max(1, num_usable_cores() // 2))
     assert launcher.run("--nproc", 1, script).stdout.strip() == "None"

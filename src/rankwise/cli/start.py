@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.cli.options import RunOptions
 from rankwise.errors import ConfigError
 from rankwise.launch.backend import supervise
-from rankwise.launch.cores import count_ranks
+from rankwise.launch.hardware import count_ranks
 from rankwise.launch.job import Job
 from rankwise.launch.show import parse_show
 from rankwise.launch.target import parse_target

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.bound import is_loading_main
-from rankwise.launch.cores import count_ranks
+from rankwise.launch.hardware import count_ranks
 from rankwise.launch.local.client import call_ranks
 
 if TYPE_CHECKING:

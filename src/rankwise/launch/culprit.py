@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rankwise.launch.topology import format_numbers
+from rankwise.launch.hardware import format_numbers
 
 __all__ = ["Culprit", "RankState", "find_culprit"]
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankwise.launch.hardware import format_numbers
 from rankwise.launch.job import Job
 from rankwise.launch.local.binding import Seat, seats_of
 from rankwise.launch.local.environment import Part, rank_environment
 from rankwise.launch.local.hang import DEFAULT_TIMEOUT_S
-from rankwise.launch.topology import format_numbers
 
 __all__ = ["describe_job"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.errors import ConfigError
-from rankwise.launch.cores import num_visible_gpus
+from rankwise.launch.hardware import num_visible_gpus
 
 __all__ = ["DEFAULT_LOGS", "Device", "Platform", "make_folder"]
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from rankwise import vitals
 from rankwise.launch.culprit import RankState
+from rankwise.launch.hardware import format_numbers
 from rankwise.launch.local.sessions import process_state
-from rankwise.launch.topology import format_numbers
 from rankwise.vitals import Vital
 from rankwise.vitals.stacks import place, tidy, waits
 

@@ -7,9 +7,8 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rankwise.launch.cores import num_usable_cores
+from rankwise.launch.hardware import Topology, num_usable_cores, read_topology
 from rankwise.launch.job import Job
-from rankwise.launch.topology import Topology, read_topology
 
 __all__ = ["Seat", "seat_ranks", "seated", "seats_of"]
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from rankwise.launch.hardware import format_numbers
 from rankwise.launch.local.console import Console
-from rankwise.launch.topology import format_numbers
 
 __all__ = ["Merger", "Voice"]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.errors import LaunchError
-from rankwise.launch.cores import num_visible_gpus
+from rankwise.launch.hardware import num_visible_gpus
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console

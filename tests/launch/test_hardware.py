@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.errors import ConfigError
-from rankwise.launch import cores
+from rankwise.launch import hardware
 
 
 @pytest.mark.parametrize(
@@ -12,39 +12,39 @@ from rankwise.launch import cores
 )
 def test_visible_gpus(monkeypatch, visible, count):
     """CUDA_VISIBLE_DEVICES counts as CUDA reads it: up to the first entry that names no device."""
-    monkeypatch.setattr(cores, "_num_present_gpus", lambda: 4)
+    monkeypatch.setattr(hardware, "_num_present_gpus", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert cores.num_visible_gpus() == count
+    assert hardware.num_visible_gpus() == count
 
 
 @pytest.mark.parametrize(("word", "gpus", "count"), [("3", 0, 3), ("auto", 4, 4), ("auto", 0, 1), ("gpu", 2, 2)])
 def test_counts(monkeypatch, word, gpus, count):
     """A number is itself; auto and gpu count GPUs; auto is 1 without any."""
-    monkeypatch.setattr(cores, "num_visible_gpus", lambda: gpus)
-    assert cores.count_ranks(word, "--nproc") == count
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: gpus)
+    assert hardware.count_ranks(word, "--nproc") == count
 
 
 def test_cpu_counts_cores(monkeypatch):
     """Cpu is one rank per usable core."""
-    monkeypatch.setattr(cores, "num_usable_cores", lambda: 6)
-    assert cores.count_ranks("cpu", "--nproc") == 6
+    monkeypatch.setattr(hardware, "num_usable_cores", lambda: 6)
+    assert hardware.count_ranks("cpu", "--nproc") == 6
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "two", "", "1.5", "gpu"])
 def test_what_cannot_be_counted_is_refused(monkeypatch, word):
     """Numbers below 1, other words, and gpu where there is none."""
-    monkeypatch.setattr(cores, "num_visible_gpus", lambda: 0)
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 0)
     with pytest.raises(ConfigError, match="--nproc"):
-        cores.count_ranks(word, "--nproc")
+        hardware.count_ranks(word, "--nproc")
 
 
 @pytest.mark.parametrize(("word", "count"), [("auto", 6), ("gpu", 6), ("4", 4), ("6", 6)])
 def test_several_ranks_per_gpu(monkeypatch, word, count):
     """Asked for, GPUs take K ranks each."""
-    monkeypatch.setattr(cores, "num_visible_gpus", lambda: 2)
-    assert cores.count_ranks(word, "--nproc", ranks_per_gpu=3) == count
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 2)
+    assert hardware.count_ranks(word, "--nproc", ranks_per_gpu=3) == count
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,6 @@ def test_several_ranks_per_gpu(monkeypatch, word, count):
 )
 def test_ranks_for_gpus_that_are_not_there(monkeypatch, word, gpus, said):
     """More ranks than the GPUs take is refused with the number that would do."""
-    monkeypatch.setattr(cores, "num_visible_gpus", lambda: gpus)
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: gpus)
     with pytest.raises(ConfigError, match=said):
-        cores.count_ranks(word, "--nproc", ranks_per_gpu=3)
+        hardware.count_ranks(word, "--nproc", ranks_per_gpu=3)
