@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.cli.options import RunOptions
 from rankwise.errors import ConfigError
-from rankwise.launch.backend import supervise
+from rankwise.launch.backend import describe_job, supervise
 from rankwise.launch.hardware import count_ranks
 from rankwise.launch.job import Job
 from rankwise.launch.show import parse_show
@@ -49,8 +49,6 @@ def start_ranks(options: RunOptions) -> int:
     if exitcode is not None:
         return exitcode
     if options.dry_run:
-        from rankwise.launch.dry_run import describe_job
-
         print(describe_job(job))
         return 0
     return supervise(job).exitcode
