@@ -16,7 +16,7 @@ __all__ = ["FINISHED", "Report", "make_report"]
 FINISHED = b"finished "  # followed by the monotonic time; sent instead of a report when the program ended normally
 
 # files with the launcher's frames around the user's code, cut from the head of a traceback
-_OUR_FILES = ("child.py", "invocation.py", "bound.py")
+_OUR_FILES = ("child.py", "bound.py")
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  (compared with co_filename as text)
 
 

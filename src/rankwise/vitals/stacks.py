@@ -20,7 +20,6 @@ _OURS = (
     "rankwise/vitals/recorder.py",
     "rankwise/vitals/collectives.py",
     "rankwise/diagnose/watch/",
-    "rankwise/launch/invocation.py",
     "rankwise/launch/child.py",
     "rankwise/launch/local/fork_server.py",
     "rankwise/launch/bound.py",

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.launch import child
-from rankwise.launch.local.pact import die_with_parent
 
 __all__: list[str] = []
 
@@ -33,7 +32,7 @@ _TASKS, _FDS = Path("/proc/self/task"), Path("/proc/self/fd")
 
 def main(argv: Sequence[str]) -> list[str]:
     """Serve fork requests; return in the forked ranks only, with the arguments for `child.main`."""
-    die_with_parent(int(argv[0]))
+    child.die_with_parent(int(argv[0]))
     child.end_well()  # before torch registers its atexit handlers, as in a rank with a fresh interpreter
     with socket.socket(fileno=int(argv[1])) as line:
         wish = json.loads(line.recv(_MAX_BYTES))
