@@ -3,7 +3,7 @@
 import time
 
 from rankwise import vitals
-from rankwise.launch.observation import rank_states, read_stacks
+from rankwise.launch.failures.observation import rank_states, read_stacks
 from rankwise.vitals import Vital
 
 

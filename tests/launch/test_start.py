@@ -1,5 +1,6 @@
 """What a start costs, counted: modules that are loaded before the first rank starts, processes of a launch."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -23,7 +24,8 @@ sys.addaudithook(note)
 RUN = "sys.argv = ['rankwise', 'run', '--nproc', '2', 'script.py']\nfrom rankwise.cli import main\nmain()"
 SERVICE = "from rankwise.launch.local.service import main\nmain(int(sys.argv[1]))"
 LATE = ("typer", "click", "rich", "pydantic", "numpy", "torch", "hashlib", "asyncio", "logging", "multiprocessing")
-OURS = ("verdict", "outcome", "report", "packing", "local.hang", "local.judge", "elastic.nodes", "slurm.allocation")
+OURS = ("failures.verdict", "failures.outcome", "failures.report", "pickled_call", "local.hang", "local.judge")
+OURS += ("elastic.nodes", "slurm.allocation")
 OPTIONS = {"num_ranks": 2, "max_restarts": 0, "timeout_s": None, "tee": "auto", "env": {}}
 OPTIONS |= {"master_addr": "127.0.0.1", "master_port": None}
 COUNT = """
@@ -86,7 +88,9 @@ def test_little_is_loaded_before_the_first_rank_starts(launcher, code, most):
     loaded = set(out.split())
     assert "rankwise.launch.local.process" in loaded, err
     assert not loaded.intersection(LATE)
-    assert not loaded.intersection(f"rankwise.launch.{name}" for name in OURS)
+    ours = [f"rankwise.launch.{name}" for name in OURS]
+    assert all(map(importlib.util.find_spec, ours))
+    assert not loaded.intersection(ours)
     assert len(loaded) <= most
 
 

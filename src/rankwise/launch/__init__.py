@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rankwise.launch.calls import run
     from rankwise.launch.debugger import breakpoint  # noqa: A004
     from rankwise.launch.decorator import Wrapper, wrapper
+    from rankwise.launch.failures.outcome import Outcome
     from rankwise.launch.job import Job
-    from rankwise.launch.outcome import Outcome
     from rankwise.launch.platforms import Device, Platform
     from rankwise.launch.target import Target
 else:
@@ -21,7 +21,7 @@ else:
         {
             "Device": "rankwise.launch.platforms",
             "Job": "rankwise.launch.job",
-            "Outcome": "rankwise.launch.outcome",
+            "Outcome": "rankwise.launch.failures.outcome",
             "Platform": "rankwise.launch.platforms",
             "Target": "rankwise.launch.target",
             "Wrapper": "rankwise.launch.decorator",

@@ -13,9 +13,9 @@ from rankwise.launch.stage import ALONE, Stage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankwise.launch.failures.outcome import Outcome
     from rankwise.launch.job import Job
     from rankwise.launch.local.binding import Seat
-    from rankwise.launch.outcome import Outcome
 
 __all__ = ["Backend", "backend_of", "describe_job", "supervise"]
 

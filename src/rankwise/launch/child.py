@@ -26,8 +26,8 @@ from typing import Any, cast, get_args
 from rankwise import vitals
 from rankwise._shutdown import let_gloo_finish
 from rankwise.errors import Interrupted
+from rankwise.launch.failures.report import FINISHED, make_report
 from rankwise.launch.local.sessions import GUARD, end_session, end_sessions
-from rankwise.launch.report import FINISHED, make_report
 from rankwise.launch.target import Kind, Target
 
 __all__ = ["die_with_parent", "end_well", "invoke", "keep_guard", "main"]

@@ -24,10 +24,10 @@ from rankwise.launch.local.pump import Pump
 from rankwise.launch.local.sessions import end_sessions
 
 if TYPE_CHECKING:
+    from rankwise.launch.failures.verdict import Failure, RankEnd
     from rankwise.launch.local.fork_client import ForkServer
     from rankwise.launch.local.judge import Fellows, Judge
     from rankwise.launch.local.spare import Spare
-    from rankwise.launch.verdict import Failure, RankEnd
 
 __all__ = ["Attempt"]
 
@@ -113,18 +113,18 @@ class Attempt:
         return verdict
 
     def describe(self, failure: Failure, ends: list[RankEnd]) -> dict[str, Any]:
-        """Return how the attempt ended, in the form of `launch.failures`; call it after the end."""
-        from rankwise.launch import failures
+        """Return how the attempt ended, in the form of `failures.record`; call it after the end."""
+        from rankwise.launch.failures import record
 
         world_size = self._job.num_ranks if self._part is None else self._part.world_size
         step, logs = self.furthest_step, self._logs
-        return failures.describe(failure, ends, attempt=self._number, world_size=world_size, step=step, logs=logs)
+        return record.describe(failure, ends, attempt=self._number, world_size=world_size, step=step, logs=logs)
 
     def _call_judge(self) -> Judge:
         """Import the other modules while the ranks start; later, an upgrade may have changed or removed the files."""
         import shutil  # noqa: F401  (for the folders, at the end)
 
-        import rankwise.launch.outcome  # noqa: F401  (for the last word)
+        import rankwise.launch.failures.outcome  # noqa: F401  (for the last word)
         from rankwise.launch.local.judge import Judge
 
         vitals.sweep_folders()

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rankwise.launch.failures import keep_standstill
+from rankwise.launch.failures.observation import look, shortened
+from rankwise.launch.failures.record import keep_standstill
+from rankwise.launch.failures.verdict import Failure, RankEnd, decide, is_timeout
 from rankwise.launch.job import Job
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.hang import HangWatch, StallWatch, blame, tell_standstill
 from rankwise.launch.local.messages import tell
 from rankwise.launch.local.oom import OomWatch
 from rankwise.launch.local.process import RankProcess
-from rankwise.launch.observation import look, shortened
-from rankwise.launch.verdict import Failure, RankEnd, decide, is_timeout
 
 __all__ = ["Fellows", "Judge"]
 

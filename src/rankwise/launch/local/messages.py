@@ -15,7 +15,7 @@ from rankwise.launch.job import Job
 from rankwise.launch.local.console import Console
 
 if TYPE_CHECKING:
-    from rankwise.launch.verdict import Failure, RankEnd
+    from rankwise.launch.failures.verdict import Failure, RankEnd
 
 __all__ = ["describe_end", "next_logs", "tell", "tell_hidden", "with_time_left"]
 
@@ -33,7 +33,7 @@ def with_time_left(job: Job, begun_s: float) -> Job:
 
 def describe_end(failure: Failure, ends: list[RankEnd], logs: Path | None, *, world_size: int | None = None) -> str:
     """Return the text of a failure: root cause, one line for each other rank of this machine, and the log folder."""
-    from rankwise.launch.outcome import describe_failure, describe_others
+    from rankwise.launch.failures.outcome import describe_failure, describe_others
 
     text = describe_failure(failure, len(ends) if world_size is None else world_size, describe_others(ends, failure))
     return text if logs is None else f"{text}\nlogs: {logs}"

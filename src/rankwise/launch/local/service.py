@@ -16,11 +16,11 @@ from rankwise.launch.local.spare import start_spare
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rankwise.launch.failures.outcome import Outcome
     from rankwise.launch.job import Job
     from rankwise.launch.local.link import Link
     from rankwise.launch.local.loop import Loop
     from rankwise.launch.local.spare import Spare
-    from rankwise.launch.outcome import Outcome
     from rankwise.launch.target import Target
 
 __all__: list[str] = []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.errors import ConfigError
-from rankwise.launch.failures import keep
+from rankwise.launch.failures.record import keep
 from rankwise.launch.job import Job
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop

@@ -17,6 +17,7 @@ from rankwise.errors import LaunchError, RankwiseError
 from rankwise.launch.bound import value_path
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
 from rankwise.launch.elastic.seal import derived_secret
+from rankwise.launch.failures.verdict import Failure, RankEnd
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
@@ -26,7 +27,6 @@ from rankwise.launch.local.messages import describe_end, tell_hidden
 from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.slurm.fellows import Desk, NodeFellows
 from rankwise.launch.slurm.start import Meeting, Record, Start, leave, read_meeting, say_ready
-from rankwise.launch.verdict import Failure, RankEnd
 
 __all__: list[str] = []
 

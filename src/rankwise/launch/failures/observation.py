@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise import vitals
-from rankwise.launch.culprit import RankState, find_culprit
+from rankwise.launch.failures.culprit import RankState, find_culprit
 from rankwise.launch.hardware import format_numbers
 from rankwise.launch.local.sessions import process_state
 from rankwise.vitals import Vital

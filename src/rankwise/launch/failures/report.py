@@ -16,8 +16,8 @@ __all__ = ["FINISHED", "Report", "make_report"]
 FINISHED = b"finished "  # followed by the monotonic time; sent instead of a report when the program ended normally
 
 # files with the launcher's frames around the user's code, cut from the head of a traceback
-_OUR_FILES = ("child.py", "bound.py")
-_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  (compared with co_filename as text)
+_LAUNCH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120  (text, as co_filename)
+_OUR_FILES = tuple(os.path.join(_LAUNCH, name) for name in ("child.py", "bound.py"))  # noqa: PTH118
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,5 +124,4 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _is_ours(filename: str) -> bool:
-    folder, name = os.path.split(filename)
-    return filename.startswith(("<frozen runpy", "<frozen importlib")) or (folder == _HERE and name in _OUR_FILES)
+    return filename.startswith(("<frozen runpy", "<frozen importlib")) or filename in _OUR_FILES

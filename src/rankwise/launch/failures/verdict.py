@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankwise.errors import Interrupted
-from rankwise.launch.report import Report
+from rankwise.launch.failures.report import Report
 
 __all__ = ["Failure", "RankEnd", "decide", "is_collateral", "is_timeout", "signal_name"]
 

@@ -4,7 +4,7 @@ import json
 
 from rankwise import World
 from rankwise.diagnose.report import write_report
-from rankwise.launch.failures import FILE, keep
+from rankwise.launch.failures.record import FILE, keep
 from rankwise.launch.slurm.start import Record, leave
 from rankwise.tracking import RunDir
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rankwise._files import write_whole
-from rankwise.launch.outcome import describe_others
-from rankwise.launch.verdict import Failure, RankEnd, signal_name
+from rankwise.launch.failures.outcome import describe_others
+from rankwise.launch.failures.verdict import Failure, RankEnd, signal_name
 
 __all__ = ["FILE", "describe", "keep", "keep_standstill"]
 

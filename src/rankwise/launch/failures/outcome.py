@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankwise.errors import Interrupted
-from rankwise.launch.verdict import Failure, RankEnd, is_collateral, signal_name
+from rankwise.launch.failures.verdict import Failure, RankEnd, is_collateral, signal_name
 
 __all__ = ["Outcome", "describe_failure", "describe_others"]
 
