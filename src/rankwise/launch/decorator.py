@@ -13,7 +13,7 @@ from typing import Any
 
 from rankwise.launch.calls import launch_packed
 from rankwise.launch.pickled_call import pack_call
-from rankwise.launch.platforms import DEFAULT_LOGS, Device, Platform, make_folder
+from rankwise.launch.platforms import ADAPTER, DEFAULT_LOGS, Device, Platform, make_folder
 
 __all__ = ["Wrapper", "wrapper"]
 
@@ -91,7 +91,8 @@ def _launch(
     context = replace(platform, upon_finish=None)
     try:
         return launch_packed(
-            lambda: pack_call(target, args, kwargs, adapter="rankwise.launch.task:run_task", context=context), options
+            lambda: pack_call(target, args, kwargs, adapter=ADAPTER, context=context),
+            options,
         )
     finally:
         for left in meeting.parent.glob(f"{meeting.name}*") if meeting is not None else ():
