@@ -15,7 +15,7 @@ import pytest
 from packaging.version import parse as parse_version
 
 from rankwise.errors import ConfigError
-from rankwise.launch import pickled_call
+from rankwise.launch.functions import pickled_call
 from rankwise.launch.job import Job
 from rankwise.launch.local import fork_client
 from rankwise.launch.local.binding import Seat

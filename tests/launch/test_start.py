@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.launch.local.link import make_links
+from rankwise.launch.functions.link import make_links
 
 EARLY = """
 import os, sys
@@ -22,10 +22,10 @@ def note(event, args):
 sys.addaudithook(note)
 """
 RUN = "sys.argv = ['rankwise', 'run', '--nproc', '2', 'script.py']\nfrom rankwise.cli import main\nmain()"
-SERVICE = "from rankwise.launch.local.service import main\nmain(int(sys.argv[1]))"
+SERVICE = "from rankwise.launch.functions.service import main\nmain(int(sys.argv[1]))"
 LATE = ("typer", "click", "rich", "pydantic", "numpy", "torch", "hashlib", "asyncio", "logging", "multiprocessing")
-OURS = ("failures.verdict", "failures.outcome", "failures.report", "pickled_call", "local.hang", "local.judge")
-OURS += ("elastic.nodes", "slurm.allocation")
+OURS = ("failures.verdict", "failures.outcome", "failures.report", "functions.pickled_call", "local.hang")
+OURS += ("local.judge", "elastic.nodes", "slurm.allocation")
 OPTIONS = {"num_ranks": 2, "max_restarts": 0, "timeout_s": None, "tee": "auto", "env": {}}
 OPTIONS |= {"master_addr": "127.0.0.1", "master_port": None}
 COUNT = """
@@ -117,7 +117,9 @@ def test_a_line_carries_whole_messages():
     near, far = make_links()
     assert not os.get_inheritable(near.fileno())
     big = bytes(range(256)) * 20_000
-    sender = f"import sys; from rankwise.launch.local.link import Link; link = Link({far.fileno()}); link.send(b'')\n"
+    sender = (
+        f"import sys; from rankwise.launch.functions.link import Link; link = Link({far.fileno()}); link.send(b'')\n"
+    )
     sender += "link.send(link.receive()[::-1])"
     with near, subprocess.Popen([sys.executable, "-c", sender], pass_fds=(far.fileno(),)):
         far.close()

@@ -22,7 +22,7 @@ _OURS = (
     "rankwise/diagnose/watch/",
     "rankwise/launch/child.py",
     "rankwise/launch/local/fork_server.py",
-    "rankwise/launch/bound.py",
+    "rankwise/launch/functions/bound.py",
 )
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
 

@@ -17,7 +17,7 @@ FINISHED = b"finished "  # followed by the monotonic time; sent instead of a rep
 
 # files with the launcher's frames around the user's code, cut from the head of a traceback
 _LAUNCH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120  (text, as co_filename)
-_OUR_FILES = tuple(os.path.join(_LAUNCH, name) for name in ("child.py", "bound.py"))  # noqa: PTH118
+_OUR_FILES = tuple(os.path.join(_LAUNCH, name) for name in ("child.py", "functions/bound.py"))  # noqa: PTH118
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import ConfigError, LaunchError
-from rankwise.launch.bound import is_loading_main
+from rankwise.launch.functions.bound import is_loading_main
+from rankwise.launch.functions.client import call_ranks
 from rankwise.launch.hardware import count_ranks
-from rankwise.launch.local.client import call_ranks
 
 if TYPE_CHECKING:
-    from rankwise.launch.pickled_call import Packed
+    from rankwise.launch.functions.pickled_call import Packed
 
 __all__ = ["launch_packed", "run"]
 
@@ -80,7 +80,7 @@ def run(
     }
 
     def pack() -> Packed:
-        from rankwise.launch.pickled_call import pack_call
+        from rankwise.launch.functions.pickled_call import pack_call
 
         return pack_call(fn, args, kwargs)
 

@@ -1,4 +1,4 @@
-"""The supervisor's process under `rankwise.run`: `python -m rankwise.launch.local.service FD [FILE FUNCTION]`.
+"""The supervisor's process under `rankwise.run`: `python -m rankwise.launch.functions.service FD [FILE FUNCTION]`.
 
 It is a separate process, so that it has none of the caller's state (torch, CUDA, threads), and so that the ranks end
 when the caller is killed: then the connection between the two breaks. It first starts the process that will fork the
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankwise.launch.failures.outcome import Outcome
+    from rankwise.launch.functions.link import Link
     from rankwise.launch.job import Job
-    from rankwise.launch.local.link import Link
     from rankwise.launch.local.loop import Loop
     from rankwise.launch.local.spare import Spare
     from rankwise.launch.target import Target
@@ -49,7 +49,7 @@ def _serve(fd: int, spare: Spare | None) -> None:
 
     from rankwise import vitals
     from rankwise.errors import RankwiseError
-    from rankwise.launch.local.link import Link
+    from rankwise.launch.functions.link import Link
     from rankwise.launch.local.loop import Loop
     from rankwise.launch.local.supervisor import supervise
     from rankwise.launch.stage import Stage
@@ -123,7 +123,7 @@ def _meeting(store_file: str | None, folder: Path) -> dict[str, str]:
 def _answer(link: Link, outcome: Outcome, folder: Path, num_ranks: int) -> None:
     import json
 
-    from rankwise.launch.bound import value_path
+    from rankwise.launch.functions.bound import value_path
 
     failure = outcome.failure
     answer: dict[str, Any] = {

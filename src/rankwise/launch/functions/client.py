@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from rankwise import errors
 from rankwise.errors import Interrupted, LaunchError, RankFailure
-from rankwise.launch.local.link import Link, make_links
+from rankwise.launch.functions.link import Link, make_links
 
 __all__ = ["call_ranks"]
 
@@ -72,7 +72,7 @@ def _exchange(
 def _start_service(far_link: Link, hint: tuple[str, str] | None) -> subprocess.Popen[bytes]:
     """Start the supervisor in its own session: only this process gets Ctrl-C, and forwards it."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.service"]
+    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.functions.service"]
     out, err = (subprocess.PIPE if sink is not None else None for sink in _sinks())
     # start it with SIGINT blocked: it unblocks the signal once its handler is set; before, SIGINT would kill it
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.errors import ConfigError
-from rankwise.launch.bound import Reference
-from rankwise.launch.contents import find_heavy, find_unsendable
+from rankwise.launch.functions.bound import Reference
+from rankwise.launch.functions.contents import find_heavy, find_unsendable
 
 __all__ = ["Packed", "pack_call"]
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankwise.launch.calls import launch_packed
-from rankwise.launch.pickled_call import pack_call
-from rankwise.launch.platforms import ADAPTER, DEFAULT_LOGS, Device, Platform, make_folder
+from rankwise.launch.functions.calls import launch_packed
+from rankwise.launch.functions.pickled_call import pack_call
+from rankwise.launch.functions.platforms import ADAPTER, DEFAULT_LOGS, Device, Platform, make_folder
 
 __all__ = ["Wrapper", "wrapper"]
 
