@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rankwise.launch.local.console import Console
+    from rankwise.launch.local.forks.spare import Spare
     from rankwise.launch.local.loop import Loop
-    from rankwise.launch.local.spare import Spare
 
 __all__ = ["ALONE", "Stage"]
 

@@ -21,7 +21,7 @@ _OURS = (
     "rankwise/vitals/collectives.py",
     "rankwise/diagnose/watch/",
     "rankwise/launch/child.py",
-    "rankwise/launch/local/fork_server.py",
+    "rankwise/launch/local/forks/server.py",
     "rankwise/launch/functions/bound.py",
 )
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')

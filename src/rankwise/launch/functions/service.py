@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rankwise.launch.local.spare import start_spare
+from rankwise.launch.local.forks.spare import start_spare
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rankwise.launch.failures.outcome import Outcome
     from rankwise.launch.functions.link import Link
     from rankwise.launch.job import Job
+    from rankwise.launch.local.forks.spare import Spare
     from rankwise.launch.local.loop import Loop
-    from rankwise.launch.local.spare import Spare
     from rankwise.launch.target import Target
 
 __all__: list[str] = []

@@ -25,9 +25,9 @@ from rankwise.launch.local.sessions import end_sessions
 
 if TYPE_CHECKING:
     from rankwise.launch.failures.verdict import Failure, RankEnd
-    from rankwise.launch.local.fork_client import ForkServer
+    from rankwise.launch.local.forks.client import ForkServer
+    from rankwise.launch.local.forks.spare import Spare
     from rankwise.launch.local.judge import Fellows, Judge
-    from rankwise.launch.local.spare import Spare
 
 __all__ = ["Attempt"]
 
@@ -167,7 +167,7 @@ class Attempt:
 
     def _fork_server(self, seats: Sequence[Seat], environments: Sequence[Mapping[str, str]]) -> ForkServer | None:
         """Return a fork server for the ranks, None to start them one by one; a signal may end the attempt meanwhile."""
-        from rankwise.launch.local.fork_client import ENDING, open_server
+        from rankwise.launch.local.forks.client import ENDING, open_server
 
         server = open_server(self._job, seats, environments, self._loop, meanwhile=self._call_judge, spare=self._spare)
         if server is None and ENDING.intersection(self._loop.signals):

@@ -17,7 +17,7 @@ from rankwise.launch.target import Target
 
 if TYPE_CHECKING:
     from rankwise.launch.failures.report import Report
-    from rankwise.launch.local.fork_client import Forked, ForkServer
+    from rankwise.launch.local.forks.client import Forked, ForkServer
 
 __all__ = ["RankProcess", "start_rank"]
 

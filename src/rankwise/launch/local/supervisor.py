@@ -20,7 +20,7 @@ from rankwise.launch.stage import ALONE, Stage
 if TYPE_CHECKING:
     from rankwise.launch.failures.outcome import Outcome
     from rankwise.launch.failures.verdict import Failure
-    from rankwise.launch.local.spare import Spare
+    from rankwise.launch.local.forks.spare import Spare
 
 __all__ = ["supervise"]
 

@@ -1,4 +1,4 @@
-"""A fork server: one import of torch for all ranks (`python -m ...fork_server PARENT FD`).
+"""A fork server: one import of torch for all ranks (`python -m ...forks.server PARENT FD`).
 
 It ends when the ranks have been forked. Before, it imports the standard library, numpy and torch, and nothing of the
 program. When it ends, the supervisor, a subreaper until then, becomes the parent of the ranks: pid, exit status and
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> list[str]:
             line.send(json.dumps({"pid": pid, "errno": code}).encode())
     report_fd = _become(json.loads(message), fds)
     words = [argv[0], str(report_fd), *wish["words"]]
-    sys.orig_argv[sys.orig_argv.index("rankwise.launch.local.fork_server") :] = [child.__name__, *words]
+    sys.orig_argv[sys.orig_argv.index("rankwise.launch.local.forks.server") :] = [child.__name__, *words]
     return words
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
-from rankwise.launch.preload import leading_imports, source_of
+from rankwise.launch.local.forks.preload import leading_imports, source_of
 
 if TYPE_CHECKING:
     from rankwise.launch.job import Job
     from rankwise.launch.local.binding import Seat
+    from rankwise.launch.local.forks.spare import Spare
     from rankwise.launch.local.loop import Loop
-    from rankwise.launch.local.spare import Spare
     from rankwise.launch.target import Target
 
 __all__ = ["ForkServer", "Forked", "names_to_load", "open_server"]
@@ -215,7 +215,7 @@ class ForkServer:
 
 def _start(line_fd: int, words: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.fork_server", str(os.getpid()), str(line_fd)]
+    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.forks.server", str(os.getpid()), str(line_fd)]
     said = os.memfd_create("said")  # captures output of the imports; if there is any, the ranks import for themselves
     try:
         return subprocess.Popen(  # noqa: S603

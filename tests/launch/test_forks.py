@@ -17,9 +17,9 @@ from packaging.version import parse as parse_version
 from rankwise.errors import ConfigError
 from rankwise.launch.functions import pickled_call
 from rankwise.launch.job import Job
-from rankwise.launch.local import fork_client
 from rankwise.launch.local.binding import Seat
-from rankwise.launch.preload import leading_imports, source_of
+from rankwise.launch.local.forks import client
+from rankwise.launch.local.forks.preload import leading_imports, source_of
 from rankwise.launch.target import Target
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
@@ -56,7 +56,7 @@ SEEN = """
     random_ones = [torch.initial_seed(), random.random(), float(numpy.random.rand())]
     random_ones += [multiprocessing.current_process().authkey.hex()]
     command = open("/proc/self/cmdline", "rb").read()
-    about = {"own": own, "forked": b"fork_server" in command, "spare": command[-2:-1].isdigit(), "random": random_ones,
+    about = {"own": own, "forked": b"forks.server" in command, "spare": command[-2:-1].isdigit(), "random": random_ones,
              "parent": os.getppid(), "line": sys.stdin.readline(), "seen": seen}
     with open(f"{os.environ['RANKWISE_START']}-{own['RANK']}", "w") as file:
         json.dump(about, file)
@@ -160,7 +160,7 @@ def test_an_end_while_torch_is_loaded(launcher, wait_until, marked, number):
     process = launcher.start("--nproc", 2, launcher.script("import torch\nimport time; time.sleep(600)"))
 
     def server():
-        return [pid for pid in marked(mark) if b"fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [pid for pid in marked(mark) if b"forks.server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     wait_until(server)
     process.send_signal(number)
@@ -172,7 +172,7 @@ def test_an_end_while_torch_is_loaded(launcher, wait_until, marked, number):
 
 REASONS = """
 import os, subprocess, sys, threading, types
-from rankwise.launch.local import fork_server as server
+from rankwise.launch.local.forks import server
 sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: "cuda" in sys.argv))
 path, told = list(sys.path), []
 def load(name, *first):
@@ -345,21 +345,21 @@ def test_when_ranks_are_forked(tmp_path, monkeypatch):
     ranks = [{"RANK": "0", "LOCAL_RANK": "0"}, {"RANK": "1", "LOCAL_RANK": "1"}]
 
     def names(seats=(free, free), **more):
-        return fork_client.names_to_load(job, seats, [{**rank, **more} for rank in ranks])
+        return client.names_to_load(job, seats, [{**rank, **more} for rank in ranks])
 
-    monkeypatch.setattr(fork_client, "_has_gpu", lambda: False)
+    monkeypatch.setattr(client, "_has_gpu", lambda: False)
     assert names() == names(RANKWISE_START="auto") == ("torch",)
     assert names(RANKWISE_START="fresh") == names((bound, bound)) == ()
     monkeypatch.chdir(tmp_path)
     Path("later.py").write_text("RATE = 3\ndef main():\n    import torch\ndef other():\n    pass\n")
     for function, wanted in (("main", ("torch",)), ("other", ()), ("none", ())):
         later = Job(target=Target(kind="function", name=f"later:{function}"), num_ranks=2)
-        assert fork_client.names_to_load(later, (free, free), ranks) == wanted
+        assert client.names_to_load(later, (free, free), ranks) == wanted
     for tool in ("LD_PRELOAD", "COVERAGE_PROCESS_START"):
         assert names(**{tool: "something"}) == ()
-    assert fork_client.names_to_load(job, (free,), ranks[:1]) == ()
-    assert fork_client.names_to_load(job, (free, free), [ranks[0], {**ranks[1], "OMP_NUM_THREADS": "2"}]) == ()
-    monkeypatch.setattr(fork_client, "_has_gpu", lambda: True)
+    assert client.names_to_load(job, (free,), ranks[:1]) == ()
+    assert client.names_to_load(job, (free, free), [ranks[0], {**ranks[1], "OMP_NUM_THREADS": "2"}]) == ()
+    monkeypatch.setattr(client, "_has_gpu", lambda: True)
     assert names() == ()
     with pytest.raises(ConfigError, match="RANKWISE_START must be auto or fresh, got 'fork'"):
         names(RANKWISE_START="fork")
@@ -369,7 +369,7 @@ def test_nothing_is_left_of_a_server_that_cannot_load(tmp_path):
     """Its reason is told, and this process is no subreaper any more."""
     (tmp_path / "script.py").touch()
     target = Target(kind="script", name=str(tmp_path / "script.py"))
-    server = fork_client.ForkServer(target, ("no_such_module",), os.environ)
+    server = client.ForkServer(target, ("no_such_module",), os.environ)
     try:
         server.listen()
         assert "No module named 'no_such_module'" in server.reason
@@ -379,4 +379,4 @@ def test_nothing_is_left_of_a_server_that_cannot_load(tmp_path):
     ctypes.CDLL(None).prctl(37, ctypes.byref(answer), 0, 0, 0)
     assert answer.value == 0
     with pytest.raises(ChildProcessError):
-        fork_client.Forked(server._process.pid).poll()
+        client.Forked(server._process.pid).poll()

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 
-from rankwise.launch.preload import leading_imports
+from rankwise.launch.local.forks.preload import leading_imports
 
 __all__ = ["Spare", "start_spare"]
 
@@ -37,7 +37,7 @@ class Spare:
         said = os.memfd_create("said")
         os.set_inheritable(far.fileno(), True)  # noqa: FBT003
         flags = sys.orig_argv[1 : sys.orig_argv.index("-m")]  # the interpreter's flags, with this process's -P
-        words = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.fork_server"]
+        words = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.forks.server"]
         try:
             self.pid = os.posix_spawn(
                 sys.executable,
