@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankwise.launch.local.console import Console
-from rankwise.launch.local.merger import Merger, Voice
+from rankwise.launch.local.console import Console, Merger, Voice
 from rankwise.launch.local.pump import LogFile, Pump
 from rankwise.launch.show import Show
 
