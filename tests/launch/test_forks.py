@@ -17,7 +17,7 @@ from packaging.version import parse as parse_version
 from rankwise.errors import ConfigError
 from rankwise.launch.functions import pickled_call
 from rankwise.launch.job import Job
-from rankwise.launch.local.binding import Seat
+from rankwise.launch.local.environment import Seat
 from rankwise.launch.local.forks import client
 from rankwise.launch.local.forks.preload import leading_imports, source_of
 from rankwise.launch.target import Target

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rankwise.launch.failures.outcome import Outcome
     from rankwise.launch.job import Job
-    from rankwise.launch.local.binding import Seat
+    from rankwise.launch.local.environment import Seat
 
 __all__ = ["Backend", "backend_of", "describe_job", "supervise"]
 
@@ -60,8 +60,7 @@ def describe_job(job: Job) -> str:
     """Describe in a few lines what `supervise(job)` would start: command, ranks, variables, logs, failure handling."""
     import shlex
 
-    from rankwise.launch.local.binding import seats_of
-    from rankwise.launch.local.environment import Part, rank_environment
+    from rankwise.launch.local.environment import Part, rank_environment, seats_of
 
     python = {"script": [], "module": ["-m"], "function": ["-c"], "call": []}[job.target.kind]
     name = job.target.name

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rankwise import vitals
 from rankwise.errors import Interrupted, LaunchError
 from rankwise.launch.job import Job
-from rankwise.launch.local.binding import Seat, seated, seats_of
 from rankwise.launch.local.console import Console
-from rankwise.launch.local.environment import Part, rank_environment
+from rankwise.launch.local.environment import Part, Seat, rank_environment, seated, seats_of
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.pipes import Wires, make_mergers, wire
 from rankwise.launch.local.ports import HeldPort

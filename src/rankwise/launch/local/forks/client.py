@@ -20,7 +20,7 @@ from rankwise.launch.local.forks.preload import leading_imports, source_of
 
 if TYPE_CHECKING:
     from rankwise.launch.job import Job
-    from rankwise.launch.local.binding import Seat
+    from rankwise.launch.local.environment import Seat
     from rankwise.launch.local.forks.spare import Spare
     from rankwise.launch.local.loop import Loop
     from rankwise.launch.target import Target
