@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rankwise.launch.failures.outcome import Outcome
 from rankwise.launch.job import Job
+from rankwise.launch.local.stage import Stage
 from rankwise.launch.local.supervisor import supervise
 from rankwise.launch.show import parse_show
-from rankwise.launch.stage import Stage
 from rankwise.launch.target import Target
 
 __all__ = ["run_observed"]

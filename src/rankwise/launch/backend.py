@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rankwise.launch.hardware import format_numbers
-from rankwise.launch.stage import ALONE, Stage
+from rankwise.launch.local.stage import ALONE, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

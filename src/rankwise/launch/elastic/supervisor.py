@@ -29,9 +29,8 @@ from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.messages import describe_end, next_logs, tell, tell_hidden, with_time_left
 from rankwise.launch.local.ports import HeldPort
-from rankwise.launch.stage import ALONE, Stage
+from rankwise.launch.local.stage import ALONE, Stage, describe_end, next_logs, tell, tell_hidden, with_time_left
 
 __all__ = ["supervise_node"]
 

@@ -51,8 +51,8 @@ def _serve(fd: int, spare: Spare | None) -> None:
     from rankwise.errors import RankwiseError
     from rankwise.launch.functions.link import Link
     from rankwise.launch.local.loop import Loop
+    from rankwise.launch.local.stage import Stage
     from rankwise.launch.local.supervisor import supervise
-    from rankwise.launch.stage import Stage
 
     link = Link(fd)
     with contextlib.ExitStack() as stack:

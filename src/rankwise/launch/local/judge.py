@@ -21,8 +21,8 @@ from rankwise.launch.failures.verdict import Failure, RankEnd, decide, is_timeou
 from rankwise.launch.job import Job
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.hang import HangWatch, StallWatch, blame, tell_standstill
-from rankwise.launch.local.messages import tell
 from rankwise.launch.local.process import RankProcess
+from rankwise.launch.local.stage import tell
 
 __all__ = ["Fellows", "Judge", "OomWatch"]
 

@@ -14,8 +14,7 @@ from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.messages import describe_end, next_logs, tell, tell_hidden, with_time_left
-from rankwise.launch.stage import ALONE, Stage
+from rankwise.launch.local.stage import ALONE, Stage, describe_end, next_logs, tell, tell_hidden, with_time_left
 
 if TYPE_CHECKING:
     from rankwise.launch.failures.outcome import Outcome

@@ -16,7 +16,7 @@ from rankwise.launch.failures.record import keep_standstill
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.messages import tell
+from rankwise.launch.local.stage import tell
 
 __all__ = ["Desk", "NodeFellows"]
 

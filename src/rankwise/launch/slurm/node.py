@@ -23,8 +23,8 @@ from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.messages import describe_end, tell_hidden
 from rankwise.launch.local.ports import HeldPort
+from rankwise.launch.local.stage import describe_end, tell_hidden
 from rankwise.launch.slurm.fellows import Desk, NodeFellows
 from rankwise.launch.slurm.start import Meeting, Record, Start, leave, read_meeting, say_ready
 

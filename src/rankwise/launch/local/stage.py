@@ -1,4 +1,7 @@
-"""What both supervisors (one machine, several machines) share around an attempt: logs, time limit and report."""
+"""What surrounds an attempt, for both supervisors (one machine, several machines).
+
+The stage that a launch shares with its caller, the logs, the time limit, and what is printed at the end.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import os
 import re
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +19,32 @@ from rankwise.launch.local.console import Console
 
 if TYPE_CHECKING:
     from rankwise.launch.failures.verdict import Failure, RankEnd
+    from rankwise.launch.local.forks.spare import Spare
+    from rankwise.launch.local.loop import Loop
 
-__all__ = ["describe_end", "next_logs", "tell", "tell_hidden", "with_time_left"]
+__all__ = ["ALONE", "Stage", "describe_end", "next_logs", "tell", "tell_hidden", "with_time_left"]
 
 _MAX_SECONDS = "RANKWISE_MAX_SECONDS"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """What a launch shares with its caller; the launch creates what is None.
+
+    Attributes:
+        loop: an entered loop whose descriptors are served while the ranks run; None creates one.
+        console: where the ranks' output and our messages go; None makes one.
+        tell_last: print the failure that ends the launch; it stands in `Outcome.text` in any case.
+        spare: a process that may become the fork server of the first attempt; the caller closes it.
+    """
+
+    loop: Loop | None = None
+    console: Console | None = None
+    tell_last: bool = True
+    spare: Spare | None = None
+
+
+ALONE = Stage()
 
 
 def with_time_left(job: Job, begun_s: float) -> Job:
