@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.errors import LaunchError
-from rankwise.launch.job import Job
-from rankwise.launch.local.console import Console
 
 if TYPE_CHECKING:
     from rankwise.launch.failures.verdict import Failure, RankEnd
+    from rankwise.launch.job import Job
+    from rankwise.launch.local.console import Console
     from rankwise.launch.local.forks.spare import Spare
     from rankwise.launch.local.loop import Loop
 
