@@ -8,7 +8,7 @@ import anndata
 import pytest
 
 from rankwise.cli import main
-from rankwise.cli.output import plain_failure
+from rankwise.cli.rows import plain_failure
 from rankwise.data.rows import DatasetCollection
 from rankwise.errors import RankFailure
 from rankwise.testing.small_rows import small_anndata, write_anndata

@@ -9,7 +9,7 @@ import pytest
 
 from rankwise.diagnose import hardware
 from rankwise.diagnose.environment import _place, _variables, collect_environment, describe_environment
-from rankwise.launch.topology import format_numbers
+from rankwise.launch.hardware import format_numbers
 
 SECRETS = {
     "WANDB_API_KEY": "wandb-0123",

@@ -12,7 +12,7 @@ import pytest
 
 import rankwise
 from rankwise.errors import ConfigError, LaunchError, RankFailure
-from rankwise.launch.local import client
+from rankwise.launch.functions import client
 
 
 def test_values_by_rank():
@@ -272,7 +272,7 @@ def test_an_interrupt_while_the_supervisor_starts(monkeypatch, capfd):
     monkeypatch.setattr(client, "_listen", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rankwise.run(lambda: threading.Event().wait(), num_ranks=1)
-    assert "launch/local/service.py" not in capfd.readouterr().err
+    assert "launch/functions/service.py" not in capfd.readouterr().err
 
 
 def test_an_interrupt_while_a_call_is_sent(capfd):

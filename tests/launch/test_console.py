@@ -1,11 +1,33 @@
-"""The supervisor's console where no thread is to be had for it."""
+"""The supervisor's console, also where no thread is to be had for it.
+
+The same line of several ranks is shown once with its ranks; nothing is lost, and nobody's order changes.
+"""
 
 import os
+import pty
+import re
 import threading
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rankwise.launch.local.console import _Outlet
+from rankwise.launch.local import console as module
+from rankwise.launch.local.console import Merger, Voice, _Outlet
+
+WARNS = """
+    import os, sys, time, warnings
+    from pathlib import Path
+    rank = os.environ["RANK"]
+    sys.stderr.write("mine " + rank + "\\n")
+    Path("there-" + rank).touch()
+    while len(list(Path().glob("there-*"))) < 3:  # all say it at about the same time
+        time.sleep(0.01)
+    sys.stderr.write("shared warning\\n")
+    if rank != "1":
+        sys.stderr.write("of two\\n")
+"""
 
 
 @pytest.fixture
@@ -39,3 +61,133 @@ def test_a_thread_is_tried_for_again(pipe, monkeypatch):
     outlet.put(writes, b"two\n")
     outlet.flush()
     assert os.read(reads, 100) == b"one\ntwo\n"
+
+
+class Page:
+    """A console that remembers."""
+
+    def __init__(self):
+        self.lines = []
+
+    def line(self, _stream, line):
+        self.lines.append(line)
+
+    def raw(self, _stream, data):
+        self.lines.append(data)
+
+    def say(self, _text):
+        raise AssertionError("nothing is to be said")
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([b"", b"a", b"b", b"c"])), max_size=60), st.booleans())
+def test_every_rank_is_read_in_its_own_order(said, at_once):
+    """What the console shows, read for one rank alone, is what it wrote, in order; also when nothing may wait."""
+    page = Page()
+    merger = Merger("err", page, range(3))
+    for rank, text in said:
+        merger.line(rank, text)
+        if at_once:
+            merger.show_until(rank)
+    merger.flush()
+    for rank in range(3):
+        assert [text for ranks, text in map(parse, page.lines) if rank in ranks] == [t for r, t in said if r == rank]
+
+
+def parse(line):
+    found = re.fullmatch(rb"(?:\[([\d,-]+)\] )?(.*)", line)
+    ranks = set()
+    for part in (found[1] or b"0").decode().split(","):
+        first, _, last = part.partition("-")
+        ranks |= set(range(int(first), int(last or first) + 1))
+    return ranks, found[2]
+
+
+def test_the_window(monkeypatch):
+    """A line that all have said is shown at once, one that some have said when its time has come."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    page = Page()
+    merger = Merger("err", page, [0, 1, 2])
+    for rank in (2, 0, 1):
+        merger.line(rank, b"all")
+    assert page.lines == [b"[0-2] all"]
+    merger.line(0, b"some")
+    merger.line(2, b"some")
+    assert merger.waits_s() == module.WINDOW_S
+    merger.show_due()
+    assert len(page.lines) == 1
+    now[0] += module.WINDOW_S
+    merger.show_due()
+    merger.line(1, b"some")
+    now[0] += module.WINDOW_S
+    merger.show_due()
+    assert page.lines[1:] == [b"[0,2] some", b"[1] some"]
+    assert merger.waits_s() is None
+
+
+def test_who_writes_much_does_not_wait(monkeypatch):
+    """Thousands of lines in a moment pass through; what is held back is bounded."""
+    monkeypatch.setattr(module.time, "monotonic", lambda: 0.0)
+    page = Page()
+    merger = Merger("out", page, [0, 1])
+    for number in range(5000):
+        merger.line(1, str(number).encode())
+    assert len(page.lines) >= 4000
+    merger.flush()
+    assert page.lines == [f"[1] {number}".encode() for number in range(5000)]
+
+
+def test_progress_bars_do_not_wait():
+    """What goes back in its line, or does not end it, is passed on as it is, after what the rank said before."""
+    page = Page()
+    merger = Merger("err", page, [0, 1])
+    voice, other = Voice(merger, page, 0, b""), Voice(merger, page, 1, b"[1] ")
+    voice.raw("err", b"plain\n")
+    other.line("err", b"[1] later")
+    voice.raw("err", b"\r 10%")
+    voice.raw("err", b"\r 20%\n")
+    voice.raw("err", b"whole\nhalf")
+    assert page.lines == [b"plain", b"\r 10%", b"\r 20%\n", b"[1] later", b"whole", b"half"]
+
+
+def test_real_ranks_speak_with_one_voice(launcher):
+    """`[0-2] text` for three ranks; log files hold every line of every rank; --no-merge shows them all."""
+    script = launcher.script(WARNS)
+    done = launcher.run("--nproc", 3, "--log-dir", "logs", script)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    # a rank that is late on a busy machine says its own line after what the others share
+    assert sorted(line for line in lines if "mine" in line) == ["[1] mine 1", "[2] mine 2", "mine 0"]
+    assert sum(len(parse(line.encode())[0]) for line in lines if line.endswith("shared warning")) == 3
+    for rank in range(3):
+        text = Path(launcher.folder / "logs" / "attempt-0" / f"rank-{rank}.err").read_text()
+        assert text == f"mine {rank}\nshared warning\n" + ("of two\n" if rank != 1 else "")
+    again = launcher.run("--nproc", 3, "--no-merge", script)
+    assert sorted(again.stderr.splitlines()) == sorted(
+        f"{prefix}{text}"
+        for rank, prefix in enumerate(("", "[1] ", "[2] "))
+        for text in (f"mine {rank}", "shared warning", "of two")
+        if text != "of two" or rank != 1
+    )
+
+
+def test_on_a_terminal_too(launcher):
+    """Rank 0's stderr stays a terminal (progress bars), and its plain lines are merged with those of the others."""
+    script = launcher.script("""
+        import os, sys
+        assert os.environ["RANK"] != "0" or os.isatty(2)
+        sys.stderr.write("same\\n")
+    """)
+    master, slave = pty.openpty()
+    process = launcher.start("--nproc", 2, script, stdout=slave, stderr=slave)
+    os.close(slave)
+    shown = b""
+    try:
+        while data := os.read(master, 4096):
+            shown += data
+    except OSError:  # the end of a pseudo-terminal
+        pass
+    os.close(master)
+    assert process.wait(240) == 0
+    assert sum(len(parse(line)[0]) for line in shown.split(b"\r\n") if line.endswith(b"same")) == 2
+    assert b"same" in shown

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwise.launch.culprit import RankState, find_culprit
+from rankwise.launch.failures.culprit import RankState, find_culprit
 
 
 def call(number, name="all_reduce", *, ended=True, sizes=((4,),), dtypes=("Float",), line="", **arguments):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rankwise
-from rankwise.launch.observation import choose, sighting_of
+from rankwise.launch.failures.observation import choose, sighting_of
 from rankwise.vitals import Vital
 from rankwise.vitals.stacks import place as _place
 from rankwise.vitals.stacks import waits as _waits

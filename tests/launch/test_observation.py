@@ -3,8 +3,8 @@
 import time
 
 from rankwise import vitals
-from rankwise.launch import standstill
-from rankwise.launch.standstill import rank_states, read_stacks
+from rankwise.launch.failures import observation
+from rankwise.launch.failures.observation import rank_states, read_stacks
 from rankwise.vitals import Vital
 
 
@@ -21,7 +21,7 @@ def test_ranks_that_do_not_answer_are_not_waited_for_longer_than_was_said(tmp_pa
     times = {"start_s": now, "heartbeat_s": now, "progress_s": now}
     said = {"pid": 0, "host": "", "signum": 10, "num_beats": 1, "epoch": 0, "step": 0, "phase": ""}
     found = [Vital(folder=tmp_path, rank=rank, **times, **said) for rank in range(8)]
-    monkeypatch.setattr(standstill, "_STACKS_S", 600.0)
+    monkeypatch.setattr(observation, "_STACKS_S", 600.0)
     stacks = read_stacks(found, time.monotonic() + 300.0)
     assert set(stacks.values()) == {""}
     assert len(stacks) == 8

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from rankwise.errors import ConfigError
-from rankwise.launch import pickled_call
-from rankwise.launch.bound import Reference
-from rankwise.launch.pickled_call import pack_call
+from rankwise.launch.functions import pickled_call
+from rankwise.launch.functions.bound import Reference
+from rankwise.launch.functions.pickled_call import pack_call
 
 
 def test_by_name():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.errors import DesyncError
-from rankwise.launch.report import Report, make_report
+from rankwise.launch.failures.report import Report, make_report
 
 
 def caught(error):

@@ -32,7 +32,7 @@ time.sleep(100)
 GUARDED = """
 import os, sys, time
 from pathlib import Path
-from rankwise.launch.local.pact import keep_guard
+from rankwise.launch.child import keep_guard
 keep_guard(int(sys.argv[1]), [])
 for entry in Path("/proc").iterdir():
     if entry.name.isdigit() and int(entry.name) != os.getpid():

@@ -1,5 +1,6 @@
 """What a start costs, counted: modules that are loaded before the first rank starts, processes of a launch."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.launch.local.link import make_links
+from rankwise.launch.functions.link import make_links
 
 EARLY = """
 import os, sys
@@ -21,9 +22,10 @@ def note(event, args):
 sys.addaudithook(note)
 """
 RUN = "sys.argv = ['rankwise', 'run', '--nproc', '2', 'script.py']\nfrom rankwise.cli import main\nmain()"
-SERVICE = "from rankwise.launch.local.service import main\nmain(int(sys.argv[1]))"
+SERVICE = "from rankwise.launch.functions.service import main\nmain(int(sys.argv[1]))"
 LATE = ("typer", "click", "rich", "pydantic", "numpy", "torch", "hashlib", "asyncio", "logging", "multiprocessing")
-OURS = ("verdict", "outcome", "report", "packing", "local.hang", "local.judge", "elastic.nodes", "slurm.allocation")
+OURS = ("failures.verdict", "failures.outcome", "failures.report", "functions.pickled_call", "local.hang")
+OURS += ("local.judge", "elastic.nodes", "slurm.allocation")
 OPTIONS = {"num_ranks": 2, "max_restarts": 0, "timeout_s": None, "tee": "auto", "env": {}}
 OPTIONS |= {"master_addr": "127.0.0.1", "master_port": None}
 COUNT = """
@@ -86,7 +88,9 @@ def test_little_is_loaded_before_the_first_rank_starts(launcher, code, most):
     loaded = set(out.split())
     assert "rankwise.launch.local.process" in loaded, err
     assert not loaded.intersection(LATE)
-    assert not loaded.intersection(f"rankwise.launch.{name}" for name in OURS)
+    ours = [f"rankwise.launch.{name}" for name in OURS]
+    assert all(map(importlib.util.find_spec, ours))
+    assert not loaded.intersection(ours)
     assert len(loaded) <= most
 
 
@@ -114,7 +118,9 @@ def test_a_line_carries_whole_messages():
     near, far = make_links()
     assert not os.get_inheritable(near.fileno())
     big = bytes(range(256)) * 20_000
-    sender = f"import sys; from rankwise.launch.local.link import Link; link = Link({far.fileno()}); link.send(b'')\n"
+    sender = (
+        f"import sys; from rankwise.launch.functions.link import Link; link = Link({far.fileno()}); link.send(b'')\n"
+    )
     sender += "link.send(link.receive()[::-1])"
     with near, subprocess.Popen([sys.executable, "-c", sender], pass_fds=(far.fileno(),)):
         far.close()

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.errors import CheckpointError, DesyncError
-from rankwise.launch.report import Report, make_report
-from rankwise.launch.verdict import RankEnd, decide, is_collateral
+from rankwise.launch.failures.report import Report, make_report
+from rankwise.launch.failures.verdict import RankEnd, decide, is_collateral
 
 GLOO_CLOSED = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:12199"
 GLOO_TIMEOUT = "[/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2000ms for recv operation to complete"

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from rankwise.launch.failures.observation import Sighting
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.observation import Sighting
 from rankwise.launch.slurm.fellows import Desk, NodeFellows
 
 SECRET = "s" * 32

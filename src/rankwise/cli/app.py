@@ -8,21 +8,15 @@ from typing import Annotated
 import typer
 
 from rankwise._version import __version__
-from rankwise.cli.checkpoint_app import checkpoint_commands
-from rankwise.cli.data_app import data_commands
-from rankwise.cli.doctor import doctor_command
-from rankwise.cli.env import env_command
-from rankwise.cli.explain import explain_command
-from rankwise.cli.kubeflow_words import announced_options
+from rankwise.cli.checkpoint import checkpoint_commands
+from rankwise.cli.data import data_commands
+from rankwise.cli.diagnosis import doctor_command, env_command, explain_command, report_command, watch_command
 from rankwise.cli.lint import lint_command, rule_command
-from rankwise.cli.profile import profile_command
-from rankwise.cli.report import report_command
-from rankwise.cli.rows_app import rows_commands
+from rankwise.cli.options import announced_options
+from rankwise.cli.rows import rows_commands
 from rankwise.cli.run import run_command
-from rankwise.cli.scaling import scaling_command
-from rankwise.cli.slurm_jobs import cancel_command, jobs_command, logs_command
-from rankwise.cli.verify import verify_command
-from rankwise.cli.watch import watch_command
+from rankwise.cli.scripts import profile_command, scaling_command, verify_command
+from rankwise.cli.slurm import cancel_command, jobs_command, logs_command
 
 __all__ = ["app"]
 

@@ -25,7 +25,7 @@ def main() -> None:
 
 def _run(argv: list[str]) -> None:
     if argv[:1] == ["run"]:
-        from rankwise.cli.run_words import read_plainly
+        from rankwise.cli.options import read_plainly
 
         words = read_plainly(argv[1:], os.environ)
         if words is not None:

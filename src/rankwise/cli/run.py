@@ -1,4 +1,4 @@
-"""The options of `rankwise run` for typer: help, checks, and all options that `run_words` does not parse."""
+"""The options of `rankwise run` for typer: help, checks, and all options that `options` does not parse by itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from rankwise.cli.run_words import RunWords
-from rankwise.cli.slurm_words import SlurmWords
+from rankwise.cli.options import RunOptions
+from rankwise.cli.slurm import SlurmOptions
 from rankwise.cli.start import start_ranks
 
 __all__ = ["run_command"]
@@ -208,22 +208,22 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             rich_help_panel=_TORCHRUN,
         ),
     ] = None,
-    slurm: SlurmWords.slurm = False,
-    partition: SlurmWords.partition = None,
-    slurm_nodes: SlurmWords.nodes = 1,
-    gpus_per_node: SlurmWords.gpus_per_node = None,
-    time: SlurmWords.time = "1h",
-    account: SlurmWords.account = None,
-    qos: SlurmWords.qos = None,
-    constraint: SlurmWords.constraint = None,
-    mem: SlurmWords.mem = None,
-    cpus_per_task: SlurmWords.cpus_per_task = None,
-    job_name: SlurmWords.job_name = None,
-    slurm_arg: SlurmWords.slurm_arg = None,
-    container: SlurmWords.container = None,
-    detach: SlurmWords.detach = False,
-    requeue: SlurmWords.requeue = None,
-    max_requeues: SlurmWords.max_requeues = None,
+    slurm: SlurmOptions.slurm = False,
+    partition: SlurmOptions.partition = None,
+    slurm_nodes: SlurmOptions.nodes = 1,
+    gpus_per_node: SlurmOptions.gpus_per_node = None,
+    time: SlurmOptions.time = "1h",
+    account: SlurmOptions.account = None,
+    qos: SlurmOptions.qos = None,
+    constraint: SlurmOptions.constraint = None,
+    mem: SlurmOptions.mem = None,
+    cpus_per_task: SlurmOptions.cpus_per_task = None,
+    job_name: SlurmOptions.job_name = None,
+    slurm_arg: SlurmOptions.slurm_arg = None,
+    container: SlurmOptions.container = None,
+    detach: SlurmOptions.detach = False,
+    requeue: SlurmOptions.requeue = None,
+    max_requeues: SlurmOptions.max_requeues = None,
     standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
     rdzv_backend: Annotated[str | None, typer.Option("--rdzv-backend", hidden=True)] = None,
     rdzv_endpoint: Annotated[str | None, typer.Option("--rdzv-endpoint", hidden=True)] = None,
@@ -237,4 +237,4 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 ) -> None:
     """Run a script, module or function on N ranks of this machine, or of each of several, as one."""
     said = dict(locals())
-    sys.exit(start_ranks(RunWords(**said)))
+    sys.exit(start_ranks(RunOptions(**said)))

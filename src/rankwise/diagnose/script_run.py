@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rankwise.launch.failures.outcome import Outcome
 from rankwise.launch.job import Job
+from rankwise.launch.local.stage import Stage
 from rankwise.launch.local.supervisor import supervise
-from rankwise.launch.outcome import Outcome
 from rankwise.launch.show import parse_show
-from rankwise.launch.stage import Stage
 from rankwise.launch.target import Target
 
 __all__ = ["run_observed"]

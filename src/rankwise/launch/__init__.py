@@ -8,26 +8,26 @@ __all__ = ["Device", "Job", "Outcome", "Platform", "Target", "Wrapper", "breakpo
 
 if TYPE_CHECKING:
     from rankwise.launch.backend import supervise
-    from rankwise.launch.calls import run
     from rankwise.launch.debugger import breakpoint  # noqa: A004
-    from rankwise.launch.decorator import Wrapper, wrapper
+    from rankwise.launch.failures.outcome import Outcome
+    from rankwise.launch.functions.calls import run
+    from rankwise.launch.functions.decorator import Wrapper, wrapper
+    from rankwise.launch.functions.platforms import Device, Platform
     from rankwise.launch.job import Job
-    from rankwise.launch.outcome import Outcome
-    from rankwise.launch.platforms import Device, Platform
     from rankwise.launch.target import Target
 else:
     __getattr__, __dir__ = door(
         __name__,
         {
-            "Device": "rankwise.launch.platforms",
+            "Device": "rankwise.launch.functions.platforms",
             "Job": "rankwise.launch.job",
-            "Outcome": "rankwise.launch.outcome",
-            "Platform": "rankwise.launch.platforms",
+            "Outcome": "rankwise.launch.failures.outcome",
+            "Platform": "rankwise.launch.functions.platforms",
             "Target": "rankwise.launch.target",
-            "Wrapper": "rankwise.launch.decorator",
+            "Wrapper": "rankwise.launch.functions.decorator",
             "breakpoint": "rankwise.launch.debugger",
-            "run": "rankwise.launch.calls",
+            "run": "rankwise.launch.functions.calls",
             "supervise": "rankwise.launch.backend",
-            "wrapper": "rankwise.launch.decorator",
+            "wrapper": "rankwise.launch.functions.decorator",
         },
     )

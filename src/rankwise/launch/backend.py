@@ -1,16 +1,23 @@
-"""One call for both backends of a launch: all ranks on this machine, or this machine's ranks of a job on several."""
+"""Start a job, or say what would be started: all ranks on this machine, or this machine's ranks of a job on several."""
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from rankwise.launch.stage import ALONE, Stage
+from rankwise.launch.hardware import format_numbers
+from rankwise.launch.local.stage import ALONE, Stage
 
 if TYPE_CHECKING:
-    from rankwise.launch.job import Job
-    from rankwise.launch.outcome import Outcome
+    from collections.abc import Sequence
 
-__all__ = ["Backend", "backend_of", "supervise"]
+    from rankwise.launch.failures.outcome import Outcome
+    from rankwise.launch.job import Job
+    from rankwise.launch.local.environment import Seat
+
+__all__ = ["Backend", "backend_of", "describe_job", "supervise"]
 
 
 class Backend(Protocol):
@@ -47,3 +54,61 @@ def supervise(job: Job, stage: Stage = ALONE) -> Outcome:
         ConfigError: the job has several nodes, but no token with which they could authenticate.
     """
     return backend_of(job)(job, stage)
+
+
+def describe_job(job: Job) -> str:
+    """Describe in a few lines what `supervise(job)` would start: command, ranks, variables, logs, failure handling."""
+    import shlex
+
+    from rankwise.launch.local.environment import Part, rank_environment, seats_of
+
+    python = {"script": [], "module": ["-m"], "function": ["-c"], "call": []}[job.target.kind]
+    name = job.target.name
+    if job.target.kind == "function":
+        module, _, function = name.partition(":")
+        name = f"import {module}; {module}.{function}()"
+    command = shlex.join([sys.executable, *python, name, *job.target.args])
+    seats = seats_of(job)
+    lines = [
+        f"command    {command}",
+        f"ranks      {job.num_ranks} on this machine",
+        *_describe_nodes(job),
+        f"cores      {_bound(seats)}",
+        f"restarts   up to {job.max_restarts}",
+        f"hang after {_patience(job.hang_timeout_s)}",
+        f"logs       {job.logs / 'attempt-N' if job.logs is not None else 'none'}",
+        "variables  of rank 0:",
+    ]
+    part = Part(world_size=job.num_ranks, master_addr=job.master_addr, master_port=job.master_port or 0)
+    env = rank_environment(job, part, rank=0, seat=seats[0], attempt=0, run_id="ID", vitals=Path("FOLDER"))
+    added = {name: value for name, value in env.items() if os.environ.get(name) != value}
+    if job.master_port is None:
+        added["MASTER_PORT"] = "a free one, held until the end"
+    if job.nodes is not None:
+        theirs = ("RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR")
+        added |= dict.fromkeys(theirs, "as the nodes agree")
+    added |= {name: "a random one" for name in added if name == "RANKWISE_SECRET"}
+    return "\n".join([*lines, *(f"  {name}={value}" for name, value in sorted(added.items()))])
+
+
+def _describe_nodes(job: Job) -> list[str]:
+    nodes = job.nodes
+    if nodes is None:
+        return []
+    number = f"{nodes.min_nodes} to {nodes.max_nodes}" if nodes.elastic else str(nodes.max_nodes)
+    rank = "" if nodes.node_rank is None else f", this is node {nodes.node_rank}"
+    return [f"nodes      {number}{rank}; they meet at port {nodes.port} of {', then '.join(nodes.rendezvous)}"]
+
+
+def _bound(seats: Sequence[Seat]) -> str:
+    if all(seat.cpus is None for seat in seats):
+        return "not bound"
+    return "; ".join(f"rank {rank}: {format_numbers(seat.cpus or ())}" for rank, seat in enumerate(seats))
+
+
+def _patience(seconds: float | None) -> str:
+    from rankwise.launch.local.hang import DEFAULT_TIMEOUT_S
+
+    if seconds is None:
+        return f"{DEFAULT_TIMEOUT_S:g} s without progress, once a rank has beaten"
+    return f"{seconds:g} s without progress" if seconds else "never"

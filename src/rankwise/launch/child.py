@@ -1,27 +1,40 @@
-"""The main program of a rank's process: `python -m rankwise.launch.child PARENT FD KIND NAME ARGS`."""
+"""The main program of a rank's process: `python -m rankwise.launch.child PARENT FD KIND NAME ARGS`.
+
+It ties the process to the supervisor's life, runs the target as Python itself would run it, and reports a failure.
+"""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
+import importlib
+import io
 import os
+import runpy
+import select
+import shutil
+import signal
 import sys
 import time
+import types
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from rankwise import vitals
 from rankwise._shutdown import let_gloo_finish
 from rankwise.errors import Interrupted
-from rankwise.launch.invocation import invoke
-from rankwise.launch.local.pact import die_with_parent, keep_guard
-from rankwise.launch.report import FINISHED, make_report
+from rankwise.launch.failures.report import FINISHED, make_report
+from rankwise.launch.local.sessions import GUARD, end_session, end_sessions
 from rankwise.launch.target import Kind, Target
 
-__all__ = ["end_well", "main"]
+__all__ = ["die_with_parent", "end_well", "invoke", "keep_guard", "main"]
 
 INTERRUPTED = 130
 _MAX_SOCKET_FOLDER = 70  # a socket path may have 107 characters; multiprocessing adds its own name
+_PR_SET_PDEATHSIG = 1
 _rank_pid: int | None = None  # set once this process is a rank
 
 
@@ -119,6 +132,123 @@ def _send(fd: int, line: bytes) -> None:
             line = line[os.write(fd, line) :]
     except BrokenPipeError:
         pass
+
+
+def die_with_parent(parent: int) -> None:
+    """Make this process end as soon as its parent ends.
+
+    On Linux the kernel sends SIGKILL. Call this in the main thread: the kernel ties the request to a thread. On other
+    systems the guard does it. Exits at once if the parent is already gone.
+
+    Args:
+        parent: process id of the supervisor; this process must be its direct child.
+    """
+    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def keep_guard(report_fd: int, folders: Sequence[Path]) -> None:
+    """Start a guard process that ends the rank's session, and removes folders, once the supervisor is gone.
+
+    A killed rank cannot end the processes that it started (loader workers, subprocesses). The guard is not a child of
+    the rank, so a program that waits for its children does not see it. It is in the rank's session, so the supervisor
+    ends it with that. It has another command line than the script, so `pkill` by the script's name does not kill it.
+
+    Args:
+        report_fd: pipe whose read end only the supervisor holds.
+        folders: folders to remove.
+    """
+    rank = os.getpid()
+    first = os.fork()
+    if first:
+        os.waitpid(first, 0)
+        return
+    try:
+        _rename()  # before the guard exists and the rank goes on: the guard never has the script's name
+        if os.fork() == 0:
+            _stand_guard(rank, report_fd, folders)
+    finally:
+        os._exit(0)
+
+
+def _stand_guard(rank: int, report_fd: int, folders: Sequence[Path]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)  # keep no terminal or pipe open
+    os.closerange(3, report_fd)
+    os.closerange(report_fd + 1, 4096)
+    gone = select.poll()
+    gone.register(report_fd, 0)
+    gone.poll()  # returns on an error only: the read end is closed
+    if sys.platform == "linux":
+        end_sessions({rank})
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    end_session(rank)
+
+
+def _rename() -> None:
+    """Overwrite this process's command line, as shown in /proc."""
+    if sys.platform == "linux":
+        fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, GUARD, min(len(GUARD), end - start - 1))
+
+
+def invoke(target: Target, rank: int) -> None:
+    """Run `target`; every exception that it raises propagates, including SystemExit.
+
+    Args:
+        target: script, module, function, or pickled call.
+        rank: global rank; it names the file for a call's value.
+    """
+    sys.argv[:] = [target.name, *target.args]
+    match target.kind:
+        case "script":
+            _run_script(target.name)
+        case "module":
+            sys.path.insert(0, os.getcwd())  # noqa: PTH109  (sys.path wants text)
+            runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+        case "function":
+            sys.path.insert(0, os.getcwd())  # noqa: PTH109
+            _resolve(target.name)()
+        case "call":
+            from rankwise.launch.functions.bound import run_call
+
+            run_call(Path(target.name), rank)
+
+
+def _run_script(name: str) -> None:
+    path = Path(name)
+    if path.is_dir() or path.suffix in {".pyc", ".pyz", ".zip"}:
+        runpy.run_path(name, run_name="__main__")  # a folder or archive with a __main__.py, or a compiled file
+        return
+    full = str(path.absolute())
+    sys.path.insert(0, str(path.resolve().parent))
+    # unlike runpy's, this module stays: atexit handlers and pickles by reference need it at the end
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=full, __builtins__=__builtins__, __cached__=None)
+    module.__loader__ = SourceFileLoader("__main__", full)
+    sys.modules["__main__"] = module
+    with io.open_code(full) as file:
+        code = compile(file.read(), full, "exec", dont_inherit=True)
+    exec(code, module.__dict__)  # noqa: S102  (this is what a launcher is for)
+
+
+def _resolve(name: str) -> Any:
+    """Import `package.module:attribute.attribute`."""
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    if not callable(found):
+        raise TypeError(f"{name} is a {type(found).__name__}, not something to call")
+    return found
 
 
 if __name__ == "__main__":

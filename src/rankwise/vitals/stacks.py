@@ -20,10 +20,9 @@ _OURS = (
     "rankwise/vitals/recorder.py",
     "rankwise/vitals/collectives.py",
     "rankwise/diagnose/watch/",
-    "rankwise/launch/invocation.py",
     "rankwise/launch/child.py",
-    "rankwise/launch/local/fork_server.py",
-    "rankwise/launch/bound.py",
+    "rankwise/launch/local/forks/server.py",
+    "rankwise/launch/functions/bound.py",
 )
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
 

@@ -77,7 +77,8 @@ def main(net, optimizer, batches):
         model(x.to(device)).mean().backward()
         optimizer.step()
 """,
-    "a name that is made of itself": HEAD + """
+    "a name that is made of itself": HEAD
+    + """
 def main(net, device=None):
     dist.init_process_group("nccl")
     device = device if device is not None else net.device

@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.launch.elastic.inquiry import Blame, Inquiry, Nobody, Standstill, view_from
-from rankwise.launch.observation import Sighting, shortened, sighting_from
+from rankwise.launch.failures.observation import Sighting, shortened, sighting_from
 
 COLLECTIVE = (
     'Thread 0x1 (most recent call first):\n  File "/x/torch/distributed/distributed_c10d.py", line 9 in all_reduce'

@@ -31,7 +31,7 @@ from rankwise.diagnose.doctor.network import (
 from rankwise.diagnose.environment import collect_environment
 from rankwise.diagnose.variables import PREFIXES
 from rankwise.errors import WorldError
-from rankwise.launch.topology import format_numbers
+from rankwise.launch.hardware import format_numbers
 from rankwise.world import bind
 from rankwise.world.binding import kept_store
 

@@ -20,7 +20,7 @@ from rankwise import vitals
 from rankwise.diagnose.watch.evidence import Evidence, collect, idle_s, read_vitals, report, save
 from rankwise.diagnose.watch.registry import Entry, Registry, host_key
 from rankwise.errors import ConfigError
-from rankwise.launch.standstill import is_frozen
+from rankwise.launch.failures.observation import is_frozen
 
 __all__ = ["Agent", "unwatch", "watch", "watch_if_asked"]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from rankwise import vitals
 from rankwise.diagnose.watch.registry import Entry
-from rankwise.launch.culprit import Culprit, RankState, find_culprit
+from rankwise.launch.failures.culprit import Culprit, RankState, find_culprit
+from rankwise.launch.failures.observation import describe_places, is_stopped, rank_states, read_stacks
 from rankwise.launch.local.sessions import process_state
-from rankwise.launch.standstill import describe_places, is_stopped, rank_states, read_stacks
 from rankwise.vitals import Vital
 
 __all__ = ["Evidence", "collect", "idle_s", "read_vitals", "report", "save"]

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankwise.launch.observation import Sighting, choose, describe_sightings, sighting_from
-from rankwise.launch.verdict import Failure
+from rankwise.launch.failures.observation import Sighting, choose, describe_sightings, sighting_from
+from rankwise.launch.failures.verdict import Failure
 from rankwise.vitals.stacks import tidy
 
 __all__ = ["PATIENCE_S", "Blame", "Inquiry", "Nobody", "Standstill", "View", "failure_from", "view_from"]

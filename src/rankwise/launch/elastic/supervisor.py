@@ -21,17 +21,16 @@ from rankwise.launch.elastic.nodes import Nodes
 from rankwise.launch.elastic.peer import Peer
 from rankwise.launch.elastic.rendezvous import Meeting, StoppedWhileWaiting
 from rankwise.launch.elastic.seal import derived_secret, read_token
-from rankwise.launch.failures import keep, keep_standstill
+from rankwise.launch.failures.outcome import Outcome
+from rankwise.launch.failures.record import keep, keep_standstill
+from rankwise.launch.failures.verdict import Failure, RankEnd
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.messages import describe_end, next_logs, tell, tell_hidden, with_time_left
 from rankwise.launch.local.ports import HeldPort
-from rankwise.launch.outcome import Outcome
-from rankwise.launch.stage import ALONE, Stage
-from rankwise.launch.verdict import Failure, RankEnd
+from rankwise.launch.local.stage import ALONE, Stage, describe_end, next_logs, tell, tell_hidden, with_time_left
 
 __all__ = ["supervise_node"]
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rankwise import vitals
 from rankwise.errors import Interrupted, LaunchError
 from rankwise.launch.job import Job
-from rankwise.launch.local.binding import Seat, seated, seats_of
 from rankwise.launch.local.console import Console
-from rankwise.launch.local.environment import Part, rank_environment
+from rankwise.launch.local.environment import Part, Seat, rank_environment, seated, seats_of
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.pipes import Wires, make_mergers, wire
 from rankwise.launch.local.ports import HeldPort
@@ -24,10 +23,10 @@ from rankwise.launch.local.pump import Pump
 from rankwise.launch.local.sessions import end_sessions
 
 if TYPE_CHECKING:
-    from rankwise.launch.local.fork_client import ForkServer
+    from rankwise.launch.failures.verdict import Failure, RankEnd
+    from rankwise.launch.local.forks.client import ForkServer
+    from rankwise.launch.local.forks.spare import Spare
     from rankwise.launch.local.judge import Fellows, Judge
-    from rankwise.launch.local.spare import Spare
-    from rankwise.launch.verdict import Failure, RankEnd
 
 __all__ = ["Attempt"]
 
@@ -113,18 +112,18 @@ class Attempt:
         return verdict
 
     def describe(self, failure: Failure, ends: list[RankEnd]) -> dict[str, Any]:
-        """Return how the attempt ended, in the form of `launch.failures`; call it after the end."""
-        from rankwise.launch import failures
+        """Return how the attempt ended, in the form of `failures.record`; call it after the end."""
+        from rankwise.launch.failures import record
 
         world_size = self._job.num_ranks if self._part is None else self._part.world_size
         step, logs = self.furthest_step, self._logs
-        return failures.describe(failure, ends, attempt=self._number, world_size=world_size, step=step, logs=logs)
+        return record.describe(failure, ends, attempt=self._number, world_size=world_size, step=step, logs=logs)
 
     def _call_judge(self) -> Judge:
         """Import the other modules while the ranks start; later, an upgrade may have changed or removed the files."""
         import shutil  # noqa: F401  (for the folders, at the end)
 
-        import rankwise.launch.outcome  # noqa: F401  (for the last word)
+        import rankwise.launch.failures.outcome  # noqa: F401  (for the last word)
         from rankwise.launch.local.judge import Judge
 
         vitals.sweep_folders()
@@ -167,7 +166,7 @@ class Attempt:
 
     def _fork_server(self, seats: Sequence[Seat], environments: Sequence[Mapping[str, str]]) -> ForkServer | None:
         """Return a fork server for the ranks, None to start them one by one; a signal may end the attempt meanwhile."""
-        from rankwise.launch.local.fork_client import ENDING, open_server
+        from rankwise.launch.local.forks.client import ENDING, open_server
 
         server = open_server(self._job, seats, environments, self._loop, meanwhile=self._call_judge, spare=self._spare)
         if server is None and ENDING.intersection(self._loop.signals):

@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rankwise import vitals
-from rankwise.launch.observation import choose, describe_sightings, look
-from rankwise.launch.standstill import read_stacks
-from rankwise.launch.verdict import Failure
+from rankwise.launch.failures.observation import choose, describe_sightings, look, read_stacks
+from rankwise.launch.failures.verdict import Failure
 from rankwise.vitals.stacks import imports, tidy
 
 __all__ = ["DEFAULT_STALL_S", "DEFAULT_TIMEOUT_S", "HangWatch", "StallWatch", "blame", "tell_standstill"]

@@ -1,19 +1,21 @@
-"""The descriptors of a rank's streams, and the pumps for its output."""
+"""The descriptors of a rank's streams: pipes, or a pseudo-terminal for rank 0, and the pumps for its output."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import struct
+import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankwise.launch.local.console import Console
-from rankwise.launch.local.merger import Merger, Voice
+from rankwise.launch.local.console import Console, Merger, Voice
 from rankwise.launch.local.pump import LogFile, Pump
-from rankwise.launch.local.terminal import copy_size, open_terminal
 from rankwise.launch.show import Show
 
-__all__ = ["Wires", "make_mergers", "wire"]
+__all__ = ["Wires", "copy_size", "make_mergers", "open_terminal", "wire"]
 
 _FD = {"out": 1, "err": 2}
 
@@ -127,3 +129,23 @@ def _may_read_terminal() -> bool:
         return not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
         return False
+
+
+def open_terminal(like: int) -> tuple[int, int]:
+    """Open a pseudo-terminal of the size of the terminal `like`; return its (master, slave) descriptors.
+
+    It passes output on unchanged: only the real terminal converts line feeds.
+    """
+    master, slave = os.openpty()
+    settings = termios.tcgetattr(slave)
+    settings[1] &= ~termios.OPOST
+    termios.tcsetattr(slave, termios.TCSANOW, settings)
+    copy_size(like, master)
+    return master, slave
+
+
+def copy_size(source: int, target: int) -> None:
+    """Give the terminal `target` the size of `source`; do nothing if `source` is no terminal."""
+    with contextlib.suppress(OSError):
+        size = fcntl.ioctl(source, termios.TIOCGWINSZ, struct.pack("4H", 0, 0, 0, 0))
+        fcntl.ioctl(target, termios.TIOCSWINSZ, size)

@@ -16,8 +16,8 @@ from rankwise.launch.local.sessions import end_session
 from rankwise.launch.target import Target
 
 if TYPE_CHECKING:
-    from rankwise.launch.local.fork_client import Forked, ForkServer
-    from rankwise.launch.report import Report
+    from rankwise.launch.failures.report import Report
+    from rankwise.launch.local.forks.client import Forked, ForkServer
 
 __all__ = ["RankProcess", "start_rank"]
 
@@ -96,7 +96,7 @@ class RankProcess:
             return True
         if not data:
             return False
-        from rankwise.launch.report import FINISHED, Report
+        from rankwise.launch.failures.report import FINISHED, Report
 
         self._report_bytes += data
         if self.report is None and self.finished_s is None and b"\n" in self._report_bytes:

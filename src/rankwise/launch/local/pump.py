@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from rankwise.launch.local.console import Console
-from rankwise.launch.local.merger import Voice
+from rankwise.launch.local.console import Console, Voice
 
 __all__ = ["LogFile", "Pump"]
 

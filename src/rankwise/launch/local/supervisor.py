@@ -9,18 +9,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rankwise.errors import LaunchError
-from rankwise.launch.cores import num_visible_gpus
+from rankwise.launch.hardware import num_visible_gpus
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.messages import describe_end, next_logs, tell, tell_hidden, with_time_left
-from rankwise.launch.stage import ALONE, Stage
+from rankwise.launch.local.stage import ALONE, Stage, describe_end, next_logs, tell, tell_hidden, with_time_left
 
 if TYPE_CHECKING:
-    from rankwise.launch.local.spare import Spare
-    from rankwise.launch.outcome import Outcome
-    from rankwise.launch.verdict import Failure
+    from rankwise.launch.failures.outcome import Outcome
+    from rankwise.launch.failures.verdict import Failure
+    from rankwise.launch.local.forks.spare import Spare
 
 __all__ = ["supervise"]
 
@@ -61,7 +60,7 @@ def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Ou
             text = describe_end(failure, ends, logs) if failure is not None else ""
             why = "" if failure is None else f"rank {failure.rank} failed"
             if failure is not None:
-                from rankwise.launch.failures import keep
+                from rankwise.launch.failures.record import keep
 
                 keep(job.run_dir, attempt.describe(failure, ends), console.say)
         except LaunchError as error:
@@ -75,7 +74,7 @@ def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Ou
             again = failure is None and any(end.interrupted for end in ends)
             if again:
                 console.say("the ranks have saved and ended as they were asked to: the same command goes on")
-            from rankwise.launch.outcome import Outcome
+            from rankwise.launch.failures.outcome import Outcome
 
             return Outcome(
                 failure=failure, interrupted=attempt.interrupted, again=again, num_attempts=number, text=text

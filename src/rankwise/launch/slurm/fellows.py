@@ -12,11 +12,11 @@ from rankwise.launch.elastic.guests import Guest, Guests
 from rankwise.launch.elastic.inquiry import Blame, Inquiry, Standstill, failure_from, view_from
 from rankwise.launch.elastic.link import Link
 from rankwise.launch.elastic.peer import Peer
-from rankwise.launch.failures import keep_standstill
+from rankwise.launch.failures.record import keep_standstill
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.messages import tell
+from rankwise.launch.local.stage import tell
 
 __all__ = ["Desk", "NodeFellows"]
 

@@ -14,19 +14,19 @@ from pathlib import Path
 
 from rankwise import vitals
 from rankwise.errors import LaunchError, RankwiseError
-from rankwise.launch.bound import value_path
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
 from rankwise.launch.elastic.seal import derived_secret
+from rankwise.launch.failures.verdict import Failure, RankEnd
+from rankwise.launch.functions.bound import value_path
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.messages import describe_end, tell_hidden
 from rankwise.launch.local.ports import HeldPort
+from rankwise.launch.local.stage import describe_end, tell_hidden
 from rankwise.launch.slurm.fellows import Desk, NodeFellows
 from rankwise.launch.slurm.start import Meeting, Record, Start, leave, read_meeting, say_ready
-from rankwise.launch.verdict import Failure, RankEnd
 
 __all__: list[str] = []
 

@@ -102,7 +102,7 @@ class Record:
         interrupted: the signal that stopped the ranks from outside, None if none did.
         again: the ranks saved and ended because they were asked to.
         step: the highest step that a rank reported, None if none did.
-        failure: the entry for the run directory (`launch.failures`), empty without a failure.
+        failure: the entry for the run directory (`failures.record`), empty without a failure.
     """
 
     node: int

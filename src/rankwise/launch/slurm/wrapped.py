@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.errors import ConfigError
+from rankwise.launch.functions.pickled_call import pack_call
+from rankwise.launch.functions.platforms import ADAPTER, DEFAULT_LOGS, Platform, make_folder
 from rankwise.launch.job import Job
-from rankwise.launch.pickled_call import pack_call
-from rankwise.launch.platforms import DEFAULT_LOGS, Platform, make_folder
 from rankwise.launch.show import parse_show
 from rankwise.launch.slurm.handle import SlurmHandle
 from rankwise.launch.slurm.request import Request
@@ -68,5 +68,5 @@ def start_in_slurm(
     )
     # `upon_finish` is not called on the ranks
     context = replace(platform, upon_finish=None)
-    call = pack_call(target, args, kwargs, adapter="rankwise.launch.task:run_task", context=context)
+    call = pack_call(target, args, kwargs, adapter=ADAPTER, context=context)
     return submit(job, request, call=call.data, upon_finish=platform.upon_finish)

@@ -12,7 +12,7 @@ from rankwise.data.crops.audit.costs import CropCost, codec_name, cost_of, mean_
 from rankwise.data.crops.audit.sizes import Rates, StoredSizes, load_rates, num_files, sample_sizes
 from rankwise.data.crops.audit.stores import Fitting, fit, gather
 from rankwise.data.store.boxes import check_conversion
-from rankwise.launch.cores import num_usable_cores
+from rankwise.launch.hardware import num_usable_cores
 
 __all__ = ["AuditOptions", "AuditReport", "GroupAudit", "audit", "audit_facts", "group_arrays"]
 

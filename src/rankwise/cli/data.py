@@ -1,0 +1,315 @@
+"""`rankwise data`: commands about stores of arrays. Each imports the library late."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankwise.errors import ConfigError, needs_extra
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from rankwise.data.contract import DType
+    from rankwise.data.store.catalogue import Catalogue
+    from rankwise.data.store.meta import ArrayMeta
+
+__all__ = ["data_commands"]
+
+data_commands = typer.Typer(
+    name="data",
+    help="Look at Zarr stores: what they hold, what reading them costs, how fast they are.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_EXAMPLES = (
+    "Examples:  rankwise data index /data/screen.zarr -o screen.idx  |  "
+    "rankwise data index /data/* s3://bucket/more --workers 32 --skip-bad --json -o all.idx"
+)
+_MOST_BAD = 20  # unreadable entries that are printed; the catalogue and --json have all
+_MOST_KINDS = 12  # kinds of arrays that are printed
+_SHORT = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16"}
+
+
+@data_commands.callback()
+def _describe() -> None:
+    """Look at Zarr stores: what they hold, what reading them costs, how fast they are."""
+
+
+@data_commands.command("audit", no_args_is_help=True)
+def audit_command(  # noqa: PLR0917  (typer's way: a parameter per option)
+    uris: Annotated[
+        list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of them, or catalogues.")
+    ],
+    crop: Annotated[str, typer.Option(metavar="Z,Y,X", help="Extent of a crop along the last axes but channels.")],
+    channels: Annotated[
+        int | None, typer.Option(min=1, help="Channels of a crop that does not name their axis; default: all.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Dtype of the batch; native: as stored.")] = "float32",
+    align: Annotated[str, typer.Option(metavar="none|chunk", help="Where origins of crops lie.")] = "none",
+    batch: Annotated[int, typer.Option(min=1, help="Crops per batch; a chunk they share is decoded once.")] = 8,
+    threads: Annotated[int | None, typer.Option(min=1, help="Cores that decode; default: those usable here.")] = None,
+    sample: Annotated[int, typer.Option(min=0, help="Files per array whose sizes are looked at; 0: none.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Predict what random crops of stored arrays cost, and say how to store them better. Reads no data."""
+    from rich.console import Console
+
+    from rankwise.data.crops.audit import AuditOptions, audit, audit_facts, show_audit
+
+    options = AuditOptions(
+        crop=_parse_extents(crop),
+        channels=channels,
+        dtype=_parse_dtype(dtype),
+        aligned=_parse_align(align),
+        batch=batch,
+        threads=threads,
+        sample_files=sample,
+    )
+    report = audit(uris, options)
+    if as_json:
+        print(json.dumps(audit_facts(report), indent=1))
+    else:
+        show_audit(report, Console())
+
+
+@data_commands.command("bench", no_args_is_help=True)
+def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
+    uris: Annotated[
+        list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of them, or catalogues.")
+    ],
+    crop: Annotated[str, typer.Option(metavar="Z,Y,X", help="Extent of a crop along the last axes but channels.")],
+    channels: Annotated[
+        int | None, typer.Option(min=1, help="Channels of a crop that does not name their axis; default: all.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Dtype of the batch; native: as stored.")] = "float32",
+    align: Annotated[str, typer.Option(metavar="none|chunk", help="Where origins of crops lie.")] = "none",
+    batch: Annotated[int, typer.Option(min=1, help="Crops per batch; a chunk they share is decoded once.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Batches that are timed.")] = 20,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: the cores usable here.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random origins.")] = 0,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Keep the decoding speeds for the audits of this machine.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Read random crops of stored arrays, set the cost beside the audit's prediction, and name the bottleneck."""
+    from rich.console import Console
+
+    from rankwise.data.crops.audit import AuditOptions, BenchOptions, bench_facts, keep_rates, measure, show_bench
+
+    audit = AuditOptions(
+        crop=_parse_extents(crop),
+        channels=channels,
+        dtype=_parse_dtype(dtype),
+        aligned=_parse_align(align),
+        batch=batch,
+        threads=threads,
+    )
+    report = measure(uris, BenchOptions(audit=audit, rounds=rounds, seed=seed))
+    if as_json:
+        print(json.dumps(bench_facts(report), indent=1))
+    else:
+        show_bench(report, Console())
+    if calibrate:
+        typer.echo(f"decoding speeds are kept in {keep_rates(report)}", err=True)
+
+
+@data_commands.command("index", no_args_is_help=True, epilog=_EXAMPLES)
+def index_command(
+    uris: Annotated[
+        list[str],
+        typer.Argument(metavar="URI", help="Arrays, groups, images, plates, or plain folders that hold some."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="IDX", help="File for the catalogue.")],
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Threads that read; more help where storage answers slowly.")
+    ] = 8,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Write the catalogue although some things could not be read.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
+) -> None:
+    """Write a catalogue of every image and array below some URIs, so that they open without touching their stores.
+
+    Exit codes: 0 = written; 1 = something could not be read (nothing is written without --skip-bad), or nothing was
+    found; 2 = wrong usage.
+    """
+    from rankwise.data.store.catalogue import build_catalogue
+
+    with _progress() as show:
+        catalogue = build_catalogue(uris, workers=workers, progress=show)
+    failed = not len(catalogue.arrays()) or (bool(catalogue.bad) and not skip_bad)
+    written = None if failed else catalogue.save(output)
+    summary = _summarize(catalogue, output=str(output), written_bytes=written)
+    print(json.dumps(summary, indent=2) if as_json else _text_of(summary))
+    _complain(catalogue, written=written is not None)
+    if failed:
+        sys.exit(1)
+
+
+def _complain(catalogue: Catalogue, *, written: bool) -> None:
+    """Print to stderr what could not be read, and what to do."""
+    for place, reason in list(catalogue.bad.items())[:_MOST_BAD]:
+        print(f"not read: {place}: {reason}", file=sys.stderr)
+    if len(catalogue.bad) > _MOST_BAD:
+        print(f"... and {len(catalogue.bad) - _MOST_BAD} more (--json lists all)", file=sys.stderr)
+    if catalogue.bad and not written:
+        print("nothing was written; mend or leave these out, or add --skip-bad", file=sys.stderr)
+    elif not catalogue.arrays():
+        print("no Zarr array was found; nothing was written", file=sys.stderr)
+
+
+def _progress() -> AbstractContextManager[Callable[[int, int], None] | None]:
+    """Return a counter line on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return nullcontext(None)
+    return _Spinner()
+
+
+class _Spinner:
+    """Shows on stderr how many entries were found and how many are left."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._status: Any = Console(stderr=True).status("looking ...")
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        self._status.start()
+        return self._show
+
+    def __exit__(self, *error: object) -> None:
+        self._status.stop()
+
+    def _show(self, found: int, pending: int) -> None:
+        self._status.update(f"{found} images found, {pending} places to look at")
+
+
+def _summarize(catalogue: Catalogue, *, output: str, written_bytes: int | None) -> dict[str, Any]:
+    """Return counts of a catalogue's content, as JSON values.
+
+    Args:
+        catalogue: the catalogue.
+        output: file to which it was, or would have been, written.
+        written_bytes: size of the file; None if it was not written.
+    """
+    from rankwise.data.store.meta import read_meta
+
+    refs = catalogue.images()
+    metas = [read_meta(place, nodes=catalogue) for place in catalogue.arrays()]
+    names = Counter(ref.name for ref in refs)
+    return {
+        "roots": list(catalogue.roots),
+        "output": output,
+        "written_bytes": written_bytes,
+        "num_images": sum(ref.kind == "image" for ref in refs),
+        "num_plain_arrays": sum(ref.kind == "array" for ref in refs),
+        "num_plates": len({ref.plate for ref in refs if ref.plate}),
+        "num_wells": len({(ref.plate, ref.well) for ref in refs if ref.well}),
+        "num_arrays": len(metas),
+        "decoded_bytes": sum(_decoded_bytes(meta) for meta in metas),
+        "kinds": [{"what": what, "num_arrays": count} for what, count in Counter(map(_kind, metas)).most_common()],
+        "same_name": sorted(name for name, count in names.items() if count > 1),
+        "bad": [{"place": place, "reason": reason} for place, reason in catalogue.bad.items()],
+    }
+
+
+def _text_of(summary: dict[str, Any]) -> str:
+    """Return a summary as a few lines."""
+    images, arrays, bad = (summary[key] for key in ("num_images", "num_plain_arrays", "bad"))
+    parts = f"{summary['num_plates']} plates, {summary['num_wells']} wells"
+    size = _amount(summary["decoded_bytes"])
+    lines = [
+        f"found {images} images and {arrays} plain arrays ({parts}): {summary['num_arrays']} arrays, {size} decoded"
+    ]
+    lines += [f"  {kind['num_arrays']:>8}  {kind['what']}" for kind in summary["kinds"][:_MOST_KINDS]]
+    if len(summary["kinds"]) > _MOST_KINDS:
+        lines.append(f"            and {len(summary['kinds']) - _MOST_KINDS} more kinds (--json lists all)")
+    if summary["same_name"]:
+        lines.append(
+            f"{len(summary['same_name'])} names stand for several images, such as {summary['same_name'][0]!r}: "
+            "search the folder above them, so that their names differ"
+        )
+    if bad:
+        lines.append(f"{len(bad)} could not be read")
+    if summary["written_bytes"] is not None:
+        lines.append(f"wrote {summary['output']} ({_amount(summary['written_bytes'])})")
+    return "\n".join(lines)
+
+
+def _kind(meta: ArrayMeta) -> str:
+    path = "by zarr-python" if meta.codec.kind == "zarr" else "by the fast decoders"
+    codec = meta.codec.why if meta.codec.kind == "zarr" else meta.codec.kind
+    sharded = "sharded " if meta.sharded else ""
+    return f"{sharded}v{meta.zarr_format} {meta.dtype.name}, {codec}: {path}"
+
+
+def _decoded_bytes(meta: ArrayMeta) -> int:
+    size = meta.dtype.itemsize
+    for extent in meta.shape:
+        size *= extent
+    return size
+
+
+def _amount(num_bytes: int) -> str:
+    size, unit = float(num_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if size < 1024 or unit == "PiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _parse_extents(word: str) -> tuple[int, ...]:
+    """Turn "16,128,128" (or "16x128x128") into extents.
+
+    Raises:
+        ConfigError: the numbers are not positive.
+    """
+    parts = word.replace("x", ",").split(",")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--crop takes extents >= 1 separated by commas, such as 16,128,128; got {word!r}")
+    return tuple(int(part) for part in parts)
+
+
+def _parse_dtype(word: str) -> DType | None:
+    """Turn "float32", "f32", "bf16", "uint16" into a dtype; "native" (as stored) into None.
+
+    Raises:
+        ConfigError: there is no such dtype.
+        MissingExtraError: bfloat16 is given, but its package is not installed.
+    """
+    import numpy as np
+
+    name = _SHORT.get(word, word)
+    if name == "native":
+        return None
+    if name == "bfloat16":
+        with needs_extra("bfloat16 needs ml_dtypes: pip install 'rankwise[data]'"):
+            from ml_dtypes import bfloat16
+        narrow: DType = np.dtype(bfloat16)
+        return narrow
+    try:
+        return np.dtype(name)
+    except TypeError as error:
+        raise ConfigError(f"--dtype takes native, float32, bfloat16, float16, uint8, ...; got {word!r}") from error
+
+
+def _parse_align(word: str) -> bool:
+    """Turn `--align` into whether origins lie on the grid of chunks.
+
+    Raises:
+        ConfigError: an unknown word.
+    """
+    if word not in {"none", "chunk"}:
+        raise ConfigError(f'--align takes "none" or "chunk", got {word!r}')
+    return word == "chunk"

@@ -1,0 +1,183 @@
+"""Commands that look and tell: `rankwise env`, `doctor`, `explain`, `watch` and `report`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rankwise.diagnose.doctor import Check
+
+__all__ = ["doctor_command", "env_command", "explain_command", "report_command", "watch_command"]
+
+_Sections = Annotated[list[str] | None, typer.Option(metavar="SECTIONS", help="Names as in the report, with commas.")]
+
+
+def env_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Print where a run would run: versions, devices, network, scheduler, variables (secrets masked), limits."""
+    from rankwise.diagnose.environment import collect_environment, describe_environment
+
+    facts = collect_environment()
+    print(json.dumps(facts, indent=1) if as_json else describe_environment(facts))
+
+
+def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WORDS]...", help="Arguments of --script, or more files of --nccl-log."),
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of the probe where nobody launched this one.")] = 2,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="What a probe, or the ranks of a job, have to meet.")
+    ] = 60.0,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="STORE", help="Also measure how fast it is read; may hold options of `data bench`."),
+    ] = None,
+    script: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Lint it, look at this machine, run it on 1 and 2 ranks.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps that --script is run for.")] = 5,
+    nccl_log: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Read what NCCL_DEBUG=INFO left; %h, %p stand for anything.")
+    ] = None,
+    only: _Sections = None,
+    skip: _Sections = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+) -> None:
+    """Check variables, host, devices, network, ranks, collectives and data; under a launcher, of the whole job.
+
+    Each check is pass, warn, fail or not run, with what was seen and the mend. No training script is needed.
+
+    Of a job: `rankwise run --nproc 4 -m rankwise doctor`, `srun python -m rankwise doctor`, `torchrun ...`.
+    """
+    from rankwise.diagnose.doctor import examine, exit_code, render
+
+    sections = _names(only), _names(skip)
+    is_main = True
+    if script is not None and nccl_log is not None:
+        raise ConfigError("--script and --nccl-log are two questions: give one of them")
+    if nccl_log is not None:
+        checks = _read_logs([nccl_log, *(words or [])])
+    elif script is not None:
+        from rankwise.diagnose.stages import examine_script
+
+        checks = examine_script(script, words or [], steps=steps, deadline_s=timeout, sections=sections)
+    elif words:
+        raise ConfigError(f"doctor got {' '.join(words)!r}: words belong to --script FILE or --nccl-log FILE")
+    else:
+        checks, is_main = examine(ranks=ranks, deadline_s=timeout, data=data, only=sections[0], skip=sections[1])
+    if is_main:
+        print(json.dumps([asdict(check) for check in checks], indent=1) if as_json else render(checks))
+    # other ranks exit with 0: a launcher that sees one fail would end the rank that still prints
+    raise typer.Exit(exit_code(checks) if is_main else 0)
+
+
+def _names(words: list[str] | None) -> list[str]:
+    return [name.strip() for word in words or [] for name in word.split(",") if name.strip()]
+
+
+def _read_logs(words: list[str]) -> list[Check]:
+    from rankwise.diagnose.doctor.nccl_judgement import judge_logs
+    from rankwise.diagnose.doctor.nccl_log import find_logs, read_logs
+
+    return judge_logs(read_logs(find_logs(words)))
+
+
+def explain_command(
+    logs: Annotated[list[str] | None, typer.Argument(metavar="LOG...", help="Files, or - for standard input.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="The messages that are known, and leave.")] = False,
+) -> None:
+    """Explain the error messages in logs of distributed jobs: causes and mends, the root first."""
+    from rankwise.diagnose.explain import MESSAGES, explain_logs, render
+
+    if show_list:
+        print("\n".join(f"{message.slug:24} {message.source}" for message in MESSAGES))
+        return
+    if not logs:
+        raise ConfigError("explain wants at least one log, or - for standard input; got none")
+    findings = explain_logs(Path(log) if log != "-" else sys.stdin.buffer for log in logs)
+    if as_json:
+        print(json.dumps({"findings": [finding.to_json() for finding in findings]}, indent=2))
+    else:
+        print(render(findings), end="")
+    sys.exit(0 if findings else 1)
+
+
+def watch_command(
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="[JOB]",
+            help="Process id of the launcher or of a rank, or a run directory; not needed where one job runs.",
+        ),
+    ] = "",
+    slurm: Annotated[
+        str | None,
+        typer.Option("--slurm", metavar="JOB[.STEP]", help="Ask all nodes of this job of Slurm instead."),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="How long to wait for the nodes (--slurm).")
+    ] = 60.0,
+    list_jobs: Annotated[bool, typer.Option("--list", help="List the jobs that can be looked at here.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all that is known as JSON.")] = False,
+) -> None:
+    """Look at a running job once: every rank's stacks and last collectives, and who holds the others up."""
+    from rankwise.diagnose.watch.evidence import report
+    from rankwise.diagnose.watch.jobs import look_at, running_jobs
+
+    if list_jobs:
+        for found in running_jobs():
+            print(f"{found.launcher}  {len(found.ranks)} ranks  quiet for {found.idle_s:.0f} s  {found.command[:100]}")
+        return
+    if slurm is None:
+        evidence, silent = look_at(job), dict[str, str]()
+    elif job:
+        raise ConfigError(f"give either a job of this machine ({job!r}) or --slurm {slurm}, not both")
+    else:
+        from rankwise.diagnose.watch.slurm import look_at_slurm
+
+        evidence, silent = look_at_slurm(slurm, timeout_s)
+    verdict, text = report(evidence, f"quiet for {evidence.idle_s:.0f} s")
+    text += "".join(f"\nnode {node}: {why}" for node, why in silent.items())
+    known = {"verdict": asdict(verdict), **json.loads(evidence.to_json()), "silent_nodes": silent}
+    print(json.dumps(known) if as_json else text)
+
+
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories; several stand side by side.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="The page. Default: report.html in the first run."),
+    ] = None,
+    lint: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON of `rankwise lint`. Default: RUN/lint.json.")
+    ] = None,
+    doctor: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON of `rankwise doctor`. Default: RUN/doctor.json.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Write one self-contained HTML page about a run: curves, time, restarts, findings, checkpoints. Runs nothing."""
+    from rankwise.diagnose.report import write_report
+
+    page = out if out is not None else runs[0] / "report.html"
+    found = write_report(runs, page, lint=lint, doctor=doctor)
+    for run in found:
+        for note in run.notes:
+            typer.echo(f"{run.name}: {note}", err=True)
+    print(page)
+    if show:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())

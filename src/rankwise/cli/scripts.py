@@ -1,0 +1,182 @@
+"""`rankwise verify`, `profile` and `scaling`: commands that run a script to learn something about it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from rankwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rankwise.diagnose.profile import Profile, Script
+
+__all__ = ["profile_command", "scaling_command", "verify_command"]
+
+
+def verify_command(  # noqa: PLR0917  (typer's way: a parameter per option)
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT", help="A script, then its arguments; {ranks} and {dir} are filled in."),
+    ],
+    ranks: Annotated[
+        str, typer.Option(metavar="1,2,3", help="Numbers of ranks; the first is the reference.")
+    ] = "1,2,3",
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Optimizer steps that are compared.")] = 20,
+    kill: Annotated[bool, typer.Option("--kill", help="Also kill a rank, start again, and compare the rest.")] = False,
+    tolerance: Annotated[
+        float | None, typer.Option(metavar="R", help="Relative difference that is rounding. Default: by the dtype.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the runs and their records there.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+) -> None:
+    """Run a script at several numbers of ranks and say where they first differ, and why. Exit code 0: nowhere."""
+    from rankwise.diagnose import verify_script
+
+    try:
+        sizes = [int(word) for word in ranks.split(",")]
+    except ValueError:
+        raise ConfigError(f"--ranks wants numbers such as 1,2,3; got {ranks!r}") from None
+    if not Path(words[0]).is_file():
+        raise ConfigError(f"no script {words[0]!r} in {Path.cwd()}")
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise ConfigError(f"--out {str(out)!r} holds files; give a new folder")
+    with tempfile.TemporaryDirectory(prefix="rankwise-verify-") as scratch:
+        folder = Path(scratch) if out is None else out.resolve()
+        verdict = verify_script(
+            words[0], words[1:], ranks=sizes, steps=steps, kill=kill, tolerance=tolerance, folder=folder
+        )
+    print(json.dumps(verdict.to_json(), indent=1) if as_json else verdict)
+    sys.exit(verdict.exitcode)
+
+
+def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT|FOLDER", help="A script, then its arguments; or a folder of traces, such as RUN/traces."
+        ),
+    ],
+    nproc: Annotated[int, typer.Option("--nproc", metavar="N", min=1, help="Ranks.")] = 2,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps that are recorded.")] = 20,
+    skip: Annotated[int, typer.Option(metavar="N", min=1, help="Steps before them.")] = 5,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Run directory that gets traces/ and profile.json. Default: runs/<script>."),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTING=A,B",
+            help="Also run with each value of bucket_mb, static_graph, find_unused or bucket_view.",
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each value of the sweep.")] = 3,
+    to_end: Annotated[bool, typer.Option("--to-end", help="Let the script go on when all is recorded.")] = False,
+    num_threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads of each rank.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print profile.json.")] = False,
+) -> None:
+    """Say where the time of each step goes on each rank: data, compute, communication, waiting for slower ranks."""
+    from rankwise.diagnose.profile import Script, profile_script, profile_traces
+    from rankwise.diagnose.profile.table import profile_text
+
+    place = Path(words[0])
+    swept = None if sweep is None else _parse_sweep(sweep)
+    if place.is_dir():
+        if len(words) > 1 or sweep is not None:
+            raise ConfigError(f"{words[0]} is a folder of traces: arguments and --sweep want a script")
+        folder = run_dir or (place.parent if place.name == "traces" else place)
+        profile = profile_traces(place)
+    elif place.is_file():
+        folder = run_dir or Path("runs") / place.stem
+        script = Script(path=words[0], args=tuple(words[1:]), num_threads=num_threads)
+        profile = profile_script(script, num_ranks=nproc, steps=steps, skip=skip, to_end=to_end, folder=folder)
+        if swept is not None:
+            _sweep(profile, script, swept, nproc=nproc, steps=steps, skip=skip, repeats=repeats)
+    else:
+        raise ConfigError(f"no script and no folder {words[0]!r} in {Path.cwd()}")
+    profile.save(folder / "profile.json")
+    facts = profile.to_json()
+    print(json.dumps(facts, indent=1) if as_json else f"{profile_text(facts)}\n\nsaved as {folder / 'profile.json'}")
+
+
+def _parse_sweep(text: str) -> tuple[str, list[float]]:
+    setting, _, listed = text.partition("=")
+    try:
+        return setting, [float(word) for word in listed.split(",")]
+    except ValueError:
+        raise ConfigError(f"--sweep wants a setting and values such as bucket_mb=1,5,25; got {text!r}") from None
+
+
+def _sweep(
+    profile: Profile, script: Script, swept: tuple[str, list[float]], *, nproc: int, steps: int, skip: int, repeats: int
+) -> None:
+    from rankwise.diagnose.profile import sweep_setting
+
+    with tempfile.TemporaryDirectory(prefix="rankwise-sweep-") as scratch:
+        profile.sweep = sweep_setting(
+            script,
+            swept[0],
+            swept[1],
+            num_ranks=nproc,
+            steps=steps,
+            skip=skip,
+            repeats=repeats,
+            folder=Path(scratch),
+        )
+
+
+def scaling_command(  # noqa: PLR0917  (typer's way: a parameter per option)
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT", help="A script, then its arguments; {ranks} and {dir} are filled in."),
+    ],
+    ranks: Annotated[
+        str, typer.Option(metavar="1,2,4", help="Numbers of ranks; the first is the reference.")
+    ] = "1,2,4",
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each; verdicts want three or more.")] = 3,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of a run that are timed.")] = 20,
+    skip: Annotated[int, typer.Option(metavar="N", min=1, help="Steps before them.")] = 5,
+    mode: Annotated[
+        str | None, typer.Option(metavar="strong|weak", help="How the batch grows, where it cannot be seen.")
+    ] = None,
+    min_efficiency: Annotated[
+        float | None, typer.Option(metavar="E", help="End with code 1 if a size certainly has less.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Gets scaling.json. Default: runs/<script>.")
+    ] = None,
+    num_threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads of each rank.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print scaling.json.")] = False,
+) -> None:
+    """Run a script at several numbers of ranks, repeatedly; say how throughput grows, and what the loss is made of."""
+    from rankwise.diagnose.profile import Script, measure_scaling
+    from rankwise.diagnose.profile.table import scaling_text
+
+    try:
+        sizes = [int(word) for word in ranks.split(",")]
+    except ValueError:
+        raise ConfigError(f"--ranks wants numbers such as 1,2,4; got {ranks!r}") from None
+    if not Path(words[0]).is_file():
+        raise ConfigError(f"no script {words[0]!r} in {Path.cwd()}")
+    if mode not in {None, "strong", "weak"}:
+        raise ConfigError(f"--mode is strong or weak; got {mode!r}")
+    given: Literal["strong", "weak"] | None = None if mode is None else "strong" if mode == "strong" else "weak"
+    scaling = measure_scaling(
+        Script(path=words[0], args=tuple(words[1:]), num_threads=num_threads),
+        ranks=sizes,
+        repeats=repeats,
+        steps=steps,
+        skip=skip,
+        mode=given,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    path = (run_dir or Path("runs") / Path(words[0]).stem) / "scaling.json"
+    scaling.save(path)
+    facts = scaling.to_json()
+    print(json.dumps(facts, indent=1) if as_json else f"{scaling_text(facts)}\n\nsaved as {path}")
+    sys.exit(int(scaling.falls_below(min_efficiency)))

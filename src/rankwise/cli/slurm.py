@@ -1,0 +1,129 @@
+"""`rankwise jobs`, `rankwise logs` and `rankwise cancel`, and the options of `rankwise run` for Slurm."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from rankwise.errors import ConfigError
+
+__all__ = ["SlurmOptions", "cancel_command", "jobs_command", "logs_command"]
+
+_PANEL = "Slurm"
+_JOB = typer.Argument(metavar="JOB", help="Slurm's number of the job.")
+
+
+def jobs_command(
+    all_jobs: Annotated[bool, typer.Option("--all", help="Also those that ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the jobs that you have submitted with rankwise: state, reason, nodes, run directory."""
+    from rankwise.launch.slurm.handle import SlurmHandle
+    from rankwise.launch.slurm.queue import job_states
+    from rankwise.launch.slurm.start import state_folder
+
+    handles = SlurmHandle.find_all(state_folder())
+    states = job_states([handle.job_id for handle in handles])
+    rows = []
+    for handle in handles:
+        found = states[handle.job_id]
+        found = handle.ask() if found.state == "UNKNOWN" else found
+        if all_jobs or not (found.has_ended or found.state == "UNKNOWN"):
+            where = str(handle.run_dir or handle.folder)
+            rows.append(
+                {"job": handle.job_id, "name": handle.name, "state": found.state, "reason": found.reason}
+                | {"nodes": found.nodes, "ranks": str(handle.num_ranks), "folder": where}
+            )
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    if not rows:
+        print("no jobs" if all_jobs else "no jobs in the queue (--all: also those that ended)")
+        return
+    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
+    for row in [{key: key for key in widths}, *rows]:
+        print("  ".join(row[key].ljust(width) for key, width in widths.items()).rstrip())
+
+
+def logs_command(
+    job: Annotated[str, _JOB],
+    rank: Annotated[
+        int | None, typer.Option(metavar="R", help="Of this rank, all it wrote in the newest attempt.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+) -> None:
+    """Print what a job has written: what its console shows, or one rank's output."""
+    from rankwise.launch.slurm.follower import follow_logs
+    from rankwise.launch.slurm.handle import SlurmHandle
+    from rankwise.launch.slurm.start import state_folder
+
+    handle = SlurmHandle.find(state_folder(), job)
+    path = handle.log_path(rank)
+    if not follow and not path.exists():
+        raise ConfigError(f"job {job} has written nothing yet to {path}: it is {handle.ask()}")
+    try:
+        follow_logs(handle, rank, until_end=follow)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def cancel_command(job: Annotated[str, _JOB]) -> None:
+    """Take a job out of the queue, or end it."""
+    from rankwise.launch.slurm.handle import SlurmHandle
+    from rankwise.launch.slurm.start import state_folder
+
+    handle = SlurmHandle.find(state_folder(), job)
+    handle.cancel()
+    print(f"rankwise: job {job} ({handle.name}) is cancelled", file=sys.stderr)
+
+
+def _option(*names: str, metavar: str | None = None, text: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=_PANEL)
+
+
+class SlurmOptions:
+    """The types of the options of `rankwise run` for Slurm, for typer."""
+
+    slurm = Annotated[bool, _option("--slurm", text="Submit to Slurm (through submitit), and follow the output.")]
+    partition = Annotated[str | None, _option("--partition", metavar="P", text="Default: Slurm's own.")]
+    nodes = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Nodes.", rich_help_panel=_PANEL)]
+    gpus_per_node = Annotated[
+        int | None,
+        _option("--gpus-per-node", metavar="G", text="GPUs of a node, and ranks. Without it: CPU, --nproc ranks."),
+    ]
+    time = Annotated[str, _option("--time", metavar="2h", text="Limit: 2h, 90m, 1d12h, or as Slurm writes it.")]
+    account = Annotated[str | None, _option("--account", metavar="A", text="Who pays.")]
+    qos = Annotated[str | None, _option("--qos", metavar="Q", text="Quality of service.")]
+    constraint = Annotated[str | None, _option("--constraint", metavar="C", text="Features of the nodes.")]
+    mem = Annotated[str | None, _option("--mem", metavar="32G", text="Memory of a node.")]
+    cpus_per_task = Annotated[int | None, _option("--cpus-per-task", metavar="C", text="Cores of a rank.")]
+    job_name = Annotated[str | None, _option("--job-name", metavar="NAME", text="Default: the target's name.")]
+    slurm_arg = Annotated[
+        list[str] | None,
+        _option("--slurm-arg", metavar="K=V", text="Any option of sbatch, without its dashes; may be repeated."),
+    ]
+    container = Annotated[
+        str | None, _option("--container", metavar="IMAGE", text="Image for the ranks (srun --container-image, Pyxis).")
+    ]
+    detach = Annotated[bool, _option("--detach", text="Submit, print the job's number, and leave.")]
+    requeue = Annotated[
+        bool | None,
+        _option(
+            "--requeue/--no-requeue",
+            text="Put the Slurm job back into the queue when its ranks have saved because of a signal or their time "
+            "limit (exit code 75), or a node is lost. Default: with --slurm yes, inside a batch script no.",
+        ),
+    ]
+    max_requeues = Annotated[
+        int | None,
+        typer.Option(
+            "--max-requeues",
+            metavar="N",
+            min=0,
+            help="How often at most. Default: 100; two in a row without progress end it in any case.",
+            rich_help_panel=_PANEL,
+        ),
+    ]

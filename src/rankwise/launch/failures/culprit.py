@@ -1,0 +1,274 @@
+"""Which rank blocks the others, and why: a pure function of all ranks' last collective calls and stacks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rankwise.launch.hardware import format_numbers
+
+__all__ = ["Culprit", "RankState", "find_culprit"]
+
+# operations for which all ranks must pass the same shapes; other operations allow different shapes
+_SAME_SHAPES = {"all_reduce", "broadcast", "reduce", "all_gather", "allgather", "allreduce", "barrier"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankState:
+    """What is known of one rank.
+
+    Attributes:
+        rank: global rank.
+        state: "running", "stopped" (SIGSTOP), "silent" (its threads do not run: a call holds the interpreter lock, or
+            the rank cannot be reached) or "gone" (its process has ended).
+        place: "file:line in function" of the user's code that it executes, "" if unknown.
+        groups: what `rankwise.vitals.collectives.last_calls` returned on that rank; empty if unknown.
+        waits: whether its stack is in a collective or a backward pass.
+    """
+
+    rank: int
+    state: str = "running"
+    place: str = ""
+    groups: Sequence[Mapping[str, Any]] = field(default=())
+    waits: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """Which ranks block the others.
+
+    Attributes:
+        kind: "gone", "stopped", "missing", "mismatch", "crossed", "transport" or "unknown".
+        ranks: the culprits; empty if all ranks look the same.
+        text: one sentence for the user.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    text: str
+
+
+def find_culprit(states: Sequence[RankState]) -> Culprit:
+    """Return which ranks block the others.
+
+    Checked in this order: a process that ended or was stopped; a rank that has not joined a collective in which others
+    wait; ranks that wait for each other in different groups; ranks that made different calls; else nobody is blamed.
+    """
+    ordered = sorted(states, key=lambda state: state.rank)
+    for kind, what in (("gone", "has ended"), ("stopped", "is stopped (SIGSTOP)")):
+        lost = [state for state in ordered if state.state == kind]
+        if lost:
+            others = [state for state in ordered if state.state not in {"gone", "stopped"}]
+            verb = what if len(lost) == 1 else what.replace("has", "have").replace("is", "are", 1)
+            text = f"{_names(lost)} {verb}{_waiting_text(others)}"
+            return Culprit(kind=kind, ranks=_ranks(lost), text=text)
+    groups = _open_groups(ordered)
+    found = [verdict for group in groups if (verdict := _different(group)) is not None]
+    if found and found[0].kind == "mismatch":
+        return found[0]
+    besides = f"; besides, {found[0].text}" if found else ""
+    missing = [verdict for group in groups if (verdict := _missing(group)) is not None]
+    if missing:
+        cause = _first_cause(missing, ordered)
+        return replace(cause, text=cause.text + besides)
+    if groups:
+        group = groups[0]
+        call = group.last[group.members[0].rank]
+        text = (
+            f"all ranks are in {_call_name(call, group)} with the same arguments{_lines(group.members)}: the data do "
+            "not arrive; look at the network between them (rankwise doctor), and at a backend thread that has ended"
+        )
+        return Culprit(kind="transport", ranks=(), text=text)
+    return _by_stacks(ordered)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A process group in which at least one rank waits."""
+
+    name: str
+    members: tuple[RankState, ...]  # those with a known state
+    last: Mapping[int, Mapping[str, Any]]  # rank -> the last call that the rank began
+    calls: Mapping[int, Mapping[int, Mapping[str, Any]]]  # rank -> number -> call
+
+    def number(self, rank: int) -> int:
+        return int(self.last[rank]["number"]) if rank in self.last else 0
+
+
+def _open_groups(states: Sequence[RankState]) -> list[_Group]:
+    """Return the groups with an unfinished call of some rank; the default group comes first."""
+    names: dict[tuple[str, tuple[int, ...]], None] = {}
+    for state in states:
+        for group in state.groups:
+            if group["calls"] and group["calls"][-1]["ended"] is not True:
+                names.setdefault((group["name"], tuple(group["ranks"])))
+    found = []
+    for name, ranks in sorted(names, key=lambda key: (-len(key[1]), key)):
+        members = tuple(state for state in states if state.rank in ranks)
+        of = {state.rank: _calls_of(state, name, ranks) for state in members}
+        last = {rank: calls[max(calls)] for rank, calls in of.items() if calls}
+        found.append(_Group(name, members, last, of))
+    return found
+
+
+def _calls_of(state: RankState, name: str, ranks: tuple[int, ...]) -> dict[int, Mapping[str, Any]]:
+    for group in state.groups:
+        if group["name"] == name and tuple(group["ranks"]) == ranks:
+            return {int(call["number"]): call for call in group["calls"]}
+    return {}
+
+
+def _different(group: _Group) -> Culprit | None:
+    """Return the first call that differs between ranks, among those that all known ranks still have recorded."""
+    known = [state for state in group.members if group.calls[state.rank]]
+    if len(known) < 2:
+        return None
+    numbers = set.intersection(*(set(group.calls[state.rank]) for state in known))
+    for number in sorted(numbers):
+        calls = {state.rank: group.calls[state.rank][number] for state in known}
+        for aspect in ("name", "arguments", "dtypes", "sizes"):
+            if aspect == "sizes" and calls[known[0].rank]["name"] not in _SAME_SHAPES:
+                continue
+            values = {rank: _aspect(call, aspect) for rank, call in calls.items()}
+            if len(set(values.values())) > 1 and "" not in values.values():
+                return _mismatch(group, number, aspect, values, calls)
+    return None
+
+
+def _aspect(call: Mapping[str, Any], aspect: str) -> str:
+    value = call[aspect]
+    if aspect == "arguments":
+        return ", ".join(f"{key} {value[key]}" for key in sorted(value))
+    if aspect == "sizes":
+        return " ".join("x".join(map(str, size)) or "scalar" for size in value)
+    return value if isinstance(value, str) else " ".join(value)
+
+
+def _mismatch(
+    group: _Group, number: int, aspect: str, values: Mapping[int, str], calls: Mapping[int, Mapping[str, Any]]
+) -> Culprit:
+    usual, votes = Counter(values.values()).most_common(1)[0]
+    agreed = votes > len(values) / 2
+    odd = tuple(rank for rank in sorted(values) if values[rank] != usual) if agreed else tuple(sorted(values))
+    what = {"name": "operation", "arguments": "arguments", "dtypes": "dtype", "sizes": "shape"}[aspect]
+    parts = []
+    for value in dict.fromkeys(values[rank] for rank in sorted(values)):
+        ranks = [rank for rank in sorted(values) if values[rank] == value]
+        call = calls[ranks[0]]
+        told = call["name"] if aspect == "name" else f"{call['name']} with {what} {value}"
+        line = f" ({call['line']})" if call["line"] else ""
+        parts.append(f"rank{'s' if len(ranks) > 1 else ''} {format_numbers(ranks)} called {told}{line}")
+    place = f"call #{number} of {_group_name(group)}"
+    # a call that has ended on all ranks is an error, but not the call in which they wait
+    kind = "past" if all(call["ended"] is True for call in calls.values()) else "mismatch"
+    return Culprit(kind=kind, ranks=odd, text=f"the {what} of {place} differs: {'; '.join(parts)}")
+
+
+def _missing(group: _Group) -> Culprit | None:
+    """Return the ranks of a group that have not begun the call in which another rank waits."""
+    furthest = max(group.number(state.rank) for state in group.members)
+    # if some rank is known to be behind, do not blame a running rank whose calls are unknown
+    known = [state for state in group.members if state.groups or state.state != "running"]
+    if all(group.number(state.rank) == furthest for state in known):
+        known = list(group.members)
+    # assume that a rank whose calls are unknown lacks the last call only
+    numbers = {state.rank: group.number(state.rank) if state.groups else furthest - 1 for state in known}
+    behind = [state for state in known if numbers[state.rank] < furthest]
+    if not behind:
+        return None
+    least = min(numbers.values())
+    behind = [state for state in behind if numbers[state.rank] == least]
+    there = [state for state in known if numbers[state.rank] > least]
+    unheard = [state for state in group.members if state not in known]
+    call = next((group.calls[state.rank][least + 1] for state in there if least + 1 in group.calls[state.rank]), None)
+    name = _call_name(call, group) if call else f"call #{least + 1} of {_group_name(group)}"
+    text = (
+        f"{_names(behind)} {'has' if len(behind) == 1 else 'have'} not joined {name} "
+        f"({_names(there)} {'waits' if len(there) == 1 else 'wait'} there{_lines(there)}); {_where(behind)}"
+    )
+    if unheard:
+        text += f"; {_names(unheard)} did not say what {'it has' if len(unheard) == 1 else 'they have'} called"
+    return Culprit(kind="missing", ranks=_ranks(behind), text=text)
+
+
+def _first_cause(missing: Sequence[Culprit], states: Sequence[RankState]) -> Culprit:
+    """Do not blame a rank that misses one group's call because it waits in another group, unless all do."""
+    missed = {rank for verdict in missing for rank in verdict.ranks}
+    waiting = {state.rank for state in states if _has_open_call(state)}
+    for verdict in missing:
+        if not set(verdict.ranks) & waiting:
+            return verdict
+    if len(missing) == 1 or missed - waiting:
+        return missing[0]
+    text = "ranks wait for each other in different groups: " + "; ".join(verdict.text for verdict in missing)
+    return Culprit(kind="crossed", ranks=tuple(sorted(missed)), text=text)
+
+
+def _has_open_call(state: RankState) -> bool:
+    return any(group["calls"] and group["calls"][-1]["ended"] is False for group in state.groups)
+
+
+def _by_stacks(states: Sequence[RankState]) -> Culprit:
+    """Find the culprit from the stacks alone: no unfinished call is known."""
+    busy = [state for state in states if not state.waits]
+    if busy and len(busy) < len(states):
+        there = [state for state in states if state.waits]
+        wait = f"{_names(there)} {'waits' if len(there) == 1 else 'wait'} in a collective{_lines(there)}"
+        return Culprit(kind="missing", ranks=_ranks(busy), text=f"{wait}; {_where(busy)}")
+    what = "no rank waits in a collective" if busy else "all ranks wait in collectives, which ones is not recorded"
+    return Culprit(kind="unknown", ranks=(), text=f"{what}: {_where(states)}")
+
+
+def _where(states: Sequence[RankState]) -> str:
+    """Return where the ranks are, equal places once."""
+    places: dict[str, list[int]] = {}
+    for state in states:
+        what = f"in {state.place}" if state.place else "at a place that nobody knows"
+        if state.state == "silent":
+            what += ", its threads do not run (a call holds the interpreter lock, or it cannot be reached)"
+        places.setdefault(what, []).append(state.rank)
+    if len(places) == 1 and len(states) == 1:
+        return f"it is {next(iter(places))}"
+    told = [
+        (f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {format_numbers(ranks)} are", what)
+        for what, ranks in places.items()
+    ]
+    return ", ".join(" ".join(pair) for pair in told)
+
+
+def _waiting_text(others: Sequence[RankState]) -> str:
+    waiting = [state for state in others if _has_open_call(state) or state.waits]
+    if not waiting:
+        return ""
+    groups = [group for group in _open_groups(waiting) if group.last]
+    name = ""
+    if groups:
+        ranks = [state.rank for state in groups[0].members if state.rank in groups[0].last]
+        name = f" in {_call_name(groups[0].last[ranks[0]], groups[0])}" if ranks else ""
+    verb = "waits" if len(waiting) == 1 else "wait"
+    return f"; {_names(waiting)} {verb}{name or ' in a collective'}{_lines(waiting)}"
+
+
+def _lines(states: Sequence[RankState]) -> str:
+    places = list(dict.fromkeys(state.place for state in states if state.place))
+    return f", {places[0]}" if len(places) == 1 else (f", {len(places)} places" if places else "")
+
+
+def _call_name(call: Mapping[str, Any], group: _Group) -> str:
+    return f"{call['name']} #{call['number']} of {_group_name(group)}"
+
+
+def _group_name(group: _Group) -> str:
+    if group.name in {"0", "default_pg"}:
+        return "the default group"
+    return f"group {group.name} (ranks {format_numbers([state.rank for state in group.members])})"
+
+
+def _names(states: Sequence[RankState]) -> str:
+    return f"rank{'s' if len(states) > 1 else ''} {format_numbers([state.rank for state in states])}"
+
+
+def _ranks(states: Sequence[RankState]) -> tuple[int, ...]:
+    return tuple(state.rank for state in states)

@@ -1,0 +1,127 @@
+"""A rank's report about its own end: one JSON line, written by the rank and read by the supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from types import TracebackType
+
+__all__ = ["FINISHED", "Report", "make_report"]
+
+FINISHED = b"finished "  # followed by the monotonic time; sent instead of a report when the program ended normally
+
+# files with the launcher's frames around the user's code, cut from the head of a traceback
+_LAUNCH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120  (text, as co_filename)
+_OUR_FILES = tuple(os.path.join(_LAUNCH, name) for name in ("child.py", "functions/bound.py"))  # noqa: PTH118
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """How a rank failed, as it reported itself.
+
+    Attributes:
+        rank: global rank.
+        host: host name.
+        pid: process id.
+        time_s: when the error reached the top of the program, monotonic clock.
+        type: the exception's class, qualified unless builtin.
+        message: the exception's text.
+        causes: "type: message" of each exception it was raised from.
+        traceback: formatted, without the frames of the launcher.
+        exitcode: the exit code that the process will have.
+        peers: ranks that the exception, or one that it was raised from, blames (`DesyncError.ranks`).
+    """
+
+    rank: int
+    host: str
+    pid: int
+    time_s: float
+    type: str
+    message: str
+    causes: tuple[str, ...]
+    traceback: str
+    exitcode: int
+    peers: tuple[int, ...] = ()
+
+    def to_json(self) -> bytes:
+        """Return the report as one line."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Report:
+        """Parse a line from `to_json`."""
+        fields = json.loads(line)
+        fields["causes"], fields["peers"] = tuple(fields["causes"]), tuple(fields["peers"])
+        return cls(**fields)
+
+
+def make_report(error: BaseException, rank: int, exitcode: int) -> Report:
+    """Describe `error`, which has reached the top of this rank's program."""
+    causes = _causes(error)
+    return Report(
+        rank=rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        time_s=time.monotonic(),
+        type=_type_name(error),
+        message=_text(error),
+        causes=tuple(f"{_type_name(cause)}: {_text(cause)}" for cause in causes),
+        traceback=_format(error),
+        exitcode=exitcode,
+        peers=next(filter(None, map(_blamed, (error, *causes))), ()),
+    )
+
+
+def _blamed(error: BaseException) -> tuple[int, ...]:
+    ranks = getattr(error, "ranks", ())
+    return tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, (tuple, list)) else ()
+
+
+def _type_name(error: BaseException) -> str:
+    cls = type(error)
+    return cls.__qualname__ if cls.__module__ in {"builtins", "__main__"} else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as problem:  # noqa: BLE001  (a broken __str__ must not hide the failure)
+        return f"<its message could not be formatted: {problem!r}>"
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
+    cause = error.__cause__
+    while cause is not None and cause not in found:
+        found.append(cause)
+        cause = cause.__cause__
+    return found
+
+
+def _format(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        frames = traceback.extract_tb(_without_ours(error.__traceback__))
+        place = "".join(traceback.format_list([f for f in frames if not f.filename.startswith("<frozen")][-1:]))
+        return f"{place}SystemExit: {_text(error)}\n"
+    try:
+        return "".join(traceback.format_exception(type(error), error, _without_ours(error.__traceback__)))
+    except Exception as problem:  # noqa: BLE001
+        print(f"rankwise: a traceback could not be formatted: {problem!r}", file=sys.stderr)  # noqa: T201
+        return f"{_type_name(error)}: {_text(error)}\n"
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """Drop the launcher's and runpy's frames from the head; keep all frames if there are no others."""
+    rest = trace
+    while rest is not None and _is_ours(rest.tb_frame.f_code.co_filename):
+        rest = rest.tb_next
+    return rest or trace
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(("<frozen runpy", "<frozen importlib")) or filename in _OUR_FILES

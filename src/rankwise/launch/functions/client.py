@@ -1,0 +1,194 @@
+"""The caller's side of `rankwise.run`: start the supervisor's process, read its messages, receive the values."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from rankwise import errors
+from rankwise.errors import Interrupted, LaunchError, RankFailure
+from rankwise.launch.functions.link import Link, make_links
+
+__all__ = ["call_ranks"]
+
+_FAREWELL_S = 60.0
+
+
+def call_ranks(prepare: Callable[[], tuple[Mapping[str, Any], bytes]], hint: tuple[str, str] | None) -> list[Any]:
+    """Run a packed call on ranks and return their values.
+
+    Args:
+        prepare: returns the options, as `service` reads them, and the data from `pack_call`. It is called while the
+            supervisor's process starts; if it raises, that process ends.
+        hint: file and name of the function, if its ranks may be forked.
+
+    Raises:
+        RankFailure: a rank failed.
+        LaunchError: no ranks could be started, or a value cannot be read.
+    """
+    link, far_link = make_links()
+    with link:
+        process = _start_service(far_link, hint)
+        streams = _streams(process)
+        try:
+            options, call = prepare()
+            values = _exchange(link, process, streams, options, call)
+        finally:
+            link.close()  # ends a supervisor that has not received its call
+            _end(process, streams)
+    return [_loads(rank, value) for rank, value in enumerate(values)]
+
+
+def _exchange(
+    link: Link, process: subprocess.Popen[bytes], streams: dict[int, _Copier], options: Mapping[str, Any], call: bytes
+) -> list[bytes]:
+    """Send the call to the supervisor, copy the ranks' output, and return their values."""
+    is_sent = False
+    try:
+        link.send(json.dumps(options).encode())
+        link.send(call)
+        is_sent = True
+        answer = _listen(link, streams)
+        return [] if _raise_failure(answer) else [link.receive() for _ in range(options["num_ranks"])]
+    except KeyboardInterrupt:
+        if is_sent:  # else the supervisor still waits for the call, and ends when the link is closed
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(EOFError, OSError):
+                _listen(link, streams)
+        raise
+    except (EOFError, OSError) as error:
+        raise LaunchError(f"the supervisor of the ranks ended with {process.wait()}, its ranks with it") from error
+
+
+def _start_service(far_link: Link, hint: tuple[str, str] | None) -> subprocess.Popen[bytes]:
+    """Start the supervisor in its own session: only this process gets Ctrl-C, and forwards it."""
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.functions.service"]
+    out, err = (subprocess.PIPE if sink is not None else None for sink in _sinks())
+    # start it with SIGINT blocked: it unblocks the signal once its handler is set; before, SIGINT would kill it
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with far_link, contextlib.ExitStack() as stack:
+        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
+        return subprocess.Popen(  # noqa: S603
+            [*command, str(far_link.fileno()), *(hint or ())],
+            pass_fds=(far_link.fileno(),),
+            start_new_session=True,
+            stdin=subprocess.DEVNULL if out is not None and "ipykernel" in sys.modules else None,  # no stdin there
+            stdout=out,
+            stderr=err,
+            env=_environment(),
+        )
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's variables; replace a notebook's matplotlib backend, which works only in its kernel."""
+    env = dict(os.environ)
+    if "inline" in env.get("MPLBACKEND", ""):
+        env["MPLBACKEND"] = "agg"
+    return env
+
+
+def _sinks() -> tuple[IO[str] | None, IO[str] | None]:
+    """Return sys.stdout and sys.stderr if they replace the real streams (notebook, test): ranks cannot inherit them."""
+    return (
+        None if _is_real(sys.stdout, 1) else sys.stdout,
+        None if _is_real(sys.stderr, 2) else sys.stderr,
+    )
+
+
+class _Copier:
+    """Copies the ranks' output to a stream without a file descriptor, as it arrives.
+
+    Args:
+        sink: the stream to write to.
+    """
+
+    def __init__(self, sink: IO[str]) -> None:
+        self._sink = sink
+        # a read may end in the middle of a character
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def copy(self, fd: int) -> bool:
+        """Copy the available data; return False at the end of the stream."""
+        data = os.read(fd, 1 << 16)
+        self._sink.write(self._decoder.decode(data, final=not data))
+        self._sink.flush()
+        return bool(data)
+
+
+def _streams(process: subprocess.Popen[bytes]) -> dict[int, _Copier]:
+    """Return the streams to copy: descriptor to read -> its copier."""
+    pairs = zip((process.stdout, process.stderr), _sinks(), strict=True)
+    return {pipe.fileno(): _Copier(sink) for pipe, sink in pairs if pipe is not None and sink is not None}
+
+
+def _is_real(stream: Any, fd: int) -> bool:
+    try:
+        return bool(stream is None or stream.fileno() == fd)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _listen(link: Link, streams: dict[int, _Copier]) -> dict[str, Any]:
+    """Copy the ranks' output to this process's stdout and stderr until the answer arrives."""
+    while True:
+        waiting = select.poll()
+        for fd in (link.fileno(), *streams):
+            waiting.register(fd, select.POLLIN)
+        for ready, _ in waiting.poll():
+            if ready == link.fileno():
+                return json.loads(link.receive())  # type: ignore[no-any-return]
+            if not streams[ready].copy(ready):
+                del streams[ready]
+
+
+def _end(process: subprocess.Popen[bytes], streams: dict[int, _Copier]) -> None:
+    """Copy the last output and wait for the supervisor, which ends once this end of the link is closed."""
+    for fd, copier in streams.items():
+        while copier.copy(fd):
+            pass
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    try:
+        process.wait(_FAREWELL_S)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
+def _raise_failure(answer: Mapping[str, Any]) -> bool:
+    if "error" in answer:
+        raise getattr(errors, answer["kind"], LaunchError)(answer["error"])
+    if answer["interrupted"] == signal.SIGINT:
+        raise KeyboardInterrupt
+    if answer["interrupted"] is not None:
+        raise LaunchError(f"the ranks were stopped by {signal.Signals(answer['interrupted']).name}")
+    if answer["again"]:
+        raise Interrupted("the ranks have saved and ended as they were asked to")
+    failure = answer["failure"]
+    if failure is not None:
+        raise RankFailure(answer["text"], rank=failure["rank"], exitcode=failure["status"], traceback=failure["detail"])
+    if answer["missing"]:
+        rank = answer["missing"][0]
+        raise RankFailure(f"rank {rank} exited with 0 before it returned a value (sys.exit?)", rank=rank, exitcode=0)
+    return False
+
+
+def _loads(rank: int, value: bytes) -> Any:
+    # the ranks import the main program under this name, as multiprocessing does; pickled values refer to it
+    sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
+    try:
+        return pickle.loads(value)  # noqa: S301  (from our own ranks)
+    except Exception as error:
+        raise LaunchError(f"the value of rank {rank} cannot be read here: {type(error).__name__}: {error}") from error

@@ -1,0 +1,142 @@
+"""`Wrapper` and `wrapper`: run a task on every rank of a platform, with its device and process group set up."""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rankwise.launch.functions.calls import launch_packed
+from rankwise.launch.functions.pickled_call import pack_call
+from rankwise.launch.functions.platforms import ADAPTER, DEFAULT_LOGS, Device, Platform, make_folder
+
+__all__ = ["Wrapper", "wrapper"]
+
+
+class Wrapper:
+    """Starts tasks on a platform.
+
+    Args:
+        platform: where the tasks run and how the ranks meet.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform = platform
+
+    def start(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run `target(*args, **kwargs, global_rank=, local_rank=, group=, platform=)` on every rank.
+
+        On every rank the process group is initialised, the device is current, the generators are seeded, and torchrun's
+        variables are set. `rankwise.run` describes how functions are sent.
+
+        Args:
+            target: the task.
+            *args: picklable arguments.
+            **kwargs: picklable keyword arguments.
+
+        Returns:
+            The task's values by rank; with device="slurm" a `SlurmHandle`, immediately: its `result()` waits for them.
+
+        Raises:
+            ConfigError: this machine lacks what the platform asks for, or the task cannot be sent.
+            RankFailure: a rank failed; the error holds its traceback.
+            Exception: `upon_finish` raised it, after all ranks had succeeded; a note says so.
+        """
+        platform = self.platform
+        if platform.device is Device.SLURM:
+            from rankwise.launch.slurm.wrapped import start_in_slurm
+
+            return start_in_slurm(platform, target, args, kwargs)
+        platform.check_machine()
+        if platform.spawn_method not in {None, "spawn"}:
+            warnings.warn(
+                f"spawn_method={platform.spawn_method!r} makes no difference: ranks are always fresh interpreters",
+                stacklevel=2,
+            )
+        logs = _folder_for_logs(platform)
+        if platform.verbose:
+            name, where = getattr(target, "__name__", target), "" if logs is None else f", logs in {logs}"
+            _say(f"starting {platform.world_size} rank(s) for {name}{where}")
+        values = _launch(platform, target, args, kwargs, logs)
+        if platform.verbose:
+            _say("all ranks have ended well")
+        if platform.upon_finish is not None:
+            _finish(platform.upon_finish)
+        return values
+
+
+def _launch(
+    platform: Platform, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], logs: Path | None
+) -> list[Any]:
+    meeting = platform.store_file(f"{os.getpid()}-{secrets.token_hex(8)}")
+    if meeting is not None:
+        make_folder(meeting.parent)
+    options: dict[str, Any] = {
+        "num_ranks": platform.world_size,
+        "max_restarts": 0,
+        "timeout_s": None,
+        "tee": "all",
+        "env": {},
+        "master_addr": "127.0.0.1" if platform.ipc_protocol == "file" else platform.master_addr,
+        "master_port": None if platform.master_port is None else int(platform.master_port),
+        "log_dir": None if logs is None else str(logs),
+        "store_file": str(meeting or "") if platform.ipc_protocol == "file" else None,
+    }
+    # the parent calls `upon_finish`, so it is not sent to the ranks and need not be picklable
+    context = replace(platform, upon_finish=None)
+    try:
+        return launch_packed(
+            lambda: pack_call(target, args, kwargs, adapter=ADAPTER, context=context),
+            options,
+        )
+    finally:
+        for left in meeting.parent.glob(f"{meeting.name}*") if meeting is not None else ():
+            left.unlink(missing_ok=True)
+
+
+def _folder_for_logs(platform: Platform) -> Path | None:
+    """Return the folder for the ranks' logs; None if no logs are wanted, or the default folder is not writable."""
+    if platform.console_logs is None:
+        return None
+    folder = Path(platform.console_logs).absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if platform.console_logs == DEFAULT_LOGS and not os.access(there, os.W_OK):
+        _say(f"no logs are written: {there} is read-only (console_logs=FOLDER takes another one)")
+        return None
+    return folder
+
+
+def _finish(upon_finish: Callable[[], Any]) -> None:
+    try:
+        upon_finish()
+    except BaseException as error:
+        error.add_note("rankwise: raised by upon_finish, after all ranks had ended well")
+        raise
+
+
+def wrapper(platform: Platform) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a function: a call runs it on every rank of a platform and returns the values by rank.
+
+    The decorated function keeps its name and docstring; `__wrapped__` is the function itself.
+
+    Args:
+        platform: where the tasks run and how the ranks meet.
+    """
+
+    def decorate(target: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(target)
+        def start(*args: Any, **kwargs: Any) -> Any:
+            return Wrapper(platform).start(target, *args, **kwargs)
+
+        return start
+
+    return decorate
+
+
+def _say(text: str) -> None:
+    print(f"rankwise: {text}", flush=True)  # noqa: T201

@@ -1,0 +1,264 @@
+"""Pickle a call for fresh interpreters: the function by reference if they can import it, by value otherwise."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import os
+import pickle
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankwise.errors import ConfigError
+from rankwise.launch.functions.bound import Reference
+from rankwise.launch.functions.contents import find_heavy, find_unsendable
+
+__all__ = ["Packed", "pack_call"]
+
+_MAIN = "__main__"
+_HEAVY_BYTES = 1 << 26  # above this size of what is sent along with a function, print a message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packed:
+    """A pickled call, and what the ranks import for it; the supervisor forwards it without unpickling.
+
+    Attributes:
+        data: the pickled call.
+        main: the file that the ranks import first, "" if there is none or it is unknown.
+        function: the plain function of that file that they call then, if its arguments need no imports; or "".
+        path: the ranks' `sys.path`.
+    """
+
+    data: bytes
+    main: str
+    function: str
+    path: list[str]
+
+
+class _Watcher(pickle.Pickler):
+    """Notes whether an object is sent by name that exists only under `if __name__ == "__main__":`, not on the ranks."""
+
+    meets_guarded = False
+
+    def reducer_override(self, value: Any) -> Any:
+        self.meets_guarded |= isinstance(value, (type, types.FunctionType)) and _is_guarded(value)
+        return NotImplemented
+
+
+@dataclass(kw_only=True, slots=True)
+class _Packer:
+    """Pickles a call for ranks that may not be able to import all modules of this process."""
+
+    name: str
+    main: Mapping[str, str] | None  # how to import this main program again
+    by_value: Any = None  # a module that a fresh interpreter cannot import
+
+    def dumps(self, value: Any) -> bytes:
+        """Pickle; use cloudpickle if the standard pickler fails, or if a fresh interpreter could not unpickle."""
+        if self.by_value is None:
+            buffer = io.BytesIO()
+            watcher = _Watcher(buffer)
+            try:
+                watcher.dump(value)
+            except Exception:  # noqa: BLE001  (whatever it is, cloudpickle gets its turn)
+                return self._cloudpickle(value)
+            data = buffer.getvalue()
+            if not watcher.meets_guarded and (self.main is not None or _MAIN.encode() not in data):
+                return data
+        return self._cloudpickle(value)
+
+    def _cloudpickle(self, value: Any) -> bytes:
+        try:
+            import cloudpickle
+        except ImportError:
+            raise ConfigError(
+                f"{self.name} cannot be imported by a fresh interpreter (it is a lambda, a closure, lives in a "
+                'notebook, or stands under if __name__ == "__main__":): put it into a module or above that line, or '
+                "pip install cloudpickle, which sends it by value"
+            ) from None
+        if self.by_value is None:
+            return bytes(cloudpickle.dumps(value))
+        cloudpickle.register_pickle_by_value(self.by_value)
+        try:
+            return bytes(cloudpickle.dumps(value))
+        finally:
+            cloudpickle.unregister_pickle_by_value(self.by_value)
+
+
+def pack_call(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, adapter: str = "", context: Any = None
+) -> Packed:
+    """Pickle a call for fresh interpreters, where `bound.run_call` executes it.
+
+    Args:
+        fn: what to call.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        adapter: `module:function` that gets (fn, args, kwargs, context) instead; "" calls `fn` itself.
+        context: for the adapter; picklable.
+
+    Raises:
+        ConfigError: the function or an argument cannot be sent; the message says which.
+    """
+    name = getattr(fn, "__qualname__", repr(fn))
+    reference = _reference(fn)
+    packer = _Packer(name=name, main=_describe_main())
+    if reference is None and getattr(fn, "__module__", _MAIN) not in {_MAIN, "builtins"}:
+        packer.by_value = _unreachable(sys.modules.get(fn.__module__))
+    call = _dump_parts(packer, reference or fn, args, kwargs)
+    meets_main = _MAIN.encode() in call
+    data = pickle.dumps(
+        {
+            "main": packer.main if meets_main else None,
+            "sys_path": _absolute_path(),
+            "call": call,
+            "name": name,
+            "adapter": adapter,
+            "context": context,
+        }
+    )
+    file = _file_of(fn, reference) if not adapter and _is_plain((args, kwargs)) else ""
+    main = (packer.main or {}).get("path", "") if meets_main else file
+    return Packed(data=data, main=main, function=fn.__name__ if file and file == main else "", path=_absolute_path())
+
+
+def _file_of(fn: Callable[..., Any], found: Reference | None) -> str:
+    """Return the file that is executed when ranks import a function, "" if there is none or more than one."""
+    if found is None or found.depth or "." in found.module + found.qualname or not isinstance(fn, types.FunctionType):
+        return ""
+    file = os.path.abspath(fn.__code__.co_filename)  # noqa: PTH100
+    here = getattr(sys.modules[found.module], "__file__", None)
+    return file if here and file.endswith(".py") and os.path.abspath(here) == file else ""  # noqa: PTH100
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether ranks can unpickle a value without importing anything."""
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    return value is None or type(value) in (bool, int, float, complex, str, bytes)
+
+
+def _absolute_path() -> list[str]:
+    return [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100  (as sys.path has it)
+
+
+def _dump_parts(packer: _Packer, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    try:
+        call = packer.dumps((fn, args, dict(kwargs)))
+    except ConfigError:
+        raise
+    except Exception as error:
+        named = [("", fn), *((f"args[{i}]", arg) for i, arg in enumerate(args)), *kwargs.items()]
+        for path, value in named:
+            _check_part(packer, path, value, error)
+        raise
+    if len(call) > _HEAVY_BYTES and not isinstance(fn, Reference):
+        _say_heavy(packer, fn)
+    return call
+
+
+def _check_part(packer: _Packer, path: str, value: Any, error: Exception) -> None:
+    """Raise if a part of the function or of an argument cannot be sent, and name that part."""
+    try:
+        packer.dumps(value)
+    except Exception:  # noqa: BLE001
+        where, guilty = find_unsendable(value, path, packer.dumps)
+        what = f"argument {where} of {packer.name}" if path else f"{packer.name}{where}"
+        raise ConfigError(
+            f"{what}, a {type(guilty).__name__}, cannot be sent to the ranks: {error}; let each rank make it itself"
+        ) from error
+
+
+def _say_heavy(packer: _Packer, fn: Any) -> None:
+    """Print what is sent along with a function, if it is large; large arguments are intended and not reported."""
+    path, part, num_bytes = find_heavy(fn, packer.name, packer.dumps)
+    if num_bytes > _HEAVY_BYTES and part is not fn:
+        print(  # noqa: T201
+            f"rankwise: {path}, a {type(part).__name__}, takes {num_bytes / 1e6:,.0f} MB to every rank: load it in the "
+            "function, or pass its path",
+            file=sys.stderr,
+        )
+
+
+def _reference(fn: Callable[..., Any]) -> Reference | None:
+    """Return a reference to a function by name if a fresh interpreter finds it there; None otherwise."""
+    module, qualname = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+    if not module or not qualname or "<" in qualname or module not in sys.modules:
+        return None
+    if _is_guarded(fn):
+        return None
+    if (_describe_main() is None) if module == _MAIN else (_unreachable(sys.modules[module]) is not None):
+        return None
+    found: Any = sys.modules[module]
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    depth = 0
+    while found is not None and found is not fn:
+        found, depth = getattr(found, "__wrapped__", None), depth + 1
+    return None if found is None else Reference(module=module, qualname=qualname, depth=depth)
+
+
+def _is_guarded(value: Any) -> bool:
+    """Whether a function or class of the main program is defined in its guarded part, which ranks do not run."""
+    main = sys.modules.get(_MAIN)
+    file = getattr(main, "__file__", None)
+    if getattr(value, "__module__", None) != _MAIN or file is None:
+        return False
+    return str(getattr(value, "__qualname__", "")).partition(".")[0] in _guarded_names(file)
+
+
+@functools.cache
+def _guarded_names(file: str) -> frozenset[str]:
+    """Names of functions and classes that are defined under `if __name__ == "__main__":`."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()  # the file is compiled, or does not exist any more
+    guards = [node for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
+    inside = (node for guard in guards for statement in guard.body for node in ast.walk(statement))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return frozenset(node.name for node in inside if isinstance(node, kinds))
+
+
+def _describe_main() -> dict[str, str] | None:
+    """Return how a fresh interpreter can import this main program again, None if it cannot (notebook, prompt, -c)."""
+    main = sys.modules.get(_MAIN)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return {"name": str(spec.name)}
+    path = getattr(main, "__file__", None)
+    if path is None or not Path(path).is_file():
+        return None
+    return {"path": os.path.abspath(path)}  # noqa: PTH100
+
+
+def _unreachable(module: Any) -> Any:
+    """Return the module if a fresh interpreter with this sys.path would not find it by name, None if it would."""
+    if module is None:
+        return None
+    search: Any = None
+    name = ""
+    spec: Any = None
+    for part in module.__name__.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = _find(name, search)
+        if spec is None:
+            return module
+        search = spec.submodule_search_locations
+    return None if spec.origin == getattr(module.__spec__, "origin", None) else module
+
+
+def _find(name: str, search: Any) -> Any:
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, search) if hasattr(finder, "find_spec") else None
+        if spec is not None:
+            return spec
+    return None
