@@ -364,6 +364,6 @@ print(code, len(shown(mine)), flush=True)
 def test_exits_and_forks_between_epochs(then, wanted):
     """The interpreter exits while the next epoch is read; a forked process reads that epoch itself."""
     script = SCRIPT.format(folder=str(Path(__file__).parent), then=then)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=240)
     assert (done.returncode, done.stdout) == (0, wanted), done.stderr
     assert done.stderr == ""
