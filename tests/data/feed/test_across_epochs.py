@@ -134,8 +134,8 @@ def test_nothing_follows_the_last_epoch():
     mine = loader(source, depth=2)
     mine.expect_last_epoch()
     shown(mine)
+    assert until(lambda: not readers())
     assert steps_of(source, 1) == []
-    assert not readers()
     shown(mine)
     assert until(lambda: steps_of(source, 2) == [0, 1])
 
