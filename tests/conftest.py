@@ -156,7 +156,7 @@ def s3_port():
     yield int(server.stdout.readline())
     server.stdin.close()
     server.stdout.close()
-    server.wait(30)
+    server.wait(120)
 
 
 @pytest.fixture(scope="session")
@@ -164,7 +164,7 @@ def bucket(s3_port, s3_keys):
     """A store of the bucket "bucket" of an S3-compatible server on loopback, past any proxy."""
     from obstore.store import S3Store
 
-    connection = http.client.HTTPConnection("127.0.0.1", s3_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", s3_port, timeout=120)
     connection.request("PUT", "/bucket")
     assert connection.getresponse().status == 200
     connection.close()

@@ -84,6 +84,7 @@ def main():
                 if checkpointer.should_stop(done):
                     checkpointer.save(done, parts)
                     torch.save([begin, done, model.state_dict()], args.folder / f"{args.signal}-{world.rank}.pt")
+                    world.barrier()  # once one rank has ended its launcher ends the other
                     raise Interrupted
                 time.sleep(0.02)  # a step's work: fewer of them until the ranks agree
     sys.exit("nobody asked it to stop")

@@ -27,7 +27,7 @@ except SystemExit as done:
 
 def rankwise_command(*words):
     return subprocess.run(
-        [sys.executable, "-m", "rankwise", *words], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "rankwise", *words], capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -48,7 +48,7 @@ def test_help_names_the_commands():
 def probed(what):
     """CPU seconds and modules of a fresh process that does something."""
     done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(what=what)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", PROBE.format(what=what)], capture_output=True, text=True, timeout=240, check=True
     )
     seconds, _, modules = done.stderr.partition(" ")
     return float(seconds), set(ast.literal_eval(modules))

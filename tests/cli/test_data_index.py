@@ -30,7 +30,7 @@ def data(tmp_path):
 
 def index(*words):
     command = [sys.executable, "-c", NO_TORCH, "data", "index", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_a_catalogue_is_written_and_summed_up(data, tmp_path):

@@ -17,7 +17,7 @@ def run(tmp_path):
 
     def call(*words):
         command = [sys.executable, "-m", "rankwise", "run", *words]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False)
 
     return call
 

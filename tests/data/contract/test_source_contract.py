@@ -6,6 +6,7 @@ The batches are read into memory that has what the protocol asks for and nothing
 import itertools
 import pickle
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -170,9 +171,18 @@ def test_many_threads_read_the_same(made):
     """Plans and reads of several threads at once."""
     source, wanted = made
     batches = [np.random.default_rng(seed).integers(0, source.num_samples, 9) for seed in range(24)]
+    together = threading.Barrier(4)  # four at a time, of which each begins when all are there
+
+    def read_together(ids):
+        together.wait(60)
+        return read(source, ids)
+
     with ThreadPoolExecutor(4) as pool:
-        for ids, (found, _) in zip(batches, pool.map(lambda ids: read(source, ids), batches), strict=True):
-            check(found, wanted, ids)
+        came = list(pool.map(read_together, batches))
+    for ids, (found, report) in zip(batches, came, strict=True):
+        assert report.valid.all()
+        assert found.keys() == wanted.keys()
+        check(found, wanted, ids)
 
 
 def test_fingerprint_follows_the_data(kind, tmp_path):

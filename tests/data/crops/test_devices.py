@@ -64,20 +64,22 @@ def test_a_device_that_is_not_the_local_ranks_is_said_once():
     """Also when it was chosen explicitly: device=0 on all ranks is the mistake to catch."""
     with pytest.warns(UserWarning, match="LOCAL_RANK is 1 but the pipeline feeds CUDA device 0"):
         bind(0, RANK_1, count=4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        bind(0, RANK_1, count=4)
-        bind(0, RANK_1, count=1)  # the launcher shows each rank its own device
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        bound = bind(0, RANK_1, count=4), bind(0, RANK_1, count=1)  # the launcher shows each rank its own device
+    assert [place.device for place in bound] == [torch.device("cuda", 0)] * 2
+    assert said == []
 
 
 def test_several_devices_and_no_choice_is_said_once():
     """On a machine with several GPUs a pipeline that was told nothing says which one it takes."""
     with pytest.warns(UserWarning, match="sees 4 CUDA devices and no device was chosen"):
         bind(count=4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        bind(count=4)
-        bind(0, count=4)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        bound = bind(count=4), bind(0, count=4)
+    assert [place.device for place in bound] == [torch.device("cuda", 0)] * 2
+    assert said == []
 
 
 def test_ranks_that_share_a_device_are_counted():

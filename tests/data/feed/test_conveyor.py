@@ -21,7 +21,7 @@ def test_items_come_in_order_then_none():
     thread = threading.Thread(target=produce)
     thread.start()
     got = [conveyor.take() for _ in range(50)]
-    thread.join(10)
+    thread.join(60)
     assert got == list(range(50))
     assert max(most) <= 2
     assert conveyor.take() is None
@@ -46,7 +46,7 @@ def test_closing_wakes_both_sides():
     thread = threading.Thread(target=lambda: answers.append(conveyor.put("b")))
     thread.start()
     left = conveyor.close()
-    thread.join(10)
+    thread.join(60)
     assert (left, answers) == (["a"], [False])
     assert conveyor.take() is None
     assert conveyor.closed
@@ -64,7 +64,7 @@ def test_who_takes_says_how_long_he_waits():
     thread, got = taking(conveyor, until=lambda: bool(enough))
     enough.append(1)
     conveyor.wake()
-    thread.join(30)
+    thread.join(60)
     assert got == [None]
     conveyor.end()
     assert conveyor.take(timeout_s=0) is None
@@ -81,7 +81,7 @@ def test_several_may_wait():
             told.acquire()
         conveyor.put(number)
     for thread, _ in threads:
-        thread.join(30)
+        thread.join(60)
     assert sorted(got for _, [got] in threads) == [0, 1]
     assert not conveyor.is_awaited
 

@@ -304,5 +304,5 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(here.shown(mine)))
 def test_exits_and_forks_behind_it(then, wanted):
     """The interpreter exits while it reads, and waits for that, forgotten or not; a fork reads its epoch itself."""
     script = SCRIPT.format(file=str(Path(__file__).resolve()), then=then)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=240)
     assert (done.returncode, done.stdout, done.stderr) == (0, wanted, "")

@@ -2,8 +2,6 @@
 
 import sys
 import textwrap
-import threading
-import time
 from multiprocessing import forkserver
 
 import numpy as np
@@ -14,6 +12,7 @@ from torch.utils.data import Subset, TensorDataset
 from rankwise import Order
 from rankwise.data.samples import ArraySource, DatasetLoader, sample_key
 from rankwise.errors import ConfigError
+from rankwise.testing.patience import until
 from rankwise.testing.shares import RankPlace
 from rankwise.world import World
 
@@ -262,13 +261,6 @@ class Counted:
 
     def fetched(self):
         return [int(line) for line in self.place.read_text().split()] if self.place.exists() else []
-
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
-    return condition()
 
 
 def test_workers_that_begin_early(tmp_path):

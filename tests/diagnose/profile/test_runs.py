@@ -25,8 +25,8 @@ def made(folder, *args):
 
 @pytest.mark.parametrize(("slow", "part"), [("slow_data", "data"), ("slow_forward", "forward")])
 def test_the_rank_that_is_waited_for_is_named(slow, part, tmp_path):
-    """100 ms on rank 1 in each step: it is the straggler, in that part, and rank 0 spends its time waiting for it."""
-    profile = made(tmp_path, f"{slow}=100")
+    """300 ms on rank 1 in each step: it is the straggler, in that part, and rank 0 spends its time waiting for it."""
+    profile = made(tmp_path, f"{slow}=300")
     assert all(sum(step.parts.values()) == step.wall for mine in profile.steps.values() for step in mine)
     assert max(profile.share(1), key=profile.share(1).get) == part
     assert max(profile.share(0), key=profile.share(0).get) == "wait"
@@ -150,7 +150,7 @@ class SlowSampler(rows.samplers.SequentialSampler):
 
 def slow_crops():
     while True:
-        time.sleep(LATE_S)
+        time.sleep(3 * LATE_S)
         yield crops.Sample("a.zarr", np.s_[0:4, 0:4])
 
 

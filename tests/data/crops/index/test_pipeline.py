@@ -1,5 +1,6 @@
 """`IndexPipeline`: crops of an index in order, on every rank, at any world size."""
 
+import warnings
 from itertools import chain
 
 import numpy as np
@@ -203,8 +204,11 @@ def test_a_cache_too_small_for_the_order_is_said(volumes):
     order = Order(index, batch_size=32)
     with pytest.warns(UserWarning, match=r"regions at a time on each rank .* Give the pipeline cache=\d+"):
         IndexPipeline(index, order=order, world=RankPlace(), cache=1000)
-    IndexPipeline(index, order=order, world=RankPlace(1, 2), cache=1000)
-    IndexPipeline(index, order=order, world=RankPlace(), cache=0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        IndexPipeline(index, order=order, world=RankPlace(1, 2), cache=1000)
+        IndexPipeline(index, order=order, world=RankPlace(), cache=0)
+    assert [str(warning.message) for warning in said] == []
 
 
 def test_over_the_end_of_an_epoch(volumes):

@@ -1,5 +1,8 @@
 """A small configuration of pipelines, and how their batches are looked at."""
 
+import re
+import time
+
 import numpy as np
 import pytest
 
@@ -40,3 +43,22 @@ def patient_pops():
                 continue
 
     return pops
+
+
+@pytest.fixture(scope="session")
+def says_in_time():
+    """Whether pops that run out of time come to say it, whatever they say before: ``says_in_time(pipeline, r"...")``.
+
+    A pop's time may be over on a busy machine before the threads behind it have come to where they wait.
+    """
+
+    def says(pipeline, pattern):
+        deadline, told = time.monotonic() + 120, ""
+        while not re.search(pattern, told) and time.monotonic() < deadline:
+            with pytest.raises(damacy.PoolStarved) as caught:
+                pipeline.pop()
+            told = str(caught.value)
+        assert re.search(pattern, told), told
+        return True
+
+    return says

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from itertools import count
 
@@ -118,7 +117,7 @@ def test_generators_are_closed(volume, config):
 
 
 @pytest.mark.parametrize("stage", ["nothing pushed", "room for samples", "arrays", "room for batches", "more pushes"])
-def test_closing_ends_every_wait(volume, config, stage):
+def test_closing_ends_every_wait(volume, config, stage, caplog):
     """Whatever the threads of a pipeline wait for, closing it ends them, and gives the source back."""
     values, ended, full = {}, threading.Event(), threading.Semaphore(0)
     if stage == "arrays":
@@ -148,9 +147,8 @@ def test_closing_ends_every_wait(volume, config, stage):
     if stage == "more pushes":
         assert len(p.pop()) == 4
         assert ended.wait(30)
-    begun = time.monotonic()
     p.close()
-    assert time.monotonic() - begun < 20
+    assert "left behind" not in caplog.text  # what is said of a thread that does not end in time
     assert threads_end("rankwise-reader")
     assert ended.is_set() is (stage != "nothing pushed")
     assert not p.pending
@@ -201,9 +199,13 @@ def test_an_interrupt_ends_a_pop_and_the_stream_goes_on(volume, config):
     with damacy.Pipeline(config()) as p:
         p.push(slow())
         timer = threading.Timer(0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
+
+        def begun_and_popped():
+            timer.start()  # it may fire before the pop has begun
             p.pop()
+
+        with pytest.raises(KeyboardInterrupt):
+            begun_and_popped()
         go.set()
         assert [batch.numbers.tolist() for batch in p] == [[0, 1, 2, 3], [4, 5, 6, 7]]
         timer.join()

@@ -329,7 +329,7 @@ print(len(DataLoader(mine.as_dataset(), batch_size=None)))
 def test_torch_is_not_loaded_for_this():
     """NumPy batches need none; a DataLoader takes the loader as a dataset, whenever torch was imported."""
     told = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=240, check=False
     )
     assert "DataLoader(loader.as_dataset(), batch_size=None)\n3\n" in told.stdout, told.stderr
 
@@ -341,4 +341,6 @@ def test_a_break_leaves_no_worker_behind():
     workers = steps._workers
     assert [worker.is_alive() for worker in workers] == [True, True]
     del steps
+    for worker in workers:  # torch waits for five seconds, then kills and waits no more
+        worker.join(60)
     assert [worker.is_alive() for worker in workers] == [False, False]

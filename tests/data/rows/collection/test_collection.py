@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 
 import anndata
 import numpy as np
@@ -188,7 +189,10 @@ def test_a_column_beyond_the_budget_is_said(tmp_path):
     made = small_anndata(9_000, 3)
     with pytest.warns(UserWarning, match=r"'index' takes about 69 bytes a row in memory, 1 MB for the 9000 rows of a"):
         add(tmp_path / "c.zarr", [made], matrices=["X"], dataset_size=9_000)
-    add(tmp_path / "d.zarr", [made], matrices=["X"], dataset_size=3_000)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        add(tmp_path / "d.zarr", [made], matrices=["X"], dataset_size=3_000)
+    assert [str(warning.message) for warning in said] == []
 
 
 def test_groups_lie_together(tmp_path, three):

@@ -37,7 +37,7 @@ def reads(monkeypatch):
             found.append(rows.tolist())
             if not found.gate.is_set():
                 found.waits.set()
-                assert found.gate.wait(20)
+                assert found.gate.wait(120)
             return super().read(rows, lease)
 
     monkeypatch.setattr("rankwise.data.rows.loader.held.StoredRows", Noted)

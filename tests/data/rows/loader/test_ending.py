@@ -4,13 +4,16 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from itertools import chain
 
 import pytest
 
+from rankwise.data.feed.prefetch import Conveyor
 from rankwise.data.rows.samplers import SequentialSampler
 from rankwise.testing.hundred_rows import loader_of_hundred, rows_of
 from rankwise.testing.new_threads import threads_since
+from rankwise.testing.patience import until
 
 SCRIPT = """
 import atexit, os, signal, threading
@@ -67,6 +70,12 @@ def test_a_pass_does_not_go_on_in_a_forked_process(hundred):
     ]  # fmt: skip
 
 
+def waits_for_rows():
+    """Whether the main thread is inside of a wait for what is read."""
+    frame = sys._current_frames()[threading.main_thread().ident]
+    return any(held.f_code is Conveyor.take.__code__ for held, _ in traceback.walk_stack(frame))
+
+
 def test_who_interrupts_a_wait_finds_the_loader_as_it_was(hundred, reads):
     """The pass is over, nothing reads on, and the next pass is a whole one."""
     loader = loader_of_hundred(hundred, SequentialSampler(5, 4, 10))
@@ -75,7 +84,8 @@ def test_who_interrupts_a_wait_finds_the_loader_as_it_was(hundred, reads):
     reads.gate.clear()
 
     def interrupt():
-        assert reads.waits.wait(20)
+        assert reads.waits.wait(60)
+        assert until(waits_for_rows)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         reads.gate.set()
 

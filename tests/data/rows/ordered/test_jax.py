@@ -30,7 +30,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 2)
 import rankwise
 
-world = rankwise.World.init_jax(timeout=60)
+world = rankwise.World.init_jax(timeout=240)
 import numpy as np
 import zarr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
@@ -145,7 +145,7 @@ def said(held, tmp_path_factory):
     command = ["-m", "rankwise", "run", "--nproc", "2", "train.py", json.dumps(held.places), str(BATCH)]
     env = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
     done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(2)]

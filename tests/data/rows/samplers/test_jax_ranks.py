@@ -1,11 +1,12 @@
 """Ranks that JAX knows about, as real processes."""
 
 import json
-import socket
 import subprocess
 import sys
 
 import pytest
+
+from rankwise.testing.held_ports import hold_port
 
 SCRIPT = """
 import json, sys
@@ -30,13 +31,11 @@ print(json.dumps(rows))
 def test_two_processes_of_jax():
     """They share the rows, and after two epochs have seen all of them; the world is that of a JAX so initialised."""
     pytest.importorskip("jax")
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
+    port = str(hold_port())
     started = [
         subprocess.Popen([sys.executable, "-c", SCRIPT, port, str(rank)], stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    first, second = (set(json.loads(process.communicate(timeout=120)[0].splitlines()[-1])) for process in started)
+    first, second = (set(json.loads(process.communicate(timeout=240)[0].splitlines()[-1])) for process in started)
     assert not first & second
     assert first | second == set(range(1001))

@@ -77,7 +77,7 @@ class Proxy(http.server.ThreadingHTTPServer):
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
             if self.gate is not None:
-                self.gate.wait(20)
+                self.gate.wait(60)
             yield
         finally:
             with self.lock:
@@ -98,18 +98,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
             )
             fault = server.faults.of(self.path)
         with server.flight():
-            if fault == "stall":
-                server.ended.wait(60)
-                self.close_connection = True
-            elif fault.isdigit():
-                self.refuse(int(fault))
-            else:
-                self.spoil(*self.upstream(), fault)
+            upstream = () if fault == "stall" or fault.isdigit() else self.upstream()
+        # landed: whoever has the answer may ask again before this thread goes on
+        if fault == "stall":
+            server.ended.wait(60)
+            self.close_connection = True
+        elif fault.isdigit():
+            self.refuse(int(fault))
+        else:
+            self.spoil(*upstream, fault)
 
     do_HEAD = do_PROPFIND = do_GET  # noqa: N815
 
     def upstream(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.upstream_port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.upstream_port, timeout=120)
         # a signature is for the host that was asked
         connection.request(self.command, self.path, headers=dict(self.headers.items()))
         answer = connection.getresponse()
@@ -182,7 +184,7 @@ def files_at(s3_keys):
     made = []
 
     def make(endpoint, **options):
-        settings = {"timeout_s": 20.0, "backoff_s": 0.001, "max_backoff_s": 0.01, **options}
+        settings = {"timeout_s": 120.0, "backoff_s": 0.001, "max_backoff_s": 0.01, **options}
         store = {**s3_keys, "endpoint": endpoint, **settings.pop("store", {})}
         made.append(RemoteFiles(RemoteOptions(**settings, store=store)))
         return made[-1]

@@ -100,7 +100,7 @@ def test_arrays_come_back_byte_for_byte(written, proxy, files_at):
 def test_arrays_come_back_past_faults(written, proxy, files_at):
     """Half of the requests fail, each time differently: the same bytes, and as many retries as failures."""
     proxy.spoil("503", "", "cut", "500", "", "reset", "short", "", "stall", paths="/c/0/")
-    files = files_at(proxy.url, timeout_s=3.0)
+    files = files_at(proxy.url, timeout_s=8.0)
     found, _ = read(files, written)
     assert (found == written[1]).all()
     assert files.stats.retries == 6

@@ -80,7 +80,7 @@ def test_without_obstore_the_extra_is_named(monkeypatch):
 
 
 def python(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

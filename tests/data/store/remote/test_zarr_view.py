@@ -124,15 +124,18 @@ def test_boxes_know_trouble_from_damage_on_this_way_too(written, proxy, files_at
 
 def test_a_read_that_was_cancelled_costs_no_thread():
     """Its task finds nobody to tell, and ends like any other."""
-    tasks = []
+    tasks, read = [], []
     view = ZarrView("memory://cancelled", lambda: (None, types.SimpleNamespace(submit=tasks.append)))
 
     async def cancelled():
-        reading = asyncio.create_task(view._on_worker(lambda _: pytest.fail("nobody wants it")))
+        reading = asyncio.create_task(view._on_worker(read.append))
         await asyncio.sleep(0)  # it has asked by then
         reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await reading
+        return reading.cancelled()
 
-    asyncio.run(cancelled())
-    tasks[0]()
+    assert asyncio.run(cancelled())
+    [task] = tasks
+    assert task() is None  # what it raised would end the thread
+    assert read == []
