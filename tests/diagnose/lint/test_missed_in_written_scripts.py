@@ -317,7 +317,7 @@ def main(net):
 }  # fmt: skip
 
 
-for _file in ("written_loops.py", "written_saves.py"):
+for _file in ("written_apart.py", "written_loops.py", "written_saves.py"):
     CASES |= runpy.run_path(str(Path(__file__).with_name(_file)))["CASES"]
 
 
