@@ -52,6 +52,8 @@ def train(args, net, batches, table):
         json.dump(vars(args), file)
     with open(os.path.join(args.out, "log"), "a") as file:
         json.dump(vars(args), file)
+    with open(f"{args.out}/{os.environ['SLURM_PROCID']}.json", "w") as file:
+        json.dump(vars(args), file)
     evaluate(DDP(net, device_ids=[rank]), batches, table)
     if rank == 0:
         np.save("last.npy", np.zeros(1))
@@ -187,6 +189,8 @@ def main(net, batches, optimizer, judge):
             group["lr"] *= 0.5  #> step-on-one-rank
     if dist.get_rank() == 0:
         print([group["lr"] for group in optimizer.param_groups])
+        group = {}
+        group["lr"] = optimizer.param_groups[0]["lr"]
     for group in optimizer.param_groups:
         group["lr"] *= 0.5
 """,

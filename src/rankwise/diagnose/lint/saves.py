@@ -134,7 +134,7 @@ _TABLES = (
 )
 _ARRAYS = ("numpy.save", "numpy.savez", "numpy.savez_compressed", "numpy.savetxt")
 # names of files that each process has for itself
-_APART = re.compile(r"te?mp|pid|uuid|null|stdout|stderr|rand|hostname|trial", re.IGNORECASE)
+_APART = re.compile(r"te?mp|pid|procid|nodeid|localid|uuid|null|stdout|stderr|rand|hostname|trial", re.IGNORECASE)
 _STARTERS = ("Process", "notebook_launcher", "elastic_launch", "launch_agent", "Popen", "PContext", "run_function")
 
 

@@ -13,7 +13,7 @@ from rankwise.diagnose.lint.scopes import Call, Place
 from rankwise.diagnose.lint.wrapped import DDP, Wrap, is_rebound, known_wraps, sees
 
 # the public attributes of nn.Module and of DistributedDataParallel
-_OWN = frozenset(
+OWN = frozenset(
     "add_module apply bfloat16 buffers call_super_init children compile cpu cuda double dump_patches eval extra_repr float "
     "forward get_buffer get_extra_state get_parameter get_submodule half ipu load_state_dict modules mtia named_buffers "
     "named_children named_modules named_parameters parameters register_backward_hook register_buffer register_forward_hook "
@@ -69,7 +69,7 @@ def attribute_of_wrapped(module: Module) -> Iterator[Hit]:
     for node, place in _attributes(module, texts):
         base = text_of(node.value)
         line = node.lineno, node.attr
-        if node.attr in _OWN or node.attr.startswith("_") or f"{base}.{node.attr}" in set_here or line in seen:
+        if node.attr in OWN or node.attr.startswith("_") or f"{base}.{node.attr}" in set_here or line in seen:
             continue
         at = Call(ast.copy_location(ast.Call(node, [], []), node), "", place)
         if place.tries or _is_asked(place, base):

@@ -246,7 +246,7 @@ def tasks_per_node(file: LaunchFile, command: Command) -> int:
     """Return how often srun starts a line on each node, as far as its own options and those of the job say; else 1."""
     nodes, tasks = (_told(file, command, *names) for names in (("nodes", "-N"), ("ntasks", "-n")))
     per_node = _told(file, command, "ntasks-per-node", "--ntasks-per-node")
-    own = command.option("--ntasks", "-n") is not None
+    own = _own(command, "ntasks", "-n")
     if per_node.isdigit() and not own:
         return int(per_node)
     if tasks.isdigit() and nodes.isdigit() and int(nodes):
@@ -255,8 +255,16 @@ def tasks_per_node(file: LaunchFile, command: Command) -> int:
 
 
 def _told(file: LaunchFile, command: Command, name: str, short: str) -> str:
+    return _own(command, name, short) or file.sbatch.get(name, "")
+
+
+def _own(command: Command, name: str, short: str) -> str:
+    """Return what a line itself says: ``--ntasks=2``, ``--ntasks 2``, ``-n 2`` or ``-n2``; "" if nothing."""
     found = command.option(f"--{name}", short)
-    return found[0] if found is not None else file.sbatch.get(name, "")
+    if found is not None:
+        return found[0]
+    joined = (re.fullmatch(rf"{short}(\d+)", word) for word in command.texts if len(short) == 2)
+    return next((each[1] for each in joined if each), "")
 
 
 rule(

@@ -327,7 +327,13 @@ def step_on_one_rank(module: Module) -> Iterator[Hit]:
 
 def _sets_a_rate(body: list[ast.stmt]) -> ast.expr | None:
     """Return where statements write the learning rate of a group of parameters."""
-    for part in (part for stmt in body for part in ast.walk(stmt)):
+    parts = [part for stmt in body for part in ast.walk(stmt)]
+    groups = {
+        part.target.id
+        for part in parts
+        if isinstance(part, ast.For) and isinstance(part.target, ast.Name) and "param_groups" in ast.unparse(part.iter)
+    }
+    for part in parts:
         targets = (
             part.targets if isinstance(part, ast.Assign) else [part.target] if isinstance(part, ast.AugAssign) else []
         )
@@ -338,7 +344,7 @@ def _sets_a_rate(body: list[ast.stmt]) -> ast.expr | None:
                 and target.slice.value == "lr"
             ):
                 base = text_of(target.value)
-                if re.search(r"param_groups|^(g|pg|group|param_group|p)$", base):
+                if base in groups or base.removesuffix("[]").endswith("param_groups"):
                     return target
     return None
 
