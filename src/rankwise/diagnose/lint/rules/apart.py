@@ -135,7 +135,8 @@ def sum_shown_as_mean(module: Module) -> Iterator[Hit]:
         if not isinstance(given, ast.Name) or not scope.is_function or (op is not None and last(text_of(op)) != "SUM"):
             continue
         bound = [found for found in scope.bindings.get(given.id, ()) if found.value is not None]
-        made = ast.unparse(bound[-1].value) if len(bound) == 1 and bound[0].value is not None else ""
+        value = bound[0].value if len(bound) == 1 else None
+        made = "" if value is None else ast.unparse(value)
         mean = _MEANS.search(given.id) or re.search(r"\b(\w*_)?loss\b(?!\w*\()|\.mean\(|/ len\(", made)
         if not made or not mean or _SUMS.search(given.id) or re.search(r"world|size|ranks|sum|zeros|total|count", made):
             continue
