@@ -317,7 +317,7 @@ def main(net):
 }  # fmt: skip
 
 
-for _file in ("written_loops.py", "written_saves.py"):
+for _file in ("written_apart.py", "written_loops.py", "written_saves.py"):
     CASES |= runpy.run_path(str(Path(__file__).with_name(_file)))["CASES"]
 
 
@@ -359,6 +359,20 @@ LINES = {
     "a script of the first node": "#!/bin/bash\n#SBATCH -N 2\n# no srun here\n"
     "torchrun --nnodes 2 --rdzv-endpoint $HOST:29500 train.py  #> launcher-on-first-node\n",
     "a script of one node": "#!/bin/bash\n#SBATCH -N 1\ntorchrun --nnodes 1 train.py\n",
+    "tasks of a job": "#!/bin/bash\n#SBATCH -N 1\n#SBATCH -n 4\n"
+    "srun torchrun --standalone --nproc_per_node=4 train.py  #> launch-twice\n"
+    "srun -n1 torchrun --standalone --nproc_per_node=4 train.py\nsrun -n 1 torchrun --nproc_per_node=4 train.py\n",
+    "other launchers": "#!/bin/bash\n#SBATCH --ntasks-per-node=4\n"
+    "srun python -m torch.distributed.run --nproc_per_node=4 train.py  #> launch-twice\n"
+    "srun accelerate launch --num_processes 4 train.py  #> launch-twice\n"
+    "srun --ntasks-per-node=1 accelerate launch --num_processes 4 train.py\n",
+    "more tasks than GPUs": "#!/bin/bash\n#SBATCH --ntasks-per-node=4\n#SBATCH --gres=gpu:2\n"
+    "srun python train.py  #> more-ranks-than-gpus\nsrun python prepare.py\nsrun --gres=gpu:4 python train.py\n",
+    "one task on two nodes": "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks=1\n"
+    "srun torchrun --nnodes 2 --rdzv-endpoint $HOST:29500 train.py  #> launcher-on-first-node\n"
+    "srun -N 2 -n 2 torchrun --nnodes 2 --rdzv-endpoint $HOST:29500 train.py\n",
+    "processes of two machines": "#!/bin/bash\n#SBATCH --gres=gpu:4\n"
+    "accelerate launch --num_machines 2 --num_processes 8 train.py\n",
     "a type of GPU": "#!/bin/bash\n#SBATCH --gres=gpu:a100:4\ntorchrun --nproc-per-node 4 train.py\n",
 }
 

@@ -10,7 +10,13 @@ from rankwise.diagnose.lint.fixes import mended
 
 LOOK_ALIKES = {
     code: text
-    for file in ("lookalikes.py", "lookalikes_step.py", "lookalikes_launch.py", "lookalikes_shared.py")
+    for file in (
+        "lookalikes.py",
+        "lookalikes_apart.py",
+        "lookalikes_launch.py",
+        "lookalikes_shared.py",
+        "lookalikes_step.py",
+    )
     for code, text in runpy.run_path(str(Path(__file__).with_name(file)))["LOOK_ALIKES"].items()
 }
 ALL = Settings(select=("ALL",), confidence="low")

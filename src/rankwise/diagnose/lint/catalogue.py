@@ -4,7 +4,10 @@ from rankwise.diagnose.lint import suppression
 from rankwise.diagnose.lint.record import registered
 from rankwise.diagnose.lint.rules import (
     after_wrap,
+    apart,
+    attributes,
     batch,
+    batch_sizes,
     checkpoints,
     collectives,
     data,
@@ -12,12 +15,14 @@ from rankwise.diagnose.lint.rules import (
     duplicates,
     epochs,
     evaluation,
+    files,
     frozen,
     launch,
     library_steps,
     model,
     nodes,
     own,
+    ports,
     rank_tests,
     reductions,
     restores,
@@ -30,7 +35,8 @@ __all__ = ["RULES"]
 
 # Importing a family has made its rules.
 _FAMILIES = (
-    *(after_wrap, batch, checkpoints, collectives, data, deprecations, duplicates, epochs, evaluation, frozen, launch),
-    *(library_steps, model, nodes, own, rank_tests, reductions, restores, shares, step, suppression, wrap),
+    *(after_wrap, apart, attributes, batch, batch_sizes, checkpoints, collectives, data, deprecations, duplicates),
+    *(epochs, evaluation, files, frozen, launch, library_steps, model, nodes, own, ports, rank_tests, reductions),
+    *(restores, shares, step, suppression, wrap),
 )
 RULES = registered()

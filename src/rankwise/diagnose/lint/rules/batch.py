@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import is_distributed, names_in, training_loops, uses_cuda
-from rankwise.diagnose.lint.module import Module
+from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
-from rankwise.diagnose.lint.scopes import Call
+from rankwise.diagnose.lint.scopes import Call, Scope
 from rankwise.diagnose.lint.wrapped import wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -185,12 +185,43 @@ def timing_without_sync(module: Module) -> Iterator[Hit]:
     for bodies in _training_bodies(module):
         yield from _between_phases(module, bodies)
     for scope in module.scopes:
-        if not scope.is_function or not re.search(r"bench|throughput|speed|latency|timing|measure_|time_", scope.name):
-            continue
         clocks = [call for call in scope.calls if call.name in {"time.time", "time.perf_counter", "time.monotonic"}]
+        if not scope.is_function or not re.search(r"bench|throughput|speed|latency|timing|measure_|time_", scope.name):
+            yield from _of_a_speed(module, scope, clocks)
+            continue
         works = any(call.method in {"backward", "forward", "model", "step"} for call in scope.calls)
         if len(clocks) >= 2 and works and not any(_waits(call) for call in scope.calls):
             yield Hit(clocks[-1].node)
+        else:
+            yield from _of_a_speed(module, scope, clocks)
+
+
+_SPEEDS = re.compile(
+    r"throughput|\b(img|image|imgs|images|sample|samples|token|tokens|tok|frames|it|iters?|steps?)s?\s?/\s?s(ec(ond)?)?\b|"
+    r"per[ _]sec|latency|\bfps\b|tflops",
+    re.IGNORECASE,
+)
+
+
+def _of_a_speed(module: Module, scope: Scope, clocks: list[Call]) -> Iterator[Hit]:
+    """Yield the reading behind a loop of work on the GPU that nothing waits for, where a speed is told of it."""
+    told = len(clocks) == 2 and any(
+        _SPEEDS.search(str(node.value)) for node, place in module.strings if place.scope is scope
+    )
+    if not told or any(call.place.branches for call in clocks):
+        return
+    start, end = clocks
+    if start.place.loops != end.place.loops or start.place.loops:
+        return
+    between = [call for call in scope.calls if position(start.node) < position(call.node) < position(end.node)]
+    work = [call for call in between if call.place.loops and (call.method == "backward" or _runs(call))]
+    inside = [inner for call in between for inner in getattr(module.local_function(call), "calls", ())]
+    if work and not any(_waits(call) for call in (*between, *inside)):
+        yield Hit(end.node)
+
+
+def _runs(call: Call) -> bool:
+    return _MODEL.fullmatch(call.text.removeprefix("self.")) is not None
 
 
 _WAITS = frozenset("synchronize item cpu tolist numpy elapsed_time wait barrier float isnan isfinite".split())

@@ -6,63 +6,15 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import (
-    FABRICS,
-    effective_side,
-    has_framework,
-    is_before_ranks,
-    is_distributed,
-    is_handed_over,
-    is_in_turn,
-    names_in,
-    runs_on_several,
-)
+from rankwise.diagnose.lint.facts import is_distributed
 from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.saves import files_of_all, is_on_all, runs_ranks, starts_ranks, written_files
 from rankwise.diagnose.lint.scopes import Call
 from rankwise.diagnose.lint.wrapped import known_wraps, sees, wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
-_STARTS = ("torch.distributed.init_process_group",)
-_OF_ITS_OWN = re.compile(r"rank|shard|worker|proc|local|device|gpu", re.IGNORECASE)
-
-
-def starts_ranks(module: Module) -> bool:
-    """Whether the file starts a process group or wraps a model."""
-    return bool(wraps(module)) or any(name in module.by_name for name in _STARTS)
-
-
-def _other_side_elsewhere(module: Module, call: Call) -> bool:
-    """Whether a test of the rank may stand where this file does not show it: around the calls of its function."""
-    scope = next((found for found in call.place.scope.chain() if found.is_function), None)
-    if scope is None:
-        return False
-    if re.search("master|main_|rank|zero", scope.name, re.IGNORECASE):
-        return True
-    if scope.owner is not None and scope.name.startswith("on_"):  # a hook that Lightning calls on every rank
-        return False
-    callers = module.callers(scope)
-    if scope.owner is not None:
-        callers = callers or [found for found in module.methods(scope.name) if found.base]
-    known = scope.name in {"main", "train", "run", "worker", "main_worker", "fit"} or is_handed_over(module, scope)
-    return not callers and not known
-
-
-def is_own_file(module: Module, call: Call, target: ast.expr | None) -> bool:
-    """Whether a file is the process's own: in memory, or a temporary one."""
-    made = module.value(target, call.place.scope)
-    withs = [
-        item
-        for found in call.place.withs
-        for item in found.items
-        if target is not None and item.optional_vars is not None
-    ]
-    opened = [item.context_expr for item in withs if text_of(item.optional_vars) == text_of(target)]  # type: ignore[arg-type]
-    return any(
-        isinstance(found, ast.Call) and text_of(found.func).endswith(("BytesIO", "TemporaryFile"))
-        for found in (made, *opened)
-    )
 
 
 @rule(
@@ -87,35 +39,13 @@ def main(net, path):
     ignore="each rank saves something of its own under a path of its own.",
 )  # fmt: skip
 def save_on_all_ranks(module: Module) -> Iterator[Hit]:
-    """torch.save in a file that starts ranks or wraps a model, under no test of the rank."""
+    """torch.save, or what writes another file, where ranks are started or a model is wrapped, under no test of the rank."""
     yield from _overridden(module)
-    library = _accelerated(module) or runs_on_several(module)
-    if not library and (not starts_ranks(module) or (has_framework(module) and not wraps(module))):
-        return
-    for call in (*module.named("torch.save"), *_other_saves(module)):
-        place = call.place
+    for call in (*module.named("torch.save"), *_other_saves(module)) if runs_ranks(module) else ():
         target = call.argument("f", 1) if call.name == "torch.save" else _target(call)
-        if (
-            place.side
-            or is_in_turn(place)
-            or effective_side(module, place)
-            or target is None
-            or _other_side_elsewhere(module, call)
-        ):
-            continue
-        scope = next((found for found in place.scope.chain() if found.is_function), None)
-        guarded = scope is not None and any(found.place.side == "main" for found in module.callers(scope))
-        if is_own_file(module, call, target) or is_before_ranks(module, place.scope):
-            continue
-        path = module.value(target, place.scope)
-        own = any(_OF_ITS_OWN.search(name) for name in names_in(target) | names_in(path))
-        # one whose test is hidden behind a flag: `if args.save`, `if verbose`, `if self.is_saver`
-        flagged = any(
-            re.search(r"main|master|rank|save|log|verbose|write|primary|chief", ast.unparse(branch.test), re.IGNORECASE)
-            for branch in place.branches
-        )
-        if not guarded and not own and not (flagged and _hidden_test(module, call)):
+        if target is not None and is_on_all(module, call, target):
             yield Hit(call.node.func)
+    yield from (Hit(call.node.func) for call in files_of_all(module))
 
 
 _ASKED = re.compile(r"should_save|world_process_zero|rank|is_main|deepspeed|fsdp", re.IGNORECASE)
@@ -125,7 +55,7 @@ def _overridden(module: Module) -> Iterator[Hit]:
     """Yield what save_model of a class made of transformers' Trainer writes: the Trainer calls it on every rank."""
     if not any(starts_ranks(module) or word in module.source for word in ("local_rank", "LOCAL_RANK", "world_size")):
         return
-    for call in module.named("torch.save"):
+    for call in (*module.named("torch.save"), *_other_saves(module), *(call for call, _ in written_files(module))):
         owner = call.place.scope.owner
         bases = owner.node.bases if owner is not None and isinstance(owner.node, ast.ClassDef) else ()
         own = any(re.fullmatch(r"transformers\.(\w+\.)*\w*Trainer", module.name_of(base)) for base in bases)
@@ -146,25 +76,6 @@ def _other_saves(module: Module) -> Iterator[Call]:
 
 def _target(call: Call) -> ast.expr | None:
     return call.argument("save_directory", 0) if call.method == "save_pretrained" else call.argument("filename", 1)
-
-
-def _accelerated(module: Module) -> bool:
-    """Whether Accelerate or Fabric runs the script on several ranks: all that is not guarded runs on each of them."""
-    return any(name in module.by_name for name in ("accelerate.Accelerator", *FABRICS))
-
-
-def _hidden_test(module: Module, call: Call) -> bool:
-    """Whether a branch around a call tests a name whose value this file does not show."""
-    given = (found.node.args[0] for found in module.methods("add_argument") if found.node.args)
-    options = {str(part.value).lstrip("-").replace("-", "_") for part in given if isinstance(part, ast.Constant)}
-    for branch in call.place.branches:
-        parts = [part for part in ast.walk(branch.test) if isinstance(part, ast.Name | ast.Attribute)]
-        parts = [part for part in parts if text_of(part) != "__name__"]
-        shown = {part for part in parts if isinstance(part, ast.Attribute) and part.attr in options}
-        shown |= {part.value for part in shown if isinstance(part, ast.Attribute)}  # type: ignore[misc]
-        if any(module.binding(text_of(part), call.place.scope) is None for part in parts if part not in shown):
-            return True
-    return False
 
 
 @rule(

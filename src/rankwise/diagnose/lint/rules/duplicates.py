@@ -184,11 +184,17 @@ def _slices(module: Module, loops: set[ast.stmt]) -> Iterator[Hit]:
                 continue
             ranked = re.compile("rank|world|shard|proc|local", re.IGNORECASE)
             bound = [found for found in module.bindings if found.value is not None and found.text == data]
-            cut = any(has_rank(module, found.value, found.place.scope) for found in bound if found.value is not None)
+            cut = any(_is_cut(module, found.value, found.place) for found in bound if found.value is not None)
             if cut or ranked.search(ast.unparse(counts)) or ranked.search(text) or ranked.search(data):
                 continue
             yield Hit(part, {"what": f"{ast.unparse(part)} is cut by a counter that is the same on all of them"})
             return
+
+
+def _is_cut(module: Module, made: ast.expr, place: Place) -> bool:
+    """Whether data hold a rank: by what they are made of, or as one of the files that a loop around them goes through."""
+    around = [loop for loop in place.loops if isinstance(loop, ast.For) and names_in(loop.target) & names_in(made)]
+    return any(has_rank(module, part, place.scope) for part in (made, *(loop.iter for loop in around)))
 
 
 _WRITES = frozenset(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import environment_reads, environment_writes
-from rankwise.diagnose.lint.launch_lines import LaunchFile
+from rankwise.diagnose.lint.launch_lines import Command, LaunchFile
 from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 from rankwise.diagnose.variables import RENAMED, judge_name
@@ -215,21 +215,61 @@ def node_rank_guess(module: Module) -> Iterator[Hit]:
                 yield Hit(value)
 
 
+_STARTERS = ("torch.distributed.run", "torch.distributed.launch")
+
+
 def _twice_in_lines(file: LaunchFile) -> Iterator[Hit]:
-    tasks = file.sbatch.get("ntasks-per-node", "")
     for command in file.commands:
-        launcher, srun = command.find("torchrun"), command.find("srun")
+        srun = command.find("srun")
+        launcher = _launcher(command)
         if srun is None or launcher is None or launcher < srun:
             continue
-        given = next((found[0] for name in ("--ntasks-per-node",) if (found := command.option(name))), tasks)
-        per_node = command.option("--nproc-per-node")
-        if given.isdigit() and int(given) > 1 and per_node is not None and per_node[0] != "1":
-            yield Hit(command.words[launcher], {"number": given})
+        tasks = tasks_per_node(file, command)
+        per_node = command.option("--nproc-per-node", "--num-processes")
+        if tasks > 1 and per_node is not None and per_node[0] != "1":
+            yield Hit(command.words[launcher], {"name": command.words[launcher].text, "number": str(tasks)})
+
+
+def _launcher(command: Command) -> int | None:
+    """Return the index of the word that starts ranks."""
+    words = command.texts
+    if (found := command.find("torchrun", "accelerate")) is not None:
+        return (
+            found
+            if words[found].rpartition("/")[2] == "torchrun" or words[found + 1 : found + 2] == ["launch"]
+            else None
+        )
+    return next((index for index, word in enumerate(words) if word in _STARTERS), None)
+
+
+def tasks_per_node(file: LaunchFile, command: Command) -> int:
+    """Return how often srun starts a line on each node, as far as its own options and those of the job say; else 1."""
+    nodes, tasks = (_told(file, command, *names) for names in (("nodes", "-N"), ("ntasks", "-n")))
+    per_node = _told(file, command, "ntasks-per-node", "--ntasks-per-node")
+    own = _own(command, "ntasks", "-n")
+    if per_node.isdigit() and not own:
+        return int(per_node)
+    if tasks.isdigit() and nodes.isdigit() and int(nodes):
+        return int(tasks) // int(nodes)
+    return 1
+
+
+def _told(file: LaunchFile, command: Command, name: str, short: str) -> str:
+    return _own(command, name, short) or file.sbatch.get(name, "")
+
+
+def _own(command: Command, name: str, short: str) -> str:
+    """Return what a line itself says: ``--ntasks=2``, ``--ntasks 2``, ``-n 2`` or ``-n2``; "" if nothing."""
+    found = command.option(f"--{name}", short)
+    if found is not None:
+        return found[0]
+    joined = (re.fullmatch(rf"{short}(\d+)", word) for word in command.texts if len(short) == 2)
+    return next((each[1] for each in joined if each), "")
 
 
 rule(
     "RW612", "launch-twice", "error", "medium",
-    message="srun starts torchrun {number} times on each node, and each of them starts ranks: one task per node",
+    message="srun starts {name} {number} times on each node, and each of them starts ranks: one task per node",
     why="torchrun starts the ranks of a node itself. With several tasks per node several launchers fight for one port and GPU.",
     wrong="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun torchrun --nnodes 2 --nproc-per-node 4 "
     "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",

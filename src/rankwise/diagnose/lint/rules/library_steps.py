@@ -314,6 +314,39 @@ def step_on_one_rank(module: Module) -> Iterator[Hit]:
         yield Hit(
             call.node, {"name": call.text, "ranks": RANKS[side], "what": "learning rates" if rated else "weights"}
         )
+    for branch in module.branches:
+        if branch.side is None or not isinstance(branch.node, ast.If) or _sets_a_rate(branch.node.orelse):
+            continue
+        target = _sets_a_rate(branch.node.body)
+        if target is not None and not module.has_call(
+            "broadcast_object_list", "broadcast", "broadcast_optimizer_state"
+        ):
+            what = {"name": f"{ast.unparse(target)} =", "ranks": RANKS[branch.side], "what": "learning rates"}
+            yield Hit(target, what)
+
+
+def _sets_a_rate(body: list[ast.stmt]) -> ast.expr | None:
+    """Return where statements write the learning rate of a group of parameters."""
+    parts = [part for stmt in body for part in ast.walk(stmt)]
+    groups = {
+        part.target.id
+        for part in parts
+        if isinstance(part, ast.For) and isinstance(part.target, ast.Name) and "param_groups" in ast.unparse(part.iter)
+    }
+    for part in parts:
+        targets = (
+            part.targets if isinstance(part, ast.Assign) else [part.target] if isinstance(part, ast.AugAssign) else []
+        )
+        for target in targets:
+            if (
+                isinstance(target, ast.Subscript)
+                and isinstance(target.slice, ast.Constant)
+                and target.slice.value == "lr"
+            ):
+                base = text_of(target.value)
+                if base in groups or base.removesuffix("[]").endswith("param_groups"):
+                    return target
+    return None
 
 
 def _both_ways(node: ast.stmt, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""RW616 to RW620: ranks, nodes and GPUs whose numbers do not fit together."""
+"""RW616 to RW621: ranks, nodes and GPUs whose numbers do not fit together."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rankwise.diagnose.lint.launch_lines import Command, LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.rules.launch import tasks_per_node
 from rankwise.diagnose.lint.scopes import Scope
 from rankwise.diagnose.lint.wrapped import DDP
 
@@ -60,7 +61,7 @@ def _gpus_in_lines(file: LaunchFile) -> Iterator[Hit]:
         if (
             found is None
             or not found[0].isdigit()
-            or (found[1].text.replace("_", "-").startswith("--num-proc") and _nodes(file, command) > 1)
+            or (command.option("--num-processes") is not None and _nodes(file, command) > 1)
         ):
             continue
         mine = [each for each in command.settings if each.name == "CUDA_VISIBLE_DEVICES"]
@@ -77,6 +78,19 @@ def _gpus_in_lines(file: LaunchFile) -> Iterator[Hit]:
             number, where = int(count[1]), "Slurm gives"
         if number is not None and int(found[0]) > number:
             yield Hit(found[1], {"ranks": found[0], "where": where, "gpus": str(number)})
+    gpus = re.fullmatch(r"(?:[\w.-]+:)?(\d+)", slurm or "")
+    for command in file.commands if gpus is not None else ():
+        # srun starts the ranks itself
+        srun, script = command.find("srun"), next((word for word in command.texts if word.endswith(".py")), "")
+        trains = srun is not None and _TRAINS.search(script) and "cpu" not in script
+        tasks = tasks_per_node(file, command) if trains else 1
+        told = any(command.option(name) for name in ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "-G"))
+        if gpus is not None and not told and next(_launches(file), None) is None and tasks > int(gpus[1]) > 0:
+            place = command.words[srun or 0]
+            yield Hit(place, {"ranks": str(tasks), "where": "Slurm gives", "gpus": gpus[1]}, confidence="medium")
+
+
+_TRAINS = re.compile(r"train|ddp|distributed|finetune|pretrain", re.IGNORECASE)
 
 
 def _for_another(file: LaunchFile, setting: Setting, command: Command) -> bool:
@@ -277,21 +291,29 @@ def used_before_init(module: Module) -> Iterator[Hit]:
 
 def _first_node_in_lines(file: LaunchFile) -> Iterator[Hit]:
     nodes = file.sbatch.get("nodes", "1").rpartition("-")[2]
-    # something that starts the line on each node, in this file or in a text that it writes
-    if not nodes.isdigit() or int(nodes) < 2 or _SPREADS.search(_COMMENT.sub("", file.source)):
+    if not nodes.isdigit() or int(nodes) < 2:
         return
+    text = _COMMENT.sub("", file.source)
+    # something that starts the line on each node, in this file or in a text that it writes
+    alone = not _SPREADS.search(text)
+    # srun starts as many tasks as it is told, and one task is on one node
+    once = file.sbatch.get("ntasks") == "1" and "ntasks-per-node" not in file.sbatch and not _FOR_EACH.search(text)
     for command in _launches(file):
-        if _nodes(file, command) > 1:
-            yield Hit(command.words[0], {"number": nodes})
+        srun = command.find("srun")
+        told = any(command.option(name) for name in ("-n", "-N", "--nodes", "--ntasks", "--ntasks-per-node", "-w"))
+        if _nodes(file, command) > 1 and (alone or (once and srun == 0 and not told)):
+            what = "the batch script" if alone else "srun, with one task,"
+            yield Hit(command.words[0], {"what": what, "number": nodes})
 
 
+_FOR_EACH = re.compile(r"\b(mpirun|mpiexec|pdsh|ssh|clush|parallel|for|while)\b")
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 _SPREADS = re.compile(r"\b(srun|mpirun|mpiexec|pdsh|ssh|clush|parallel|ibrun|jsrun|sbatch|ray)\b")
 
 
 rule(
     "RW621", "launcher-on-first-node", "error", "medium",
-    message="the batch script runs on the first of its {number} nodes only: start the launcher on each of them by srun",
+    message="{what} runs on the first of its {number} nodes only: start the launcher on each of them by srun",
     why="Slurm gives a job all its nodes and runs the script on the first one. The launcher there waits for the others, which "
     "nobody starts, until the rendezvous gives up.",
     wrong="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\ntorchrun --nnodes 2 --nproc-per-node 8 "
@@ -302,66 +324,3 @@ rule(
     language="bash",
     lines=_first_node_in_lines,
 )(None)  # fmt: skip
-
-
-_DRAWS = re.compile(r"(rand(int|range|om)?|choice|uniform|sample|\w*free_?port\w*|\w*(find|get)_\w*port|getsockname)")
-
-
-@rule(
-    "RW622", "port-drawn-by-each-rank", "error", "medium",
-    message="each rank draws a port of its own here: they never meet",
-    why="The port of the rendezvous must be the same on all ranks. Draw it once, before the ranks start, and hand it to them, or "
-    "leave it to the launcher.",
-    wrong="""
-import os
-import random
-import torch.distributed as dist
-
-def work(rank, size):
-    os.environ["MASTER_ADDR"] = "localhost"
-    os.environ["MASTER_PORT"] = str(random.randint(20000, 30000))
-    dist.init_process_group("gloo", rank=rank, world_size=size)
-""",
-    right="""
-import os
-import torch.distributed as dist
-
-def work(rank, size, port):
-    os.environ["MASTER_ADDR"] = "localhost"
-    os.environ["MASTER_PORT"] = str(port)
-    dist.init_process_group("gloo", rank=rank, world_size=size)
-""",
-    ignore="there is one rank only.",
-)  # fmt: skip
-def port_drawn_by_each_rank(module: Module) -> Iterator[Hit]:
-    """MASTER_PORT is set to a random or a free port in the function that starts the group."""
-    groups = list(module.named("torch.distributed.init_process_group"))
-    for name, _, value, place in environment_writes(module) if groups else ():
-        if (
-            name != "MASTER_PORT"
-            or not isinstance(place.stmt, ast.Assign)
-            or place.branches
-            or not place.scope.is_function
-        ):
-            continue
-        shown = [
-            module.value(part, place.scope) for part in ast.walk(value) if isinstance(part, ast.Name | ast.Attribute)
-        ]
-        parts = [part for node in (value, *shown) if node is not None for part in ast.walk(node)]
-        drawn = any(isinstance(part, ast.Call) and _DRAWS.fullmatch(last(text_of(part.func))) for part in parts)
-        own = [
-            call for call in groups if call.place.scope is place.scope and position(call.node) > position(place.stmt)
-        ]
-        # with one rank, or a seed, there is nothing to disagree about
-        many = [
-            call
-            for call in own
-            if not any(_is_number(call.argument(*each)) for each in (("rank", 4), ("world_size", 3)))
-        ]
-        seeded = any("seed" in call.method and position(call.node) < position(place.stmt) for call in place.scope.calls)
-        if drawn and many and not seeded:
-            yield Hit(value)
-
-
-def _is_number(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, int)

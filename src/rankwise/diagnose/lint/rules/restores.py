@@ -15,7 +15,7 @@ from rankwise.diagnose.lint.guards import is_mode_test
 from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.names import text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
-from rankwise.diagnose.lint.rules.checkpoints import is_own_file, starts_ranks
+from rankwise.diagnose.lint.saves import is_own_file, starts_ranks
 from rankwise.diagnose.lint.scopes import Call, Exit
 from rankwise.diagnose.lint.wrapped import known_wraps, wraps
 

@@ -1,4 +1,4 @@
-"""RW104, RW106 to RW113: how data, batches, workers and seeds are shared out, beyond the sampler."""
+"""RW104, RW106, RW107, RW109 to RW113: how data, batches, workers and seeds are shared out, beyond the sampler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankwise.diagnose.lint.facts import (
 )
 from rankwise.diagnose.lint.guards import LOCAL_RANK_NAMES, is_local_rank
 from rankwise.diagnose.lint.module import Module, position
-from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.names import text_of
 from rankwise.diagnose.lint.record import Hit, rule
 from rankwise.diagnose.lint.scopes import Call
 from rankwise.diagnose.lint.wrapped import wraps
@@ -190,58 +190,6 @@ def _share(module: Module, index: ast.expr, size: ast.expr, scope: object) -> It
     sized = ast.unparse(size)
     if is_local_rank(index, lookup) and re.search("world", sized, re.IGNORECASE) and "local" not in sized.lower():
         yield Hit(index, {"text": module.text(index)})
-
-
-@rule(
-    "RW108", "global-batch-per-rank", "warning", "medium",
-    message="{text} is the batch of all ranks, and each rank loads it whole: divide it by the world size",
-    why="batch_size of a DataLoader is per rank. The optimizer then sees world_size times the batch that the name says.",
-    wrong=_HEAD + """
-def make_loader(net, dataset, sampler, global_batch_size):
-    model = DDP(net)
-    return model, torch.utils.data.DataLoader(dataset, batch_size=global_batch_size, sampler=sampler)
-""",
-    right=_HEAD + """
-def make_loader(net, dataset, sampler, global_batch_size):
-    model = DDP(net)
-    share = global_batch_size // dist.get_world_size()
-    return model, torch.utils.data.DataLoader(dataset, batch_size=share, sampler=sampler)
-""",
-    ignore="it was divided before it came here.",
-)  # fmt: skip
-def global_batch_per_rank(module: Module) -> Iterator[Hit]:
-    """batch_size=global_batch_size, and nothing in the file divides it."""
-    if not is_distributed(module) or has_framework(module):
-        return
-    for call in module.named(LOADER):
-        size = call.argument("batch_size", 1)
-        if not isinstance(size, ast.Name | ast.Attribute):
-            continue
-        name = last(text_of(size))
-        told = re.search(r"^(global|total|effective)_?batch", name, re.IGNORECASE) or _is_global(module, name)
-        if not told or call.keyword("batch_sampler"):
-            continue
-        if not re.search(rf"\b{name}\s*(//|/|=)", module.source.replace(f"batch_size={module.text(size)}", "")):
-            yield Hit(size, {"text": module.text(size)})
-
-
-_ALL_RANKS = re.compile(
-    r"(total|global|overall)\W+(\w+\W+)?batch|batch[- ]?size\W+(\w+\W+)?(of|across|over|for|on|summed over)\W+all\b|"
-    r"all (gpus|ranks|processes|devices)",
-    re.IGNORECASE,
-)
-
-
-def _is_global(module: Module, name: str) -> bool:
-    """Whether an option of the command line says in its help that it is the batch of all ranks."""
-    for call in module.methods("add_argument"):
-        names = {
-            str(part.value).lstrip("-").replace("-", "_") for part in call.node.args if isinstance(part, ast.Constant)
-        }
-        text = call.argument("help")
-        if name in names and isinstance(text, ast.Constant) and _ALL_RANKS.search(str(text.value)):
-            return not re.search(r"\bper[- ](gpu|rank|device|process)", str(text.value), re.IGNORECASE)
-    return False
 
 
 @rule(
