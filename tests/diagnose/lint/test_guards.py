@@ -4,8 +4,8 @@ import ast
 
 import pytest
 
-from rankwise.diagnose.lint.guards import side_of
-from rankwise.diagnose.lint.walk import read_module
+from rankwise.diagnose.lint.analysis.guards import side_of
+from rankwise.diagnose.lint.analysis.walk import read_module
 
 
 def nothing(text):

@@ -2,41 +2,22 @@
 
 from rankwise.diagnose.lint import suppression
 from rankwise.diagnose.lint.record import registered
-from rankwise.diagnose.lint.rules import (
-    after_wrap,
-    apart,
-    attributes,
-    batch,
-    batch_sizes,
-    checkpoints,
-    collectives,
-    data,
-    deprecations,
-    duplicates,
-    epochs,
-    evaluation,
-    files,
-    frozen,
-    launch,
-    library_steps,
-    model,
-    nodes,
-    own,
-    ports,
-    rank_tests,
-    reductions,
-    restores,
-    shares,
-    step,
-    wrap,
-)
+from rankwise.diagnose.lint.rules import own
+from rankwise.diagnose.lint.rules.data import batch_sizes, data, duplicates, epochs, evaluation, shares
+from rankwise.diagnose.lint.rules.launches import deprecations, launch, nodes, ports
+from rankwise.diagnose.lint.rules.saves import checkpoints, files, restores
+from rankwise.diagnose.lint.rules.steps import apart, batch, collectives, library_steps, rank_tests, reductions, step
+from rankwise.diagnose.lint.rules.wraps import after_wrap, attributes, frozen, model, wrap
 
 __all__ = ["RULES"]
 
 # Importing a family has made its rules.
 _FAMILIES = (
-    *(after_wrap, apart, attributes, batch, batch_sizes, checkpoints, collectives, data, deprecations, duplicates),
-    *(epochs, evaluation, files, frozen, launch, library_steps, model, nodes, own, ports, rank_tests, reductions),
-    *(restores, shares, step, suppression, wrap),
+    *(batch_sizes, data, duplicates, epochs, evaluation, shares),
+    *(after_wrap, attributes, frozen, model, wrap),
+    *(apart, batch, collectives, library_steps, rank_tests, reductions, step),
+    *(checkpoints, files, restores),
+    *(deprecations, launch, nodes, ports),
+    *(own, suppression),
 )
 RULES = registered()

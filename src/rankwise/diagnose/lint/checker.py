@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rankwise.diagnose.lint.analysis.launch_lines import LaunchPlace, read_launch_file
+from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.analysis.scopes import Scope
+from rankwise.diagnose.lint.analysis.walk import read_module
 from rankwise.diagnose.lint.catalogue import RULES
 from rankwise.diagnose.lint.inputs import SourceFile, find_files, read_source
-from rankwise.diagnose.lint.launch_lines import LaunchPlace, read_launch_file
-from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.record import Finding, Hit, Rule
-from rankwise.diagnose.lint.scopes import Scope
 from rankwise.diagnose.lint.settings import Settings
 from rankwise.diagnose.lint.suppression import apply_comments, uses_noqa
-from rankwise.diagnose.lint.walk import read_module
 
 __all__ = ["Failure", "Report", "check_source", "lint_paths"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
 
-from rankwise.diagnose.lint.launch_lines import Kind, kind_of
+from rankwise.diagnose.lint.analysis.launch_lines import Kind, kind_of
 from rankwise.diagnose.lint.settings import Settings
 from rankwise.errors import ConfigError
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rankwise.diagnose.lint.launch_lines import LaunchFile, LaunchPlace
-from rankwise.diagnose.lint.module import Module
+from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile, LaunchPlace
+from rankwise.diagnose.lint.analysis.module import Module
 
 __all__ = ["Confidence", "Edit", "Finding", "Fix", "Hit", "Level", "Rule", "registered", "rule"]
 

@@ -6,11 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import is_const
-from rankwise.diagnose.lint.module import Module
-from rankwise.diagnose.lint.names import text_of
+from rankwise.diagnose.lint.analysis.facts import is_const
+from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.analysis.names import text_of
+from rankwise.diagnose.lint.analysis.scopes import Scope
 from rankwise.diagnose.lint.record import Hit, rule
-from rankwise.diagnose.lint.scopes import Scope
 
 _TOKENS = re.compile(r"token|vocab|ignore_index|input_ids|\bids\b|\.view\(-1|\.reshape\(-1|\.flatten\(0", re.IGNORECASE)
 

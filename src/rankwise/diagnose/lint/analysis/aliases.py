@@ -1,0 +1,93 @@
+"""How a value is handed on in a file: out of functions, into parameters, from field to field, under which names."""
+
+from __future__ import annotations
+
+import ast
+
+from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Call, Scope
+
+__all__ = ["names_behind", "names_of"]
+
+
+def names_of(module: Module, call: Call, depth: int = 3) -> set[str]:
+    """Return the last parts of the names by which a file knows what a call makes.
+
+    Followed are assignments, ``loaders["train"] = ...``, dicts and lists of them, and functions of the file that return
+    it, alone or in a tuple.
+    """
+    stmt = call.place.stmt
+    found: set[str] = set()
+    returned: list[int | None] = []  # where in the tuple; None: the value itself, or something around it
+    if isinstance(stmt, ast.Assign | ast.AnnAssign) and stmt.value is not None:
+        targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
+        for target in targets:
+            if isinstance(target, ast.Tuple) and isinstance(stmt.value, ast.Tuple):
+                pairs = zip(target.elts, stmt.value.elts, strict=False)
+                found |= {_name(part) for part, value in pairs if call.node in ast.walk(value)}
+            else:
+                found.add(_name(target))
+    elif isinstance(stmt, ast.Return) and stmt.value is not None:
+        parts = stmt.value.elts if isinstance(stmt.value, ast.Tuple) else []
+        inside = [index for index, part in enumerate(parts) if call.node in ast.walk(part)]
+        returned.append(inside[0] if inside else None)
+    found.discard("")
+    scope = call.place.scope
+    for exit_ in module.exits if scope.is_function and depth else ():
+        value = exit_.node.value if isinstance(exit_.node, ast.Return) and exit_.place.scope is scope else None
+        if isinstance(value, ast.Tuple):
+            returned += [index for index, part in enumerate(value.elts) if _name(part) in found]
+        elif value is not None and (_name(value) in found or _holds(value, found)):
+            returned.append(None)
+    for index in returned if depth else ():
+        for caller in module.callers(scope):
+            found |= _given_to(module, caller, index, depth - 1)
+    return found
+
+
+def _given_to(module: Module, call: Call, index: int | None, depth: int) -> set[str]:
+    """Return the names that a call's result, or one part of it, is bound to."""
+    stmt = call.place.stmt
+    if index is None or not isinstance(stmt, ast.Assign):
+        return names_of(module, call, depth)
+    found = set()
+    for target in stmt.targets:
+        if isinstance(target, ast.Tuple) and stmt.value is call.node and index < len(target.elts):
+            found.add(_name(target.elts[index]))
+        elif not isinstance(target, ast.Tuple):
+            found.add(_name(target))
+    return found - {""}
+
+
+def _holds(value: ast.expr, names: set[str]) -> bool:
+    """Whether a dict, or a list, that is returned holds one of some names."""
+    parts = value.values if isinstance(value, ast.Dict) else value.elts if isinstance(value, ast.List) else []
+    return any(_name(part) in names for part in parts)
+
+
+def _name(node: ast.expr) -> str:
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return last(text_of(node)) if isinstance(node, ast.Name | ast.Attribute) else ""
+
+
+def names_behind(module: Module, names: set[str], scope: Scope, depth: int = 3) -> set[str]:
+    """Return names, and those that were handed over to them: by ``self.loader = loader``, and by calls of this file."""
+    found = set(names)
+    for _ in range(depth):
+        more: set[str] = set()
+        for binding in module.bindings:
+            if last(binding.text) in found and isinstance(binding.value, ast.Name | ast.Attribute | ast.Subscript):
+                more.add(_name(binding.value))
+        # a class takes what its fields are in its __init__
+        owner = module.class_of("self", scope)
+        functions = [scope, *(each.functions.get("__init__") for each in module.lineage(owner))] if owner else [scope]
+        for function in functions:
+            for name in (set(function.params) & found) - {"self", "cls"} if function is not None else ():
+                more |= {_name(part) for _, part in module.given(function, name) if part is not None}  # type: ignore[arg-type]
+        more.discard("")
+        if more <= found:
+            break
+        found |= more
+    return found

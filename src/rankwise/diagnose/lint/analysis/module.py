@@ -1,0 +1,275 @@
+"""The model of one Python file: what is called, assigned and left where, in tables that rules query."""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from rankwise.diagnose.lint.analysis.names import Imports, last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Binding, Branch, Call, Exit, Place, Scope
+
+__all__ = ["Module", "position"]
+
+_NEWLINE = re.compile(r"\r\n|\r|\n")
+# names of the one object that carries options through a script
+_OPTIONS = re.compile(r"(args?|cfg|conf|config|opts?|options|hparams|params|flags|settings)\.", re.IGNORECASE)
+LOOPS = (ast.For, ast.While, ast.AsyncFor)
+
+
+# names that mean the same in every file that has them from `import *`
+_BY_A_STAR = (
+    "torch.nn.parallel.DistributedDataParallel",
+    "torch.utils.data.distributed.DistributedSampler",
+    "torch.utils.data.DataLoader",
+)
+
+
+_OF_DISTRIBUTED = frozenset(
+    "init_process_group destroy_process_group get_rank get_world_size barrier all_reduce all_gather all_gather_object "
+    "broadcast broadcast_object_list reduce gather scatter new_group is_initialized monitored_barrier".split()
+)
+
+
+class Module:
+    """One file and its tables. `rankwise.diagnose.lint.analysis.walk` fills them; calls are sorted by where they stand.
+
+    Attributes:
+        path: as it is shown.
+        source: its text.
+        find_function: looks up a function of another file that was given, by its full name.
+    """
+
+    def __init__(self, path: str, source: str, tree: ast.Module) -> None:
+        self.path = path
+        self.source = source
+        self.tree = tree
+        self.top = Scope("<module>", tree, None, None)
+        self.imports = Imports()
+        self.calls: list[Call] = []
+        self.scopes: list[Scope] = [self.top]
+        self.exits: list[Exit] = []
+        self.bindings: list[Binding] = []
+        self.branches: list[Branch] = []
+        self.environment: list[tuple[ast.Subscript, Place]] = []
+        self.strings: list[tuple[ast.Constant, Place]] = []
+        self.attributes: set[str] = set()
+        self.fields: dict[str, list[Binding]] = {}
+        self.by_name: dict[str, list[Call]] = {}
+        self.by_method: dict[str, list[Call]] = {}
+        self.call_of: dict[ast.Call, Call] = {}
+        self.names: set[str] = set()
+        self.find_function: Callable[[str], tuple[Module, Scope] | None] = lambda _: None
+        self.cache: dict[str, object] = {}
+        self.partials: dict[str, list[ast.keyword]] = {}
+        self._starts: list[int] | None = None
+
+    def finish(self) -> None:
+        """Resolve the calls and sort them into tables."""
+        by_name: dict[str, list[Call]] = defaultdict(list)
+        by_method: dict[str, list[Call]] = defaultdict(list)
+        self._guess_names()
+        resolve = self.imports.resolve
+        self.names = {scope.name for scope in self.scopes}
+        self.calls.sort(key=lambda call: (call.node.lineno, call.node.col_offset))
+        for call in self.calls:
+            name = resolve(call.text)
+            if name is not None:
+                call.name = name
+                by_name[name].append(call)
+            by_method[last(call.text)].append(call)
+            call.place.scope.calls.append(call)
+            self.call_of[call.node] = call
+            if any(word.arg is None for word in call.node.keywords):
+                self._spread(call)
+            if call.text in self.partials:
+                call.spread, call.is_spread = [*call.spread, *self.partials[call.text]], True
+        self.by_name, self.by_method = dict(by_name), dict(by_method)
+
+    def _guess_names(self) -> None:
+        """Take names of torch, and `dist`, for what they say where a star import or another file brings them."""
+        if "*" in self.imports.bound:
+            defined = {scope.name for scope in self.scopes} | {found.text for found in self.bindings}
+            for full in _BY_A_STAR:
+                if last(full) not in defined:
+                    self.imports.bound.setdefault(last(full), full)
+        if "torch.distributed.*" in {name for name, _, _ in self.imports.nodes}:
+            bare = {call.text for call in self.calls} & _OF_DISTRIBUTED
+            for name in bare - {scope.name for scope in self.scopes}:
+                self.imports.bound.setdefault(name, f"torch.distributed.{name}")
+        if "torch" not in self.imports.bound and any(call.text.startswith("torch.") for call in self.calls):
+            self.imports.bound["torch"] = "torch"
+        bound = self.imports.bound.get("dist", "")
+        words = {"dist.init_process_group", "dist.get_rank", "dist.barrier", "dist.all_reduce"}
+        if (not bound or bound.endswith(".dist")) and any(call.text in words for call in self.calls):
+            self.imports.bound["dist"] = "torch.distributed"
+
+    def _spread(self, call: Call) -> None:
+        """Read ``**options`` where the options are shown: a dict that is bound once, and not written to."""
+        found: list[ast.keyword] = []
+        for word in call.node.keywords:
+            if word.arg is None:
+                options = self._options(word.value, call.place.scope)
+                if options is None:
+                    return
+                found += options
+        call.spread, call.is_spread = found, True
+
+    def _options(self, node: ast.expr, scope: Scope) -> list[ast.keyword] | None:
+        if isinstance(node, ast.Name):
+            bound = list(self.bindings_of(node.id, scope))
+            written = rf"\b{node.id}(\s*\[|\s*\|=|\.(update|setdefault|pop|clear)\b)"
+            if len(bound) != 1 or bound[0].value is None or re.search(written, self.source):
+                return None
+            node = bound[0].value
+        if isinstance(node, ast.Call) and text_of(node.func) == "dict" and not node.args:
+            return None if any(word.arg is None for word in node.keywords) else node.keywords
+        if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+            pairs = zip(node.keys, node.values, strict=True)
+            return [ast.copy_location(ast.keyword(str(key.value), value), value) for key, value in pairs]  # type: ignore[union-attr]
+        return None
+
+    # Questions that many rules ask.
+
+    def named(self, *names: str) -> Iterator[Call]:
+        """Yield the calls of things with these full names."""
+        for name in names:
+            yield from self.by_name.get(name, ())
+
+    def methods(self, *names: str) -> Iterator[Call]:
+        """Yield the calls whose last part is one of these."""
+        for name in names:
+            yield from self.by_method.get(name, ())
+
+    def has_call(self, *names: str) -> bool:
+        """Whether anything with one of these last parts is called."""
+        return any(name in self.by_method for name in names)
+
+    def name_of(self, node: ast.expr | None) -> str:
+        """Return the full name of an expression whose root an import binds, else ""."""
+        return "" if node is None else self.imports.resolve(text_of(node)) or ""
+
+    def binding(self, text: str, scope: Scope, *, before: ast.AST | None = None) -> Binding | None:
+        """Return the last binding of a variable that a scope sees; in the scope itself, that stands before a node."""
+        for found in self.bindings_of(text, scope):
+            if before is None or position(found.place.stmt) < position(before) or found.place.scope is not scope:
+                return found
+        return None
+
+    def bindings_of(self, text: str, scope: Scope) -> Iterator[Binding]:
+        """Yield the bindings of a variable that a scope sees, the last and innermost first.
+
+        A field of an object that another function fills (``args.gpu = ...``) is seen everywhere in the file.
+        """
+        attribute = text.startswith(("self.", "cls."))
+        for place in scope.chain():
+            if isinstance(place.node, ast.ClassDef) and not attribute:
+                continue
+            found = place.bindings.get(text)
+            if found:
+                yield from reversed(found)
+                return
+            if place.is_function and text.partition(".")[0] in place.params and not attribute:
+                break
+            if attribute and place.owner is not None:  # other methods of the class, and of those it is made of
+                for owner in self.lineage(place.owner):
+                    for method in owner.functions.values():
+                        yield from reversed(method.bindings.get(text, ()))
+                return
+        if _OPTIONS.match(text):
+            yield from reversed(self.fields.get(text, ()))
+
+    def value(self, node: ast.expr | None, scope: Scope, *, depth: int = 3) -> ast.expr | None:
+        """Return what a variable was last bound to, through other variables; anything else as it is."""
+        while depth and isinstance(node, ast.Name | ast.Attribute):
+            found = self.binding(text_of(node), scope, before=node)
+            if found is None or found.value is None:
+                return node
+            node, scope, depth = found.value, found.place.scope, depth - 1
+        return node
+
+    def lineage(self, owner: Scope) -> list[Scope]:
+        """Return a class and the classes of this file that it is made of, nearest first."""
+        found = [owner]
+        for each in found:
+            bases = each.node.bases if isinstance(each.node, ast.ClassDef) else ()
+            known = (self.top.functions.get(text_of(base)) for base in bases)
+            found += [base for base in known if base is not None and base not in found and not base.is_function]
+        return found
+
+    def class_of(self, text: str, scope: Scope) -> Scope | None:
+        """Return the class of this file of which an object is: `self`, ``Class()``, or ``x = Class()``."""
+        if text in {"self", "cls"}:
+            return next((found.owner for found in scope.chain() if found.owner is not None), None)
+        bound = None if text.endswith("()") else self.binding(text, scope)
+        made = None if bound is None else bound.value
+        name = text_of(made.func) if isinstance(made, ast.Call) else text[:-2]
+        found = self.top.functions.get(name) if text.endswith("()") or bound is not None else None
+        return found if found is not None and isinstance(found.node, ast.ClassDef) else None
+
+    def local_function(self, call: Call) -> Scope | None:
+        """Return the function of this file that a call calls: one it sees, a method, or what makes an object."""
+        name = call.method
+        owner: Scope | None
+        if "." in call.text:
+            owner = self.class_of(call.base, call.place.scope) if name in self.names else None
+        else:
+            scopes = (each for each in call.place.scope.chain() if not isinstance(each.node, ast.ClassDef))
+            found = next((each.functions[name] for each in scopes if name in each.functions), None)
+            if found is None or found.is_function:
+                return found
+            owner, name = found, "__init__"
+        lineage = [] if owner is None else self.lineage(owner)
+        return next((each.functions[name] for each in lineage if name in each.functions), None)
+
+    def scope_of(self, call: Call) -> tuple[Module, Scope] | None:
+        """Return the function that a call calls, in this file or in another one that was given."""
+        found = self.local_function(call)
+        if found is not None:
+            return self, found
+        return self.find_function(call.name) if call.name and not call.name.startswith("?") else None
+
+    def callers(self, scope: Scope) -> list[Call]:
+        """Return the calls of a function in this file."""
+        name = scope.owner.name if scope.name == "__init__" and scope.owner is not None else scope.name
+        return [call for call in self.by_method.get(name, ()) if self.local_function(call) is scope]
+
+    def given(self, scope: Scope, name: str) -> list[tuple[Call, ast.expr | None]]:
+        """Return every call of a function in this file, and what it gives for a parameter; None: it is not seen."""
+        index = scope.params.index(name) - (scope.params[0] in {"self", "cls"})
+        return [(call, call.argument(name, index)) for call in self.callers(scope)]
+
+    # Characters.
+
+    def offset(self, line: int, column: int) -> int:
+        """Return the place of a line (from 1) and a column (bytes of UTF-8, as `ast` counts) in the source."""
+        if self._starts is None:
+            self._starts = [0, *(found.end() for found in _NEWLINE.finditer(self.source))]
+        start = self._starts[line - 1]
+        end = self._starts[line] if line < len(self._starts) else len(self.source)
+        return start + len(self.source[start:end].encode()[:column].decode(errors="ignore"))
+
+    def span(self, node: ast.expr | ast.stmt | ast.keyword | ast.alias) -> tuple[int, int]:
+        """Return where the text of a node begins and ends."""
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
+
+    def text(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
+        """Return the text of a node as it is written."""
+        start, end = self.span(node)
+        return self.source[start:end]
+
+    def line_of(self, offset: int) -> tuple[int, int]:
+        """Return the line and the column, both from 1, of a place in the source."""
+        self.offset(1, 0)
+        assert self._starts is not None
+        line = bisect.bisect_right(self._starts, offset)
+        return line, offset - self._starts[line - 1] + 1
+
+
+def position(node: ast.AST) -> tuple[int, int]:
+    """Return what sorts nodes by where they stand."""
+    return node.lineno, node.col_offset  # type: ignore[attr-defined]

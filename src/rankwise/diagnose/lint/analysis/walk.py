@@ -1,0 +1,355 @@
+"""One walk over a file fills the tables of its `Module`; rules never walk it again."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from rankwise.diagnose.lint.analysis.guards import Side, is_main_word, side_of
+from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Binding, Branch, Call, Exit, Place, Scope
+
+__all__ = ["read_module"]
+
+_ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_CHOICES = (ast.IfExp, ast.BoolOp)
+_SPAWN = re.compile(r"\b(?:spawn|start_processes)\(\s*(?:fn\s*=\s*)?(\w+)")
+_LOCAL_RANK = ast.Name("local_rank")
+_ONLY_MAIN = ("rank_zero", "rank0", "main_process_only", "on_main_process", "master_only", "main_only", "master_only")
+
+
+def read_module(path: str, source: str) -> Module:
+    """Parse a file and fill its tables.
+
+    Raises:
+        SyntaxError: it is not Python of this version.
+        ValueError: it holds null bytes.
+    """
+    module = Module(path, source, ast.parse(source, path))
+    walker = _Walker(module)
+    walker.block(module.tree.body, module.top, (), (), (), ())
+    module.finish()
+    return module
+
+
+class _Walker:
+    """Keeps what is open around the statement that is read: loops, branches, ``with`` and ``try`` blocks."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.scope = module.top
+        # torch.multiprocessing.spawn gives the number of the process first, whatever the parameter is called
+        spawned = set(_SPAWN.findall(module.source))
+        top = [node for node in module.tree.body if isinstance(node, ast.FunctionDef) and node.args.args]
+        self.numbers = {
+            node.args.args[0].arg
+            for node in top
+            if node.name in spawned or any(arg.arg == "ngpus_per_node" for arg in node.args.args)
+        }
+        # what a helper answers: `def leads(): return dist.get_rank() == 0`
+        classes = [part for node in module.tree.body if isinstance(node, ast.ClassDef) for part in node.body]
+        self.returning = {
+            node.name: node
+            for node in (*module.tree.body, *classes)
+            if isinstance(node, ast.FunctionDef) and isinstance(node.body[-1], ast.Return)
+        }
+        self.properties = {
+            name
+            for name, node in self.returning.items()
+            if any("property" in text_of(each) for each in node.decorator_list)
+        }
+        self.answers = {name: _answer(node) for name, node in self.returning.items()}
+
+    def lookup(self, text: str) -> ast.expr | None:
+        """Return what a variable was last bound to, or what a function without arguments returns, as far as is seen."""
+        if text.endswith("()"):
+            return self.answers.get(last(text[:-2]))
+        found = self.module.binding(text, self.scope)
+        if found is not None:
+            return found.shown
+        if text in self.numbers:
+            return _LOCAL_RANK
+        if "." in text and last(text) in self.properties:
+            return self.answers.get(last(text))
+        if text.startswith("self.") and not any(each.owner for each in self.scope.chain()):
+            fields = self.module.fields.get(text)  # of an object whose method was asked
+            return fields[0].shown if fields else None
+        return self.answers.get(text[5:]) if text.startswith("self.") else None
+
+    def block(  # noqa: PLR0917
+        self,
+        body: list[ast.stmt],
+        scope: Scope,
+        loops: tuple[ast.stmt, ...],
+        branches: tuple[Branch, ...],
+        withs: tuple[ast.With | ast.AsyncWith, ...],
+        tries: tuple[ast.stmt, ...],
+    ) -> None:
+        """Read statements in order; what follows ``if rank != 0: return`` runs on the main rank only."""
+        for index, stmt in enumerate(body):
+            self.scope = scope
+            place = Place(stmt, body, index, scope, loops, branches, withs, tries)
+            kind = type(stmt)
+            if kind is ast.Expr:
+                self.scan(stmt.value, place)  # type: ignore[attr-defined]
+            elif kind is ast.Assign:
+                self.scan(stmt.value, place)  # type: ignore[attr-defined]
+                for target in stmt.targets:  # type: ignore[attr-defined]
+                    self.bind(target, stmt.value, place)  # type: ignore[attr-defined]
+            elif kind is ast.If:
+                branches = self.branch(stmt, place)  # type: ignore[arg-type]
+            elif kind is ast.Import:
+                self.module.imports.add_import(stmt)  # type: ignore[arg-type]
+            elif kind is ast.ImportFrom:
+                self.module.imports.add_from(stmt)  # type: ignore[arg-type]
+            else:
+                self.compound(stmt, place)
+
+    def compound(self, stmt: ast.stmt, place: Place) -> None:
+        """Read the rarer kinds of statements."""
+        inside = (place.scope, place.loops, place.branches, place.withs, place.tries)
+        if isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef):
+            self.function(stmt, place)
+        elif isinstance(stmt, ast.ClassDef):
+            for part in (*stmt.decorator_list, *stmt.bases):
+                self.scan(part, place)
+            self.block(stmt.body, self.open(stmt.name, stmt, place), (), place.branches, (), ())
+        elif isinstance(stmt, ast.For | ast.AsyncFor):
+            self.scan(stmt.iter, place)
+            self.bind(stmt.target, None, place)
+            self.block(stmt.body, place.scope, (*place.loops, stmt), place.branches, place.withs, place.tries)
+            self.block(stmt.orelse, *inside)
+        elif isinstance(stmt, ast.While):
+            self.scan(stmt.test, place)
+            self.block(stmt.body, place.scope, (*place.loops, stmt), place.branches, place.withs, place.tries)
+            self.block(stmt.orelse, *inside)
+        elif isinstance(stmt, ast.With | ast.AsyncWith):
+            for item in stmt.items:
+                self.scan(item.context_expr, place)
+                if item.optional_vars is not None:
+                    self.bind(item.optional_vars, item.context_expr, place)
+            self.block(stmt.body, place.scope, place.loops, place.branches, (*place.withs, stmt), place.tries)
+        elif isinstance(stmt, ast.Try | ast.TryStar):
+            tries = (*place.tries, stmt)
+            for body in (stmt.body, *(handler.body for handler in stmt.handlers), stmt.orelse, stmt.finalbody):
+                self.block(body, place.scope, place.loops, place.branches, place.withs, tries)
+        elif isinstance(stmt, ast.Match):
+            self.scan(stmt.subject, place)
+            self.cases(stmt, place)
+        else:
+            self.simple(stmt, place)
+
+    def simple(self, stmt: ast.stmt, place: Place) -> None:
+        """Read a statement without a body."""
+        if isinstance(stmt, _ENDS):
+            self.module.exits.append(Exit(stmt, place))
+        if isinstance(stmt, ast.AnnAssign | ast.AugAssign):
+            self.bind(stmt.target, stmt.value if isinstance(stmt, ast.AnnAssign) else None, place)
+        for part in ast.iter_child_nodes(stmt):
+            if isinstance(part, ast.expr):
+                self.scan(part, place)
+
+    def branch(self, stmt: ast.If, place: Place) -> tuple[Branch, ...]:
+        """Read an ``if``; return the branches that hold behind it."""
+        self.scan(stmt.test, place)
+        side = side_of(stmt.test, self.lookup)
+        away = _away(stmt.test, side)
+        then = Branch(stmt.test, True, side, stmt)
+        other = Branch(stmt.test, False, away, stmt)
+        self.module.branches.append(then)
+        rest = (place.scope, place.loops)
+        self.block(stmt.body, *rest, (*place.branches, then), place.withs, place.tries)
+        if stmt.orelse:
+            self.block(stmt.orelse, *rest, (*place.branches, other), place.withs, place.tries)
+        elif _ends(stmt.body) and not isinstance(stmt.body[-1], ast.Raise):
+            return (*place.branches, other)
+        return place.branches
+
+    def cases(self, stmt: ast.Match, place: Place) -> None:
+        """Read a ``match``: ``case 0`` of a rank is a test of it, and ``case _`` behind that is its other side."""
+        away: Side | None = None
+        for case in stmt.cases:
+            test: ast.expr = stmt.subject
+            side = away
+            if isinstance(case.pattern, ast.MatchValue):
+                test = ast.copy_location(ast.Compare(stmt.subject, [ast.Eq()], [case.pattern.value]), stmt.subject)
+                side = side_of(test, self.lookup)
+                away = away or _away(test, side)
+            branches = place.branches if side is None else (*place.branches, Branch(test, True, side, stmt))
+            self.block(case.body, place.scope, place.loops, branches, place.withs, place.tries)
+
+    def function(self, stmt: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
+        """Read a function; a decorator may keep it to the main rank."""
+        for part in (*stmt.decorator_list, *stmt.args.defaults, *(found for found in stmt.args.kw_defaults if found)):
+            self.scan(part, place)
+        args = stmt.args
+        names = [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg) if arg]
+        scope = self.open(stmt.name, stmt, place, tuple(names))
+        branches: tuple[Branch, ...] = ()
+        for decorator in stmt.decorator_list:
+            text = text_of(decorator.func if isinstance(decorator, ast.Call) else decorator).lower()
+            if any(word in text for word in _ONLY_MAIN) or is_main_word(text.rpartition(".")[2]):
+                branches = (Branch(decorator, True, "main", stmt),)
+        self.block(stmt.body, scope, (), branches, (), ())
+
+    def open(
+        self,
+        name: str,
+        node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
+        place: Place,
+        params: tuple[str, ...] = (),
+    ) -> Scope:
+        """Open a scope inside the one that is read."""
+        scope = Scope(name, node, place.scope, place, params)
+        self.module.scopes.append(scope)
+        place.scope.functions[name] = scope
+        return scope
+
+    def bind(self, target: ast.expr, value: ast.expr | None, place: Place) -> None:
+        """Note what a target is bound to; names of tuples are bound one by one where both sides show them."""
+        if isinstance(target, ast.Tuple | ast.List):
+            parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+            same = len(parts) == len(target.elts)
+            given = [] if same or value is None else self.given(value)
+            for index, part in enumerate(target.elts):
+                self.bind(part, parts[index] if same else None, place)
+                if len(given) == len(target.elts) and isinstance(part, ast.Name | ast.Attribute):
+                    place.scope.bindings[text_of(part)][-1].seen = given[index]
+            return
+        if isinstance(target, ast.Subscript):
+            self.scan(target, place)
+            return
+        if not isinstance(target, ast.Name | ast.Attribute):
+            return
+        text = text_of(target)
+        found = Binding(text, value, place)
+        place.scope.bindings.setdefault(text, []).append(found)
+        self.module.bindings.append(found)
+        if "." in text:
+            self.module.fields.setdefault(text, []).append(found)
+        if isinstance(value, ast.Call) and isinstance(target, ast.Name):
+            self.alias(target.id, value)
+        # an alias at the top of the file is as good as an import
+        if place.scope.parent is None and isinstance(value, ast.Attribute) and isinstance(target, ast.Name):
+            name = self.module.imports.resolve(text_of(value))
+            if name is not None and text not in self.module.imports.bound:
+                self.module.imports.bind(text, name)
+
+    def alias(self, text: str, value: ast.Call) -> None:
+        """Note ``Loader = partial(DataLoader, num_workers=4)``: a name for a call that has some of its arguments."""
+        if last(text_of(value.func)) == "partial" and len(value.args) == 1:
+            name = self.module.imports.resolve(text_of(value.args[0]))
+            if name is not None and name.startswith("torch.") and text not in self.module.imports.bound:
+                self.module.imports.bind(text, name)
+                self.module.partials[text] = value.keywords
+
+    def given(self, value: ast.expr) -> list[ast.expr | None]:
+        """Return what a tuple of targets gets from a function of this file, or from variables of the environment."""
+        if isinstance(value, ast.Call) and last(text_of(value.func)) in self.returning:
+            node = self.returning[last(text_of(value.func))]
+            end = node.body[-1]
+            parts = end.value.elts if isinstance(end, ast.Return) and isinstance(end.value, ast.Tuple) else []
+            return [_own_value(node, part) for part in parts]
+        if isinstance(value, ast.GeneratorExp | ast.ListComp) and "environ" in ast.unparse(value.elt):
+            listed = value.generators[0].iter
+            names = listed.elts if isinstance(listed, ast.Tuple | ast.List) else []
+            return [ast.parse(f"int(os.environ[{ast.unparse(name)}])", mode="eval").body for name in names]
+        return []
+
+    def choice(self, node: ast.IfExp | ast.BoolOp, place: Place) -> bool:
+        """Read ``save() if rank == 0 else None`` and ``rank == 0 and save()``; False where no rank decides."""
+        test = node.test if isinstance(node, ast.IfExp) else node.values[0]
+        side = side_of(test, self.lookup)
+        if side is None:
+            return False
+        away = _away(test, side)
+        self.scan(test, place)
+        if isinstance(node, ast.IfExp):
+            parts = [(node.body, True, side), (node.orelse, False, away)]
+        else:
+            taken = isinstance(node.op, ast.And)
+            parts = [(part, taken, side if taken else away) for part in node.values[1:]]
+        for part, taken, of in parts:
+            branches = (*place.branches, Branch(test, taken, of, place.stmt))
+            inside = Place(
+                place.stmt, place.block, place.index, place.scope, place.loops, branches, place.withs, place.tries
+            )
+            self.scan(part, inside)
+        return True
+
+    def scan(self, root: ast.expr, place: Place) -> None:
+        """Find the calls, subscripts and strings of an expression."""
+        module = self.module
+        stack: list[ast.AST] = [root]
+        while stack:
+            node = stack.pop()
+            kind = type(node)
+            if kind is ast.Name:
+                continue
+            if kind is ast.Constant:
+                if type(node.value) is str:  # type: ignore[attr-defined]
+                    module.strings.append((node, place))  # type: ignore[arg-type]
+            elif kind is ast.Attribute:
+                module.attributes.add(node.attr)  # type: ignore[attr-defined]
+                stack.append(node.value)  # type: ignore[attr-defined]
+            elif kind is ast.Call:
+                func = node.func  # type: ignore[attr-defined]
+                module.calls.append(Call(node, text_of(func), place))  # type: ignore[arg-type]
+                if type(func) is not ast.Name:
+                    stack.append(func)
+                stack.extend(node.args)  # type: ignore[attr-defined]
+                stack.extend(word.value for word in node.keywords)  # type: ignore[attr-defined]
+            elif kind in _CHOICES and self.choice(node, place):  # type: ignore[arg-type]
+                continue
+            else:
+                if kind is ast.NamedExpr:
+                    self.bind(node.target, node.value, place)  # type: ignore[attr-defined]
+                if kind is ast.Subscript:
+                    base = node.value  # type: ignore[attr-defined]
+                    if (type(base) is ast.Attribute and base.attr == "environ") or (
+                        type(base) is ast.Name and base.id == "environ"
+                    ):
+                        module.environment.append((node, place))  # type: ignore[arg-type]
+                for name in node._fields:
+                    value = getattr(node, name)
+                    if isinstance(value, list):
+                        stack.extend(part for part in value if isinstance(part, ast.AST))
+                    elif isinstance(value, ast.AST):
+                        stack.append(value)
+
+
+def _answer(node: ast.FunctionDef) -> ast.expr | None:
+    """Return what a function returns at its end, a variable of its own by its value."""
+    end = node.body[-1]
+    assert isinstance(end, ast.Return)
+    return None if end.value is None else _own_value(node, end.value)
+
+
+def _own_value(node: ast.FunctionDef, part: ast.expr) -> ast.expr:
+    """Return the value of a variable that a function binds itself; of several the first that is no constant."""
+    if not isinstance(part, ast.Name):
+        return part
+    found = [
+        each.value
+        for each in ast.walk(node)
+        if isinstance(each, ast.Assign) and any(isinstance(t, ast.Name) and t.id == part.id for t in each.targets)
+    ]
+    return next((value for value in found if not isinstance(value, ast.Constant)), part)
+
+
+def _ends(body: list[ast.stmt]) -> bool:
+    """Whether control never reaches the end of a body."""
+    end = body[-1]
+    if isinstance(end, _ENDS):
+        return True
+    if isinstance(end, ast.Expr) and isinstance(end.value, ast.Call):
+        return text_of(end.value.func) in {"sys.exit", "exit", "quit", "os._exit"}
+    return False
+
+
+def _away(test: ast.expr, side: Side | None) -> Side | None:
+    """Return the side of the branch not taken: of a chain only where the rank alone decides."""
+    if side is None or isinstance(test, ast.BoolOp):
+        return None
+    return "other" if side == "main" else "main"

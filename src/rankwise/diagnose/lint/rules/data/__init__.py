@@ -1,0 +1,1 @@
+"""Which rank sees which samples, and who counts them."""

@@ -1,0 +1,239 @@
+"""RW1: which rank sees which samples, in which order."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.aliases import names_behind, names_of
+from rankwise.diagnose.lint.analysis.facts import (
+    LOADER,
+    has_framework,
+    is_before_ranks,
+    is_const,
+    loops_around,
+    loops_that_train,
+    names_in,
+    runs_on_several,
+    without_keyword,
+)
+from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Call
+from rankwise.diagnose.lint.analysis.wrapped import wraps
+from rankwise.diagnose.lint.record import Fix, Hit, rule
+
+_SHARDS = re.compile(r"rank|world|shard|replica|worker|split", re.IGNORECASE)
+_SHARDED_MODELS = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
+# what takes a loader and shards it
+_PRIVATE = ("make_private", "make_private_with_epsilon")
+_SHARDERS = ("prepare", "prepare_data_loader", "setup_dataloaders", "deepspeed_io", *_PRIVATE)
+# samplers of torch that draw from the whole data set
+_FOR_ALL = ("RandomSampler", "SequentialSampler", "SubsetRandomSampler")
+_SHARDING_CALLS = ("split_dataset_by_node", "shard", "split_by_node", "skip")
+
+
+def _trained_loaders(module: Module) -> Iterator[tuple[Call, ast.stmt]]:
+    """Yield the calls of DataLoader whose result a training loop of the same file iterates."""
+    around = loops_around(module)
+    loops = [
+        (loop, names_behind(module, gone_through(module, loop), around[loop][0]))
+        for loop in loops_that_train(module)
+        if loop in around
+    ]
+    for call in module.named(LOADER):
+        names = names_of(module, call)
+        handed = [loop for loop in _training_fors(module) if _handed_over(module, loop, names)]
+        straight = [loop for loop, _ in loops if isinstance(loop, ast.For) and call.node in ast.walk(loop.iter)]
+        for loop in (*straight, *(loop for loop, used in loops if names & used), *handed):
+            yield call, loop
+            break
+
+
+_READERS = frozenset({"tqdm", "enumerate", "iter", "cycle", "infinite", "trange", "track"})
+
+
+def gone_through(module: Module, loop: ast.stmt) -> set[str]:
+    """Return the names that a loop goes through: ``for x in tqdm(loader)``, or ``next(batches)`` in its body."""
+    names = names_in(loop.iter) if isinstance(loop, ast.For) else set()
+    nexts = (call for call in module.methods("next") if loop in call.place.loops)
+    names |= {name for call in nexts for part in call.node.args[:1] for name in names_in(part)}
+    made = (found for found in module.bindings if last(found.text) in names and isinstance(found.value, ast.Call))
+    read = (found.value for found in made if last(text_of(found.value.func)) in _READERS)  # type: ignore[union-attr]
+    return names | {name for value in read for name in names_in(value)}
+
+
+def _handed_over(module: Module, loop: ast.For, names: set[str]) -> bool:
+    """Whether a loop goes over a parameter of its function that is called here with a loader for training."""
+    if not any("train" in name.lower() for name in names):
+        return False
+    scope = loops_around(module)[loop][0]
+    if set(scope.params) & names_in(loop.iter):
+        for call in module.methods(scope.name):
+            given = [*call.node.args, *(word.value for word in call.node.keywords)]
+            if any(isinstance(part, ast.Name) and part.id in names for part in given):
+                return True
+    return False
+
+
+def _training_fors(module: Module) -> list[ast.For]:
+    return [loop for loop in loops_that_train(module) if isinstance(loop, ast.For)]
+
+
+def _wraps_only(module: Module) -> bool:
+    """Whether a model is shared by ranks in a way that leaves the loaders alone."""
+    if not has_framework(module):
+        return bool(wraps(module)) or any(name in module.by_name for name in _SHARDED_MODELS)
+    engines = list(module.named("deepspeed.initialize"))
+    if any(call.is_open or call.keyword("mpu") or call.argument("training_data", 4) is not None for call in engines):
+        return False
+    if engines or "horovod.torch.DistributedOptimizer" in module.by_name:
+        return not any(module.imports.uses(name) for name in ("accelerate", "lightning", "pytorch_lightning"))
+    prepares = list(module.methods("prepare"))
+    return "accelerate.Accelerator" in module.by_name and bool(prepares) and not any(call.is_open for call in prepares)
+
+
+@rule(
+    "RW101",
+    "missing-sampler",
+    "warning",
+    "medium",
+    message="every rank reads the whole data set: this loader has no DistributedSampler",
+    why="DDP does not split data. Without a sampler each rank goes through all samples: with equal seeds all ranks compute "
+    "the same gradient, with different ones an epoch is world_size times as long.",
+    wrong="""
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(dataset, model, criterion, optimizer):
+    model = DDP(model)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True)
+    for x, y in loader:
+        criterion(model(x), y).backward()
+        optimizer.step()
+""",
+    right="""
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(dataset, model, criterion, optimizer):
+    model = DDP(model)
+    sampler = torch.utils.data.distributed.DistributedSampler(dataset)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+    for x, y in loader:
+        criterion(model(x), y).backward()
+        optimizer.step()
+""",
+    ignore="the data set itself holds only this rank's part.",
+)
+def missing_sampler(module: Module) -> Iterator[Hit]:
+    """A training loader without any sampler in a file that wraps a model, or gives a library the model only."""
+    if module.has_call(*_SHARDING_CALLS):
+        return
+    yield from _left_alone_by_lightning(module)
+    if not _wraps_only(module):
+        return
+    # where there is a sampler, it may be another loader's; a name that is imported and never called shares nothing
+    sampled = any("Sampler" in name and name not in _FOR_ALL for name in module.by_method)
+    handed = {name for call in module.methods(*_SHARDERS) for name in names_in(call.node)}
+    for call, loop in _trained_loaders(module):
+        names = names_of(module, call)
+        if handed & names or handed & names_in(getattr(loop, "iter", None)):
+            continue
+        shuffled = call.keyword("shuffle")
+        if sampled and not (shuffled is not None and is_const(shuffled.value, True) and _is_only(module, call, names)):
+            continue
+        sampler = module.value(call.argument("sampler", 3), call.place.scope)
+        shares = sampler is not None and not (isinstance(sampler, ast.Call) and last(text_of(sampler.func)) in _FOR_ALL)
+        if call.is_open or shares or call.keyword("batch_sampler") or len(call.node.args) > 4:
+            continue
+        if is_before_ranks(module, loops_around(module)[loop][0]):
+            continue
+        data = call.argument("dataset", 0)
+        made = module.value(data, call.place.scope)
+        if isinstance(made, ast.Subscript | ast.ListComp) and _SHARDS.search(module.text(made)):
+            continue
+        if isinstance(made, ast.Call) and (_SHARDS.search(module.text(made)) or _is_stream(module, made)):
+            continue
+        if any(_SHARDS.search(name) for name in names_in(data)):
+            continue
+        if shuffled is None or not any(_MODES.search(name) for name in names_in(shuffled.value)):
+            yield Hit(call.node.func)
+
+
+def _left_alone_by_lightning(module: Module) -> Iterator[Hit]:
+    """Yield loaders for training of a file whose Trainer is told to add no sampler, where there is none."""
+    words = ("use_distributed_sampler", "replace_sampler_ddp")
+    trainers = [call for call in module.methods("Trainer") if any(_is_off(call, word) for word in words)]
+    if not trainers or not runs_on_several(module) or any("ampler" in name for name in module.by_method):
+        return
+    for call in module.named(LOADER):
+        shuffled = call.keyword("shuffle")
+        data = call.argument("dataset", 0)
+        plain = not call.is_open and not call.keyword("sampler") and not call.keyword("batch_sampler")
+        own = data is not None and any(_SHARDS.search(name) for name in names_in(data))
+        drawn = shuffled is not None and is_const(shuffled.value, True)
+        if plain and not own and drawn and call.place.scope.name == "train_dataloader":
+            yield Hit(call.node.func)
+
+
+def _is_off(call: Call, name: str) -> bool:
+    word = call.keyword(name)
+    return word is not None and is_const(word.value, False)
+
+
+def _is_stream(module: Module, made: ast.Call) -> bool:
+    """Whether a data set is a stream, which takes no sampler: `iterable-unsharded` looks at those of this file."""
+    owner = module.top.functions.get(text_of(made.func))
+    bases = owner.node.bases if owner is not None and isinstance(owner.node, ast.ClassDef) else ()
+    return any("Iterable" in text_of(part) for part in (made.func, *bases))
+
+
+HELD_OUT = re.compile(r"val|test|eval|dev", re.IGNORECASE)
+_MODES = re.compile(r"dist|ddp|sampler|world|rank|gpu|multi|parallel", re.IGNORECASE)
+
+
+def _is_only(module: Module, call: Call, names: set[str]) -> bool:
+    """Whether a loader stands in no branch, and no other one, which may have a sampler, goes by its names."""
+    others = [found for found in module.named(LOADER) if found is not call and names_of(module, found) & names]
+    return not call.place.branches and not others and not any(HELD_OUT.search(name) for name in names)
+
+
+@rule(
+    "RW102",
+    "sampler-and-shuffle",
+    "error",
+    "high",
+    message="shuffle=True beside a sampler: DataLoader raises ValueError",
+    why="The sampler decides the order; DataLoader refuses both. DistributedSampler shuffles by itself.",
+    wrong="""
+import torch
+
+def make_loader(dataset):
+    sampler = torch.utils.data.distributed.DistributedSampler(dataset)
+    return torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True, sampler=sampler)
+""",
+    right="""
+import torch
+
+def make_loader(dataset):
+    sampler = torch.utils.data.distributed.DistributedSampler(dataset)
+    return torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+""",
+    ignore="never.",
+    fix="safe",
+)
+def sampler_and_shuffle(module: Module) -> Iterator[Hit]:
+    """Both given, where the sampler is surely none of None."""
+    for call in module.named(LOADER):
+        shuffled, sampler = call.keyword("shuffle"), call.keyword("sampler")
+        if shuffled is None or sampler is None or not is_const(shuffled.value, True):
+            continue
+        made = module.value(sampler.value, call.place.scope)
+        bound = list(module.bindings_of(text_of(sampler.value), call.place.scope))
+        sure = isinstance(made, ast.Call) and "ampler" in text_of(made.func)
+        if not sure or any(is_const(found.value, None) for found in bound):
+            continue
+        edit = without_keyword(module, call, "shuffle")
+        yield Hit(shuffled, {}, Fix("remove shuffle=True", (edit,)) if edit else None)

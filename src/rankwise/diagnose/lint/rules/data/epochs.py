@@ -1,0 +1,211 @@
+"""RW103: samplers that nobody tells the epoch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.aliases import names_of
+from rankwise.diagnose.lint.analysis.facts import (
+    LOADER,
+    SAMPLER,
+    has_framework,
+    is_const,
+    is_fixed,
+    loops_around,
+    loops_that_train,
+    names_in,
+)
+from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Binding, Call
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.rules.data.data import HELD_OUT, gone_through
+
+
+def _epoch_name(module: Module, loop: ast.stmt) -> str | None:
+    """Return the name that counts epochs, "" where a `while` counts them; None where a loop counts something else."""
+    if isinstance(loop, ast.While):
+        return "" if "epoch" in ast.unparse(loop.test).lower() else None
+    if not isinstance(loop, ast.For):
+        return None
+    target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) and loop.target.elts else loop.target
+    if not isinstance(target, ast.Name):
+        return None
+    bound = [found.value for found in module.bindings if isinstance(loop.iter, ast.Name) and found.text == loop.iter.id]
+    counts = bound[-1] if bound and bound[-1] is not None else loop.iter
+    counts = counts.body if isinstance(counts, ast.IfExp) else counts
+    counted = isinstance(counts, ast.Call) and last(text_of(counts.func)) in {"range", "trange", "count", "tqdm"}
+    epochs = "epoch" in target.id.lower() or (counted and "epoch" in ast.unparse(counts).lower())
+    return target.id if epochs else None
+
+
+def _samplers(module: Module) -> Iterator[tuple[Call, Binding | None]]:
+    """Yield the DistributedSamplers that shuffle, with the variable each is bound to."""
+    for call in module.named(SAMPLER):
+        shuffled = call.argument("shuffle", 3)
+        if call.is_open or (shuffled is not None and not is_const(shuffled, True)):
+            continue
+        bound = next(
+            (found for found in module.bindings if found.value is not None and call.node in ast.walk(found.value)), None
+        )
+        yield call, bound
+
+
+@rule(
+    "RW103",
+    "missing-set-epoch",
+    "warning",
+    "high",
+    message="the sampler is never told the epoch: every epoch has the same order",
+    why="DistributedSampler shuffles by (seed, epoch); without set_epoch(epoch) the epoch stays 0, and so does the order.",
+    wrong="""
+import torch
+from torch.utils.data.distributed import DistributedSampler
+
+def train(dataset, model, criterion, optimizer):
+    sampler = DistributedSampler(dataset)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+    for epoch in range(10):
+        for x, y in loader:
+            criterion(model(x), y).backward()
+            optimizer.step()
+""",
+    right="""
+import torch
+from torch.utils.data.distributed import DistributedSampler
+
+def train(dataset, model, criterion, optimizer):
+    sampler = DistributedSampler(dataset)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+    for epoch in range(10):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            criterion(model(x), y).backward()
+            optimizer.step()
+""",
+    ignore="there is one epoch only, or the same order is wanted.",
+    fix="safe",
+)
+def missing_set_epoch(module: Module) -> Iterator[Hit]:
+    """A shuffling sampler, a loop over epochs in the same file, and nothing that could tell it the epoch."""
+    for call in module.methods("set_epoch"):
+        counted = any(isinstance(loop, ast.For) and "range" in names_in(loop.iter) for loop in call.place.loops)
+        if counted and call.node.args and is_fixed(module, call.node.args[0], call.place.scope):
+            yield Hit(call.node)
+    told = module.has_call("set_epoch") or "set_epoch" in module.attributes
+    told = told or any(found.text.endswith("sampler.epoch") for found in module.bindings)
+    others = _told_others(module)
+    told = told and not others
+    if told or SAMPLER not in module.by_name or _sets_epochs(module) or _set_epoch_elsewhere(module):
+        return
+    loops = [loop for loop in _epoch_loops(module) if not _runs_once(loop)]
+    if not loops and not _goes_on_for_ever(module):
+        return
+    for call, bound in _samplers(module):
+        name = "" if bound is None else last(bound.text)
+        if others and name in {"", *others}:
+            continue
+        data = call.argument("dataset", 0)
+        if HELD_OUT.search(name) or (data is not None and HELD_OUT.search(ast.unparse(data))):
+            continue
+        yield Hit(call.node.func, {}, _set_epoch_fix(module, bound, loops))
+
+
+def _told_others(module: Module) -> set[str]:
+    """Return the samplers that are told the epoch, where each is one of this file, by its own name."""
+    through = _samplers_of_loaders(module)
+    told = {through.get(call.base, call.base) for call in module.methods("set_epoch")}
+    made = {found.text for call in module.named(SAMPLER) for found in module.bindings if found.value is call.node}
+    return told if told and told <= made and all("." not in name for name in told) else set()
+
+
+def _samplers_of_loaders(module: Module) -> dict[str, str]:
+    """Return ``loader.sampler`` for each loader of this file, and the name of the one sampler that it was given."""
+    found: dict[str, set[str]] = {}
+    for call in module.named(LOADER) if module.has_call("set_epoch") else ():
+        given = call.argument("sampler", 3)
+        for name in names_of(module, call):
+            found.setdefault(f"{name}.sampler", set()).add(text_of(given) if isinstance(given, ast.Name) else "")
+    return {text: next(iter(names)) for text, names in found.items() if len(names) == 1 and "" not in names}
+
+
+def _sets_epochs(module: Module) -> bool:
+    """Whether a library that tells samplers the epoch, or may, is imported; these do not."""
+    others = ("deepspeed", "horovod", "ray", "smdistributed", "torch_xla")
+    return has_framework(module) and not any(module.imports.uses(name) for name in others)
+
+
+def _set_epoch_elsewhere(module: Module) -> bool:
+    """Whether a function of another given file, called here, tells the epoch."""
+    for call in module.calls:
+        if call.name and not call.name.startswith(("torch.", "?")):
+            found = module.find_function(call.name)
+            if found is not None and found[0].has_call("set_epoch"):
+                return True
+    return False
+
+
+def _epoch_loops(module: Module) -> list[ast.stmt]:
+    """Return loops over epochs that train: a backward pass inside, or a call of what has one or is named like it."""
+    found: set[ast.stmt] = set()
+    around = loops_around(module)
+    for loop in loops_that_train(module):
+        scope, outer = around[loop]
+        found |= {each for each in outer if _epoch_name(module, each) is not None or _repeats(module, loop, each)}
+        calls = module.callers(scope) if scope.is_function else []
+        found |= {each for call in calls for each in call.place.loops if _epoch_name(module, each) is not None}
+    for call in module.calls:
+        if call.place.loops and re.search(r"(^|_)(train|fit)|run_epoch|one_epoch", call.method):
+            counted = _epoch_name(module, call.place.loops[-1]) is not None
+            if counted and (call.method != "train" or call.node.args or call.node.keywords):
+                found.add(call.place.loops[-1])
+    return sorted(found, key=position)
+
+
+_ENDLESS = re.compile(r"(^|_)(inf|infinite|endless|forever|cycle)(_|$)|^(Infinite|Endless|Cycl)")
+
+
+def _goes_on_for_ever(module: Module) -> bool:
+    """Whether a loader for training is given to what begins it again at its end: `next(batches)` has no epoch."""
+    loaders = {last(found.text) for found in module.bindings if _makes_loader(module, found.value)}
+    loaders = {name for name in loaders if not HELD_OUT.search(name)}
+    endless = (call for call in module.calls if _ENDLESS.search(call.method))
+    given = {name for call in endless for part in call.node.args[:1] for name in names_in(part)}
+    return bool(loaders & given) and module.has_call("backward")
+
+
+def _repeats(module: Module, loop: ast.stmt, outer: ast.stmt) -> bool:
+    """Whether a loop over plain numbers, whatever they are called, goes through a loader again and again."""
+    counts = outer.iter if isinstance(outer, ast.For) else None
+    counted = isinstance(counts, ast.Call) and last(text_of(counts.func)) in {"range", "trange"}
+    loaders = {last(found.text) for found in module.bindings if _makes_loader(module, found.value)}
+    return counted and bool(loaders & gone_through(module, loop))
+
+
+def _makes_loader(module: Module, value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and module.name_of(value.func) == LOADER
+
+
+def _runs_once(loop: ast.stmt) -> bool:
+    counts = loop.iter if isinstance(loop, ast.For) else None
+    return isinstance(counts, ast.Call) and len(counts.args) == 1 and is_const(counts.args[0], 1)
+
+
+def _set_epoch_fix(module: Module, bound: Binding | None, loops: list[ast.stmt]) -> Fix | None:
+    """Return the insertion of set_epoch at the head of the loop over epochs, where sampler and loop share a function."""
+    if bound is None or bound.value is None or not isinstance(bound.value, ast.Call) or bound.place.branches:
+        return None
+    for loop in loops:
+        epoch = _epoch_name(module, loop)
+        inside = any(loop in found.place.loops and found.place.scope is bound.place.scope for found in module.calls)
+        if inside and epoch and isinstance(loop, ast.For) and position(loop) > position(bound.value):
+            first = loop.body[0]
+            at = module.offset(first.lineno, 0)
+            indent = " " * first.col_offset
+            if module.source[at : module.span(first)[0]].strip():
+                return None
+            text = f"{indent}{bound.text}.set_epoch({epoch})\n"
+            return Fix(f"call {bound.text}.set_epoch({epoch})", (Edit(at, at, text),))
+    return None

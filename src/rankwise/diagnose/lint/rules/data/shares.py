@@ -1,0 +1,324 @@
+"""RW104, RW106, RW107, RW109 to RW113: how data, batches, workers and seeds are shared out, beyond the sampler."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.facts import (
+    LOADER,
+    SAMPLER,
+    has_framework,
+    is_before_ranks,
+    is_const,
+    is_distributed,
+    names_in,
+    runs_on_several,
+)
+from rankwise.diagnose.lint.analysis.guards import LOCAL_RANK_NAMES, is_local_rank
+from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.names import text_of
+from rankwise.diagnose.lint.analysis.scopes import Call
+from rankwise.diagnose.lint.analysis.wrapped import wraps
+from rankwise.diagnose.lint.record import Hit, rule
+
+_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+_SHARES = re.compile(
+    r"rank|world|replica|num_proc|process_(index|count)|split_by_node|nodesplitter|shard_?(id|index|idx|num)|num_?shards|"
+    r"\bshard\(|jax\.|dist\.get",
+    re.IGNORECASE,
+)
+
+
+@rule(
+    "RW104",
+    "unseeded-split",
+    "warning",
+    "medium",
+    message="each rank draws a split of its own: samples held out on one rank are trained on by another",
+    why="random_split without a generator uses the process's global generator, which differs between ranks unless all "
+    "were seeded alike before.",
+    wrong="""
+import torch
+import torch.distributed as dist
+
+def main(dataset):
+    dist.init_process_group("nccl")
+    train, val = torch.utils.data.random_split(dataset, [900, 100])
+    return train, val
+""",
+    right="""
+import torch
+import torch.distributed as dist
+
+def main(dataset):
+    dist.init_process_group("nccl")
+    generator = torch.Generator().manual_seed(0)
+    train, val = torch.utils.data.random_split(dataset, [900, 100], generator=generator)
+    return train, val
+""",
+    ignore="the ranks were seeded alike by something that this file does not show.",
+)
+def unseeded_split(module: Module) -> Iterator[Hit]:
+    """random_split without generator, or scikit-learn's, and no seed before it; or one that holds the rank."""
+    lightning = runs_on_several(module)
+    if not lightning and (not is_distributed(module) or has_framework(module)):
+        return
+    seeds = [call for call in module.calls if "seed" in call.method.lower() and "worker" not in call.method.lower()]
+    for call in module.named("torch.utils.data.random_split", "sklearn.model_selection.train_test_split"):
+        if call.argument("generator", 2) is not None and call.method == "random_split":
+            continue
+        if call.is_open or is_before_ranks(module, call.place.scope):
+            continue
+        if lightning and (seeds or call.place.scope.name == "prepare_data"):
+            continue
+        drawn, shuffled = call.argument("random_state"), call.argument("shuffle")  # of scikit-learn
+        if (drawn is not None and not is_const(drawn, None)) or is_const(shuffled, False):
+            continue
+        before = [
+            seed
+            for seed in seeds
+            if position(seed.node) < position(call.node) or seed.place.scope is not call.place.scope
+        ]
+        ranked = [
+            seed for seed in before if any(re.search("rank", name, re.IGNORECASE) for name in names_in(seed.node))
+        ]
+        if not before or (ranked and len(ranked) == len(before)):
+            yield Hit(call.node.func)
+
+
+@rule(
+    "RW106", "iterable-unsharded", "warning", "medium",
+    message="{name} yields the same samples on every rank: an IterableDataset has no sampler",
+    why="DataLoader cannot split a stream. The data set itself must leave out what belongs to other ranks (and workers).",
+    wrong=_HEAD + """
+class Lines(torch.utils.data.IterableDataset):
+    def __init__(self, path):
+        self.path = path
+
+    def __iter__(self):
+        yield from open(self.path)
+
+def main(net, path):
+    model = DDP(net)
+    return model, torch.utils.data.DataLoader(Lines(path), batch_size=8)
+""",
+    right="import itertools\n" + _HEAD + """
+class Lines(torch.utils.data.IterableDataset):
+    def __init__(self, path):
+        self.path = path
+
+    def __iter__(self):
+        yield from itertools.islice(open(self.path), dist.get_rank(), None, dist.get_world_size())
+
+def main(net, path):
+    model = DDP(net)
+    return model, torch.utils.data.DataLoader(Lines(path), batch_size=8)
+""",
+    ignore="the files that are given to it are this rank's own.",
+)  # fmt: skip
+def iterable_unsharded(module: Module) -> Iterator[Hit]:
+    """A class of this file without a word of ranks, made in a call of DataLoader."""
+    if not wraps(module) or has_framework(module):
+        return
+    for scope in module.scopes:
+        node = scope.node
+        if not isinstance(node, ast.ClassDef) or not any(
+            module.name_of(base) == "torch.utils.data.IterableDataset" for base in node.bases
+        ):
+            continue
+        if _SHARES.search(ast.unparse(node)):
+            continue
+        for call in module.named(LOADER):
+            made = module.value(call.argument("dataset", 0), call.place.scope)
+            if (
+                isinstance(made, ast.Call)
+                and text_of(made.func) == scope.name
+                and not _SHARES.search(ast.unparse(made))
+            ):
+                yield Hit(call.node.func, {"name": scope.name})
+
+
+@rule(
+    "RW107", "local-rank-shard", "warning", "medium",
+    message="data are shared out by the rank on the node ({text}): every node reads the same",
+    why="The local rank starts from 0 on each node. Shares need the global rank.",
+    wrong="""
+import os
+
+def my_files(files):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
+    return files[local_rank::world_size]
+""",
+    right="""
+import os
+
+def my_files(files):
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
+    return files[rank::world_size]
+""",
+    ignore="each node has data of its own on its disk.",
+)  # fmt: skip
+def local_rank_shard(module: Module) -> Iterator[Hit]:
+    """files[local_rank::world_size], islice(..., local_rank, None, world_size), shard(index=local_rank)."""
+    for binding in module.bindings:
+        for part in ast.walk(binding.place.stmt) if binding.value is not None else ():
+            if isinstance(part, ast.Slice) and part.lower is not None and part.step is not None:
+                yield from _share(module, part.lower, part.step, binding.place.scope)
+    for exit_ in module.exits:
+        for part in ast.walk(exit_.node):
+            if isinstance(part, ast.Slice) and part.lower is not None and part.step is not None:
+                yield from _share(module, part.lower, part.step, exit_.place.scope)
+    for call in module.methods("islice"):
+        if len(call.node.args) == 4:
+            yield from _share(module, call.node.args[1], call.node.args[3], call.place.scope)
+    for call in module.methods("shard", "split_dataset_by_node"):
+        index = call.keyword("index") or call.keyword("rank")
+        size = call.keyword("num_shards") or call.keyword("world_size")
+        if index is not None and size is not None:
+            yield from _share(module, index.value, size.value, call.place.scope)
+
+
+def _share(module: Module, index: ast.expr, size: ast.expr, scope: object) -> Iterator[Hit]:
+    def lookup(text: str) -> ast.expr | None:
+        found = module.binding(text, scope)  # type: ignore[arg-type]
+        return None if found is None else found.shown
+
+    sized = ast.unparse(size)
+    if is_local_rank(index, lookup) and re.search("world", sized, re.IGNORECASE) and "local" not in sized.lower():
+        yield Hit(index, {"text": module.text(index)})
+
+
+@rule(
+    "RW109", "workers-per-rank", "warning", "medium",
+    message="each rank starts a loader worker for every core of the machine: divide by the ranks on it",
+    why="Eight ranks on 64 cores start 512 workers, which fight for the cores and fill the memory.",
+    wrong="import os\n" + _HEAD + """
+def make_loader(net, dataset, sampler):
+    model = DDP(net)
+    return model, torch.utils.data.DataLoader(dataset, sampler=sampler, num_workers=os.cpu_count())
+""",
+    right="import os\n" + _HEAD + """
+def make_loader(net, dataset, sampler):
+    model = DDP(net)
+    workers = os.cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return model, torch.utils.data.DataLoader(dataset, sampler=sampler, num_workers=workers)
+""",
+    ignore="there is one rank per machine.",
+)  # fmt: skip
+def workers_per_rank(module: Module) -> Iterator[Hit]:
+    """num_workers is cpu_count() itself, less a few, or at most a number that is large."""
+    if not is_distributed(module):
+        return
+    for call in module.named(LOADER):
+        given = call.argument("num_workers", 5)
+        if given is not None and _counts_cores(module, module.value(given, call.place.scope)):
+            yield Hit(given)
+
+
+_COUNTS = {"os.cpu_count", "multiprocessing.cpu_count", "torch.multiprocessing.cpu_count"}
+_MANY_WORKERS = 16  # min(cpu_count(), 8) is a number that eight ranks of a machine can bear
+
+
+def _counts_cores(module: Module, node: ast.expr | None) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        return isinstance(node.right, ast.Constant) and _counts_cores(module, node.left)
+    if not isinstance(node, ast.Call):
+        return False
+    if text_of(node.func) == "min" and node.args and not node.keywords:
+        parts = node.args[0].elts if isinstance(node.args[0], ast.List | ast.Tuple) else node.args
+        most = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, int)]
+        others = [part for part in parts if not isinstance(part, ast.Constant)]
+        large = all(number >= _MANY_WORKERS for number in most)
+        return large and bool(others) and all(_counts_cores(module, part) for part in others)
+    return module.name_of(node.func) in _COUNTS
+
+
+@rule(
+    "RW110", "eval-padding", "info", "medium",
+    message="DistributedSampler repeats samples so that all ranks have as many: the evaluation counts them twice",
+    why="The set is padded to a multiple of the world size. Numbers depend on the number of ranks.",
+    wrong=_HEAD + """
+def make_loader(val_set):
+    sampler = torch.utils.data.distributed.DistributedSampler(val_set, shuffle=False)
+    return torch.utils.data.DataLoader(val_set, sampler=sampler)
+""",
+    right=_HEAD + """
+def make_loader(val_set):
+    mine = torch.utils.data.Subset(val_set, range(dist.get_rank(), len(val_set), dist.get_world_size()))
+    return torch.utils.data.DataLoader(mine)
+""",
+    ignore="the size is a multiple of the world size, or a rough number is enough.",
+)  # fmt: skip
+def eval_padding(module: Module) -> Iterator[Hit]:
+    """A sampler over something that is called val, test or eval, without drop_last."""
+    for call in module.named(SAMPLER):
+        data = call.argument("dataset", 0)
+        if data is not None and re.search(r"val|test|eval|dev_", module.text(data), re.IGNORECASE):
+            yield Hit(call.node.func)
+
+
+@rule(
+    "RW111", "same-seed-everywhere", "info", "medium",
+    message="all ranks draw the same random numbers: dropout and augmentation are equal on all of them",
+    why="DDP makes the parameters equal by itself. Add the rank to the seed once the model is built.",
+    wrong=_HEAD + """
+def main(net):
+    torch.manual_seed(0)
+    return DDP(net)
+""",
+    right=_HEAD + """
+def main(net):
+    torch.manual_seed(dist.get_rank())
+    return DDP(net)
+""",
+    ignore="nothing random happens after the model is built.",
+)  # fmt: skip
+def same_seed_everywhere(module: Module) -> Iterator[Hit]:
+    """manual_seed without the rank in a file that wraps."""
+    calls = list(module.named("torch.manual_seed"))
+    if wraps(module) and calls and not any(_ranked(call) for call in calls):
+        yield Hit(calls[0].node)
+
+
+def _ranked(call: Call) -> bool:
+    return any("rank" in name.lower() or name in LOCAL_RANK_NAMES for name in names_in(call.node))
+
+
+@rule(
+    "RW112", "nonblocking-unpinned", "info", "medium",
+    message="non_blocking=True copies no faster from memory that is not pinned: pin_memory=True in the DataLoader",
+    why="Only a copy from pinned memory overlaps with the GPU's work.",
+    wrong="""
+import torch
+
+def train(model, dataset, device):
+    for x in torch.utils.data.DataLoader(dataset):
+        model(x.to(device, non_blocking=True)).sum().backward()
+""",
+    right="""
+import torch
+
+def train(model, dataset, device):
+    for x in torch.utils.data.DataLoader(dataset, pin_memory=True):
+        model(x.to(device, non_blocking=True)).sum().backward()
+""",
+    ignore="the tensors are pinned elsewhere.",
+)  # fmt: skip
+def nonblocking_unpinned(module: Module) -> Iterator[Hit]:
+    """non_blocking=True, loaders in the same file, no word of pinning."""
+    loaders = list(module.named(LOADER))
+    if (
+        not loaders
+        or any(call.is_open or call.keyword("pin_memory") for call in loaders)
+        or module.has_call("pin_memory")
+    ):
+        return
+    for call in module.methods("to", "cuda"):
+        word = call.keyword("non_blocking")
+        if word is not None and is_const(word.value, True):
+            yield Hit(word)
+            return

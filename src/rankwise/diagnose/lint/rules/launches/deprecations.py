@@ -1,0 +1,173 @@
+"""RW6: options, launchers and names that newer PyTorch has dropped."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.facts import has_framework, is_const, is_distributed, uses_cuda
+from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile, LaunchPlace
+from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+
+_HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
+_OLD_LINE = re.compile(r"(?:^|[\s;&])(?:\S*/)?python[\d.]*\s+(?:-\w+\s+)*-m\s+(torch\.distributed\.launch)\b")
+_CARRIERS = ("ssh", "bash", "sh", "srun", "mpirun", "pdsh", "eval", "docker", "nohup", "screen", "tmux", "sbatch")
+_BACKENDS = ("nccl", "gloo", "mpi", "ucc", "xccl")
+_PLUGINS = ("ccl", "hccl", "rccl", "cncl", "mccl", "eccl", "sccl", "lccl", "bccl", "flagcx", "xla", "smddp")
+_OLD_API = {
+    "torch.distributed.reduce_op": "torch.distributed.ReduceOp",
+    "torch.distributed.all_gather_multigpu": "all_gather, one process per GPU",
+    "torch.distributed.all_reduce_multigpu": "all_reduce, one process per GPU",
+    "torch.distributed.broadcast_multigpu": "broadcast, one process per GPU",
+    "torch.distributed.reduce_multigpu": "reduce, one process per GPU",
+    "torch.distributed._all_gather_base": "torch.distributed.all_gather_into_tensor",
+    "torch.distributed._reduce_scatter_base": "torch.distributed.reduce_scatter_tensor",
+    "torch.nn.parallel.DistributedDataParallelCPU": "torch.nn.parallel.DistributedDataParallel",
+}
+
+
+@rule(
+    "RW604", "local-rank-argparse", "warning", "high",
+    message="torchrun passes no --local_rank: read LOCAL_RANK from the environment",
+    why="Only the deprecated torch.distributed.launch passed the option. Under torchrun it keeps its default on every rank, and "
+    "all of them take the same GPU.",
+    wrong="""
+import argparse
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=0)
+args = parser.parse_args()
+torch.cuda.set_device(args.local_rank)
+torch.distributed.init_process_group("nccl")
+""",
+    right="""
+import argparse
+import os
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
+args = parser.parse_args()
+torch.cuda.set_device(args.local_rank)
+torch.distributed.init_process_group("nccl")
+""",
+    ignore="the launcher passes the option (DeepSpeed does).",
+)  # fmt: skip
+def local_rank_argparse(module: Module) -> Iterator[Hit]:
+    """The option, in a file that starts a group and never asks for LOCAL_RANK."""
+    # without a GPU nothing depends on it: ranks that are numbered by hand often call their number so
+    if not is_distributed(module) or has_framework(module) or not uses_cuda(module):
+        return
+    if any(node.value == "LOCAL_RANK" for node, _ in module.strings) or module.has_call("spawn", "start_processes"):
+        return
+    options = {
+        str(first.value).replace("_", "-"): (first, call)
+        for call in module.methods("add_argument")
+        if call.node.args and isinstance(first := call.node.args[0], ast.Constant)
+    }
+    # whoever has to give the rank on the command line starts each rank by hand, without torchrun
+    by_hand = options.get("--rank")
+    if "--local-rank" in options and not (
+        by_hand and (word := by_hand[1].keyword("required")) and is_const(word.value, True)
+    ):
+        yield Hit(options["--local-rank"][0])
+
+
+def _old_launcher_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    yield from _old_launcher_in_text(file)
+    for command in file.commands:
+        texts = command.texts
+        for index, word in enumerate(command.words[1:], 1):
+            if word.text.endswith("torch/distributed/launch.py"):
+                yield Hit(word, {"old": "torch/distributed/launch.py", "new": "torchrun"})
+            elif word.text == "torch.distributed.launch" and texts[index - 1] == "-m":
+                start = next((w for w in command.words[:index] if re.fullmatch(r"(.*/)?python[\d.]*", w.text)), None)
+                plain = start is not None and command.words[index - 2] is start and "--use_env" in texts
+                edits = (
+                    (Edit(start.start, word.end, "torchrun"), *_removed(command.words, "--use_env"))
+                    if plain and start
+                    else ()
+                )
+                yield Hit(word, {"old": word.text, "new": "torchrun"}, Fix("torchrun", edits) if edits else None)
+
+
+def _old_launcher_in_text(file: LaunchFile) -> Iterator[Hit]:
+    """Yield the old launcher inside a quoted word that another program runs, or in a variable that starts a command."""
+    places = [
+        word
+        for command in file.commands
+        if command.find(*_CARRIERS) == 0
+        for word in command.words[1:]
+        if " " in word.text.strip()
+    ]
+    for setting in file.settings:
+        name = re.escape(setting.name)
+        if re.search(rf"^\s*(?:\w+=\S*\s+|srun\s+|exec\s+|eval\s+)*\"?\$\{{?{name}\b", file.source, re.MULTILINE):
+            places.append(setting.place)
+    for place in places:
+        # the offsets are those of the source, where a line may go on behind a backslash
+        for found in _OLD_LINE.finditer(re.sub(r"[\\'\"]", " ", file.source[place.start : place.end])):
+            start, end = (place.start + at for at in found.span(1))
+            yield Hit(LaunchPlace(start, end, found[1]), {"old": found[1], "new": "torchrun"})
+
+
+def _removed(words: list[LaunchPlace], option: str) -> tuple[Edit, ...]:
+    return tuple(Edit(words[i - 1].end, word.end, "") for i, word in enumerate(words) if word.text == option and i)
+
+
+def _backends(module: Module) -> Iterator[tuple[ast.Constant, str | None]]:
+    """Yield the backends that are written down, each with what to write instead if torch knows none of that name."""
+    for call in module.named("torch.distributed.init_process_group", "torch.distributed.new_group"):
+        start = call.method == "init_process_group"
+        given = module.value(call.argument("backend", 0 if start else 2), call.place.scope)
+        if isinstance(given, ast.Name) and given.id in call.place.scope.params:
+            given = call.place.scope.default(given.id)
+        if isinstance(given, ast.Constant) and isinstance(given.value, str):
+            yield given, _other_backend(given.value)
+    for call in module.methods("add_argument") if is_distributed(module) else ():
+        name, default = call.node.args[0] if call.node.args else None, call.argument("default")
+        named = isinstance(name, ast.Constant) and re.fullmatch(
+            r"--(dist|distributed|ddp)?[-_]?backend", str(name.value)
+        )
+        if named and isinstance(default, ast.Constant) and isinstance(default.value, str):
+            yield default, _other_backend(default.value)
+
+
+def _other_backend(text: str) -> str | None:
+    """Return the backend that was meant where none is called so; a name that resembles none may be a plugin's."""
+    for part in text.lower().split(","):
+        name = part.rpartition(":")[2].strip()
+        if name == "tcp":
+            return "gloo"
+        close = difflib.get_close_matches(name, _BACKENDS, 1, 0.7)
+        if close and name not in _BACKENDS and name not in _PLUGINS:
+            return close[0]
+    return None
+
+
+@rule(
+    "RW605", "deprecated-dist-api", "warning", "high",
+    message="{old} is deprecated or gone: {new}",
+    why="torch.distributed.launch warns, and sets no LOCAL_RANK option for new scripts; the others were removed or renamed.",
+    wrong="python -m torch.distributed.launch --nproc_per_node=8 train.py\n",
+    right="torchrun --nproc-per-node=8 train.py\n",
+    ignore="old versions of PyTorch have to be supported.",
+    language="bash",
+    lines=_old_launcher_in_lines,
+)  # fmt: skip
+def deprecated_dist_api(module: Module) -> Iterator[Hit]:
+    """A call of an old function, or an import of one."""
+    for old, new in _OLD_API.items():
+        for call in module.named(old):
+            yield Hit(call.node.func, {"old": old, "new": new})
+    for written, backend in _backends(module):
+        if backend is not None:
+            yield Hit(written, {"old": f"the backend {written.value!r}", "new": backend})
+    if "reduce_op" in module.attributes:  # dist.reduce_op.SUM is no call
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute) and module.name_of(node) == "torch.distributed.reduce_op":
+                yield Hit(node, {"old": "torch.distributed.reduce_op", "new": _OLD_API["torch.distributed.reduce_op"]})

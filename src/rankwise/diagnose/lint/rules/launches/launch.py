@@ -1,0 +1,316 @@
+"""RW6: ports, variables and launch lines, in Python and in shell, Docker and YAML files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.facts import environment_reads, environment_writes
+from rankwise.diagnose.lint.analysis.launch_lines import Command, LaunchFile
+from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.variables import RENAMED, judge_name
+
+_HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
+
+
+def _bad_port(text: str) -> bool:
+    return text.isdigit() and not 0 <= int(text) <= 65535
+
+
+_PORT_OF = re.compile(
+    r"--(?:master|main[-_]process)[-_]port[= ]\"?\$\{?(\w+)|--rdzv[-_]endpoint[= ]\S*:\$\{?(\w+)|MASTER_PORT=\"?\$\{?(\w+)"
+)
+
+
+def _ports_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    for setting in file.settings:
+        if setting.name == "MASTER_PORT" and _bad_port(setting.value):
+            yield Hit(setting.place, {"port": setting.value})
+        # $((70000 + SLURM_JOB_ID % 1000))
+        counted = re.match(r"\$\(\(\s*(\d+)\s*\+", setting.value)
+        if counted and re.search("port", setting.name, re.IGNORECASE) and _bad_port(counted[1]):
+            yield Hit(setting.place, {"port": counted[1]})
+    # PORT=80000 ... --master-port $PORT, also inside the quoted words of ssh or bash -c
+    used = {word for part in _PORT_OF.findall(file.source) for word in part if word}
+    for setting in file.settings:
+        if setting.name in used - {"MASTER_PORT"} and _bad_port(setting.value):
+            yield Hit(setting.place, {"port": setting.value})
+    for command in file.commands:
+        for name in ("--master-port", "--rdzv-endpoint", "--rdzv", "--main-process-port", "--rdzv_endpoint"):
+            found = command.option(name)
+            if found is not None and _bad_port(found[0].rpartition(":")[2]):
+                yield Hit(found[1], {"port": found[0].rpartition(":")[2]})
+
+
+@rule(
+    "RW601", "invalid-port", "error", "high",
+    message="there is no port {port}: ports go to 65535",
+    why="The rendezvous cannot listen on it; the job fails when it starts.",
+    wrong=_HEAD + '\nos.environ["MASTER_PORT"] = "80000"\ndist.init_process_group("nccl")\n',
+    right=_HEAD + '\nos.environ["MASTER_PORT"] = "29500"\ndist.init_process_group("nccl")\n',
+    ignore="never.",
+    lines=_ports_in_lines,
+)  # fmt: skip
+def invalid_port(module: Module) -> Iterator[Hit]:
+    """MASTER_PORT, or a tcp:// address."""
+    for name, _, value, _ in environment_writes(module):
+        if name == "MASTER_PORT" and isinstance(value, ast.Constant) and _bad_port(str(value.value)):
+            yield Hit(value, {"port": str(value.value)})
+    for node, _ in module.strings:
+        found = re.fullmatch(r"tcp://[\w.\-\[\]]+:(\d+)", str(node.value))
+        if found and _bad_port(found[1]):
+            yield Hit(node, {"port": found[1]})
+
+
+def _variables_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    for setting in file.settings:
+        for text, new in _wrong_variable(setting.name, setting.value):
+            edit = Edit(setting.place.start, setting.place.start + len(setting.name), new) if new else None
+            written = file.source[setting.place.start :].startswith(setting.name)
+            yield Hit(setting.place, {"text": text}, Fix(f"call it {new}", (edit,)) if edit and written else None)
+
+
+def _wrong_variable(name: str, value: str | None) -> Iterator[tuple[str, str | None]]:
+    """Yield what is wrong with a variable and its value, and the new name where it only has that."""
+    judged = judge_name(name, surely=True)
+    if name in RENAMED:
+        yield f"{name} is called {RENAMED[name]} now", RENAMED[name]
+    elif judged is not None:
+        yield f"nothing reads {name}: {judged[1]}", None
+    if name == "NCCL_DEBUG_FILE" and value is not None and "%r" in value:
+        yield "NCCL_DEBUG_FILE knows %h (host) and %p (process), not %r: all ranks write one file", None
+
+
+@rule(
+    "RW602", "nccl-env", "error", "high",
+    message="{text}",
+    why="A name that nothing reads does nothing, silently. NCCL_TIMEOUT is the classic: the time limit of collectives is the "
+    "argument timeout= of init_process_group. Names that begin with NCCL_ and were torch's are TORCH_NCCL_ now.",
+    wrong=_HEAD + '\nos.environ["NCCL_BLOCKING_WAIT"] = "1"\ndist.init_process_group("nccl")\n',
+    right=_HEAD + '\nos.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"\ndist.init_process_group("nccl")\n',
+    ignore="a plugin of NCCL reads it.",
+    fix="safe",
+    lines=_variables_in_lines,
+)  # fmt: skip
+def nccl_env(module: Module) -> Iterator[Hit]:
+    """A variable that is set in Python."""
+    for name, node, value, _ in environment_writes(module):
+        text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+        for wrong, new in _wrong_variable(name, text):
+            start, end = module.span(node)
+            yield Hit(node, {"text": wrong}, Fix(f"call it {new}", (Edit(start + 1, end - 1, new),)) if new else None)
+
+
+_TUNING = re.compile(r"NCCL_(P2P_DISABLE|IB_DISABLE|BUFFSIZE|SHM_DISABLE|NTHREADS|ALGO|PROTO|DEBUG)")
+
+
+def _tuning_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    for setting in file.settings:
+        if _TUNING.fullmatch(setting.name):
+            yield Hit(setting.place, {"name": setting.name})
+
+
+@rule(
+    "RW603", "nccl-tuning-left-in", "info", "medium",
+    message="{name} was set for one machine or one bug: is it still needed?",
+    why="NCCL chooses by the hardware that it finds. Switches that were left in cost bandwidth elsewhere.",
+    wrong=_HEAD + '\nos.environ["NCCL_P2P_DISABLE"] = "1"\n',
+    right=_HEAD + '\nos.environ["OMP_NUM_THREADS"] = "1"\n',
+    ignore="this machine needs it, and a comment says why.",
+    lines=_tuning_in_lines,
+)  # fmt: skip
+def nccl_tuning_left_in(module: Module) -> Iterator[Hit]:
+    """A switch that is set in Python."""
+    for name, node, _, _ in environment_writes(module):
+        if _TUNING.fullmatch(name):
+            yield Hit(node, {"name": name})
+
+
+@rule(
+    "RW606", "env-without-default", "info", "medium",
+    message="without a launcher {name} is not set: KeyError under plain `python`",
+    why="A script that also runs as `python train.py` can be debugged. One process is rank 0 of 1.",
+    wrong=_HEAD + '\nlocal_rank = int(os.environ["LOCAL_RANK"])\n',
+    right=_HEAD + '\nlocal_rank = int(os.environ.get("LOCAL_RANK", 0))\n',
+    ignore="the script is never started without a launcher.",
+    fix="safe",
+)  # fmt: skip
+def env_without_default(module: Module) -> Iterator[Hit]:
+    """os.environ["RANK"] and the like."""
+    for name, node, place, default in environment_reads(module):
+        usual = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.get(name)
+        choice = isinstance(place.stmt, ast.Assign) and isinstance(place.stmt.value, ast.IfExp)
+        if default or choice or usual is None or place.branches or place.tries or not isinstance(node, ast.Subscript):
+            continue
+        start, end = module.span(node.value)[1], module.span(node)[1]
+        yield Hit(node, {"name": name}, Fix("give a default", (Edit(start, end, f'.get("{name}", "{usual}")'),)))
+
+
+@rule(
+    "RW607", "hardcoded-rendezvous", "info", "medium",
+    message="the rendezvous is fixed in the script: {name}",
+    why="Two jobs on one machine collide, and the script runs on this machine only. Launchers set it.",
+    wrong=_HEAD + '\nos.environ["MASTER_ADDR"] = "localhost"\n',
+    right=_HEAD + '\nos.environ.setdefault("MASTER_ADDR", "localhost")\n',
+    ignore="the script starts its ranks itself.",
+)  # fmt: skip
+def hardcoded_rendezvous(module: Module) -> Iterator[Hit]:
+    """MASTER_ADDR or MASTER_PORT is assigned a constant."""
+    for name, node, value, place in environment_writes(module):
+        if (
+            name in {"MASTER_ADDR", "MASTER_PORT"}
+            and isinstance(place.stmt, ast.Assign)
+            and isinstance(value, ast.Constant)
+        ):
+            yield Hit(node, {"name": name})
+
+
+@rule(
+    "RW608", "visible-devices-in-script", "info", "medium",
+    message="CUDA_VISIBLE_DEVICES is set in the script: launchers and schedulers choose the GPUs",
+    why="It hides GPUs that the scheduler gave, works only before CUDA is initialised, and dates from nn.DataParallel.",
+    wrong=_HEAD + '\nos.environ["CUDA_VISIBLE_DEVICES"] = "0,1"\n',
+    right=_HEAD + '\nos.environ["OMP_NUM_THREADS"] = "1"\n',
+    ignore="it is a notebook on a machine of your own.",
+)  # fmt: skip
+def visible_devices_in_script(module: Module) -> Iterator[Hit]:
+    """An assignment."""
+    for name, node, _, _ in environment_writes(module):
+        if name == "CUDA_VISIBLE_DEVICES":
+            yield Hit(node)
+
+
+@rule(
+    "RW609", "missing-destroy", "info", "medium",
+    message="the process group is never destroyed: NCCL warns at exit",
+    why="Threads of the group outlive the work, and some versions hang at exit.",
+    wrong=_HEAD + '\ndist.init_process_group("nccl")\n',
+    right=_HEAD + '\ndist.init_process_group("nccl")\ndist.destroy_process_group()\n',
+    ignore="another file does it.",
+)  # fmt: skip
+def missing_destroy(module: Module) -> Iterator[Hit]:
+    """init_process_group without its counterpart in the file."""
+    calls = list(module.named("torch.distributed.init_process_group"))
+    if calls and not module.has_call("destroy_process_group"):
+        yield Hit(calls[0].node.func)
+
+
+@rule(
+    "RW610", "node-rank-guess", "info", "medium",
+    message="the node is guessed from the rank and the number of GPUs here: GROUP_RANK says it",
+    why="Nodes may have different numbers of GPUs or ranks.",
+    wrong=_HEAD + "\nnode = dist.get_rank() // torch.cuda.device_count()\n",
+    right=_HEAD + '\nnode = int(os.environ.get("GROUP_RANK", 0))\n',
+    ignore="all nodes are equal.",
+)  # fmt: skip
+def node_rank_guess(module: Module) -> Iterator[Hit]:
+    """Rank // device_count()."""
+    for binding in module.bindings:
+        value = binding.value
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.FloorDiv):
+            left, right = ast.unparse(value.left), ast.unparse(value.right)
+            if "rank" in left.lower() and re.search(r"device_count|gpus_per_node|ngpus", right):
+                yield Hit(value)
+
+
+_STARTERS = ("torch.distributed.run", "torch.distributed.launch")
+
+
+def _twice_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    for command in file.commands:
+        srun = command.find("srun")
+        launcher = _launcher(command)
+        if srun is None or launcher is None or launcher < srun:
+            continue
+        tasks = tasks_per_node(file, command)
+        per_node = command.option("--nproc-per-node", "--num-processes")
+        if tasks > 1 and per_node is not None and per_node[0] != "1":
+            yield Hit(command.words[launcher], {"name": command.words[launcher].text, "number": str(tasks)})
+
+
+def _launcher(command: Command) -> int | None:
+    """Return the index of the word that starts ranks."""
+    words = command.texts
+    if (found := command.find("torchrun", "accelerate")) is not None:
+        return (
+            found
+            if words[found].rpartition("/")[2] == "torchrun" or words[found + 1 : found + 2] == ["launch"]
+            else None
+        )
+    return next((index for index, word in enumerate(words) if word in _STARTERS), None)
+
+
+def tasks_per_node(file: LaunchFile, command: Command) -> int:
+    """Return how often srun starts a line on each node, as far as its own options and those of the job say; else 1."""
+    nodes, tasks = (_told(file, command, *names) for names in (("nodes", "-N"), ("ntasks", "-n")))
+    per_node = _told(file, command, "ntasks-per-node", "--ntasks-per-node")
+    own = _own(command, "ntasks", "-n")
+    if per_node.isdigit() and not own:
+        return int(per_node)
+    if tasks.isdigit() and nodes.isdigit() and int(nodes):
+        return int(tasks) // int(nodes)
+    return 1
+
+
+def _told(file: LaunchFile, command: Command, name: str, short: str) -> str:
+    return _own(command, name, short) or file.sbatch.get(name, "")
+
+
+def _own(command: Command, name: str, short: str) -> str:
+    """Return what a line itself says: ``--ntasks=2``, ``--ntasks 2``, ``-n 2`` or ``-n2``; "" if nothing."""
+    found = command.option(f"--{name}", short)
+    if found is not None:
+        return found[0]
+    joined = (re.fullmatch(rf"{short}(\d+)", word) for word in command.texts if len(short) == 2)
+    return next((each[1] for each in joined if each), "")
+
+
+rule(
+    "RW612", "launch-twice", "error", "medium",
+    message="srun starts {name} {number} times on each node, and each of them starts ranks: one task per node",
+    why="torchrun starts the ranks of a node itself. With several tasks per node several launchers fight for one port and GPU.",
+    wrong="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun torchrun --nnodes 2 --nproc-per-node 4 "
+    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
+    right="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nnodes 2 --nproc-per-node 4 "
+    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
+    ignore="never.",
+    language="bash",
+    lines=_twice_in_lines,
+)(None)  # fmt: skip
+
+
+def _alone_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    for command in file.commands:
+        if command.find("torchrun") is None and "torch.distributed.run" not in command.texts:
+            continue
+        nodes = command.option("--nnodes")
+        backend = next(
+            (found[0] for name in ("--rdzv-backend", "--rdzv_backend") if (found := command.option(name))), ""
+        )
+        # the address of the master is for the static rendezvous only
+        static = () if backend not in {"", "static"} else ("--master-addr", "--master_addr")
+        meeting = ("--rdzv-endpoint", "--rdzv_endpoint", *static)
+        if (
+            nodes is None
+            or not nodes[0].isdigit()
+            or int(nodes[0]) < 2
+            or any(command.option(name) for name in meeting)
+        ):
+            continue
+        # torchrun reads no MASTER_ADDR
+        if not any(setting.name in {"PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"} for setting in file.settings):
+            yield Hit(nodes[1], {"number": nodes[0]})
+
+
+rule(
+    "RW613", "no-rendezvous", "error", "medium",
+    message="{number} nodes and no address where they meet: give --rdzv-endpoint host:port",
+    why="Without an address every node waits for the others on itself.",
+    wrong="torchrun --nnodes 2 --nproc-per-node 8 train.py\n",
+    right="torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29500 train.py\n",
+    ignore="PET_ variables or a wrapper give it.",
+    language="bash",
+    lines=_alone_in_lines,
+)(None)  # fmt: skip

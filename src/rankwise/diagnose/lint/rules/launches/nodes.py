@@ -1,0 +1,326 @@
+"""RW616 to RW621: ranks, nodes and GPUs whose numbers do not fit together."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.facts import environment_writes
+from rankwise.diagnose.lint.analysis.launch_lines import Command, LaunchFile, LaunchPlace, Setting
+from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Scope
+from rankwise.diagnose.lint.analysis.wrapped import DDP
+from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.rules.launches.launch import tasks_per_node
+
+_LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|0\.0\.0\.0|\[?::1\]?)(:.*)?")
+_PER_NODE = ("--nproc-per-node", "--num-processes", "--num-gpus")
+
+
+def _launches(file: LaunchFile) -> Iterator[Command]:
+    """Yield the commands that start ranks by torch's launcher or Accelerate's."""
+    for command in file.commands:
+        words = command.texts
+        module = any(word in {"torch.distributed.run", "torch.distributed.launch"} for word in words)
+        accelerate = "accelerate" in words and "launch" in words
+        if module or accelerate or command.find("torchrun", "deepspeed") is not None:
+            yield command
+
+
+def _shown(file: LaunchFile, text: str) -> tuple[str, Setting | None]:
+    """Return a word with its variable replaced where the file sets it once, and that setting."""
+    found = re.fullmatch(r"\$\{?(\w+)\}?", text)
+    settings = [each for each in file.settings if found is not None and each.name == found[1]]
+    return (settings[0].value, settings[0]) if len(settings) == 1 else (text, None)
+
+
+def _option(file: LaunchFile, command: Command, *names: str) -> tuple[str, LaunchPlace, Setting | None] | None:
+    found = command.option(*names)
+    if found is None:
+        return None
+    value, setting = _shown(file, found[0])
+    return value, found[1], setting
+
+
+def _nodes(file: LaunchFile, command: Command) -> int:
+    """Return how many nodes a launch is for, 1 where it is not seen."""
+    found = _option(file, command, "--nnodes", "--num-machines")
+    text = "" if found is None else found[0].rpartition(":")[2]
+    if "SLURM" in text:
+        text = file.sbatch.get("nodes", "")
+    return int(text) if text.isdigit() else 1
+
+
+def _gpus_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    visible = [each for each in file.settings if each.name == "CUDA_VISIBLE_DEVICES"]
+    slurm = file.sbatch.get("gpus-per-node") or (file.sbatch.get("gres") or "").removeprefix("gpu:")
+    for command in _launches(file):
+        found = _option(file, command, *_PER_NODE)
+        if (
+            found is None
+            or not found[0].isdigit()
+            or (command.option("--num-processes") is not None and _nodes(file, command) > 1)
+        ):
+            continue
+        mine = [each for each in command.settings if each.name == "CUDA_VISIBLE_DEVICES"]
+        before = [
+            each for each in visible if each.place.start < found[1].start and not _for_another(file, each, command)
+        ]
+        last_one = (mine or before)[-1:]
+        listed = [re.fullmatch(r"\d+(\s*,\s*\d+)*,?", _shown(file, each.value)[0]) for each in last_one]
+        number = None
+        if listed and listed[0]:
+            number = len([part for part in listed[0][0].split(",") if part.strip()])
+            where = "CUDA_VISIBLE_DEVICES shows"
+        elif not last_one and (count := re.fullmatch(r"(?:[\w.-]+:)?(\d+)", slurm or "")):
+            number, where = int(count[1]), "Slurm gives"
+        if number is not None and int(found[0]) > number:
+            yield Hit(found[1], {"ranks": found[0], "where": where, "gpus": str(number)})
+    gpus = re.fullmatch(r"(?:[\w.-]+:)?(\d+)", slurm or "")
+    for command in file.commands if gpus is not None else ():
+        # srun starts the ranks itself
+        srun, script = command.find("srun"), next((word for word in command.texts if word.endswith(".py")), "")
+        trains = srun is not None and _TRAINS.search(script) and "cpu" not in script
+        tasks = tasks_per_node(file, command) if trains else 1
+        told = any(command.option(name) for name in ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "-G"))
+        if gpus is not None and not told and next(_launches(file), None) is None and tasks > int(gpus[1]) > 0:
+            place = command.words[srun or 0]
+            yield Hit(place, {"ranks": str(tasks), "where": "Slurm gives", "gpus": gpus[1]}, confidence="medium")
+
+
+_TRAINS = re.compile(r"train|ddp|distributed|finetune|pretrain", re.IGNORECASE)
+
+
+def _for_another(file: LaunchFile, setting: Setting, command: Command) -> bool:
+    """Whether a variable is set before another command's words, and so for it alone."""
+    return any(
+        setting in each.settings and each.words and each is not command and each.words[0].text != "export"
+        for each in file.commands
+    )
+
+
+rule(
+    "RW616", "more-ranks-than-gpus", "error", "high",
+    message="{ranks} ranks on each node, and {where} {gpus} GPUs: the ranks beyond them find no device",
+    why="torchrun starts as many ranks as it is told. LOCAL_RANK then names a GPU that is not there, and set_device raises.",
+    wrong="export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc-per-node 4 train.py\n",
+    right="export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc-per-node 2 train.py\n",
+    ignore="several ranks share a GPU on purpose, or train on the CPU.",
+    language="bash",
+    lines=_gpus_in_lines,
+)(None)  # fmt: skip
+
+
+def _node_ranks_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    for command in _launches(file):
+        srun = command.find("srun")
+        found = command.option("--node-rank", "--machine-rank")
+        if srun is None or found is None or command.option("--rdzv-backend", "--rdzv-endpoint"):
+            continue
+        # one srun for each node, in a loop, has a number of its own
+        single = any(command.option(name) for name in ("-w", "--nodelist", "-r", "--relative"))
+        only = next((each[0] for name in ("-N", "--nodes") if (each := command.option(name))), "")
+        value, _ = _shown(file, found[0])
+        early = re.fullmatch(r"\$\{?(SLURM_NODEID|SLURM_PROCID)\}?", value)
+        if single or only == "1" or not (value.isdigit() or early):
+            continue
+        nodes = file.sbatch.get("nodes", "1").rpartition("-")[2]
+        if (nodes.isdigit() and int(nodes) > 1) or _nodes(file, command) > 1:
+            yield Hit(found[1], {"text": found[0]})
+
+
+rule(
+    "RW617", "same-node-rank", "error", "medium",
+    message="srun gives this line to all nodes, and each of them takes node rank {text} as it stands here: all are the same",
+    why="The shell of the batch script replaces variables before srun starts anything, and there SLURM_NODEID is 0. Use the "
+    "c10d rendezvous, which needs no node rank, or let a shell on each node read it.",
+    wrong="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nnodes 2 --nproc-per-node 8 "
+    "--node-rank $SLURM_NODEID --master-addr $HEAD train.py\n",
+    right="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun bash -c 'torchrun --nnodes 2 "
+    "--nproc-per-node 8 --node-rank $SLURM_NODEID --master-addr $HEAD train.py'\n",
+    ignore="never.",
+    language="bash",
+    lines=_node_ranks_in_lines,
+)(None)  # fmt: skip
+
+
+def _loopback_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    for command in _launches(file):
+        if _nodes(file, command) < 2 and not _is_given_nodes(file, command):
+            continue
+        for name in ("--master-addr", "--rdzv-endpoint", "--main-process-ip"):
+            found = _option(file, command, name)
+            host = found[0] if found is not None else ""
+            inner = re.match(r"\$\{?(\w+)\}?:", host)
+            setting = found[2] if found is not None else None
+            if inner and found is not None:
+                host, setting = _shown(file, f"${inner[1]}")
+            if found is not None and _LOOPBACK.fullmatch(host):
+                yield Hit(setting.place if setting is not None else found[1], {"text": host})
+
+
+def _is_given_nodes(file: LaunchFile, command: Command) -> bool:
+    """Whether the number of nodes is a variable that whoever starts the file sets, and there is no default of one node."""
+    found = command.option("--nnodes", "--num-machines")
+    name = re.fullmatch(r"\$\{?(\w+)\}?", found[0]) if found is not None else None
+    if name is None or any(each.name == name[1] for each in file.settings):
+        return False
+    return re.search(r"COUNT|NUM|NNODES|SIZE", name[1], re.IGNORECASE) is not None
+
+
+@rule(
+    "RW618", "loopback-for-nodes", "error", "medium",
+    message="{text} is this machine itself: on the other nodes nobody listens there, and they never meet",
+    why="The address of the rendezvous has to be one that all nodes can reach: the name of the first node.",
+    wrong="torchrun --nnodes 2 --nproc-per-node 8 --node-rank $1 --master-addr localhost train.py\n",
+    right="torchrun --nnodes 2 --nproc-per-node 8 --node-rank $1 --master-addr $HEAD train.py\n",
+    ignore="both launchers run on one machine, as a test.",
+    language="bash",
+    lines=_loopback_in_lines,
+)  # fmt: skip
+def loopback_for_nodes(module: Module) -> Iterator[Hit]:
+    """A loopback address in a file that counts its rank over several nodes."""
+    calls = list(module.named("torch.distributed.init_process_group"))
+    if not any(_counts_nodes(module, call.argument("rank", 4), call.place.scope) for call in calls):
+        return
+    for name, _, value, place in environment_writes(module):
+        fixed = name == "MASTER_ADDR" and isinstance(value, ast.Constant) and not place.branches
+        if fixed and isinstance(value, ast.Constant) and _LOOPBACK.fullmatch(str(value.value)):
+            yield Hit(value, {"text": str(value.value)})
+    for call in calls:
+        method = module.value(call.argument("init_method", 1), call.place.scope)
+        if isinstance(method, ast.Constant) and _LOOPBACK.fullmatch(str(method.value)):
+            yield Hit(method, {"text": str(method.value)})
+
+
+def _counts_nodes(module: Module, node: ast.expr | None, scope: Scope) -> bool:
+    """Whether a rank is node * ranks_per_node + local rank."""
+    shown = module.value(node, scope)
+    return (
+        isinstance(shown, ast.BinOp)
+        and isinstance(shown.op, ast.Add)
+        and any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult) for part in (shown.left, shown.right))
+    )
+
+
+def _world_size_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    tasks = file.sbatch.get("ntasks-per-node", "")
+    for setting in file.settings if tasks.isdigit() and int(tasks) > 1 else ():
+        nodes = re.fullmatch(r"\$\{?(SLURM_NNODES|SLURM_JOB_NUM_NODES)\}?", setting.value)
+        # a launcher on each node sets it for its ranks by itself
+        if setting.name == "WORLD_SIZE" and nodes and next(_launches(file), None) is None:
+            yield Hit(setting.place, {"text": setting.value, "what": "the number of nodes"})
+
+
+@rule(
+    "RW619", "world-size-of-one-node", "error", "medium",
+    message="ranks are counted over nodes, and {text} is {what}: the group waits for too few",
+    why="world_size is the number of ranks of all nodes. Ranks beyond it are refused, or the groups of the nodes never see each "
+    "other.",
+    wrong="""
+import torch
+import torch.distributed as dist
+
+def work(gpu, node):
+    rank = node * torch.cuda.device_count() + gpu
+    dist.init_process_group("nccl", rank=rank, world_size=torch.cuda.device_count())
+""",
+    right="""
+import torch
+import torch.distributed as dist
+
+def work(gpu, node, nodes):
+    rank = node * torch.cuda.device_count() + gpu
+    dist.init_process_group("nccl", rank=rank, world_size=nodes * torch.cuda.device_count())
+""",
+    ignore="never.",
+    lines=_world_size_in_lines,
+)  # fmt: skip
+def world_size_of_one_node(module: Module) -> Iterator[Hit]:
+    """init_process_group(rank=node * n + gpu, world_size=device_count())."""
+    for call in module.named("torch.distributed.init_process_group"):
+        size, scope = call.argument("world_size", 3), call.place.scope
+        if size is None or not _counts_nodes(module, call.argument("rank", 4), scope):
+            continue
+        shown = module.value(size, scope)
+        if isinstance(shown, ast.Call) and last(text_of(shown.func)) == "device_count":
+            yield Hit(size, {"text": module.text(size), "what": "the number of ranks of one node"})
+
+
+_ASKS = frozenset(
+    {"get_rank", "get_world_size", "barrier", "all_reduce", "broadcast", "all_gather", "broadcast_object_list"}
+)
+_STARTS_ONE = re.compile(r"init|setup|launch|distributed|start|prepare", re.IGNORECASE)
+
+
+@rule(
+    "RW620", "used-before-init", "error", "high",
+    message="{name} asks the process group, which init_process_group starts only further down",
+    why="Without a group the call raises ValueError.",
+    wrong="""
+import torch.distributed as dist
+
+rank = dist.get_rank()
+dist.init_process_group("gloo")
+""",
+    right="""
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+""",
+    ignore="something that was called before starts another group.",
+)  # fmt: skip
+def used_before_init(module: Module) -> Iterator[Hit]:
+    """get_rank(), a collective or the wrap, above init_process_group in one function, and nothing that may start one."""
+    for start in module.named("torch.distributed.init_process_group"):
+        scope = start.place.scope
+        if start.place.branches or start.place.loops or start.place.tries:
+            continue
+        for call in scope.calls:
+            if position(call.node) >= position(start.node) or _STARTS_ONE.search(call.method):
+                break
+            asks = call.name.startswith("torch.distributed.") and call.method in _ASKS
+            inside = call.node in ast.walk(start.node)  # its own arguments come first, too
+            if (asks or call.name == DDP) and not call.place.branches and not inside:
+                yield Hit(call.node, {"name": call.text})
+                break
+
+
+def _first_node_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    nodes = file.sbatch.get("nodes", "1").rpartition("-")[2]
+    if not nodes.isdigit() or int(nodes) < 2:
+        return
+    text = _COMMENT.sub("", file.source)
+    # something that starts the line on each node, in this file or in a text that it writes
+    alone = not _SPREADS.search(text)
+    # srun starts as many tasks as it is told, and one task is on one node
+    once = file.sbatch.get("ntasks") == "1" and "ntasks-per-node" not in file.sbatch and not _FOR_EACH.search(text)
+    for command in _launches(file):
+        srun = command.find("srun")
+        told = any(command.option(name) for name in ("-n", "-N", "--nodes", "--ntasks", "--ntasks-per-node", "-w"))
+        if _nodes(file, command) > 1 and (alone or (once and srun == 0 and not told)):
+            what = "the batch script" if alone else "srun, with one task,"
+            yield Hit(command.words[0], {"what": what, "number": nodes})
+
+
+_FOR_EACH = re.compile(r"\b(mpirun|mpiexec|pdsh|ssh|clush|parallel|for|while)\b")
+_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+_SPREADS = re.compile(r"\b(srun|mpirun|mpiexec|pdsh|ssh|clush|parallel|ibrun|jsrun|sbatch|ray)\b")
+
+
+rule(
+    "RW621", "launcher-on-first-node", "error", "medium",
+    message="{what} runs on the first of its {number} nodes only: start the launcher on each of them by srun",
+    why="Slurm gives a job all its nodes and runs the script on the first one. The launcher there waits for the others, which "
+    "nobody starts, until the rendezvous gives up.",
+    wrong="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\ntorchrun --nnodes 2 --nproc-per-node 8 "
+    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
+    right="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nnodes 2 --nproc-per-node 8 "
+    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
+    ignore="another script runs this one on each node.",
+    language="bash",
+    lines=_first_node_in_lines,
+)(None)  # fmt: skip

@@ -1,0 +1,1 @@
+"""What is written, by whom, and how it comes back."""

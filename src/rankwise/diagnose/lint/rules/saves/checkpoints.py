@@ -1,0 +1,306 @@
+"""RW501 to RW505: what is saved, by whom, and how it comes back."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.facts import is_distributed
+from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.names import text_of
+from rankwise.diagnose.lint.analysis.saves import files_of_all, is_on_all, runs_ranks, starts_ranks, written_files
+from rankwise.diagnose.lint.analysis.scopes import Call
+from rankwise.diagnose.lint.analysis.wrapped import known_wraps, sees, wraps
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+
+_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+
+
+@rule(
+    "RW501", "save-on-all-ranks", "warning", "medium",
+    message="every rank writes this file: save on one rank only",
+    why="Ranks write the same path at the same time. The file may be torn, and a shared file system gets world_size times the "
+    "load.",
+    wrong=_HEAD + """
+def main(net, path):
+    dist.init_process_group("nccl")
+    model = DDP(net)
+    torch.save(model.module.state_dict(), path)
+""",
+    right=_HEAD + """
+def main(net, path):
+    dist.init_process_group("nccl")
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+    dist.barrier()
+""",
+    ignore="each rank saves something of its own under a path of its own.",
+)  # fmt: skip
+def save_on_all_ranks(module: Module) -> Iterator[Hit]:
+    """torch.save, or what writes another file, where ranks are started or a model is wrapped, under no test of the rank."""
+    yield from _overridden(module)
+    for call in (*module.named("torch.save"), *_other_saves(module)) if runs_ranks(module) else ():
+        target = call.argument("f", 1) if call.name == "torch.save" else _target(call)
+        if target is not None and is_on_all(module, call, target):
+            yield Hit(call.node.func)
+    yield from (Hit(call.node.func) for call in files_of_all(module))
+
+
+_ASKED = re.compile(r"should_save|world_process_zero|rank|is_main|deepspeed|fsdp", re.IGNORECASE)
+
+
+def _overridden(module: Module) -> Iterator[Hit]:
+    """Yield what save_model of a class made of transformers' Trainer writes: the Trainer calls it on every rank."""
+    if not any(starts_ranks(module) or word in module.source for word in ("local_rank", "LOCAL_RANK", "world_size")):
+        return
+    for call in (*module.named("torch.save"), *_other_saves(module), *(call for call, _ in written_files(module))):
+        owner = call.place.scope.owner
+        bases = owner.node.bases if owner is not None and isinstance(owner.node, ast.ClassDef) else ()
+        own = any(re.fullmatch(r"transformers\.(\w+\.)*\w*Trainer", module.name_of(base)) for base in bases)
+        if own and call.place.scope.name == "save_model" and not _ASKED.search(ast.unparse(call.place.scope.node)):
+            yield Hit(call.node.func)
+
+
+def _other_saves(module: Module) -> Iterator[Call]:
+    """Yield what else writes a model: save_pretrained of one, unless it is told who is the main rank, and safetensors."""
+    if re.search("fsdp|fully_?shard", module.source, re.IGNORECASE):  # all ranks hold a part, and join
+        return
+    yield from module.named("safetensors.torch.save_file", "safetensors.torch.save_model")
+    for call in module.methods("save_pretrained"):
+        model = re.search(r"model|net\b|unet|adapter", call.base, re.IGNORECASE)
+        if model and not call.keyword("is_main_process") and not call.keyword("save_function") and not call.is_open:
+            yield call
+
+
+def _target(call: Call) -> ast.expr | None:
+    return call.argument("save_directory", 0) if call.method == "save_pretrained" else call.argument("filename", 1)
+
+
+@rule(
+    "RW502", "save-whole-module", "warning", "high",
+    message="torch.save of the model {name} itself pickles its classes, and DDP where it is wrapped: save its state_dict",
+    why="The file loads only where the same classes, a process group and the same code exist; torch.load refuses it by default "
+    "since 2.6 (weights_only).",
+    wrong=_HEAD + """
+def save(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model, path)
+""",
+    right=_HEAD + """
+def save(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+""",
+    ignore="never.",
+)  # fmt: skip
+def save_whole_module(module: Module) -> Iterator[Hit]:
+    """torch.save(model) of what DDP returned or holds, or of another module of a file that uses several GPUs."""
+    names = {wrap.text for wrap in known_wraps(module)}
+    if names or module.named("torch.nn.DataParallel"):
+        # a move whose value is dropped is one of a module: a tensor's gives a copy
+        names |= {
+            call.base
+            for call in module.methods("to", "cuda", "cpu")
+            if isinstance(call.place.stmt, ast.Expr) and call.place.stmt.value is call.node
+        }
+    # what was taken out of the wrap: `net = model.module if hasattr(model, "module") else model`
+    names |= {binding.text for binding in module.bindings if is_distributed(module) and _is_behind(binding.value)}
+    for binding in module.bindings if module.named("torch.nn.DataParallel") else ():
+        value = binding.value
+        while (
+            isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in {"to", "cuda"}
+        ):
+            value = value.func.value
+        if isinstance(value, ast.Call) and module.name_of(value.func) == "torch.nn.DataParallel":
+            names.add(binding.text)
+    for call in module.named("torch.save"):
+        saved = call.argument("obj", 0)
+        if isinstance(saved, ast.Call) and isinstance(saved.func, ast.Attribute) and saved.func.attr == "cpu":
+            saved = saved.func.value
+        if not isinstance(saved, ast.Name | ast.Attribute):
+            continue
+        behind = isinstance(saved, ast.Attribute) and saved.attr == "module" and bool(wraps(module))
+        if behind or text_of(saved).removesuffix(".module") in names:
+            yield Hit(saved, {"name": text_of(saved)})
+
+
+def _is_behind(value: ast.expr | None) -> bool:
+    """Whether a value is `model.module`, in every case or in one."""
+    sides = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
+    return any(isinstance(side, ast.Attribute) and side.attr == "module" for side in sides)
+
+
+@rule(
+    "RW503", "save-wrapped-state", "warning", "medium",
+    message="the keys of {name}.state_dict() begin with 'module.': a model that is not wrapped cannot load them",
+    why="DDP is a module around the model. Save model.module.state_dict(), which loads with and without the wrap.",
+    wrong=_HEAD + """
+def save(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.state_dict(), path)
+""",
+    right=_HEAD + """
+def save(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+""",
+    ignore="it is always loaded back into a wrapped model.",
+    fix="unsafe",
+)  # fmt: skip
+def save_wrapped_state(module: Module) -> Iterator[Hit]:
+    """model.state_dict() that torch.save gets, also by way of a variable, where nothing in the file loads or renames it."""
+    known = known_wraps(module)
+    accelerated = "accelerate.Accelerator" in module.by_name
+    renamed = any(isinstance(node.value, str) and node.value.startswith("module.") for node, _ in module.strings)
+    if not (known or accelerated) or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
+        return
+    saves: dict[ast.AST, str] = {part: path for one, path in _all_saved(module) for part in ast.walk(one)}
+    loaded: set[tuple[object, str]] = set()
+    for call in module.methods("load_state_dict"):
+        made = {wrap.made for wrap in known if wrap.text == call.base and sees(module, wrap, call)}
+        path = _loaded_path(module, call)
+        loaded |= {(each, path if path in saves.values() else "") for each in made}
+    yield from _prepared_states(module, saves)
+    for call in module.methods("state_dict"):
+        wrap = next((each for each in known if each.text == call.base and sees(module, each, call)), None)
+        # `if isinstance(net, DDP): net = net.module` makes it another
+        own = [found.value for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None]
+        if any(text_of(value).endswith(".module") for value in own):
+            continue
+        if wrap is None or call.node not in saves or _is_chosen(call):
+            continue
+        # a file that is loaded back speaks for itself only; one whose path is not seen speaks for all
+        if not {(wrap.made, ""), (wrap.made, saves[call.node])} & loaded:
+            end = module.span(call.node.func)[1] - len(".state_dict")
+            fix = Fix(f"{call.base}.module.state_dict()", (Edit(end, end, ".module"),), safe=False)
+            yield Hit(call.node.func, {"name": call.base}, None if _conditional(wrap.made, call) else fix)
+
+
+def _prepared_states(module: Module, saves: dict[ast.AST, str]) -> Iterator[Hit]:
+    """Yield the states of what Accelerate's prepare() gave back, saved without unwrap_model."""
+    if "accelerate.Accelerator" not in module.by_name or module.has_call("load_state_dict"):
+        return
+    made = [call.place.stmt for call in module.methods("prepare") if isinstance(call.place.stmt, ast.Assign)]
+    texts = {text_of(part) for stmt in made for target in stmt.targets for part in getattr(target, "elts", [target])}
+    for call in module.methods("state_dict"):
+        model = re.search(r"model|net|encoder|decoder|unet|generator|critic", call.base, re.IGNORECASE)
+        own = [found.value for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None]
+        unwrapped = any("unwrap" in text_of(value) or text_of(value).endswith(".module") for value in own)
+        if call.base in texts and model and not unwrapped and call.node in saves:
+            yield Hit(call.node.func, {"name": call.base})
+
+
+def _path_text(call: Call) -> str:
+    path = call.argument("f", 1)
+    return "" if path is None else ast.unparse(path)
+
+
+def _is_chosen(call: Call) -> bool:
+    """Whether the state is one side of a choice whose other side takes the model out of the wrap."""
+    choices = [part for part in ast.walk(call.place.stmt) if isinstance(part, ast.IfExp)]
+    sides = [pair for each in choices for pair in ((each.body, each.orelse), (each.orelse, each.body))]
+    return any(call.node in ast.walk(one) and ".module." in ast.unparse(other) for one, other in sides)
+
+
+def _loaded_path(module: Module, call: Call) -> str:
+    """Return the path of the torch.load whose value load_state_dict gets, "" if it is not seen."""
+    state = module.value(call.argument("state_dict", 0), call.place.scope)
+    loads = [part for part in ast.walk(state) if isinstance(part, ast.Call)] if state is not None else []
+    found = [ast.unparse(part.args[0]) for part in loads if module.name_of(part.func) == "torch.load" and part.args]
+    return found[0] if found else ""
+
+
+def _all_saved(module: Module) -> Iterator[tuple[ast.expr, str]]:
+    """Yield what torch.save gets, or a helper of another file that is named so, and the path; "" if it is not seen."""
+    for call in module.named("torch.save"):
+        yield from ((one, _path_text(call)) for one in _saved(module, call))
+    for call in module.calls:
+        if call.method.startswith("save") and call.name != "torch.save" and module.local_function(call) is None:
+            parts = (*call.node.args, *(word.value for word in call.node.keywords))
+            yield from ((found, "") for part in parts if (found := module.value(part, call.place.scope)) is not None)
+
+
+def _saved(module: Module, call: Call) -> list[ast.expr]:
+    """Return what torch.save gets: the value of a variable, or of a parameter, of the same function, or the call as it is."""
+    saved, scope = call.argument("obj", 0), call.place.scope
+    found = list(module.bindings_of(saved.id, scope)) if isinstance(saved, ast.Name) else []
+    if len(found) == 1 and found[0].place.scope is scope and found[0].value is not None:
+        return [found[0].value]
+    if isinstance(saved, ast.Name) and not found and scope.is_function and saved.id in scope.params:
+        return [part for _, part in module.given(scope, saved.id) if part is not None]
+    return [call.node]
+
+
+def _conditional(wrap: Call, call: Call) -> bool:
+    """Whether the model is wrapped in some runs only, and saved in all."""
+    tests = {branch.node for branch in call.place.branches}
+    return any(branch.node not in tests for branch in wrap.place.branches)
+
+
+_GATHERS = re.compile(
+    r"full_tensor|get_model_state_dict|full_state_dict|GatheredParameters|consolidat|16bit|zero_to_fp32"
+)
+
+
+@rule(
+    "RW507", "shards-of-one-rank", "error", "medium",
+    message="{name}.state_dict() holds the shards of this rank only, and the other ranks save nothing: the weights are lost",
+    why="fully_shard and ZeRO stage 3 leave a part of each parameter on each rank. Gather them on all ranks first "
+    "(get_model_state_dict with full_state_dict=True, save_16bit_model), or let all ranks save (torch.distributed.checkpoint, "
+    "save_checkpoint).",
+    wrong="""
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+def save(net, path):
+    fully_shard(net)
+    if dist.get_rank() == 0:
+        torch.save(net.state_dict(), path)
+""",
+    right="""
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+
+def save(net, path):
+    fully_shard(net)
+    dcp.save({"net": net.state_dict()}, checkpoint_id=path)
+""",
+    ignore="the mesh replicates, and shards nothing.",
+)  # fmt: skip
+def shards_of_one_rank(module: Module) -> Iterator[Hit]:
+    """torch.save of the state of what fully_shard or ZeRO-3 has sharded, on the main rank only."""
+    if _GATHERS.search(module.source):
+        return
+    held = list(_fully_sharded(module))
+    if re.search(r"\bstage['\"]?\s*[:=]\s*3\b", module.source):
+        for call in module.named("deepspeed.initialize"):
+            for target in call.place.stmt.targets if isinstance(call.place.stmt, ast.Assign) else ():
+                engine = text_of(target.elts[0] if isinstance(target, ast.Tuple) else target)
+                held += [(engine, call), (f"{engine}.module", call)]
+    for call in module.methods("state_dict") if held else ():
+        saved = any(call.node in ast.walk(save.node) for save in module.named("torch.save"))
+        mine = [made for text, made in held if text == call.base and made.place.scope is call.place.scope]
+        if saved and call.place.side == "main" and any(position(made.node) < position(call.node) for made in mine):
+            yield Hit(call.node, {"name": call.base})
+
+
+def _fully_sharded(module: Module) -> Iterator[tuple[str, Call]]:
+    """Yield the texts of what fully_shard shards, also in a function of this file that does it to a parameter."""
+    for call in module.named("torch.distributed.fsdp.fully_shard"):
+        given, scope = call.argument("module", 0), call.place.scope
+        if given is None:
+            continue
+        yield text_of(given), call
+        if scope.is_function and text_of(given) in scope.params:
+            for outer, part in module.given(scope, text_of(given)):
+                if isinstance(part, ast.Name | ast.Attribute):
+                    yield text_of(part), outer

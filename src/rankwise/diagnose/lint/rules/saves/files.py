@@ -1,0 +1,121 @@
+"""RW508, RW316: folders and runs of trackers that each rank makes as if it were alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.facts import effective_side, has_rank, is_const
+from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.analysis.names import text_of
+from rankwise.diagnose.lint.analysis.saves import is_apart, is_on_all, runs_ranks
+from rankwise.diagnose.lint.analysis.scopes import Call
+from rankwise.diagnose.lint.record import Hit, rule
+
+_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+
+
+@rule(
+    "RW508", "folder-made-by-all", "error", "medium",
+    message="every rank makes {path}: all but the first find it there and raise FileExistsError",
+    why="Ranks run the same lines at the same time. exist_ok=True makes it no mistake to be late.",
+    wrong="import os\n" + _HEAD + """
+def main(net, folder):
+    dist.init_process_group("nccl")
+    model = DDP(net)
+    os.makedirs(folder)
+    return model
+""",
+    right="import os\n" + _HEAD + """
+def main(net, folder):
+    dist.init_process_group("nccl")
+    model = DDP(net)
+    os.makedirs(folder, exist_ok=True)
+    return model
+""",
+    ignore="each rank has a folder of its own.",
+)  # fmt: skip
+def folder_made_by_all(module: Module) -> Iterator[Hit]:
+    """os.makedirs(path), os.mkdir(path) or Path.mkdir() without exist_ok, on every rank, and no test that it is missing."""
+    for call in module.methods("makedirs", "mkdir") if runs_ranks(module) else ():
+        path = _folder(call)
+        late = call.argument("exist_ok", 2)
+        if path is None or call.is_open or (late is not None and not is_const(late, False)) or call.place.tries:
+            continue
+        asked = any(re.search("exist|is_?dir|access", ast.unparse(branch.test)) for branch in call.place.branches)
+        quiet = any("suppress" in ast.unparse(item.context_expr) for with_ in call.place.withs for item in with_.items)
+        if not asked and not quiet and is_apart(module, call, path) and is_on_all(module, call, path):
+            yield Hit(call.node, {"path": module.text(path)})
+
+
+def _folder(call: Call) -> ast.expr | None:
+    if call.name in {"os.makedirs", "os.mkdir"}:
+        return call.argument("path" if call.method == "mkdir" else "name", 0)
+    is_path = call.method == "mkdir" and not call.name and isinstance(call.node.func, ast.Attribute)
+    return call.node.func.value if is_path and isinstance(call.node.func, ast.Attribute) else None
+
+
+_RUNS = ("wandb.init", "mlflow.start_run", "comet_ml.Experiment", "neptune.init_run", "swanlab.init", "trackio.init")
+_NOTES = re.compile(r"add_(scalars?|images?|histogram|text|figure|hparams|video|graph)")
+_QUIET = re.compile(r"WANDB_(MODE|DISABLED)|wandb\.(setup|Settings)|offline|shared")
+
+
+@rule(
+    "RW316", "tracker-on-all-ranks", "warning", "medium",
+    message="every rank opens a run of its own with {name}: {number} where one is meant",
+    why="Each process that opens one sends its own numbers: world_size runs, or curves drawn over each other in one. Open it, and "
+    "log, on the main rank.",
+    wrong="import wandb\n" + _HEAD + """
+def main(net, batches):
+    dist.init_process_group("nccl")
+    wandb.init(project="scan")
+    model = DDP(net)
+    for x in batches:
+        wandb.log({"loss": model(x).mean().item()})
+""",
+    right="import wandb\n" + _HEAD + """
+def main(net, batches):
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    if rank == 0:
+        wandb.init(project="scan")
+    model = DDP(net)
+    for x in batches:
+        loss = model(x).mean().item()
+        if rank == 0:
+            wandb.log({"loss": loss})
+""",
+    ignore="each rank is to have a run of its own, in a group.",
+)  # fmt: skip
+def tracker_on_all_ranks(module: Module) -> Iterator[Hit]:
+    """wandb.init, mlflow.start_run, or a SummaryWriter that all ranks write to, under no test of the rank."""
+    if not runs_ranks(module):
+        return
+    for call in module.named(*_RUNS):
+        told = any(call.keyword(word) for word in ("mode", "group", "disabled", "nested", "settings"))
+        if not told and not _QUIET.search(module.source) and _is_of_all(module, call):
+            yield Hit(call.node.func, {"name": call.text, "number": "as many runs as ranks"})
+    noted = [call for call in module.calls if _NOTES.fullmatch(call.method)]
+    if not any(effective_side(module, call.place) is None and not _is_flagged(call) for call in noted):
+        return
+    for call in module.methods("SummaryWriter"):
+        known = call.name.startswith(("torch.utils.tensorboard", "tensorboardX", "?")) or call.text == "SummaryWriter"
+        if known and "SummaryWriter" not in module.top.functions and _is_of_all(module, call):
+            yield Hit(call.node.func, {"name": text_of(call.node.func), "number": "as many curves as ranks"})
+
+
+def _is_flagged(call: Call) -> bool:
+    """Whether a test around a call may be one of the rank: of a writer that only one rank has, or of a flag."""
+    tests = (ast.unparse(branch.test) for branch in call.place.branches)
+    return any(
+        re.search(r"writer|log|tb|board|main|master|rank|summary|verbose", test, re.IGNORECASE) for test in tests
+    )
+
+
+def _is_of_all(module: Module, call: Call) -> bool:
+    parts = [*call.node.args, *(word.value for word in call.node.keywords)]
+    if _is_flagged(call) or any(has_rank(module, part, call.place.scope) for part in parts):
+        return False
+    path = parts[0] if parts else call.node.func
+    return is_apart(module, call, path) and is_on_all(module, call, path)

@@ -1,0 +1,142 @@
+"""RW504, RW505: how what was saved comes back."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.facts import (
+    is_before_ranks,
+    sees_one_gpu,
+    uses_cuda,
+)
+from rankwise.diagnose.lint.analysis.guards import is_mode_test
+from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.names import text_of
+from rankwise.diagnose.lint.analysis.saves import is_own_file, starts_ranks
+from rankwise.diagnose.lint.analysis.scopes import Call, Exit
+from rankwise.diagnose.lint.analysis.wrapped import known_wraps, wraps
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+
+_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+
+
+# what gives each rank a GPU of its own without a word about CUDA in the script
+_LIBRARIES = ("accelerate.Accelerator", "deepspeed.initialize", "horovod.torch.init", "lightning.Fabric")
+
+_DATA = re.compile(r"(data|dataset|set|loader)$", re.IGNORECASE)
+
+
+@rule(
+    "RW504", "load-without-map-location", "warning", "high",
+    message="torch.load {how} puts every rank's copy on {gpu}",
+    why="Tensors come back to the device they were saved from. All ranks then fill GPU 0 until it is out of memory.",
+    wrong=_HEAD + """
+def resume(net, path):
+    model = DDP(net.cuda())
+    model.load_state_dict(torch.load(path))
+""",
+    right=_HEAD + """
+def resume(net, path):
+    model = DDP(net.cuda())
+    model.load_state_dict(torch.load(path, map_location="cpu"))
+""",
+    ignore="the file holds nothing that was on a GPU.",
+    fix="safe",
+)  # fmt: skip
+def load_without_map_location(module: Module) -> Iterator[Hit]:
+    """torch.load(path) in a file that starts ranks or wraps a model, and uses CUDA; of a state, if a library starts them."""
+    started = starts_ranks(module) and uses_cuda(module)
+    if not started and not any(name in module.by_name for name in _LIBRARIES):
+        return
+    for call in module.named("torch.load"):
+        if (not started and not _is_state(module, call)) or is_before_ranks(module, call.place.scope):
+            continue
+        stmt = call.place.stmt
+        data = isinstance(stmt, ast.Assign) and all(_DATA.search(text_of(target)) for target in stmt.targets)
+        if data and not _is_state(module, call):
+            continue
+        given = call.argument("map_location", 1)
+        # `if is_main_process:` with an imported function holds on every rank
+        always = any(
+            isinstance(branch.test, ast.Name) and module.name_of(branch.test) for branch in call.place.branches
+        )
+        one_rank = call.place.side is not None and not always
+        if call.is_open or one_rank or is_own_file(module, call, call.argument("f", 0)):
+            continue
+        if given is not None:
+            if _is_one_gpu(given, call) and started and not sees_one_gpu(module):
+                yield Hit(given, {"how": f"with map_location={module.text(given)}", "gpu": "one GPU"})
+            continue
+        end = module.span(call.node)[1] - 1
+        comma = "" if module.source[:end].rstrip().endswith((",", "(")) else ", "
+        values = {"how": "without map_location", "gpu": "the GPU that saved it, usually GPU 0"}
+        fix = Fix('add map_location="cpu"', (Edit(end, end, f'{comma}map_location="cpu"'),))
+        yield Hit(call.node.func, values, fix)
+
+
+def _is_one_gpu(given: ast.expr, call: Call) -> bool:
+    """Whether map_location is "cuda:0" in what all ranks run."""
+    fixed = isinstance(given, ast.Constant) and re.fullmatch(r"cuda:\d+", str(given.value)) is not None
+    return fixed and not any(is_mode_test(branch.test) for branch in call.place.branches)
+
+
+def _is_state(module: Module, call: Call) -> bool:
+    """Whether what is loaded is given to load_state_dict."""
+    stmt = call.place.stmt
+    targets = stmt.targets if isinstance(stmt, ast.Assign) else ()
+    names = {text_of(target) for target in targets}
+    loads = [found for found in module.methods("load_state_dict") if found.place.scope is call.place.scope]
+    used = (part for found in loads for part in ast.walk(found.node))
+    return any(part is call.node or (isinstance(part, ast.expr) and text_of(part) in names) for part in used)
+
+
+@rule(
+    "RW505", "load-on-one-rank", "error", "high",
+    message="{name} is loaded on {ranks} only: from here on the ranks train different models",
+    why="DDP makes the models equal once, when it wraps them; optimizers it never does. What is loaded later must be loaded on "
+    "every rank.",
+    wrong=_HEAD + """
+def resume(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        model.load_state_dict(torch.load(path, map_location="cpu"))
+""",
+    right=_HEAD + """
+def resume(net, path):
+    model = DDP(net)
+    model.load_state_dict(torch.load(path, map_location="cpu"))
+""",
+    ignore="it is broadcast afterwards, or used on that rank alone.",
+)  # fmt: skip
+def load_on_one_rank(module: Module) -> Iterator[Hit]:
+    """load_state_dict under a test of the rank, of a wrapped model or an optimizer."""
+    wrapped = {name: wrap for wrap in known_wraps(module) for name in (wrap.text, f"{wrap.text}.module")}
+    for call in module.methods("load_state_dict"):
+        side = call.place.side
+        wrap = wrapped.get(call.base)
+        if side is None or module.has_call("broadcast", "broadcast_object_list", "broadcast_parameters"):
+            continue
+        late = wrap is not None and (
+            wrap.place.scope is not call.place.scope or position(call.node) > position(wrap.call.node)
+        )
+        branch = next(found for found in call.place.branches if found.side)
+        both = isinstance(branch.node, ast.If) and _loads(branch.node.body) and _loads(branch.node.orelse)
+        own = [found for found in module.exits if found.place.scope is call.place.scope]
+        exits = any(found.place.side == side for found in own) and not _gives_on_both(own)
+        if not both and not exits and (late or (wraps(module) and re.search(r"optim|sched", call.base.lower()))):
+            ranks = "the main rank" if side == "main" else "ranks other than the main one"
+            yield Hit(call.node, {"name": call.base, "ranks": ranks})
+
+
+def _gives_on_both(exits: list[Exit]) -> bool:
+    """Whether a function gives its callers a value on the main rank and another one elsewhere: all go on with it."""
+    sides = {found.place.side for found in exits if isinstance(found.node, ast.Return) and found.node.value is not None}
+    return len(sides) > 1
+
+
+def _loads(body: list[ast.stmt]) -> bool:
+    return any(
+        isinstance(part, ast.Attribute) and part.attr == "load_state_dict" for stmt in body for part in ast.walk(stmt)
+    )

@@ -1,0 +1,1 @@
+"""Steps of training, and the collectives in them."""

@@ -1,0 +1,299 @@
+"""RW305 to RW310: where the tensors of a step lie, and what is measured of it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.facts import is_distributed, names_in, training_loops, uses_cuda
+from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Call, Scope
+from rankwise.diagnose.lint.analysis.wrapped import wraps
+from rankwise.diagnose.lint.record import Hit, rule
+
+_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+
+
+@rule(
+    "RW305", "target-not-moved", "warning", "medium",
+    message="{name} stays on the CPU while {moved} of the same batch is moved",
+    why="DDP moves the inputs of forward to its device, nothing else: the loss then meets tensors of two devices.",
+    wrong="""
+import torch
+
+def train(model, loader, criterion, device):
+    for x, y in loader:
+        x = x.to(device)
+        loss = criterion(model(x), y)
+        loss.backward()
+""",
+    right="""
+import torch
+
+def train(model, loader, criterion, device):
+    for x, y in loader:
+        x, y = x.to(device), y.to(device)
+        loss = criterion(model(x), y)
+        loss.backward()
+""",
+    ignore="the loss moves it.",
+)  # fmt: skip
+def target_not_moved(module: Module) -> Iterator[Hit]:
+    """For x, y in loader: x moves, y goes into the loss as it came."""
+    for loop in training_loops(module):
+        target = loop.target if isinstance(loop, ast.For) else None
+        if isinstance(target, ast.Tuple) and len(target.elts) == 2 and isinstance(target.elts[1], ast.Tuple):
+            target = target.elts[1]  # for i, (x, y) in enumerate(loader)
+        if not isinstance(target, ast.Tuple) or not all(isinstance(part, ast.Name) for part in target.elts):
+            continue
+        names = [part.id for part in target.elts if isinstance(part, ast.Name)]
+        inside = [call for call in module.calls if loop in call.place.loops]
+        moved = {call.base for call in inside if call.method in {"to", "cuda"}} & set(names)
+        for name in names:
+            if not moved or name in moved:
+                continue
+            bound = any(found.text == name and loop in found.place.loops for found in module.bindings)
+            losses = [call for call in inside if _takes_loss(module, call, name)]
+            others = [
+                call
+                for call in inside
+                if call not in losses and any(isinstance(arg, ast.Name) and arg.id == name for arg in call.node.args)
+            ]
+            if losses and not bound and not others:
+                yield Hit(losses[0].node, {"name": name, "moved": min(moved)})
+
+
+_VIEWS = frozenset("view reshape flatten squeeze unsqueeze contiguous long float ravel".split())
+
+
+def _takes_loss(module: Module, call: Call, name: str) -> bool:
+    """Whether a loss takes a name as its target, or a part or a view of it."""
+    made = module.value(call.node.func, call.place.scope) if isinstance(call.node.func, ast.Name) else None
+    full = module.name_of(made.func) if isinstance(made, ast.Call) else ""
+    known = re.fullmatch(r"torch\.nn\.\w+Loss", full)
+    if not known and not re.search(r"criterion|loss_f|_loss$|cross_entropy|loss_fn|^loss_func", call.method):
+        return False
+    # the lengths that CTC takes behind its target may stay on the CPU
+    given = call.node.args[1:2] if "ctc" in f"{call.method} {full}".lower() else call.node.args[1:]
+    return any(_is_view(arg, name) for arg in given)
+
+
+def _is_view(node: ast.expr, name: str) -> bool:
+    while True:
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS:
+            node = node.func.value
+        else:
+            return isinstance(node, ast.Name) and node.id == name
+
+
+@rule(
+    "RW306", "loss-weight-device", "warning", "medium",
+    message="{name}= of {loss} stays on the CPU: the loss meets tensors of two devices",
+    why="A loss without tensors has no device; one with weights is a module that has to be moved, or given weights that are.",
+    wrong="""
+import torch
+
+def make_loss(model, local_rank):
+    model.cuda(local_rank)
+    return torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0]))
+""",
+    right="""
+import torch
+
+def make_loss(model, local_rank):
+    model.cuda(local_rank)
+    return torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0])).cuda(local_rank)
+""",
+    ignore="the loss is computed on the CPU.",
+)  # fmt: skip
+def loss_weight_device(module: Module) -> Iterator[Hit]:
+    """A loss with a fresh CPU tensor that nothing moves."""
+    if not uses_cuda(module) or module.has_call("set_default_device", "set_default_tensor_type"):
+        return
+    for call in module.calls:
+        if not call.name.startswith("torch.nn.") or not call.method.endswith("Loss"):
+            continue
+        for word in call.node.keywords:
+            if word.arg not in {"weight", "pos_weight"}:
+                continue
+            made = module.value(word.value, call.place.scope)
+            if not isinstance(made, ast.Call) or module.name_of(made.func) not in {
+                "torch.tensor",
+                "torch.Tensor",
+                "torch.FloatTensor",
+                "torch.ones",
+            }:
+                continue
+            if any(found.arg == "device" for found in made.keywords) or _moved_later(module, call):
+                continue
+            yield Hit(word, {"name": word.arg, "loss": call.method})
+
+
+def _moved_later(module: Module, call: Call) -> bool:
+    """Whether the loss is moved where it is made, or by its name."""
+    if any(
+        move.method in {"to", "cuda"} and call.node in ast.walk(move.node.func) for move in module.methods("to", "cuda")
+    ):
+        return True
+    names = {last(found.text) for found in module.bindings if found.value is call.node}
+    if any(last(move.base) in names or move.base == "self" for move in module.methods("to", "cuda")):
+        return True
+    return any("self." in found.text for found in module.bindings if found.value is call.node)
+
+
+@rule(
+    "RW307", "timing-without-sync", "warning", "medium",
+    message="this time is taken while the GPU still works: call torch.cuda.synchronize() before reading the clock",
+    why="CUDA calls return before they are done. The clock measures how fast work was queued.",
+    wrong="""
+import time
+import torch
+
+def benchmark(model, x):
+    x = x.cuda()
+    start = time.perf_counter()
+    for _ in range(10):
+        model(x)
+    return time.perf_counter() - start
+""",
+    right="""
+import time
+import torch
+
+def benchmark(model, x):
+    x = x.cuda()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(10):
+        model(x)
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+""",
+    ignore="the work runs on the CPU, or something between the two readings waits for the GPU.",
+)  # fmt: skip
+def timing_without_sync(module: Module) -> Iterator[Hit]:
+    """Two readings of the clock in a function that is named like a measurement, and nothing in it that waits.
+
+    Or one between the forward pass, the backward pass and the step of training.
+    """
+    if not uses_cuda(module):
+        return
+    for bodies in _training_bodies(module):
+        yield from _between_phases(module, bodies)
+    for scope in module.scopes:
+        clocks = [call for call in scope.calls if call.name in {"time.time", "time.perf_counter", "time.monotonic"}]
+        if not scope.is_function or not re.search(r"bench|throughput|speed|latency|timing|measure_|time_", scope.name):
+            yield from _of_a_speed(module, scope, clocks)
+            continue
+        works = any(call.method in {"backward", "forward", "model", "step"} for call in scope.calls)
+        if len(clocks) >= 2 and works and not any(_waits(call) for call in scope.calls):
+            yield Hit(clocks[-1].node)
+        else:
+            yield from _of_a_speed(module, scope, clocks)
+
+
+_SPEEDS = re.compile(
+    r"throughput|\b(img|image|imgs|images|sample|samples|token|tokens|tok|frames|it|iters?|steps?)s?\s?/\s?s(ec(ond)?)?\b|"
+    r"per[ _]sec|latency|\bfps\b|tflops",
+    re.IGNORECASE,
+)
+
+
+def _of_a_speed(module: Module, scope: Scope, clocks: list[Call]) -> Iterator[Hit]:
+    """Yield the reading behind a loop of work on the GPU that nothing waits for, where a speed is told of it."""
+    told = len(clocks) == 2 and any(
+        _SPEEDS.search(str(node.value)) for node, place in module.strings if place.scope is scope
+    )
+    if not told or any(call.place.branches for call in clocks):
+        return
+    start, end = clocks
+    if start.place.loops != end.place.loops or start.place.loops:
+        return
+    between = [call for call in scope.calls if position(start.node) < position(call.node) < position(end.node)]
+    work = [call for call in between if call.place.loops and (call.method == "backward" or _runs(call))]
+    inside = [inner for call in between for inner in getattr(module.local_function(call), "calls", ())]
+    if work and not any(_waits(call) for call in (*between, *inside)):
+        yield Hit(end.node)
+
+
+def _runs(call: Call) -> bool:
+    return _MODEL.fullmatch(call.text.removeprefix("self.")) is not None
+
+
+_WAITS = frozenset("synchronize item cpu tolist numpy elapsed_time wait barrier float isnan isfinite".split())
+_CLOCK = re.compile(r"time\.(time|perf_counter|monotonic)(_ns)?|(.*\.)?current_(milli_?|micro_?)?time(_ms)?")
+_MODEL = re.compile(r"(\w+_)?(model|net)")
+
+
+def _waits(call: Call) -> bool:
+    return call.method in _WAITS or "sync" in call.method or call.text.lower().endswith("scaler.step")
+
+
+def _training_bodies(module: Module) -> Iterator[list[Call]]:
+    """Yield the calls of each step: of a loop with a backward pass, or of a function that is one pass of it."""
+    for loop in training_loops(module):
+        yield [call for call in module.calls if loop in call.place.loops]
+    for scope in {call.place.scope for call in module.methods("backward") if not call.place.loops}:
+        yield scope.calls
+
+
+def _between_phases(module: Module, calls: list[Call]) -> Iterator[Hit]:
+    """Readings of the clock in a step after work that was only queued; if all stand at its end, the mean is right."""
+    models = {wrap.text for wrap in wraps(module)}
+    found: list[Call] = []
+    running, phases = False, False
+    made = [call.place.stmt.targets for call in calls if isinstance(call.place.stmt, ast.Assign)]
+    texts = [text_of(target) for targets in {id(each): each for each in made}.values() for target in targets]
+    starts: list[str] = []
+    for call in sorted(calls, key=_end):
+        if _waits(call) or any(_waits(inner) for inner in getattr(module.local_function(call), "calls", ())):
+            # what was started in this step, and is read before the step waits, leaves the waiting out
+            phases = phases or bool(found and starts and texts.count(starts[-1]) == 1)
+            running = False
+        elif call.method in {"backward", "step"} or call.text in models or _MODEL.fullmatch(call.text):
+            running, phases = True, bool(found)
+        elif _CLOCK.fullmatch(call.name or call.text):
+            stmt = call.place.stmt
+            if running:
+                found.append(call)
+            elif isinstance(stmt, ast.Assign) and stmt.value is call.node:
+                starts.append(text_of(stmt.targets[0]))
+    if phases:
+        yield from (Hit(call.node) for call in found)
+
+
+def _end(call: Call) -> tuple[int, int]:
+    """Calls run in the order of their ends: the arguments first."""
+    return call.node.end_lineno or 0, call.node.end_col_offset or 0
+
+
+@rule(
+    "RW310", "local-metric", "info", "medium",
+    message="a number of the main rank alone is reported as if it were that of all",
+    why="Each rank has its own share of the data; its loss is the mean over that share. Reduce it first.",
+    wrong=_HEAD + """
+def report(loss):
+    if dist.get_rank() == 0:
+        print("loss", loss.item())
+""",
+    right=_HEAD + """
+def report(loss):
+    dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+    if dist.get_rank() == 0:
+        print("loss", loss.item())
+""",
+    ignore="a rough number is enough.",
+)  # fmt: skip
+def local_metric(module: Module) -> Iterator[Hit]:
+    """Print or log of loss.item() under a test of the rank in a file without any reduction."""
+    if not is_distributed(module) or module.has_call(
+        "all_reduce", "reduce", "all_gather", "reduce_dict", "reduce_tensor"
+    ):
+        return
+    for call in module.methods("item"):
+        if call.place.side == "main" and re.search("loss|acc", call.base) and names_in(call.node):
+            yield Hit(call.node)

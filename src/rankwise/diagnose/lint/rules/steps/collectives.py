@@ -1,0 +1,352 @@
+"""RW401, RW404 to RW406, RW506: collectives: who joins them, and when their result is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.collective_calls import collective_inside, collectives
+from rankwise.diagnose.lint.analysis.facts import (
+    RANKS,
+    guard_of,
+    has_framework,
+    is_const,
+    is_distributed,
+    names_in,
+    training_loops,
+)
+from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Branch, Call, Place, Scope
+from rankwise.diagnose.lint.analysis.wrapped import DDP, WRAPPERS, Wrap, known_wraps, sees, wraps
+from rankwise.diagnose.lint.record import Hit, rule
+
+_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+
+
+def _names_of_collectives(module: Module, nodes: list[ast.stmt]) -> list[str]:
+    """Return the names of the collectives in statements, in order; functions that contain one count by their name."""
+    listed = {call.node: call.method for call in collectives(module)}
+    found = []
+    for stmt in nodes:
+        for part in ast.walk(stmt):
+            if isinstance(part, ast.Call):
+                call = module.call_of.get(part)
+                if part in listed:
+                    found.append(listed[part])
+                elif call is not None and _reached(module, call):
+                    found.append(call.text)
+    return sorted(found)
+
+
+def _matched(module: Module, branch: Branch, call: Call) -> bool:
+    """Whether the other side makes the same call: in the other branch, or by a test of the other side further on."""
+    node = branch.node
+    if isinstance(node, ast.If):
+        then, other = _names_of_collectives(module, node.body), _names_of_collectives(module, node.orelse)
+        if then and then == other:
+            return True
+    # if rank != 0: barrier() ... if rank == 0: barrier() lets the main rank go first
+    scope = call.place.scope
+    sides = {"main": 0, "other": 0}
+    for found in module.methods(call.method):
+        if found.place.scope is scope and found.place.side:
+            sides[found.place.side] += 1
+    return sides["main"] == sides["other"] > 0
+
+
+def _subgroup_of(place: Place) -> bool:
+    """Whether the branch also asks for something that only some ranks have, a group of their own for example."""
+    return any("group" in name.lower() for branch in place.branches for name in names_in(branch.test))
+
+
+@rule(
+    "RW401",
+    "collective-in-rank-branch",
+    "error",
+    "high",
+    message="{name} runs on {ranks} only; the other ranks never join it, and the job hangs",
+    why="A collective ends when all ranks of the group have called it. One inside `if rank == 0` waits for ever. Wrapping a "
+    "model in DDP is one, too.",
+    wrong="""
+import torch
+import torch.distributed as dist
+
+def report(loss):
+    if dist.get_rank() == 0:
+        dist.all_reduce(loss)
+        print(loss.item())
+""",
+    right="""
+import torch
+import torch.distributed as dist
+
+def report(loss):
+    dist.all_reduce(loss)
+    if dist.get_rank() == 0:
+        print(loss.item())
+""",
+    ignore="the others call the same collective in another place that the rule does not see.",
+)
+def collective_in_rank_branch(module: Module) -> Iterator[Hit]:
+    """A collective, or a call of a function that always reaches one, under a test of the rank."""
+    listed = set(collectives(module)) | {wrap.call for wrap in wraps(module)}
+    for call in module.calls:
+        branch = guard_of(call.place)
+        if branch is None or _subgroup_of(call.place):
+            continue
+        ranks = RANKS[branch.side or "main"]
+        if call in listed:
+            name = "the wrap by DDP" if call.name == DDP else call.text
+            if call.method != "new_group" and not _matched(module, branch, call):
+                yield Hit(call.node, {"name": name, "ranks": ranks})
+            continue
+        inner = _reached(module, call)
+        # each side talks to the other by functions of its own
+        answers = (
+            found for found in call.place.scope.calls if {found.place.side, call.place.side} == {"main", "other"}
+        )
+        if inner is not None and not _matched(module, branch, call) and not any(_reached(module, at) for at in answers):
+            name = f"{call.text}, which calls {inner.text},"
+            yield Hit(call.node, {"name": name, "ranks": ranks}, confidence="medium")
+
+
+def _reached(module: Module, call: Call) -> Call | None:
+    """Return the collective that the function which is called always reaches."""
+    target = module.scope_of(call)
+    return None if target is None else collective_inside(*target)
+
+
+@rule(
+    "RW404",
+    "async-result-unwaited",
+    "error",
+    "medium",
+    message="{name} before the collective that fills it has ended: wait() first",
+    why="async_op=True returns at once with a handle; until handle.wait() the tensor holds anything.",
+    wrong="""
+import torch.distributed as dist
+
+def total(value):
+    handle = dist.all_reduce(value, async_op=True)
+    print(value.item())
+    handle.wait()
+""",
+    right="""
+import torch.distributed as dist
+
+def total(value):
+    handle = dist.all_reduce(value, async_op=True)
+    handle.wait()
+    print(value.item())
+""",
+    ignore="another handle of the same stream is waited for in between.",
+)
+def async_result_unwaited(module: Module) -> Iterator[Hit]:
+    """The tensor of an asynchronous collective is used in the same block before anything is waited for.
+
+    Or its handle is thrown away, and nothing in the file waits for the device.
+    """
+    waits = module.has_call("synchronize", "wait_stream", "wait")
+    for call in collectives(module):
+        word = call.keyword("async_op")
+        if word is None or not is_const(word.value, True) or not call.node.args:
+            continue
+        tensor = call.node.args[0]
+        stmt = call.place.stmt
+        if isinstance(stmt, ast.Expr) and stmt.value is call.node and call.name.startswith("torch.distributed."):
+            joined = any("coalesc" in ast.unparse(item.context_expr) for w in call.place.withs for item in w.items)
+            if not waits and not joined and call.method != "barrier" and isinstance(tensor, ast.Name | ast.Attribute):
+                yield Hit(call.node, {"name": f"the handle is dropped, and {text_of(tensor)} is used"})
+                continue
+        if not isinstance(tensor, ast.Name):
+            continue
+        for stmt in call.place.block[call.place.index + 1 :]:
+            calls = [part for part in ast.walk(stmt) if isinstance(part, ast.Call)]
+            if any(
+                last(text_of(part.func)) in {"wait", "synchronize", "append", "extend", "add", "barrier"}
+                for part in calls
+            ):
+                break
+            used = next(
+                (
+                    part
+                    for part in ast.walk(stmt)
+                    if isinstance(part, ast.Name) and part.id == tensor.id and isinstance(part.ctx, ast.Load)
+                ),
+                None,
+            )
+            if used is not None and not isinstance(stmt, ast.Return | ast.For | ast.While | ast.If):
+                again = any(module.call_of.get(part) in set(collectives(module)) for part in calls)
+                if not again:
+                    yield Hit(used, {"name": f"{tensor.id} is read"})
+                break
+
+
+@rule(
+    "RW405",
+    "barrier-in-loop",
+    "info",
+    "medium",
+    message="a barrier in every training step: backward already keeps the ranks together",
+    why="It costs a round trip per step and hides which rank is slow.",
+    wrong="""
+import torch.distributed as dist
+
+def train(model, loader, optimizer):
+    for x in loader:
+        model(x).sum().backward()
+        optimizer.step()
+        dist.barrier()
+""",
+    right="""
+import torch.distributed as dist
+
+def train(model, loader, optimizer):
+    for x in loader:
+        model(x).sum().backward()
+        optimizer.step()
+    dist.barrier()
+""",
+    ignore="it stands there to measure or to debug.",
+)
+def barrier_in_loop(module: Module) -> Iterator[Hit]:
+    """A barrier straight in the body of a training loop."""
+    loops = training_loops(module)
+    for call in module.named("torch.distributed.barrier"):
+        if call.place.loops and call.place.loops[-1] in loops and not call.place.branches:
+            yield Hit(call.node)
+
+
+@rule(
+    "RW406",
+    "wrapped-forward-on-one-rank",
+    "warning",
+    "medium",
+    message="{name} is wrapped, and only {ranks} runs it: each forward pass {what}",
+    why="DDP broadcasts buffers (BatchNorm statistics) in each forward pass, and FSDP gathers parameters. Both are "
+    "collectives: they wait for the other ranks, or meet another collective of theirs. Of DDP use model.module.",
+    wrong="""
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, loader, held_out):
+    model = DDP(net)
+    for x in loader:
+        model(x).sum().backward()
+    if dist.get_rank() == 0:
+        print(model(held_out))
+""",
+    right="""
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, loader, held_out):
+    model = DDP(net)
+    for x in loader:
+        model(x).sum().backward()
+    if dist.get_rank() == 0:
+        print(model.module(held_out))
+""",
+    ignore="the model has no buffers, or forward_sync_buffers=False was given.",
+)
+def wrapped_forward_on_one_rank(module: Module) -> Iterator[Hit]:
+    """A wrapped model is called under a test of the rank: by one of its names, or in a function that is called there."""
+    for wrap in known_wraps(module, sharded=True):
+        buffers = wrap.made.keyword("broadcast_buffers")
+        if buffers is not None and is_const(buffers.value, False):
+            continue
+        ddp = wrap.made.name in WRAPPERS
+        what = "broadcasts its buffers" if ddp else "gathers its parameters from all ranks"
+        for call in module.calls:
+            if call.place.side == "main" and _runs(module, call, wrap):
+                yield Hit(call.node, {"name": wrap.text, "ranks": "the main rank", "what": what})
+
+
+def _runs(module: Module, call: Call, wrap: Wrap, depth: int = 2) -> bool:
+    """Whether a call is one of a wrapped model, or of a function that runs it, which it sees or is given."""
+    if call.text == wrap.text:
+        return sees(module, wrap, call)
+    target = module.local_function(call)
+    if sees(module, wrap, call) and _gives(module, call, wrap.text, target):
+        return True
+    inside = target.calls if target is not None and depth else ()
+    return any(
+        inner.place.side is None and not _trains(inner) and _runs(module, inner, wrap, depth - 1)
+        for inner in inside
+        if inner.text == wrap.text or inner.text.startswith("self.")
+    )
+
+
+def _trains(call: Call) -> bool:
+    return call.method in {"train", "fit"}
+
+
+_EVALUATES = re.compile(
+    r"((run|do|compute|get|calculate|calc)_)?(validate|evaluate|validation|evaluation|eval|test|accuracy|metrics)"
+    r"(_model|_epoch|_one_epoch)?"
+)
+
+
+def _gives(module: Module, call: Call, text: str, target: Scope | None) -> bool:
+    """Whether a call gives a model to a function of this file that calls it, or to one out of sight that evaluates."""
+    given_texts = [text_of(part) for part in (*call.node.args, *(word.value for word in call.node.keywords))]
+    if target is None:
+        hidden = "." in call.text or call.text in module.imports.bound
+        return hidden and _EVALUATES.fullmatch(call.method) is not None and text in given_texts
+    inside = {found.text for found in target.calls} if text in given_texts else set()
+    shift = bool(target.params) and target.params[0] in {"self", "cls"}
+    return any(
+        name in inside and (given := call.argument(name, index - shift)) is not None and text_of(given) == text
+        for index, name in enumerate(target.params)
+    )
+
+
+@rule(
+    "RW506", "save-without-barrier", "warning", "medium",
+    message="other ranks may read {name} before the main rank has written it: put a barrier between them",
+    why="Only the main rank writes. The others run ahead and find no file, or half of one.",
+    wrong=_HEAD + """
+def reload(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+    model.module.load_state_dict(torch.load(path, map_location="cpu"))
+""",
+    right=_HEAD + """
+def reload(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+    dist.barrier()
+    model.module.load_state_dict(torch.load(path, map_location="cpu"))
+""",
+    ignore="something between them waits for all ranks.",
+)  # fmt: skip
+def save_without_barrier(module: Module) -> Iterator[Hit]:
+    """torch.save under `if rank == 0`, torch.load of the same path by all behind it in the same function."""
+    if not is_distributed(module) or has_framework(module):
+        return
+    for save in module.named("torch.save"):
+        path = save.argument("f", 1)
+        if save.place.side != "main" or path is None:
+            continue
+        for load in module.named("torch.load"):
+            source = load.argument("f", 0)
+            same = source is not None and ast.dump(source) == ast.dump(path) and load.place.scope is save.place.scope
+            if (
+                not same
+                or load.place.side
+                or position(load.node) < position(save.node)
+                or save.place.loops[: len(load.place.loops)] != load.place.loops
+            ):
+                continue
+            between = [
+                call
+                for call in save.place.scope.calls
+                if position(save.node) < position(call.node) < position(load.node)
+            ]
+            waits = re.compile(r"barrier|wait|sync|backward|train|broadcast|reduce|gather|destroy", re.IGNORECASE)
+            if not any(waits.search(call.method) for call in between):
+                yield Hit(load.node.func, {"name": module.text(path)})

@@ -1,0 +1,360 @@
+"""RW220, RW311 to RW313, RW315: steps that a library, a context or the main rank keeps from being taken as meant."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.facts import (
+    FABRICS,
+    RANKS,
+    effective_side,
+    guard_of,
+    has_framework,
+    is_const,
+    is_distributed,
+)
+from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Call
+from rankwise.diagnose.lint.analysis.wrapped import WRAPPERS, known_wraps, sees, wraps
+from rankwise.diagnose.lint.record import Hit, rule
+
+_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+_SHARDERS = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
+_OF_MODELS = ("parameters", "named_parameters")
+
+
+@rule(
+    "RW220", "optimizer-before-shard", "error", "medium",
+    message="this optimizer holds the parameters that {name} had before it was sharded: it updates tensors that nothing uses",
+    why="FSDP and fully_shard replace the parameters of a model. An optimizer that was made before keeps the old ones, and "
+    "training changes nothing, or only parts.",
+    wrong="""
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+def prepare(net):
+    optimizer = torch.optim.AdamW(net.parameters())
+    model = FSDP(net)
+    return model, optimizer
+""",
+    right="""
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+def prepare(net):
+    model = FSDP(net)
+    optimizer = torch.optim.AdamW(model.parameters())
+    return model, optimizer
+""",
+    ignore="use_orig_params=True is given by options that this file does not show.",
+)  # fmt: skip
+def optimizer_before_shard(module: Module) -> Iterator[Hit]:
+    """AdamW(net.parameters()) stands before FSDP(net), or before fully_shard(net), in one function."""
+    for shard, inner in _shards(module):
+        name = text_of(inner)
+        for call in shard.place.scope.calls:
+            early = position(call.node) < position(shard.node) and call.place.scope is shard.place.scope
+            if early and call.method in _OF_MODELS and call.base == name and (maker := _optimizer(call)):
+                later = any(_again(found, maker) for found in shard.place.scope.calls)
+                if not later:
+                    yield Hit(maker.node, {"name": name})
+
+
+def _shards(module: Module) -> Iterator[tuple[Call, ast.expr]]:
+    """Yield the calls that shard a model, and the model; also those of functions of this file that do it to a parameter."""
+    for shard in module.named(*_SHARDERS):
+        inner, scope = shard.argument("module", 0), shard.place.scope
+        original = shard.keyword("use_orig_params")
+        if inner is None or shard.is_open or (original is not None and not is_const(original.value, False)):
+            continue
+        yield shard, inner
+        if scope.is_function and text_of(inner) in scope.params and not shard.place.branches:
+            for call, part in module.given(scope, text_of(inner)):
+                if isinstance(part, ast.Name | ast.Attribute):
+                    yield call, part
+
+
+def _optimizer(call: Call) -> Call | None:
+    """Return the call of an optimizer that the parameters are given to."""
+    for found in call.place.scope.calls:
+        known = found.name.startswith("torch.optim.") or re.search(r"optim|Adam|SGD|Lion|Adafactor", found.method)
+        inside = found.place.stmt is call.place.stmt and found is not call and call.node in ast.walk(found.node)
+        if known and inside and "scheduler" not in found.text and found.method not in {"append", "extend"}:
+            return found
+    return None
+
+
+def _again(call: Call, maker: Call) -> bool:
+    """Whether the optimizer is made again further down."""
+    return call.text == maker.text and position(call.node) > position(maker.node)
+
+
+@rule(
+    "RW311", "no-sync-around-loop", "error", "medium",
+    message="{name} is entered once around {what}: {result}",
+    why="no_sync() leaves the gradients of each rank by themselves until a backward pass outside of it. Where all passes, or "
+    "the step itself, stand inside, each rank trains a model of its own. Accelerate's accumulate() counts how often it is "
+    "entered: once per micro-batch.",
+    wrong=_HEAD + """
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for epoch in range(10):
+        with model.no_sync():
+            for x in loader:
+                model(x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+""",
+    right=_HEAD + """
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for epoch in range(10):
+        for x in loader:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    ignore="the gradients, or the parameters, are reduced by hand afterwards.",
+)  # fmt: skip
+def no_sync_around_loop(module: Module) -> Iterator[Hit]:
+    """A step inside no_sync, no backward pass outside of it, or accumulate around a loop."""
+    backwards = list(module.methods("backward", "manual_backward"))
+    by_hand = any(_is_by_hand(module, call) for call in module.methods("all_reduce", "average_gradients"))
+    for call in module.methods("no_sync", "accumulate", "no_backward_sync"):
+        stmt = call.place.stmt
+        if not isinstance(stmt, ast.With | ast.AsyncWith) or by_hand:
+            continue
+        alone = any(item.context_expr is call.node for item in stmt.items)
+        inside = [found for found in backwards if stmt in found.place.withs]
+        if not alone or not inside or len(call.node.args) > 1:
+            continue
+        looped = [found for found in inside if len(found.place.loops) > len(call.place.loops)]
+        if call.method == "accumulate":
+            if len(looped) == len(inside) and _is_accelerator(module, call):
+                values = {"name": call.text, "what": "a loop", "result": "its micro-batches count as one"}
+                yield Hit(call.node, values)
+            continue
+        if call.method == "no_backward_sync" and (call.node.keywords or len(call.node.args) > 1):
+            continue  # enabled= decides
+        steps = [
+            found for found in module.methods("step") if stmt in found.place.withs and _is_optimizer(module, found)
+        ]
+        outside = [found for found in backwards if not any(_skips(with_) for with_ in found.place.withs)]
+        never = not call.place.branches and not outside and module.has_call("step")
+        if steps or never:
+            what = "the optimizer's step" if steps else "every backward pass"
+            yield Hit(call.node, {"name": call.text, "what": what, "result": "no gradient is ever reduced"})
+
+
+def _is_by_hand(module: Module, call: Call) -> bool:
+    """Whether a reduction is one of gradients, or of parameters every few steps."""
+    over = any("parameters" in ast.unparse(loop.iter) for loop in call.place.loops if isinstance(loop, ast.For))
+    return over or re.search(r"grad|param", module.text(call.node)) is not None
+
+
+def _skips(with_: ast.With | ast.AsyncWith) -> bool:
+    """Whether a block surely runs without reduction: a choice between two contexts may reduce."""
+    return any(
+        isinstance(item.context_expr, ast.Call)
+        and last(text_of(item.context_expr.func)) in {"no_sync", "no_backward_sync"}
+        for item in with_.items
+    )
+
+
+def _is_accelerator(module: Module, call: Call) -> bool:
+    return module.imports.uses("accelerate") or "accelerator" in call.base
+
+
+def _is_optimizer(module: Module, call: Call) -> bool:
+    """Whether a step is one of an optimizer, or of a scaler for one; environments and schedulers step, too."""
+    if re.search(r"opt|scaler|engine", call.base, re.IGNORECASE):
+        return True
+    found = module.binding(call.base, call.place.scope)
+    return found is not None and "optim" in ast.unparse(found.value or ast.Constant("")) and "sched" not in call.base
+
+
+@rule(
+    "RW312", "backward-past-library", "error", "medium",
+    message="{text}() goes past {library}, which scales, accumulates and reduces in {instead}",
+    why="DeepSpeed's engine, Accelerate and Fabric scale the loss, divide it by the micro-batches, and start the reduction in "
+    "their own backward. Past it, mixed precision, accumulation and sharded gradients are silently wrong.",
+    wrong="""
+import deepspeed
+
+def train(net, loader, config):
+    engine, *_ = deepspeed.initialize(model=net, config=config)
+    for x in loader:
+        loss = engine(x)
+        loss.backward()
+        engine.step()
+""",
+    right="""
+import deepspeed
+
+def train(net, loader, config):
+    engine, *_ = deepspeed.initialize(model=net, config=config)
+    for x in loader:
+        loss = engine(x)
+        engine.backward(loss)
+        engine.step()
+""",
+    ignore="this loss belongs to a model that the library does not hold.",
+)  # fmt: skip
+def backward_past_library(module: Module) -> Iterator[Hit]:
+    """A tensor's backward in a file that gives its model to a library and never calls the library's backward."""
+    for maker, entry, library, instead in _LIBRARIES:
+        if maker not in module.by_name or not module.has_call(entry):
+            continue
+        calls = list(module.methods("backward", "manual_backward"))
+        # a tensor's backward takes no loss
+        theirs = [call for call in calls if call.node.args]
+        if theirs or "backward" not in module.by_method:
+            continue
+        for call in calls:
+            if call.place.loops or module.callers(call.place.scope):
+                yield Hit(call.node, {"text": call.text, "library": library, "instead": instead})
+
+
+_LIBRARIES = (
+    ("deepspeed.initialize", "step", "DeepSpeed", "engine.backward(loss)"),
+    ("accelerate.Accelerator", "prepare", "Accelerate", "accelerator.backward(loss)"),
+    *((name, "setup", "Fabric", "fabric.backward(loss)") for name in FABRICS),
+)
+_STEPPERS = re.compile(r"sched|optim|(^|[._])(opt|scaler|lr)\w{0,2}$", re.IGNORECASE)
+
+
+@rule(
+    "RW315", "clip-of-shards", "error", "medium",
+    message="each rank clips by the norm of its own shards of {name}: call {name}.clip_grad_norm_()",
+    why="FSDP leaves a part of each gradient on each rank. torch.nn.utils.clip_grad_norm_ sees that part only, so ranks scale "
+    "their parts differently. FSDP's own method adds the norms up. (fully_shard needs no such method.)",
+    wrong="""
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+def train(net, loader, optimizer):
+    model = FSDP(net)
+    for x in loader:
+        model(x).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+""",
+    right="""
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+def train(net, loader, optimizer):
+    model = FSDP(net)
+    for x in loader:
+        model(x).sum().backward()
+        model.clip_grad_norm_(1.0)
+        optimizer.step()
+""",
+    ignore="the strategy is NO_SHARD.",
+)  # fmt: skip
+def clip_of_shards(module: Module) -> Iterator[Hit]:
+    """clip_grad_norm_ of torch over the parameters of what FSDP wrapped."""
+    sharded = [wrap for wrap in known_wraps(module, sharded=True) if wrap.made.name not in WRAPPERS]
+    for call in module.named("torch.nn.utils.clip_grad_norm_") if sharded and "NO_SHARD" not in module.source else ():
+        given = call.argument("parameters", 0)
+        text = text_of(given.func) if isinstance(given, ast.Call) else ""
+        for wrap in sharded:
+            if text == f"{wrap.text}.parameters" and sees(module, wrap, call):
+                yield Hit(call.node, {"name": wrap.text})
+                break
+
+
+@rule(
+    "RW313", "step-on-one-rank", "error", "high",
+    message="{name} runs on {ranks} only: from here on the ranks train with different {what}",
+    why="DDP makes gradients equal, nothing else. Each rank has an optimizer and a scheduler of its own, and all of them have to "
+    "take the same steps.",
+    wrong=_HEAD + """
+def train(net, loader, optimizer, scheduler):
+    model = DDP(net)
+    for epoch in range(10):
+        for x in loader:
+            model(x).sum().backward()
+            optimizer.step()
+        if dist.get_rank() == 0:
+            scheduler.step()
+            print(scheduler.get_last_lr())
+""",
+    right=_HEAD + """
+def train(net, loader, optimizer, scheduler):
+    model = DDP(net)
+    for epoch in range(10):
+        for x in loader:
+            model(x).sum().backward()
+            optimizer.step()
+        scheduler.step()
+        if dist.get_rank() == 0:
+            print(scheduler.get_last_lr())
+""",
+    ignore="that optimizer trains a model which lives on this rank alone.",
+)  # fmt: skip
+def step_on_one_rank(module: Module) -> Iterator[Hit]:
+    """The step of an optimizer or a scheduler, or what sets the learning rate, under a test of the rank."""
+    if not (is_distributed(module) or wraps(module) or has_framework(module)):
+        return
+    changes = (
+        call for call in module.calls if re.search(r"^(adjust|set|update|decay)_(lr|learning_rate)", call.method)
+    )
+    for call in (*module.methods("step"), *changes):
+        if call.method == "step" and not _STEPPERS.search(call.base):
+            continue
+        side = effective_side(module, call.place)
+        branch = guard_of(call.place)
+        if side is None or (branch is not None and _both_ways(branch.node, call.text)):
+            continue
+        rated = call.method != "step" or re.search("sched|lr", call.base, re.IGNORECASE)
+        yield Hit(
+            call.node, {"name": call.text, "ranks": RANKS[side], "what": "learning rates" if rated else "weights"}
+        )
+    for branch in module.branches:
+        if branch.side is None or not isinstance(branch.node, ast.If) or _sets_a_rate(branch.node.orelse):
+            continue
+        target = _sets_a_rate(branch.node.body)
+        if target is not None and not module.has_call(
+            "broadcast_object_list", "broadcast", "broadcast_optimizer_state"
+        ):
+            what = {"name": f"{ast.unparse(target)} =", "ranks": RANKS[branch.side], "what": "learning rates"}
+            yield Hit(target, what)
+
+
+def _sets_a_rate(body: list[ast.stmt]) -> ast.expr | None:
+    """Return where statements write the learning rate of a group of parameters."""
+    parts = [part for stmt in body for part in ast.walk(stmt)]
+    groups = {
+        part.target.id
+        for part in parts
+        if isinstance(part, ast.For) and isinstance(part.target, ast.Name) and "param_groups" in ast.unparse(part.iter)
+    }
+    for part in parts:
+        targets = (
+            part.targets if isinstance(part, ast.Assign) else [part.target] if isinstance(part, ast.AugAssign) else []
+        )
+        for target in targets:
+            if (
+                isinstance(target, ast.Subscript)
+                and isinstance(target.slice, ast.Constant)
+                and target.slice.value == "lr"
+            ):
+                base = text_of(target.value)
+                if base in groups or base.removesuffix("[]").endswith("param_groups"):
+                    return target
+    return None
+
+
+def _both_ways(node: ast.stmt, text: str) -> bool:
+    """Whether both branches of an `if` make the same call."""
+    if not isinstance(node, ast.If):
+        return False
+    then, other = (
+        any(isinstance(part, ast.Call) and text_of(part.func) == text for stmt in body for part in ast.walk(stmt))
+        for body in (node.body, node.orelse)
+    )
+    return then and other

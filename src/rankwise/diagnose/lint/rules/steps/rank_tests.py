@@ -1,0 +1,283 @@
+"""RW402, RW403: tests of the rank: who leaves by them, and whether they are asked at all."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.collective_calls import collective_after, collectives
+from rankwise.diagnose.lint.analysis.facts import (
+    RANKS,
+    guard_of,
+    has_framework,
+    loops_around,
+    loops_that_train,
+    names_in,
+)
+from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
+from rankwise.diagnose.lint.analysis.wrapped import WRAPPERS, wraps
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+
+
+@rule(
+    "RW402",
+    "rank-dependent-exit",
+    "error",
+    "medium",
+    message="{what} leaves the {of} on {ranks} only; the others wait for it in the next collective",
+    why="Each backward pass of DDP is a collective. A rank that leaves the loop by itself leaves the others waiting. Decide on "
+    "one rank, broadcast the decision, leave together.",
+    wrong="""
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(model, loader, optimizer, stopper):
+    model = DDP(model)
+    for x in loader:
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        if dist.get_rank() == 0 and stopper.should_stop(loss):
+            break
+""",
+    right="""
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(model, loader, optimizer, stopper):
+    model = DDP(model)
+    for x in loader:
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        stop = torch.tensor(stopper.should_stop(loss))
+        dist.broadcast(stop, src=0)
+        if stop:
+            break
+""",
+    ignore="the other ranks leave at the same step by another way.",
+)
+def rank_dependent_exit(module: Module) -> Iterator[Hit]:
+    """Break or return under a test of the rank, inside a loop that trains or before a collective further on."""
+    loops = loops_that_train(module) | {
+        call.place.loops[-1] for call in collectives(module) if call.place.loops and call.place.side is None
+    }
+    backwards = list(module.methods("backward"))
+    for call in module.methods("exit", "_exit"):
+        test = getattr(guard_of(call.place), "test", None)
+        alone = call.place.side == "main" and (isinstance(test, ast.BoolOp) or call.place.branches[-1].test is not test)
+        if alone and call.text in {"exit", "sys.exit", "os._exit"} and _goes_on(module, call.place):
+            yield Hit(call.node, {"what": call.text, "of": "program", "ranks": RANKS["main"]})
+    for exit_ in module.exits:
+        place = exit_.place
+        if _after_own_error(module, exit_.node, place):
+            word = type(exit_.node).__name__.lower()
+            what = f"{word} after an error of this rank alone (out of memory)"
+            yield Hit(exit_.node, {"what": what, "of": "step", "ranks": "some ranks"})
+            continue
+        if not isinstance(exit_.node, ast.Break | ast.Return):
+            continue
+        branch = guard_of(place)
+        if branch is None:
+            word = type(exit_.node).__name__.lower()
+            if name := _own_number(module, place, loops):
+                what = f"{word} on {name}, a number of this rank's own batch,"
+                yield Hit(exit_.node, {"what": what, "of": "training loop", "ranks": "some ranks"})
+            elif name := _decided_by_one(module, place, loops):
+                what = f"{word} on {name}, which only the main rank sets,"
+                yield Hit(exit_.node, {"what": what, "of": "training loop", "ranks": "some ranks"})
+            continue
+        # what follows a plain `if rank == 0: return` runs on one side only: RW401 looks at that
+        if not place.loops and place.branches[-1] is not branch and collective_after(module, place):
+            yield Hit(exit_.node, {"what": "return", "of": "function", "ranks": RANKS[branch.side or "main"]})
+            continue
+        left = place.loops[-1:] if isinstance(exit_.node, ast.Break) else place.loops
+        inside = [loop for loop in left if _within(branch.node, loop)]
+        if loops & set(inside) or any(loop in call.place.loops for loop in inside for call in backwards):
+            word = type(exit_.node).__name__.lower()
+            yield Hit(exit_.node, {"what": word, "of": "training loop", "ranks": RANKS[branch.side or "main"]})
+
+
+def _after_own_error(module: Module, node: ast.stmt, place: Place) -> bool:
+    """Whether a loop with collectives is left, or a step of it left out, where this rank's memory was too small."""
+    if not place.tries or not place.loops or isinstance(node, ast.Raise) or has_framework(module) or not wraps(module):
+        return False
+    for block in place.tries:
+        handlers = block.handlers if isinstance(block, ast.Try) else []
+        own = [each for each in handlers if any(part is node for stmt in each.body for part in ast.walk(stmt))]
+        memory = [each for each in own if each.type is not None and _is_memory_error(each)]
+        if memory:
+            inside = [call for call in module.calls if block in call.place.tries]
+            backward = any(call.method == "backward" or _calls_backward(module, call) for call in inside)
+            shared = any(_SHARED.search(call.method) for call in inside if position(call.node) > position(memory[0]))
+            if backward and not shared:
+                return True
+    return False
+
+
+def _is_memory_error(handler: ast.ExceptHandler) -> bool:
+    assert handler.type is not None
+    text = ast.unparse(handler.type)
+    return "OutOfMemory" in text or ("RuntimeError" in text and "out of memory" in ast.unparse(handler))
+
+
+def _calls_backward(module: Module, call: Call, depth: int = 2) -> bool:
+    target = module.local_function(call)
+    inner = target.calls if target is not None and depth else ()
+    return any(each.method == "backward" or _calls_backward(module, each, depth - 1) for each in inner)
+
+
+def _goes_on(module: Module, place: Place) -> bool:
+    """Whether what stands further down in a function trains: the ranks that get there wait for the others."""
+    later = [
+        call
+        for call in place.scope.calls
+        if (position(call.node) > position(place.stmt) or place.loops[:1] == call.place.loops[:1] != ())
+        and not call.place.side
+    ]
+    inside = [inner for call in later for inner in getattr(module.local_function(call), "calls", ())]
+    return any(call.method in {"backward", "prepare", "barrier"} or call.name in WRAPPERS for call in [*later, *inside])
+
+
+def _own_number(module: Module, place: Place, loops: set[ast.stmt]) -> str:
+    """Return the text of the loss that decides to leave a training loop of a wrapped model, "" if none does."""
+    if not wraps(module) or has_framework(module) or not place.loops or place.loops[-1] not in loops:
+        return ""
+    test = place.branches[-1].test if place.branches else None
+    if test is None or place.branches[-1].node not in ast.walk(place.loops[-1]):
+        return ""
+    shared = {name for call in collectives(module) for part in call.node.args for name in names_in(part)}
+    for part in ast.walk(test):
+        read = isinstance(part, ast.Call) and last(text_of(part.func)) in {"item", "isnan", "isfinite", "isinf"}
+        if read and any("loss" in name.lower() for name in names_in(part)) and not names_in(part) & shared:
+            return ast.unparse(part)
+    return ""
+
+
+def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
+    """Return the name by which all ranks leave a loop of training, where only the main rank changes it in the loop."""
+    test = place.branches[-1].test if place.branches else None
+    around = loops_around(module)
+    if test is None or not place.loops or has_framework(module):
+        return ""
+    left = place.loops[-1]
+    trained = any(left is loop or left in around[loop][1] for loop in loops if loop in around)
+    for part in ast.walk(test) if trained and place.branches[-1].node in ast.walk(left) else ():
+        if not isinstance(part, ast.Name | ast.Attribute):
+            continue
+        text = text_of(part)
+        # `stopper(loss)` and `stopper.step(loss)` change stopper.early_stop
+        owner = text.rpartition(".")[0] if isinstance(part, ast.Attribute) else text
+        changes = [found.place for found in module.bindings if found.text == text]
+        changes += [
+            call.place for call in module.calls if owner and owner != "self" and owner in {call.text, call.base}
+        ]
+        here = {place.stmt, place.branches[-1].node}
+        inside = [at for at in changes if left in at.loops and at.scope is place.scope and at.stmt not in here]
+        told = (call for call in module.calls if _SHARED.search(call.method) and left in call.place.loops)
+        shared = any(last(text) in names_in(call.node) or owner in names_in(call.node) for call in told)
+        if inside and not shared and all(each.side == "main" for each in inside):
+            return text
+    return ""
+
+
+_SHARED = re.compile(r"broadcast|reduce|gather|sync|share|bcast|object_list", re.IGNORECASE)
+
+
+def _within(inner: ast.stmt, outer: ast.stmt) -> bool:
+    assert outer.end_lineno is not None
+    return position(outer) < position(inner) and inner.lineno <= outer.end_lineno
+
+
+_PREDICATES = {
+    "torch.distributed.is_initialized",
+    "torch.distributed.is_available",
+    "torch.distributed.is_torchelastic_launched",
+    "torch.distributed.is_nccl_available",
+    "torch.cuda.is_available",
+    "torch.cuda.is_bf16_supported",
+}
+
+
+@rule(
+    "RW403",
+    "uncalled-rank-guard",
+    "error",
+    "high",
+    message="{name} is a function and is not called here: the test is always true",
+    why="A function object is true on every rank, so all of them run what was meant for one.",
+    wrong="""
+import torch
+import torch.distributed as dist
+
+def is_main_process():
+    return dist.get_rank() == 0
+
+def save(model, path):
+    if is_main_process:
+        torch.save(model.state_dict(), path)
+""",
+    right="""
+import torch
+import torch.distributed as dist
+
+def is_main_process():
+    return dist.get_rank() == 0
+
+def save(model, path):
+    if is_main_process():
+        torch.save(model.state_dict(), path)
+""",
+    ignore="never.",
+    fix="safe",
+)
+def uncalled_rankguard_of(module: Module) -> Iterator[Hit]:
+    """A function that answers yes or no, used as the answer itself."""
+    for branch in module.branches:
+        for part in _operands(branch.test):
+            text = text_of(part)
+            name = module.imports.resolve(text) or ""
+            function = _function(module, text)
+            tested = re.search(r"^(is|on|am)_|main|master|rank|chief", last(text))
+            if name in _PREDICATES or (function is not None and tested) or _called_elsewhere(module, text, name):
+                end = module.span(part)[1]
+                yield Hit(part, {"name": text}, Fix(f"call {text}()", (Edit(end, end, "()"),)))
+
+
+def _operands(test: ast.expr) -> Iterator[ast.expr]:
+    """Yield the names of a test, behind `not`, `and` and `or`."""
+    if isinstance(test, ast.Name | ast.Attribute):
+        yield test
+    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _operands(test.operand)
+    elif isinstance(test, ast.BoolOp):
+        for value in test.values:
+            yield from _operands(value)
+
+
+def _function(module: Module, text: str) -> Scope | None:
+    """Return the function at the top of the file that a name means and nothing else is bound to."""
+    scope = module.top.functions.get(text)
+    if (
+        scope is None
+        or not scope.is_function
+        or any(text in found.bindings or text in found.params for found in module.scopes)
+    ):
+        return None
+    return scope
+
+
+_COPIED = ("is_main_process", "is_master_process", "is_rank_zero")
+
+
+def _called_elsewhere(module: Module, text: str, name: str) -> bool:
+    """Whether an imported test of the rank is called in other places of the file."""
+    tested = re.search(r"^is_.*(main|master|rank|chief)", last(text))
+    if not tested or not name or name.startswith("?"):
+        return False
+    # the helper of that name that many projects have copied from each other is a function
+    return text in _COPIED or any(call.text == text for call in module.methods(last(text)))

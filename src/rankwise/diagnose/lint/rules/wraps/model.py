@@ -1,0 +1,399 @@
+"""RW209 to RW219: devices, kinds of modules, and libraries around a model."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.collective_calls import objects_over_nccl
+from rankwise.diagnose.lint.analysis.facts import (
+    calls_framework,
+    environment_writes,
+    has_framework,
+    is_before_ranks,
+    is_const,
+    sees_one_gpu,
+    spawns,
+    uses_cuda,
+)
+from rankwise.diagnose.lint.analysis.guards import is_mode_test
+from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
+from rankwise.diagnose.lint.analysis.wrapped import Wrap, wraps
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+
+_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+
+
+@rule(
+    "RW209",
+    "find-unused-always",
+    "warning",
+    "low",
+    message="find_unused_parameters=True walks the graph after every forward pass: is a parameter really unused?",
+    why="It costs time in each step. It is needed where some parameters get no gradient in some step; DDP warns after the first "
+    "step if there are none. static_graph=True is cheaper where they are always the same.",
+    wrong=_HEAD
+    + """
+def prepare(net):
+    return DDP(net, find_unused_parameters=True)
+""",
+    right=_HEAD
+    + """
+def prepare(net):
+    return DDP(net)
+""",
+    ignore="parts of the model are left out in some steps.",
+    fix="unsafe",
+)
+def find_unused_always(module: Module) -> Iterator[Hit]:
+    """The literal True."""
+    for wrap in wraps(module):
+        word = wrap.call.keyword("find_unused_parameters")
+        if word is not None and is_const(word.value, True):
+            edit = Edit(*module.span(word.value), "False")
+            yield Hit(word, {}, Fix("switch it off", (edit,), safe=False))
+
+
+def _single_process(module: Module, place: Place) -> bool:
+    """Whether a place lies under a test of how the script runs: the branch of one process may do what ranks must not."""
+    simple = not isinstance(place.stmt, ast.If | ast.For | ast.While | ast.With | ast.FunctionDef | ast.ClassDef)
+    choice = simple and " if " in module.text(place.stmt)  # cuda:0 if ... else ...
+    return choice or any(is_mode_test(branch.test) for branch in place.branches)
+
+
+@rule(
+    "RW211", "hardcoded-device", "error", "medium",
+    message="{text} is the same GPU on every rank",
+    why="All ranks of a node compute on, and fill, one GPU; NCCL refuses two ranks on one device. (Under torchrun "
+    "--virtual-local-rank each process sees one GPU, and index 0 is right.)",
+    wrong=_HEAD + """
+def main(net):
+    dist.init_process_group("nccl")
+    device = torch.device("cuda:0")
+    return DDP(net.to(device))
+""",
+    right=_HEAD + """
+def main(net, local_rank):
+    dist.init_process_group("nccl")
+    device = torch.device("cuda", local_rank)
+    return DDP(net.to(device))
+""",
+    ignore="each process sees one GPU only.",
+)  # fmt: skip
+def hardcoded_device(module: Module) -> Iterator[Hit]:
+    """A fixed index in .to, .cuda, torch.device or set_device of a file that starts or wraps."""
+    started = bool(wraps(module)) or "torch.distributed.init_process_group" in module.by_name
+    if not started or has_framework(module):
+        return
+    if any(name == "CUDA_VISIBLE_DEVICES" for name, *_ in environment_writes(module)) or sees_one_gpu(module):
+        return
+    for call in module.methods("to", "cuda", "device", "set_device"):
+        torch_call = call.name in {"torch.device", "torch.cuda.set_device", "torch.cuda.device"}
+        if not (torch_call or call.method in {"to", "cuda"}) or not call.node.args:
+            continue
+        if call.place.side or _single_process(module, call.place) or is_before_ranks(module, call.place.scope):
+            continue
+        text = _fixed_index(module, call)
+        if text and re.search(r"bench|test|demo|infer|eval|predict", call.place.scope.name, re.IGNORECASE) is None:
+            yield Hit(call.node, {"text": text})
+
+
+def _fixed_index(module: Module, call: Call) -> str:
+    first = call.node.args[0]
+    if isinstance(first, ast.Attribute) and text_of(first) not in module.fields:  # an option that is cuda:0 by default
+        asked = (found for found in module.methods("add_argument") if f"'--{first.attr}'" in ast.unparse(found.node))
+        defaults = (found.argument("default") for found in asked)
+        first = next((word for word in defaults if isinstance(getattr(word, "value", None), str)), None) or first
+    if isinstance(first, ast.Constant) and isinstance(first.value, str) and re.fullmatch(r"cuda:\d+", first.value):
+        return repr(first.value)
+    number = isinstance(first, ast.Constant) and type(first.value) is int
+    if number and (call.method == "cuda" or call.name in {"torch.cuda.set_device", "torch.cuda.device"}):
+        return f"{call.method}({first.value})"  # type: ignore[attr-defined]
+    return ""
+
+
+@rule(
+    "RW212", "global-rank-as-device", "warning", "medium",
+    message="the global rank {text} chooses the GPU: on a second node there is no device of that number",
+    why="Ranks count over all nodes, GPUs over one. LOCAL_RANK is the number on the node.",
+    wrong=_HEAD + """
+def main(net):
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    torch.cuda.set_device(rank)
+    return DDP(net.cuda(), device_ids=[rank])
+""",
+    right="import os\n" + _HEAD + """
+def main(net):
+    dist.init_process_group("nccl")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local_rank)
+    return DDP(net.cuda(), device_ids=[local_rank])
+""",
+    ignore="there is one node, and will be.",
+)  # fmt: skip
+def global_rank_as_device(module: Module) -> Iterator[Hit]:
+    """set_device(dist.get_rank()), or a variable that was bound to it."""
+    if _stays_on_one_node(module):
+        return
+    if named := [*_chosen_by_global_rank(module)]:
+        yield from named
+        return
+    for call in module.methods("to", "cuda"):  # `device = dist.get_rank()` ... `model.to(device)`
+        index = call.argument("device", 0)
+        if isinstance(index, ast.Name) and _is_global_rank(module, index, call.place.scope):
+            yield Hit(call.node, {"text": module.text(index)})
+            return
+
+
+def _chosen_by_global_rank(module: Module) -> Iterator[Hit]:
+    for call in module.named("torch.cuda.set_device", "torch.device"):
+        index = call.argument("device", 0) if call.method == "set_device" else call.argument("index", 1)
+        if call.method == "device" and index is None and call.node.args:
+            written = call.node.args[0]  # f"cuda:{rank}", also as one side of a choice
+            index = written.body if isinstance(written, ast.IfExp) else written
+            index = index if isinstance(index, ast.JoinedStr) else None
+        if index is not None and _is_global_rank(module, index, call.place.scope):
+            yield Hit(call.node, {"text": module.text(index)})
+    for wrap in wraps(module):
+        word = wrap.call.keyword("device_ids")
+        ids = word.value.body if word is not None and isinstance(word.value, ast.IfExp) else word and word.value
+        for index in ids.elts if isinstance(ids, ast.List | ast.Tuple) else ():
+            if _is_global_rank(module, index, wrap.place.scope):
+                yield Hit(index, {"text": module.text(index)})
+
+
+def _stays_on_one_node(module: Module) -> bool:
+    """Whether the file spawns its ranks and lets them meet on localhost: the rank is the local rank then."""
+    texts = {node.value for node, _ in module.strings if isinstance(node.value, str)}
+    return bool(spawns(module)) and "MASTER_ADDR" in texts and bool(texts & {"localhost", "127.0.0.1"})
+
+
+def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3) -> bool:
+    if isinstance(node, ast.JoinedStr):  # f"cuda:{rank}"
+        parts = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+        return "cuda" in ast.unparse(node) and len(parts) == 1 and _is_global_rank(module, parts[0], scope, depth)
+    if isinstance(node, ast.Name | ast.Attribute):
+        found = list(module.bindings_of(text_of(node), scope))
+        if not found and isinstance(node, ast.Attribute):  # a field of a configuration that says which rank it is
+            return _names_global_rank(module, node)
+        if not found and depth and text_of(node) in scope.params and module.given(scope, text_of(node)):
+            return _is_given_global_rank(module, scope, text_of(node), depth)
+        if not found or any(each.shown is None for each in found):
+            # a parameter that is called rank, beside one for the rank on the node
+            beside = not found and any("local" in name for name in scope.params if name != text_of(node))
+            return beside and text_of(node) in {"rank", "global_rank"} and text_of(node) in scope.params
+        if len(found) > 1 or isinstance(found[0].shown, ast.Name):  # another name for it, or one that is read twice
+            # `rank = 0` stands where there is one process
+            values = [(each.shown, each.place.scope) for each in found if each.shown and not is_const(each.shown, 0)]
+            return bool(depth and values) and all(_is_global_rank(module, value, at, depth - 1) for value, at in values)
+        node, scope = found[0].shown, found[0].place.scope  # type: ignore[assignment]
+    if isinstance(node, ast.Call) and module.name_of(node.func) == "torch.distributed.get_rank":
+        return not node.args and not node.keywords
+    if isinstance(node, ast.IfExp):
+        return bool(depth) and _is_global_rank(module, node.body, scope, depth - 1)  # `x = x if x else ...` has no end
+    text = ast.unparse(node)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):  # node * gpus_per_node + local_rank
+        return "local" in text.lower() and re.search(r"node.*\*", text.lower()) is not None
+    return (
+        re.fullmatch(r"int\(os\.(environ(\.get\(|\[)|getenv\()'(RANK|SLURM_PROCID)'(\)|\]|, .*\))\)?", text) is not None
+    )
+
+
+def _is_given_global_rank(module: Module, scope: Scope, name: str, depth: int) -> bool:
+    """Whether every call of a function in this file gives the global rank for a parameter."""
+    given = module.given(scope, name)
+    return bool(given) and all(
+        part is not None and _is_global_rank(module, part, call.place.scope, depth - 1) for call, part in given
+    )
+
+
+def _names_global_rank(module: Module, node: ast.Attribute) -> bool:
+    """Whether a field is called rank, and nothing here spawns ranks, sets the field or knows of a local one."""
+    if node.attr not in {"rank", "global_rank", "world_rank"} or module.has_call("spawn", "start_processes", "Process"):
+        return False
+    local = any("local" in name.lower() for name in module.attributes)
+    return not local and not any(found.text.endswith(f".{node.attr}") for found in module.bindings)
+
+
+@rule(
+    "RW213", "no-set-device", "warning", "medium",
+    message="nothing chooses this rank's GPU: {text} is GPU 0 on every rank",
+    why="Without torch.cuda.set_device(local_rank) or an index, `cuda` means the first GPU for all ranks of a node.",
+    wrong=_HEAD + """
+def main(net):
+    dist.init_process_group("nccl")
+    return DDP(net.cuda())
+""",
+    right=_HEAD + """
+def main(net, local_rank):
+    torch.cuda.set_device(local_rank)
+    dist.init_process_group("nccl")
+    return DDP(net.cuda())
+""",
+    ignore="each process sees one GPU only, by CUDA_VISIBLE_DEVICES of its launcher.",
+)  # fmt: skip
+def no_set_device(module: Module) -> Iterator[Hit]:
+    """A model moved to a device without index and wrapped, or objects over NCCL, and no word about devices in the file."""
+    if "torch.distributed.init_process_group" not in module.by_name or calls_framework(module) or _tells_device(module):
+        return
+    # tensor.cuda().to(rank): by way of GPU 0
+    for call in module.methods("to"):
+        inner = call.node.func.value if isinstance(call.node.func, ast.Attribute) else None
+        if isinstance(inner, ast.Call) and last(text_of(inner.func)) == "cuda" and not inner.args:
+            yield Hit(inner, {"text": ".cuda()"})
+    if moved := _bare_move(module):
+        yield moved
+    elif objects := objects_over_nccl(module):
+        yield Hit(objects[0].node, {"text": f"the buffer of {last(objects[0].name)}"})
+
+
+def _bare_move(module: Module) -> Hit | None:
+    """A model moved to a device without index, in a file that wraps one."""
+    if has_framework(module) or not wraps(module):
+        return None
+    models = {name for wrap in wraps(module) for name in wrap.names} | {"model", "net"}
+    for call in module.methods("cuda", "to"):
+        given = call.node.args[0] if call.node.args else None
+        bare = call.method == "cuda" and given is None and not call.node.keywords
+        bare |= call.method == "to" and _is_bare(module.value(given, call.place.scope))
+        # a test of whether there is a GPU, not of how the script runs
+        tests = [branch.test for branch in call.place.branches]
+        usual = all("is_available" in ast.unparse(test) and not is_mode_test(test) for test in tests)
+        whole = not call.place.branches or call.base in models
+        if bare and usual and whole and (call.base in models or not any(_ids(wrap) for wrap in wraps(module))):
+            return Hit(call.node, {"text": f".{call.method}({'' if call.method == 'cuda' else repr('cuda')})"})
+    return None
+
+
+def _ids(wrap: Wrap) -> bool:
+    return wrap.call.keyword("device_ids") is not None
+
+
+def _is_bare(node: ast.expr | None) -> bool:
+    """Whether a device is "cuda", or torch.device("cuda"), also as the first side of a choice."""
+    if isinstance(node, ast.IfExp):
+        return _is_bare(node.body) and "is_available" in ast.unparse(node.test)
+    if isinstance(node, ast.Call) and last(text_of(node.func)) == "device" and len(node.args) == 1:
+        return not node.keywords and _is_bare(node.args[0])
+    return isinstance(node, ast.Constant) and node.value == "cuda"
+
+
+def _tells_device(module: Module) -> bool:
+    """Whether the file chooses a GPU in any way. A list of several visible GPUs chooses none."""
+    texts = [node.value for node, _ in module.strings if isinstance(node.value, str)]
+    several = any(re.fullmatch(r"\d+( ?, ?\d+)+", text) for text in texts)
+    groups = module.named("torch.distributed.init_process_group")
+    return (
+        any("device" in call.method and call.method not in {"device", "device_count"} for call in module.calls)
+        or any(call.keyword("device_id") for call in groups)
+        or any("cuda:" in text or (text == "CUDA_VISIBLE_DEVICES" and not several) for text in texts)
+        or any(call.node.args for call in module.methods("cuda"))
+        or any(len(call.node.args) > 1 or call.node.keywords for call in module.named("torch.device"))
+    )
+
+
+@rule(
+    "RW214", "batchnorm-not-synced", "info", "medium",
+    message="BatchNorm sees the batch of one rank: convert_sync_batchnorm, if that batch is small",
+    why="Parameters stay equal on all ranks; only the statistics are those of a rank, and rank 0's are kept. It is a matter of "
+    "quality below about 16 samples per rank.",
+    wrong=_HEAD + """
+def prepare():
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+    return DDP(net)
+""",
+    right=_HEAD + """
+def prepare():
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+    return DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(net))
+""",
+    ignore="the batch of a rank is large.",
+)  # fmt: skip
+def batchnorm_not_synced(module: Module) -> Iterator[Hit]:
+    """BatchNorm layers and a wrap in one file, no conversion."""
+    layers = list(module.named(*(f"torch.nn.BatchNorm{n}d" for n in (1, 2, 3))))
+    if layers and wraps(module) and not module.has_call("convert_sync_batchnorm", "convert_syncbn_model"):
+        yield Hit(wraps(module)[0].call.node.func)
+
+
+@rule(
+    "RW215", "buffers-not-synced", "info", "medium",
+    message="broadcast_buffers=False: running statistics differ between ranks, and a checkpoint holds those of one",
+    why="Buffers are broadcast before each forward pass by default. (2.13 calls the argument forward_sync_buffers.)",
+    wrong=_HEAD + "\ndef prepare(net):\n    return DDP(net, broadcast_buffers=False)\n",
+    right=_HEAD + "\ndef prepare(net):\n    return DDP(net)\n",
+    ignore="the model has no buffers that matter.",
+)  # fmt: skip
+def buffers_not_synced(module: Module) -> Iterator[Hit]:
+    """The literal False."""
+    for wrap in wraps(module):
+        word = wrap.call.keyword("broadcast_buffers") or wrap.call.keyword("forward_sync_buffers")
+        if word is not None and is_const(word.value, False):
+            yield Hit(word)
+
+
+@rule(
+    "RW218", "bucket-view-hint", "info", "low",
+    message="gradient_as_bucket_view=True would save the memory of one copy of the gradients",
+    why="Gradients then are views of the buckets that are reduced.",
+    wrong=_HEAD + "\ndef prepare(net):\n    return DDP(net)\n",
+    right=_HEAD + "\ndef prepare(net):\n    return DDP(net, gradient_as_bucket_view=True)\n",
+    ignore="something detaches or replaces .grad in place.",
+)  # fmt: skip
+def bucket_view_hint(module: Module) -> Iterator[Hit]:
+    """The argument is absent."""
+    for wrap in wraps(module):
+        if (
+            wrap.call.name.startswith("torch.")
+            and not wrap.call.is_open
+            and not wrap.call.keyword("gradient_as_bucket_view")
+        ):
+            yield Hit(wrap.call.node.func)
+
+
+@rule(
+    "RW219", "set-device-after-collective", "warning", "medium",
+    message="the device is chosen after {name} has used one: NCCL has taken GPU 0 on every rank by then",
+    why="A collective, and the wrap, run on the current device. Choose it first: set_device(local_rank), or device_id= of "
+    "init_process_group.",
+    wrong=_HEAD + """
+def main(local_rank):
+    dist.init_process_group("nccl")
+    dist.barrier()
+    torch.cuda.set_device(local_rank)
+""",
+    right=_HEAD + """
+def main(local_rank):
+    torch.cuda.set_device(local_rank)
+    dist.init_process_group("nccl")
+    dist.barrier()
+""",
+    ignore="the group runs on gloo.",
+)  # fmt: skip
+def set_device_after_collective(module: Module) -> Iterator[Hit]:
+    """Barrier or the wrap stands before set_device in one function."""
+    for call in module.named("torch.cuda.set_device"):
+        if call.place.loops or call.place.side or any(is_mode_test(branch.test) for branch in call.place.branches):
+            continue
+        scope = call.place.scope
+        before = [found for found in scope.calls if found.node.lineno < call.node.lineno and not found.place.branches]
+        if any(
+            found.keyword("device_id") or found.name == "torch.cuda.set_device" for found in before
+        ) or not uses_cuda(module):
+            continue
+        first = next(
+            (
+                found
+                for found in before
+                if found.name
+                in {"torch.distributed.barrier", "torch.distributed.all_reduce", "torch.distributed.broadcast"}
+                and not found.keyword("device_ids")
+            ),
+            None,
+        )
+        if first is not None:
+            yield Hit(call.node, {"name": last(first.text)})

@@ -1,0 +1,392 @@
+"""RW105, RW202, RW204, RW208, RW210, RW216, RW217, RW611, RW614, RW615: the wrap and its group: what they are given."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.analysis.facts import (
+    SAMPLER,
+    has_framework,
+    is_const,
+    names_in,
+    sees_one_gpu,
+    spawns,
+    without_keyword,
+)
+from rankwise.diagnose.lint.analysis.guards import is_local_rank
+from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.names import text_of
+from rankwise.diagnose.lint.analysis.scopes import Call, Scope
+from rankwise.diagnose.lint.analysis.wrapped import wraps
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+
+_HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+_BY_VARIABLES = "env://"
+
+
+@rule(
+    "RW202", "partial-move", "error", "medium",
+    message="only parts of {name} are moved to the device before DDP wraps it: {parts}",
+    why="DDP refuses a module whose parameters lie on different kinds of devices, and the parts left behind fail in forward.",
+    wrong=_HEAD + """
+def prepare(net, device):
+    net.encoder.to(device)
+    return DDP(net, device_ids=[device])
+""",
+    right=_HEAD + """
+def prepare(net, device):
+    net.to(device)
+    return DDP(net, device_ids=[device])
+""",
+    ignore="the other parts are on their devices already.",
+)  # fmt: skip
+def partial_move(module: Module) -> Iterator[Hit]:
+    """net.encoder.to(device), never net.to(device), DDP(net)."""
+    for wrap in wraps(module):
+        if not wrap.inner or wrap.inner == "self" or wrap.moves_before:
+            continue
+        made = module.binding(wrap.inner, wrap.place.scope, before=wrap.call.node)
+        if made is not None and made.value is not None and re.search(r"\.(to|cuda)\(|device", module.text(made.value)):
+            continue
+        parts = [
+            call
+            for call in wrap.place.scope.calls
+            if call.method in {"to", "cuda"}
+            and re.fullmatch(re.escape(wrap.inner) + r"\.\w+", call.base)
+            and call.base.rpartition(".")[2] not in {"module", "state_dict"}
+            and position(call.node) < position(wrap.call.node)
+        ]
+        targets = {ast.unparse(call.node.args[0]) if call.node.args else "" for call in parts}
+        if parts and len(targets) == 1 and "cpu" not in str(targets):
+            yield Hit(wrap.call.node, {"name": wrap.inner, "parts": ", ".join(sorted({call.base for call in parts}))})
+
+
+_KEYWORDS = frozenset(
+    "module device_ids output_device dim broadcast_buffers init_sync process_group bucket_cap_mb find_unused_parameters "
+    "check_reduction gradient_as_bucket_view static_graph delay_all_reduce_named_params param_to_hook_all_reduce "
+    "mixed_precision device_mesh skip_all_reduce_unused_params bucket_cap_mb_list batched_grad_copy "
+    "forward_sync_buffers".split()
+)
+
+
+@rule(
+    "RW204", "bad-ddp-kwarg", "error", "high",
+    message="DistributedDataParallel has no argument {name!r}{hint}",
+    why="It raises TypeError. The time limit of collectives belongs to init_process_group or new_group.",
+    wrong=_HEAD + """
+def prepare(net, limit):
+    return DDP(net, timeout=limit)
+""",
+    right=_HEAD + """
+def prepare(net, limit):
+    torch.distributed.init_process_group("nccl", timeout=limit)
+    return DDP(net)
+""",
+    ignore="a version of PyTorch newer than 2.13 has it.",
+)  # fmt: skip
+def bad_ddp_kwarg(module: Module) -> Iterator[Hit]:
+    """A keyword that no version knows."""
+    for wrap in wraps(module):
+        if not wrap.call.name.startswith("torch."):
+            continue
+        for word in wrap.call.node.keywords:
+            if word.arg is not None and word.arg not in _KEYWORDS:
+                hint = ": it belongs to init_process_group" if word.arg == "timeout" else ""
+                yield Hit(word, {"name": word.arg, "hint": hint})
+
+
+@rule(
+    "RW208", "device-ids-mismatch", "warning", "high",
+    message="device_ids={text}: {reason}",
+    why="One process drives one device. Several ids raise ValueError; a fixed id puts all ranks on one GPU.",
+    wrong=_HEAD + """
+def prepare(net):
+    return DDP(net.cuda(), device_ids=[0, 1])
+""",
+    right=_HEAD + """
+def prepare(net, local_rank):
+    return DDP(net.cuda(local_rank), device_ids=[local_rank])
+""",
+    ignore="each process sees one GPU only, and its index is 0.",
+)  # fmt: skip
+def device_ids_mismatch(module: Module) -> Iterator[Hit]:
+    """More than one id, or a fixed one."""
+    hidden = any(isinstance(node.value, str) and node.value == "CUDA_VISIBLE_DEVICES" for node, _ in module.strings)
+    hidden = hidden or (bool(wraps(module)) and sees_one_gpu(module))
+    for wrap in wraps(module):
+        word = wrap.call.keyword("device_ids")
+        if word is None:
+            continue
+        ids, text = word.value, module.text(word.value)
+        if isinstance(ids, ast.List | ast.Tuple) and len(ids.elts) > 1:
+            yield Hit(word, {"text": text, "reason": "DDP takes one device per process"})
+        elif isinstance(ids, ast.List | ast.Tuple) and len(ids.elts) == 1 and isinstance(ids.elts[0], ast.Constant):
+            if isinstance(ids.elts[0].value, int) and not hidden:
+                yield Hit(word, {"text": text, "reason": "every rank would use the same GPU"})
+        elif re.fullmatch(r"(list\()?range\(.*(device_count|n_?gpu|num_gpus).*", text, re.DOTALL):
+            yield Hit(word, {"text": text, "reason": "DDP takes one device per process"})
+
+
+@rule(
+    "RW210", "dataparallel-module", "warning", "high",
+    message="nn.DataParallel copies the model to every GPU in every step, from one process: use DistributedDataParallel",
+    why="One Python process drives all GPUs, splits and gathers each batch through the first, and cannot leave one machine. "
+    "PyTorch advises DDP even on one machine; nn.DataParallel itself gives no warning.",
+    wrong="import torch\n\ndef prepare(net):\n    return torch.nn.DataParallel(net).cuda()\n",
+    right="import torch\n\ndef prepare(net, local_rank):\n    net = net.to(local_rank)\n"
+    "    return torch.nn.parallel.DistributedDataParallel(net, device_ids=[local_rank])\n",
+    ignore="it is a notebook for inference on one machine.",
+)  # fmt: skip
+def dataparallel_module(module: Module) -> Iterator[Hit]:
+    """A call of DataParallel, or a class made of it."""
+    for call in module.named("torch.nn.DataParallel"):
+        yield Hit(call.node.func)
+    for scope in module.scopes:
+        for base in scope.node.bases if isinstance(scope.node, ast.ClassDef) else ():
+            if module.name_of(base) == "torch.nn.DataParallel":
+                yield Hit(base)
+
+
+_ARCHIVED = {
+    "fairscale": "torch.distributed.fsdp.fully_shard or ZeroRedundancyOptimizer",
+    "apex.amp": "torch.amp",
+    "apex.parallel": "torch.nn.parallel.DistributedDataParallel and torch.nn.SyncBatchNorm",
+}
+
+
+@rule(
+    "RW216", "deprecated-library", "warning", "high",
+    message="{name} is no longer kept up: {instead} does this in PyTorch",
+    why="fairscale is archived; apex.amp and apex.parallel are deprecated by their authors.",
+    wrong="from apex.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
+    right="from torch.nn.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
+    ignore="an old release of PyTorch has to be supported.",
+)  # fmt: skip
+def deprecated_library(module: Module) -> Iterator[Hit]:
+    """An import, unless it stands in a `try` that imports something else where the library is missing."""
+    guarded = {id(part) for node in module.tree.body if _has_fallback(node) for part in ast.walk(node)}
+    for name, alias, stmt in module.imports.nodes:
+        for old, instead in _ARCHIVED.items():
+            if (name == old or name.startswith(f"{old}.")) and id(stmt) not in guarded:
+                yield Hit(alias, {"name": old, "instead": instead})
+
+
+def _has_fallback(node: ast.stmt) -> bool:
+    handled = [stmt for handler in node.handlers for stmt in handler.body] if isinstance(node, ast.Try) else []
+    return any(isinstance(stmt, ast.Import | ast.ImportFrom) for stmt in handled)
+
+
+@rule(
+    "RW611", "missing-init", "error", "medium",
+    message="no process group: nothing here calls init_process_group before the wrap",
+    why="DDP raises ValueError without a group.",
+    wrong="import torch\n\nnet = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n",
+    right='import torch\n\ntorch.distributed.init_process_group("gloo")\n'
+    "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n",
+    ignore="something that was imported starts it.",
+)  # fmt: skip
+def missing_init(module: Module) -> Iterator[Hit]:
+    """A wrap at the top of a file that imports nothing but torch and the standard library."""
+    if has_framework(module) or any("init" in call.method for call in module.calls if call.method != "__init__"):
+        return
+    known = set("torch os sys time math json argparse random numpy pathlib torchvision functools".split())
+    if any(
+        name.partition(".")[0] not in known
+        for name in (*module.imports.modules, *(n for n, _, _ in module.imports.nodes))
+    ):
+        return
+    for wrap in wraps(module):
+        if wrap.place.scope.parent is None and not wrap.place.branches:
+            yield Hit(wrap.call.node.func)
+
+
+@rule(
+    "RW614", "spawn-without-address", "error", "medium",
+    message="ranks are spawned here, and nothing says where they meet: set MASTER_ADDR and MASTER_PORT, or give init_method",
+    why="torchrun sets both variables; torch.multiprocessing does not. init_process_group then raises ValueError.",
+    wrong="""
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(rank, world_size):
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(2,), nprocs=2)
+""",
+    right="""
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(rank, world_size):
+    address = "tcp://127.0.0.1:29500"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(2,), nprocs=2)
+""",
+    ignore="the shell, or something that was imported, sets the variables.",
+)  # fmt: skip
+def spawn_without_address(module: Module) -> Iterator[Hit]:
+    """A file that spawns its ranks, whose group is told rank and size and no address, and that names no variable."""
+    if not spawns(module):
+        return
+    texts = [node.value for node, _ in module.strings if isinstance(node.value, str)]
+    if has_framework(module) or any("MASTER_" in text or ("://" in text and text != _BY_VARIABLES) for text in texts):
+        return
+    if any("environ" in call.text or "env" in call.method.lower() for call in module.calls):
+        return
+    for call in module.named("torch.distributed.init_process_group"):
+        given = {word.arg for word in call.node.keywords}
+        method = call.argument("init_method", 1)
+        by_variables = method is None or (isinstance(method, ast.Constant) and method.value == _BY_VARIABLES)
+        if {"rank", "world_size"} <= given and not {"store", None} & given and by_variables and len(call.node.args) < 3:
+            yield Hit(call.node.func)
+
+
+@rule(
+    "RW105",
+    "sampler-rank",
+    "warning",
+    "high",
+    message="the sampler wants the global rank, and gets the rank on this node: {text}",
+    why="On two nodes the ranks of the second one read the same samples as those of the first, and the other samples are never "
+    "read. Without the arguments the sampler asks the process group.",
+    wrong="""
+import os
+import torch
+
+def make_sampler(dataset):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    return torch.utils.data.distributed.DistributedSampler(dataset, num_replicas=8, rank=local_rank)
+""",
+    right="""
+import torch
+
+def make_sampler(dataset):
+    return torch.utils.data.distributed.DistributedSampler(dataset)
+""",
+    ignore="there is one node, and will be.",
+    fix="safe",
+)
+def sampler_rank(module: Module) -> Iterator[Hit]:
+    """rank= is a local rank."""
+    for call in module.named(SAMPLER):
+        given = call.argument("rank", 2)
+        if given is None or not _is_local(module, given, call):
+            continue
+        edits = [edit for name in ("num_replicas", "rank") if (edit := without_keyword(module, call, name))]
+        # the removals of neighbours would overlap in their comma
+        fix = Fix("let it ask the process group", tuple(edits)) if call.keyword("rank") and edits else None
+        yield Hit(given, {"text": module.text(given)}, fix)
+
+
+def _is_local(module: Module, given: ast.expr, call: Call, depth: int = 3) -> bool:
+    """Whether an argument is a rank on its node: by itself, or as a parameter for which every call here gives one."""
+    if is_local_rank(given, lambda text: _bound(module, text, call)):
+        return True
+    name, scope = text_of(given), call.place.scope
+    if isinstance(given, ast.Name) and scope.params[:1] == (name,) and _counts_from(scope, name):
+        return True
+    if not depth or not isinstance(given, ast.Name) or name not in scope.params or _bound(module, name, call):
+        return False
+    parts = module.given(scope, name)
+    return bool(parts) and all(part is not None and _is_local(module, part, found, depth - 1) for found, part in parts)
+
+
+def _counts_from(scope: Scope, name: str) -> bool:
+    """Whether a function makes its rank out of a parameter: node * ranks_per_node + gpu."""
+    values = (found.value for listed in scope.bindings.values() for found in listed if "rank" in found.text.lower())
+    sums = (value for value in values if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add))
+    return any(name in names_in(each) and "*" in ast.unparse(each) for each in sums)
+
+
+def _bound(module: Module, text: str, call: Call) -> ast.expr | None:
+    found = module.binding(text, call.place.scope)
+    return None if found is None else found.shown
+
+
+@rule(
+    "RW615", "local-rank-as-rank", "warning", "medium",
+    message="the rank on its node ({text}) is given as the rank: on a second node it is there again, and no group forms",
+    why="Local ranks start from 0 on each node. torchrun sets RANK; init_process_group reads it where no rank is given.",
+    wrong="""
+import os
+import torch.distributed as dist
+
+local_rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("nccl", rank=local_rank)
+""",
+    right="""
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+""",
+    ignore="the job never leaves one machine.",
+)  # fmt: skip
+def local_rank_as_rank(module: Module) -> Iterator[Hit]:
+    """init_process_group(rank=local_rank) where the number of ranks is that of all nodes."""
+    if spawns(module):
+        return
+    for call in module.named("torch.distributed.init_process_group"):
+        rank, sized = call.argument("rank", 4), call.argument("world_size", 3)
+        of_all = sized is None or _is_of_all(module, sized, call.place.scope)
+        if rank is not None and of_all and _is_local(module, rank, call):
+            yield Hit(rank, {"text": module.text(rank)})
+
+
+def _is_of_all(module: Module, sized: ast.expr, scope: Scope, depth: int = 3) -> bool:
+    """Whether a number of ranks is WORLD_SIZE: by itself, or as a parameter for which every call here gives that."""
+    found = module.value(sized, scope)
+    if found is not None and re.search(r"\bWORLD_SIZE\b", ast.unparse(found)):
+        return True
+    if not depth or not isinstance(sized, ast.Name) or sized.id not in scope.params:
+        return False
+    parts = module.given(scope, sized.id)
+    return bool(parts) and all(
+        part is not None and _is_of_all(module, part, at.place.scope, depth - 1) for at, part in parts
+    )
+
+
+@rule(
+    "RW217", "checkpoint-reentrant", "error", "medium",
+    message="re-entrant activation checkpointing with find_unused_parameters: backward raises 'marked as ready twice'",
+    why="The re-entrant variant runs backward passes inside backward, which DDP's search for unused parameters does not survive. "
+    "use_reentrant=False works.",
+    wrong=_HEAD + """
+from torch.utils.checkpoint import checkpoint
+
+def prepare(net, block, x):
+    model = DDP(net, find_unused_parameters=True)
+    return model, checkpoint(block, x)
+""",
+    right=_HEAD + """
+from torch.utils.checkpoint import checkpoint
+
+def prepare(net, block, x):
+    model = DDP(net, find_unused_parameters=True)
+    return model, checkpoint(block, x, use_reentrant=False)
+""",
+    ignore="static_graph=True is given as well.",
+    fix="safe",
+)  # fmt: skip
+def checkpoint_reentrant(module: Module) -> Iterator[Hit]:
+    """checkpoint() without use_reentrant=False beside DDP(find_unused_parameters=True)."""
+    words = [wrap.call.keyword("find_unused_parameters") for wrap in wraps(module)]
+    graphs = [wrap.call.keyword("static_graph") for wrap in wraps(module)]
+    if not any(word is not None and is_const(word.value, True) for word in words) or any(graphs):
+        return
+    for call in module.named("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential"):
+        word = call.keyword("use_reentrant")
+        if call.is_open and word is None:
+            continue
+        if word is None:
+            end = module.span(call.node)[1] - 1
+            comma = "" if module.source[:end].rstrip().endswith((",", "(")) else ", "
+            yield Hit(
+                call.node.func, {}, Fix("add use_reentrant=False", (Edit(end, end, f"{comma}use_reentrant=False"),))
+            )
+        elif is_const(word.value, True):
+            yield Hit(word, {}, Fix("use_reentrant=False", (Edit(*module.span(word.value), "False"),)))
