@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_refused(one, tmp_path):
         ({"matrices": ("X", "X")}, "each under its own name"),
         ({"matrices": ()}, "at least one field"),
         ({"matrices": ("layers/raw",)}, "has no 'layers/raw'"),
-        ({"genes": ["gene1", "geneX"]}, r"1 names that are not there, such as \['geneX'\]; there are 11"),
+        ({"genes": ["gene1", "geneX"]}, r"1 names that do not exist, such as \['geneX'\]; there are 11"),
         ({"genes": [1, 11]}, r"numbers 0 to 10; got \[11\]"),
         ({"genes": [1, 1]}, "several times"),
         ({"genes": [1.5]}, "a list of names or numbers"),

@@ -79,7 +79,7 @@ def test_what_came_out_is_said(caplog):
 @pytest.mark.parametrize("fractions", [(), (0.5, 0.6), (0.5, 0.0), (-0.1, 0.5)])
 def test_fractions_are_shares(fractions):
     """They are above 0 and at most 1 together."""
-    with pytest.raises(ConfigError, match="fractions are above 0 and at most 1 together"):
+    with pytest.raises(ConfigError, match="fractions must be above 0 and at most 1 together"):
         where(people(40), "array", fractions=fractions)
 
 

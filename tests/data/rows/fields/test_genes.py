@@ -29,7 +29,7 @@ def test_columns_come_in_the_order_asked_for(genes, columns):
         ([-1], r"got \[-1\]"),
         ([], "none at all"),
         (["CD8"], "several variables are named 'CD8'"),
-        (["CD20"], "1 names that are not there, such as"),
+        (["CD20"], "1 names that do not exist, such as"),
         ("CD3", "got the text 'CD3'"),
     ],
 )

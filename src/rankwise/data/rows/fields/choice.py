@@ -117,7 +117,7 @@ def _numbers(wanted: Sequence[Any], names: Sequence[str]) -> list[Any]:
     unknown = [gene for gene in wanted if isinstance(gene, str) and gene not in place]
     if unknown:
         raise ConfigError(
-            f"genes= has {len(unknown)} names that are not there, such as {unknown[:_SHOWN]}; there are "
+            f"genes= has {len(unknown)} names that do not exist, such as {unknown[:_SHOWN]}; there are "
             f"{len(names)}, such as {list(names[:_SHOWN])}"
         )
     if len(place) < len(names):
