@@ -239,8 +239,8 @@ def test_a_pipe_in_the_run_is_not_waited_for(tmp_path):
 @pytest.mark.parametrize(
     ("logger", "call"),
     [
-        ("rankwise/data/feed/reader.py", "rank %d leaves out a damaged sample (%d of at most %d)%s: %s"),
-        ("rankwise/data/feed/reader.py", "rank %d left out %d damaged samples in all"),
+        ("rankwise/data/feed/reader.py", "rank %d skips a damaged sample (%d of at most %d)%s: %s"),
+        ("rankwise/data/feed/reader.py", "rank %d skipped %d damaged samples in total"),
         ("rankwise/data/crops/stream/reader.py", "left out (%d of at most %d): %s"),
         ("rankwise/train/trainer.py", "%d of %d samples were damaged and left out of the training"),
     ],

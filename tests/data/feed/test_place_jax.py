@@ -91,7 +91,7 @@ def test_64_bits_are_not_cut_in_silence(caplog):
         for (batch,) in loader(Numbers(i="int64", f="float64", u="uint16", b="bool")):
             assert [batch[name].dtype for name in "ifub"] == ["int32", "float32", "uint16", "bool"]
             assert np.asarray(batch["i"])[:, 0].tolist() == batch.ids.tolist()
-    assert caplog.text.count("field 'f' is float64 and comes as float32") == 1
+    assert caplog.text.count("field 'f' is float64 and becomes float32") == 1
 
     def large(fields, _key):
         return {"i": fields["i"] + 2**40}

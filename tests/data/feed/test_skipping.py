@@ -122,7 +122,7 @@ def test_the_first_are_said_and_the_total(caplog):
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 4
     assert all("is broken" in text for text in texts[:3])
-    assert "counted without a word" in texts[2]
+    assert "counted but not logged" in texts[2]
     assert texts[3] == "rank 0 left out 20 damaged samples in all"
 
 

@@ -164,7 +164,7 @@ def test_reseed_can_be_left_to_the_dataset():
     dataset = Batched()
     loader = DatasetLoader(dataset, order=Order(23, batch_size=10))
     assert [batch["id"].tolist() for (batch,) in loader] == dataset.calls
-    with pytest.raises(ConfigError, match="only inside a dataset"):
+    with pytest.raises(ConfigError, match="only works inside a dataset"):
         sample_key()
 
 
@@ -230,7 +230,7 @@ def test_only_one_iteration_at_a_time():
     next(first)
     second = iter(loader)
     assert next(second)[0].ids.tolist() == Order(53, batch_size=6).step(loader.order.start()).ids.tolist()
-    with pytest.raises(ConfigError, match="ended when another was started"):
+    with pytest.raises(ConfigError, match="ended when another one started"):
         next(first)
 
 

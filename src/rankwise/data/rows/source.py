@@ -334,7 +334,7 @@ class RowSource(BaseSource):
         """
         ids = np.asarray(share.ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
-            raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}: the source has {self.num_samples}")
+            raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}, the source has {self.num_samples}")
         rows = self.row_numbers(ids, seed=share.step.resume.seed, epoch=share.step.epoch)
         plans = {name: field.plan(rows, self.reader) for name, field in self._fields.read.matrices.items()}
         return RowPlan.of(share, rows, plans, self.reader)

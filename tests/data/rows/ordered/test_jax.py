@@ -257,13 +257,13 @@ def test_sparse_rows_of_one_process(held):
             assert isinstance(found, jax.experimental.sparse.BCSR)
             parts = tuple(np.asarray(part) for part in (found.data, found.indices, found.indptr))
             np.testing.assert_array_equal(csr_matrix(parts, found.shape).toarray(), held.dense("X")[batch.ids])
-    with pytest.raises(ConfigError, match="'X' is sparse, and global arrays of JAX are dense: take dense rows"):
+    with pytest.raises(ConfigError, match="'X' is sparse, but global JAX arrays are dense: use dense rows"):
         OrderedLoader(source, order=order_of(held), to="jax", sharding=of_one_device())
     few = RowSource(held.places, genes=[0, 1], threads=1)
     with OrderedLoader(few, order=order_of(held), to="jax", sharding=of_one_device()) as loader:
-        with pytest.raises(ConfigError, match="cuts equal shares only: sharding= wants as many rows of each process"):
+        with pytest.raises(ConfigError, match="cuts equal shares only: sharding= needs equally many rows on"):
             loader.set_speeds([1])
-        with pytest.raises(ConfigError, match="cuts equal ones only: sharding= wants as many rows of each process"):
+        with pytest.raises(ConfigError, match="cuts equal ones only: sharding= needs equally many rows on"):
             next(Balance(nn.Linear(1, 1), World.single(), speeds=[1]).steps(loader))
 
 

@@ -224,7 +224,7 @@ class Pipeline:
             return fields
         made = self.config.batch_transform(dict(fields), self._placer.keys(item.key))
         if not isinstance(made, Mapping):
-            raise InvalidArgument(f"batch_transform= returns a dict of fields, it returned {type(made).__name__}")
+            raise InvalidArgument(f"batch_transform= must return a dict of fields, it returned {type(made).__name__}")
         return made
 
     def _stream(self) -> int:
