@@ -70,7 +70,7 @@ DAMAGE = {
     "an edited step": (edit('"step": 3', '"step": 7'), r"manifest\.json is damaged \(checksum\)"),
     "an edited world size": (edit('"world_size": 1', '"world_size": 2'), r"manifest\.json is damaged \(checksum\)"),
     "an edited scope": (edit('"replicated"', '"sharded"'), r"manifest\.json is damaged \(checksum\)"),
-    "parts of nothing": (lambda folder: change(folder, parts=[1]), "does not say all that it should"),
+    "parts of nothing": (lambda folder: change(folder, parts=[1]), "lacks required fields"),
     "a FIFO": (replace_by(os.mkfifo), r"x\.pt is no regular file"),
     "a link to a device": (replace_by(lambda path: path.symlink_to("/dev/zero")), r"x\.pt is no regular file"),
     "a folder": (replace_by(os.mkdir), r"x\.pt is no regular file"),
@@ -180,7 +180,7 @@ def test_what_may_not_be_read_stops(tmp_path, without_privileges, place):
         try:
             for ask in (checkpointer.newest, lambda: checkpointer.restore({"x": {}})):
                 with pytest.raises(
-                    CheckpointError, match=r"cannot be read now, .* Permission denied: .*mend storage or"
+                    CheckpointError, match=r"cannot be read now, .* Permission denied: .*fix storage or"
                 ):
                     ask()
         finally:
@@ -216,7 +216,7 @@ def test_trouble_with_the_storage_stops(tmp_path, monkeypatch, number, place):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", failing)
-        with pytest.raises(CheckpointError, match=rf"no damage.*\[Errno {number}\] .*step-.*{place}"):
+        with pytest.raises(CheckpointError, match=rf"not damaged.*\[Errno {number}\] .*step-.*{place}"):
             checkpointer.newest()
     assert checkpointer.newest().step == 2
 

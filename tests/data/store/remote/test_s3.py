@@ -143,7 +143,7 @@ def test_a_range_of_an_object_that_has_gone_is_an_error(data, proxy, files_at):
     """Who asks for a range knows the object: that it is not there is damage, not a chunk that was never written."""
     error = error_of(files_at(proxy.url), ranges((3, 4), url="s3://bucket/none"))
     assert isinstance(error, ObjectChangedError)
-    assert "wanted bytes 3 to 6, but there is no such object (any more): it was deleted" in str(error)
+    assert "wanted bytes 3 to 6, but no such object (any more): it was deleted" in str(error)
 
 
 def test_an_object_that_was_replaced_is_refused(bucket, proxy, files_at):

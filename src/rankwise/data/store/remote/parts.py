@@ -137,7 +137,7 @@ def _ask_run(requests: Requests, run: Run, stop: int) -> Part:
     part = _asked(requests, ask)
     if part is None:
         raise ObjectChangedError(
-            f"{run.url}: wanted {ask.span}, but there is no such object (any more): it was deleted", url=run.url
+            f"{run.url}: wanted {ask.span}, but no such object (any more): it was deleted", url=run.url
         )
     return part
 

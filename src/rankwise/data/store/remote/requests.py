@@ -65,7 +65,7 @@ class Trouble(NamedTuple):
     """The meaning of an exception from a store.
 
     Attributes:
-        kind: "passing" = try again; "missing" = there is no such object; "changed" = it is not the requested
+        kind: "passing" = try again; "missing" = no such object; "changed" = it is not the requested
             version; "beyond" = the range begins after its end; "no_ranges" = the server sends whole objects only;
             "denied" = not with these credentials; "refused" = any other answer that will not change.
         reason: what happened, in short.
@@ -93,7 +93,7 @@ def judge(error: BaseException) -> Trouble:
     if "NoSuchBucket" in text or "ContainerNotFound" in text:
         return Trouble("refused", "there is no such bucket or container", "check its name, the endpoint and the region")
     if isinstance(error, FileNotFoundError):
-        return Trouble("missing", "there is no such object")
+        return Trouble("missing", "no such object")
     return _by_type(type(error).__name__, text) or _by_place(text) or _by_status(text) or _by_kind(text)
 
 
