@@ -220,7 +220,7 @@ CERTAIN = {
     "unequal_lengths": ("loader", "rank 0 has 6; rank 1 has 8"),
     "one_part_for_two": ("loader", "rank 1 takes part 0 of 2"),
     "not_finite_forward": ("finite", "on rank 1 head answers with what is not finite (rows 2)"),
-    "not_finite_backward": ("finite", "on rank 1 going backward from head, body gets a gradient"),
+    "not_finite_backward": ("finite", "on rank 1 in the backward after head, body gets a gradient"),
 }
 
 

@@ -77,11 +77,11 @@ def test_another_configuration_is_refused_key_by_key(tmp_path):
 
 def test_resume_must_and_never(tmp_path):
     """'must' wants a run, 'never' wants none; both leave the directory as it was."""
-    with pytest.raises(RunDirError, match="resume='must' wants a run"):
+    with pytest.raises(RunDirError, match="resume='must' needs a run"):
         opened(tmp_path / "run", resume="must")
     with opened(tmp_path / "run", resume="never") as run:
         assert run.attempt == 1
-    with pytest.raises(RunDirError, match=r"resume='never' wants no run .* --fresh"):
+    with pytest.raises(RunDirError, match=r"resume='never' needs .* without a run .* --fresh"):
         opened(tmp_path / "run", resume="never")
     with opened(tmp_path / "run", resume="must") as run:
         assert run.attempt == 2

@@ -76,11 +76,11 @@ def test_own_sinks_get_everything(tmp_path):
 @pytest.mark.parametrize(
     ("values", "tags", "message"),
     [
-        ({"loss": "high"}, {}, "'loss' is no number but 'high'; text belongs into tags"),
-        ({"loss": torch.ones(2)}, {}, "'loss' is not one number"),
-        ({"loss": None}, {}, "is no number but None"),
-        ({"step": 1}, {}, "a metrics line uses itself.* step"),
-        ({"loss": 1}, {"loss": "x"}, "stand twice: loss"),
+        ({"loss": "high"}, {}, "'loss' must be a number, got 'high'; log text as a tag"),
+        ({"loss": torch.ones(2)}, {}, "'loss' must be one number"),
+        ({"loss": None}, {}, "must be a number, got None"),
+        ({"step": 1}, {}, "reserved or occur twice.* step"),
+        ({"loss": 1}, {"loss": "x"}, "occur twice: loss"),
         ({"loss": 1}, {"time": 3}, "time"),
         ({"loss": 1}, {"where": {1}}, "tag 'where'"),
         ({1: 0.5}, {}, "names of numbers are strings, got 1"),
