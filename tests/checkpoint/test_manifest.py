@@ -71,9 +71,9 @@ DAMAGE = {
     "an edited world size": (edit('"world_size": 1', '"world_size": 2'), r"manifest\.json is damaged \(checksum\)"),
     "an edited scope": (edit('"replicated"', '"sharded"'), r"manifest\.json is damaged \(checksum\)"),
     "parts of nothing": (lambda folder: change(folder, parts=[1]), "lacks required fields"),
-    "a FIFO": (replace_by(os.mkfifo), r"x\.pt is no regular file"),
-    "a link to a device": (replace_by(lambda path: path.symlink_to("/dev/zero")), r"x\.pt is no regular file"),
-    "a folder": (replace_by(os.mkdir), r"x\.pt is no regular file"),
+    "a FIFO": (replace_by(os.mkfifo), r"x\.pt is not a regular file"),
+    "a link to a device": (replace_by(lambda path: path.symlink_to("/dev/zero")), r"x\.pt is not a regular file"),
+    "a folder": (replace_by(os.mkdir), r"x\.pt is not a regular file"),
     "a path outside": (
         point_to("../step-0000000002/x.pt"),
         r"names '\.\./step-0000000002/x\.pt', which is no file ins",
@@ -109,11 +109,11 @@ def test_a_link_in_the_way_is_not_followed(tmp_path):
     folder = checkpointer.save(1, {"random": RandomState()})
     (folder / "rank-0").rename(tmp_path / "elsewhere")
     (folder / "rank-0").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match=r"rank-0/random\.(pt|npz) is no regular file"):
+    with pytest.raises(CheckpointError, match=r"rank-0/random\.(pt|npz) is not a regular file"):
         checkpointer.newest()
     (folder / "manifest.json").rename(tmp_path / "manifest.json")
     (folder / "manifest.json").symlink_to(tmp_path / "manifest.json")
-    with pytest.raises(CheckpointError, match=r"manifest\.json is no regular file"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json is not a regular file"):
         checkpointer.newest()
 
 

@@ -115,7 +115,7 @@ def test_a_part_that_refuses_its_state_is_named(tmp_path):
     """The error of a load names the part."""
     checkpointer = Checkpointer(tmp_path, world=World.single())
     checkpointer.save(1, {"model": Part("replicated", {"refuse": 1})})
-    with pytest.raises(CheckpointError, match=r"the part 'model' does not take its state .* KeyError"):
+    with pytest.raises(CheckpointError, match=r"the part 'model' cannot load its state .* KeyError"):
         checkpointer.restore({"model": Part("replicated", {})})
 
 

@@ -71,7 +71,7 @@ def stray(path):
 
 ALL = set(range(12, 24))  # rows of the second file
 CASES = {
-    "a file that was cut": ("plain", "data", cut, r"has 40 bytes, its shard index alone has", ALL),
+    "a file that was cut": ("plain", "data", cut, r"has 40 bytes, but its shard index alone needs", ALL),
     "a file that is missing": (
         "plain",
         "data",

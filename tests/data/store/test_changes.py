@@ -107,7 +107,7 @@ def test_an_array_that_grows_is_told(tmp_path, reader):
     array.resize((ROWS + 2, 4))
     _, report = read(reader, meta)
     assert not report.valid.any()
-    assert "(shape (12, 4) then, (14, 4) now): open it anew" in told(report)[0]
+    assert "(shape (12, 4) then, (14, 4) now): reopen it" in told(report)[0]
     assert not report.errors[0].damage  # nothing may skip a whole array
 
 

@@ -25,7 +25,7 @@ from rankwise.errors import ConfigError
 )
 def test_numbers_out_of_range_are_refused(wrong):
     """The message names the option."""
-    with pytest.raises(ConfigError, match=rf"RemoteOptions\.{next(iter(wrong))} wants"):
+    with pytest.raises(ConfigError, match=rf"RemoteOptions\.{next(iter(wrong))} must be"):
         RemoteOptions(**wrong)
 
 

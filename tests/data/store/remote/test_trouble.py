@@ -39,7 +39,7 @@ def status(code):
         (GenericError("x <Code>NoSuchBucket</Code>"), "refused", "no such bucket"),
         (GenericError("something new\nwith details"), "refused", "something new"),
         (FileNotFoundError("x"), "missing", "no such object"),
-        (TruncatedError("3 bytes came where 4 were announced"), "passing", "cut: 3 bytes"),
+        (TruncatedError("3 bytes arrived, but 4 were announced"), "passing", "cut: 3 bytes"),
     ],
 )
 def test_failures_are_told_apart(error, kind, reason):
