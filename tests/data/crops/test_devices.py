@@ -54,7 +54,7 @@ def test_a_number_is_a_cuda_device():
         bind(0)
     with pytest.raises(InvalidArgument, match="this process sees 2"):
         bind(2, count=2)
-    with pytest.raises(InvalidArgument, match=r"Config.device=1 but the process works on CUDA device 0"):
+    with pytest.raises(InvalidArgument, match=r"Config.device=1 but the process already uses CUDA device 0"):
         bind(1, count=2, current=0)
     with pytest.raises(InvalidArgument, match="device is the number"):
         bind("gpu")

@@ -253,8 +253,8 @@ def test_a_foreign_state_is_refused(other, words):
         ({"chunk_samples": 0}, "chunk_samples"),
         ({"chunk_bytes": -1}, "chunk_bytes"),
         ({"batch_size": 11, "remainder": "drop"}, "leaves no batch"),
-        ({"kind": "sequential", "lanes": 2}, "has no lanes"),
-        ({"kind": "sequential", "window": 2}, "has no window"),
+        ({"kind": "sequential", "lanes": 2}, "does not accept lanes"),
+        ({"kind": "sequential", "window": 2}, "does not accept window"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, words):
@@ -279,7 +279,7 @@ def test_ids_checks_its_positions():
 def test_a_position_beyond_the_epoch_is_refused():
     """A damaged state does not wrap around."""
     order = Order(10, batch_size=2)
-    with pytest.raises(ConfigError, match="position 11 of an epoch of 10"):
+    with pytest.raises(ConfigError, match="its position is 11, but an epoch has 10 samples"):
         order.step(OrderState(seed=order.seed, epoch=0, position=11, recipe=order.recipe))
 
 

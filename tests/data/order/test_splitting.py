@@ -97,9 +97,9 @@ def test_named_groups():
     [
         ((None, None), r"a split needs fractions=.* groups="),
         (((0.5, 0.5), {"val": ["d1"]}), "pass them by name"),
-        (({"test": 1.0}, {"val": ["d1"], "train": ...}), "no `...` in groups="),
+        (({"test": 1.0}, {"val": ["d1"], "train": ...}), "do not use `...` in groups="),
         ((None, {"val": "d1"}), r"write \['d1'\]"),
-        ((None, {"val": ["d1"], "test": ["d1"]}), "puts 'd1' into 'val' and 'test'"),
+        ((None, {"val": ["d1"], "test": ["d1"]}), "puts 'd1' into both 'val' and 'test'"),
         (({"val": 0.5}, {"val": ["d1"]}), "both a list of groups and a fraction"),
         ((None, {"val": ["nobody"]}), r"1 groups for 'val' that do not exist, such as \['nobody'\]"),
     ],

@@ -238,7 +238,7 @@ def test_arguments_are_checked():
     """Iterable datasets, lengths that differ from the order's, and prefetching without workers are refused."""
     with pytest.raises(ConfigError, match="map-style"):
         DatasetLoader(iter([1]), order=Order(1, batch_size=1))
-    with pytest.raises(ConfigError, match="over 50 samples, the data have 53"):
+    with pytest.raises(ConfigError, match="has 50 samples, the data have 53"):
         DatasetLoader(numbers(), order=Order(50, batch_size=6))
     with pytest.raises(ConfigError, match="needs workers"):
         DatasetLoader(numbers(), order=Order(53, batch_size=6), prefetch_factor=4)

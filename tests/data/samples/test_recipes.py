@@ -114,7 +114,7 @@ def test_ways_in_are_those_of_the_kind(things, tmp_path):
     wanted = {
         "h5py.Dataset": "file['x'][:]", "list": "np.asarray(values)", "DataFrame": "to_numpy()", "sparse": "data.rows",
         "path of a.npz": "np.load", "text of a.parquet": "read it as a table", "IterableDataset": "not supported yet",
-        "generator": "loop of your own with Window", "DataLoader": "pass its dataset",
+        "generator": "your own loop with Window", "DataLoader": "pass its dataset",
     }  # fmt: skip
     for name, text in wanted.items():
         with pytest.raises(ConfigError, match=re.escape(text)):

@@ -183,7 +183,7 @@ class Cursor:
             raise ConfigError(
                 "the loader resumed an order with other lanes or other shares, which workers that were "
                 "started before do not know: call load_state_dict and set_speeds before the first epoch of the "
-                "DataLoader, or take persistent_workers=False"
+                "DataLoader, or use persistent_workers=False"
             )
         self._done = self._state(start.epoch, start.position)
 

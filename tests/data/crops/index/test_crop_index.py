@@ -194,10 +194,10 @@ def test_fields_cover_the_same_place_at_other_spacings(volumes, tmp_path):
         ({"stride": (4, 4, 4), "num_random": 5}, "stride= is for tiles"),
         ({"shape": (8, 8)}, "give an extent for every axis"),
         ({"foreground": ("label", 1.5), "num_random": 5}, "is a share from 0 to 1"),
-        ({"stride": (3, 8, 8), "align": "chunk"}, "wants a stride of whole chunks"),
+        ({"stride": (3, 8, 8), "align": "chunk"}, "needs a stride of whole chunks"),
         ({"fields": {"image": Take(channel="DAPI")}}, "have no channels to choose from"),
         ({"fields": ["depth"]}, "has no part 'depth'; it has 'image', 'label'"),
-        ({"where": lambda image: False}, "where= leaves out all 3 images"),
+        ({"where": lambda image: False}, "where= excludes all 3 images"),
     ],
 )
 def test_what_cannot_work_is_said(volumes, options, message):

@@ -72,7 +72,7 @@ def test_what_came_out_is_said(caplog):
     with caplog.at_level(logging.INFO, "rankwise.crops"):
         where(people(800), "plate")
     assert "split by plate: 0: " in caplog.text
-    with pytest.raises(ConfigError, match=r"leaves .* empty .* 1 arrays are few for a split by hash"):
+    with pytest.raises(ConfigError, match=r"leaves .* empty .* 1 arrays are too few for a split by hash"):
         where([Who("one")], "array")
 
 
@@ -85,11 +85,11 @@ def test_fractions_are_shares(fractions):
 
 def test_images_must_be_told_apart():
     """Equal names, and images without a plate, are refused with what to do instead."""
-    with pytest.raises(ConfigError, match=r"several images are named 'a'.*give root="):
+    with pytest.raises(ConfigError, match=r"several images are named 'a'.*pass root="):
         where([Who("a"), Who("a"), Who("b")], "array")
     with pytest.raises(ConfigError, match="image 'a' has no plate: split by=\"array\""):
         where([Who("a"), Who("b")], "plate")
-    with pytest.raises(ConfigError, match='a split goes by "plate"'):
+    with pytest.raises(ConfigError, match='a split needs by="plate"'):
         where([Who("a"), Who("b")], "donor")
 
 

@@ -84,9 +84,9 @@ def test_an_index_has_the_dtypes_of_a_configuration(tmp_path):
 @pytest.mark.parametrize("wrong", [2.0, "standard", (0.5, 1), {"a.zarr": 2.0}, {3: Scaling(2.0)}])
 def test_a_wrong_kind_of_normalisation_is_refused_at_once(wrong):
     """What is no scaling, mapping of URIs or function is an error of construction, here and in `Config`."""
-    with pytest.raises(ConfigError, match="normalise= is a Scaling"):
+    with pytest.raises(ConfigError, match="normalise= must be a Scaling"):
         Take(normalise=wrong)
-    with pytest.raises(InvalidArgument, match="field 'image': normalise= is a Scaling"):
+    with pytest.raises(InvalidArgument, match="field 'image': normalise= must be a Scaling"):
         Config(samples_per_batch=1, sample_shape=(4,), normalise=wrong)
 
 
@@ -106,7 +106,7 @@ def test_scalings_are_found_by_relative_paths(tmp_path, monkeypatch):
     assert len(set(seen.values())) == 1
     other = CropIndex("g.zarr/a", shape=(4, 4, 4), fields={"image": Take(normalise={"g.zarr/a": Scaling(0.25)})})
     assert other.fingerprint not in seen.values()
-    with pytest.raises(ConfigError, match=r"wants a Scaling for every array; for .*g.zarr/a it has none"):
+    with pytest.raises(ConfigError, match=r"needs a Scaling for every array; for .*g.zarr/a it has none"):
         CropIndex("g.zarr/a", shape=(4, 4, 4), fields={"image": Take(normalise={"other.zarr": Scaling(0.5)})})
 
 

@@ -108,7 +108,7 @@ def test_a_batch_of_nothing_but_fill_is_said_once(make, recwarn, config):
     zarr.create_array(empty, shape=(20, 30, 40), dtype="u2", chunks=(5, 10, 10))
     with damacy.Pipeline(config()) as p:
         p.push([damacy.Sample(empty, some.sample(0, 0, 0).aabb)] * 8)
-        with pytest.warns(UserWarning, match="nothing but fill values"):
+        with pytest.warns(UserWarning, match="only fill values"):
             p.pop()
         assert not p.pop()["image"].any()
         assert p.stats().fill_batches == 2

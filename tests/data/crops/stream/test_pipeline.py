@@ -70,8 +70,8 @@ def test_the_last_batch_can_be_dropped(volume, config):
         (lambda v: [v.sample(0, 0, shape=(4, 8))], damacy.RankMismatch, r"has the shape \[4, 8\]"),
         (lambda v: ["a.zarr"], damacy.InvalidSample, "sample 0 is a str"),
         (lambda v: v.sample(0, 0, 0), damacy.InvalidArgument, "got one Sample"),
-        (lambda v: "a.zarr", damacy.InvalidArgument, "takes an iterable"),
-        (lambda v: 5, damacy.InvalidArgument, "takes an iterable"),
+        (lambda v: "a.zarr", damacy.InvalidArgument, "needs an iterable"),
+        (lambda v: 5, damacy.InvalidArgument, "needs an iterable"),
     ],
 )
 def test_lists_are_checked_when_pushed(volume, wrong, kind, message, config):

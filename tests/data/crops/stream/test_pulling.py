@@ -76,7 +76,7 @@ def test_a_slow_generator_is_waited_for_in_the_background(volume, config, patien
 
     with damacy.Pipeline(config(pop_timeout_s=0.05)) as p:
         p.push(slow())
-        with pytest.raises(damacy.PoolStarved, match="has not given its next sample yet"):
+        with pytest.raises(damacy.PoolStarved, match="has yielded no further sample yet"):
             p.pop()
         allowed.release(8)
         batches = list(patient_pops(p, 2))

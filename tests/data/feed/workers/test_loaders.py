@@ -220,7 +220,7 @@ def test_damage_arrives_as_it_is_without_workers():
     assert sorted(i for step in batches for i in step[0].ids) == sorted(set(range(50)) - damaged)
     assert sum(step[0].num_lost for step in batches) == 3
     assert all(step[0].may_skip for step in batches)
-    with pytest.raises(SampleError, match="has left out 2 damaged samples before"):
+    with pytest.raises(SampleError, match="has skipped 2 damaged samples before"):
         list(inside(loader(Samples(damaged=damaged), on_bad_sample=2)))
 
 

@@ -344,7 +344,7 @@ def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
         OUT_OF_RANGE: "holds values that do not fit the requested dtype: choose a wider dtype",
         UNKNOWN_COMPRESSOR: f"is compressed with {_compressor(detail)}, which this build of numcodecs does not know",
         TOO_LONG: f"is damaged: it has {length} bytes, but no encoder needs more than {detail} for a chunk",
-        UNKNOWN_KIND: f"is of an unknown kind {detail}",
+        UNKNOWN_KIND: f"has an unknown kind {detail}",
         NOT_RUN: "was not reached",
     }.get(status, f"failed with the unknown status {status} (detail {detail})")
 
