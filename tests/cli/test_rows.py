@@ -151,7 +151,7 @@ def test_a_stopped_writing_says_how_to_go_on(tmp_path, inputs, command, stopped)
     words = ["rows", "write", tmp_path / "c.zarr", inputs[0], "--seed", 0]
     code, _, said = stopped("buckets.Buckets.add", *words)
     assert (code, said.count("\n")) == (130, 1)
-    assert f"rankwise: stopped. {tmp_path}/c.zarr is as it was. The same call goes on where it was left" in said
+    assert f"rankwise: stopped. {tmp_path}/c.zarr is unchanged. The same call continues where it stopped" in said
     assert command(*words)[0] == 0
 
 
@@ -160,7 +160,7 @@ def test_warnings_are_for_readers_of_a_terminal(tmp_path, inputs, command):
     """A warning is one line without a place in our source; progress comes as lines where stderr is no terminal."""
     code, _, said = command("rows", "write", tmp_path / "c", inputs[0], "--progress")
     assert code == 0
-    assert said.splitlines()[0] == f"rankwise: warning: collections want names that end in .zarr, got {tmp_path}/c"
+    assert said.splitlines()[0] == f"rankwise: warning: names of collections must end in .zarr, got {tmp_path}/c"
     assert [line.split(" rows")[0] for line in said.splitlines()[1:]] == ["reading 90/90", "writing 90/90"]
 
 

@@ -204,7 +204,7 @@ def test_few_donors_come_out_as_asked(one):
     half, _ = source.split(by="row", fractions=(0.5, 0.5), stratify="kind")
     for kind in set(map(str, kinds)):
         assert abs((kinds[rows(half)].astype(str) == kind).sum() - (kinds.astype(str) == kind).sum() / 2) < 1
-    with pytest.raises(ConfigError, match="stratify= wants a column that is the same for all rows of one 'donor'"):
+    with pytest.raises(ConfigError, match="stratify= needs a column with one value for all rows of one 'donor'"):
         source.split(by="donor", fractions=(0.5, 0.5), stratify="kind")
 
 
@@ -270,11 +270,11 @@ def test_what_does_not_fit_is_refused(one, tmp_path):
         ({"cache": "1GB"}, "a number of bytes, got '1GB'"),
         ({"threads": "two"}, "threads of at least 1, got 'two'"),
         ({"genes": 5}, r"write genes=\[5\]"),
-        ({"matrices": ("X", "X")}, "each under its own name"),
+        ({"matrices": ("X", "X")}, "each with its own name"),
         ({"matrices": ()}, "at least one field"),
         ({"matrices": ("layers/raw",)}, "has no 'layers/raw'"),
         ({"genes": ["gene1", "geneX"]}, r"1 names that do not exist, such as \['geneX'\]; there are 11"),
-        ({"genes": [1, 11]}, r"numbers 0 to 10; got \[11\]"),
+        ({"genes": [1, 11]}, r"numbers from 0 to 10; got \[11\]"),
         ({"genes": [1, 1]}, "several times"),
         ({"genes": [1.5]}, "a list of names or numbers"),
         ({"genes": "gene1"}, r"write genes=\['gene1'\]"),

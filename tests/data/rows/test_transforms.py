@@ -150,7 +150,7 @@ def test_sizes_that_are_not_there(tmp_path):
     with pytest.raises(ConfigError, match=r"Log1pCounts\(size='n'\) finds no such field .* obs=\['n'\]"):
         by_row(source, None, batch_transform=Log1pCounts(size="n"))
     for size in ("X", 1e4):
-        with pytest.raises(ConfigError, match="size= to be the name of a field"):
+        with pytest.raises(ConfigError, match="size= as the name of a field"):
             Log1pCounts(size=size)
 
 

@@ -98,7 +98,7 @@ class RowSource(BaseSource):
             ConfigError: rows are drawn, so a number means another row in each epoch.
             SampleError: it cannot be read.
         """
-        self._chosen.refuse_draws("samples to look at: look at the rows that they are drawn from")
+        self._chosen.refuse_draws("have no fixed samples: read the rows that they are drawn from")
         number = range(len(self))[operator.index(sample)]
         return read_one(number, self.fields, lambda share, into: self.read(self.plan(share), into))
 

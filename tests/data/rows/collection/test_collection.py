@@ -264,11 +264,11 @@ def test_without_a_shuffle_rows_keep_their_order(tmp_path, three):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"dataset_size": "lots"}, "dataset_size wants a size"),
-        ({"memory_budget": "1KB"}, "memory_budget wants at least"),
-        ({"shuffle_chunk_size": 0}, "shuffle_chunk_size wants"),
+        ({"dataset_size": "lots"}, "dataset_size must be a size"),
+        ({"memory_budget": "1KB"}, "memory_budget must be at least"),
+        ({"shuffle_chunk_size": 0}, "shuffle_chunk_size must be"),
         ({"shuffle_chunk_size": 60}, "do not fit into datasets of 50 rows"),
-        ({"groupby": "colour"}, "groupby wants columns of obs; no input has 'colour'"),
+        ({"groupby": "colour"}, "groupby needs columns of obs; no input has 'colour'"),
         ({"matrices": ["layers/raw"]}, "has no 'layers/raw'"),
     ],
 )
@@ -299,7 +299,7 @@ def test_modes(tmp_path):
     with pytest.warns(UserWarning, match=r"end in \.zarr"):
         DatasetCollection(tmp_path / "c")
     assert DatasetCollection(tmp_path / "c.zarr").is_empty
-    with pytest.raises(ConfigError, match="opened to read"):
+    with pytest.raises(ConfigError, match="opened read-only"):
         DatasetCollection(tmp_path / "c.zarr", mode="r").add_adatas([small_anndata()])
     with pytest.raises(DataError, match="there is nothing at"):
         DatasetCollection(tmp_path / "c.zarr").add_adatas([tmp_path / "none.h5ad"])

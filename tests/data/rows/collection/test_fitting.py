@@ -31,7 +31,7 @@ def test_rows_that_no_loader_could_read_are_refused(collection):
     for made, words in (
         (sparse, r"obsm/pca of in memory 0 is sparse \[3, 3\], in the collection .*c.zarr it is dense .*load_adata="),
         (wide, r"obsm/pca of in memory 0 is dense \[3, 5\], .* dense \[40, 3\]"),
-        (renamed, r"none of the variables of the collection .*: its own are ENSG0, .* of the collection gene0, gene1"),
+        (renamed, r"none of the variables of the collection .*: it has ENSG0, .* of the collection gene0, gene1"),
     ):
         with pytest.raises(ConfigError, match=words):
             collection.add_adatas([made])
@@ -113,7 +113,7 @@ def test_names_of_variables_that_meet_nothing(tmp_path):
     with pytest.warns(UserWarning, match="var_subset= has 1 names that no input has: GENE1"):
         some = DatasetCollection(tmp_path / "b.zarr").add_adatas([left], var_subset=["gene2", "GENE1"])
     assert RowSource(some).var_names == ("gene2",)
-    with pytest.raises(ConfigError, match="of which no input has any: it has GENE1, the inputs gene0, gene1"):
+    with pytest.raises(ConfigError, match="none of them in any input: it has GENE1, the inputs gene0, gene1"):
         DatasetCollection(tmp_path / "c.zarr").add_adatas([left], var_subset=["GENE1"])
 
 

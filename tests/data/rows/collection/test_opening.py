@@ -35,7 +35,7 @@ def test_what_is_no_group_is_refused(tmp_path):
         DatasetCollection(tmp_path / "a.h5ad")
     with pytest.raises(DataError, match=r"array.zarr is no Zarr group"):
         DatasetCollection(tmp_path / "array.zarr")
-    with pytest.raises(ConfigError, match="Zarr v3, got one of v2: give it a new path"):
+    with pytest.raises(ConfigError, match="Zarr v3 group, got v2: choose a new path"):
         DatasetCollection(tmp_path / "old.zarr")
 
 
@@ -46,7 +46,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(zarr, "create_group", full)
-    with pytest.raises(DataError, match=r"No space left on device. \S+/c.zarr is as it was, nothing was begun"):
+    with pytest.raises(DataError, match=r"No space left on device. \S+/c.zarr is unchanged, nothing was started"):
         DatasetCollection(tmp_path / "c.zarr")
 
 

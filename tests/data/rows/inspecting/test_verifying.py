@@ -61,4 +61,4 @@ def test_rows_that_come_twice(copy):
     entries = document["attributes"]["rankwise"]["datasets"]
     entries["dataset_1"] = entries["dataset_0"]
     (copy / "zarr.json").write_text(json.dumps(document))
-    assert verify_rows(copy)[0] == "20 rows are there twice, by their src_path and src_row"
+    assert verify_rows(copy)[0] == "20 rows occur twice, by their src_path and src_row"

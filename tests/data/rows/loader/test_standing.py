@@ -176,7 +176,7 @@ def test_what_would_not_be_the_same_epoch_is_refused(store, change, said):
     next(rows)
     state = through_json(loader)
     other = make(store, change())
-    with pytest.raises(ConfigError, match=f"1 batches inside epoch 0.*{said}.*order=Order"):
+    with pytest.raises(ConfigError, match=f"1 batches into epoch 0.*{said}.*order=Order"):
         other.load_state_dict(state)
     list(rows)
     other.load_state_dict(through_json(loader))
@@ -294,7 +294,7 @@ def test_states_that_are_none(store):
         ({**state, "version": 2}, "version 2"),
         ({"epoch": 0}, "batches, data, epoch"),
         ({"version": 1, "recipe": "a"}, "position of a loader with order="),
-        ({**state, "batches": -1}, "whole number for batches"),
+        ({**state, "batches": -1}, "integer for batches"),
         ({**state, "batches": 18}, "an epoch has 17 batches here"),
     ]:
         with pytest.raises(ConfigError, match=said):
@@ -312,7 +312,7 @@ def test_positions_of_workers_are_not_known_here(store):
     loader.set_epoch(1)
     assert loader.state_dict()["epoch"] == 1
     loader.load_state_dict({**kept, "batches": 3})
-    with pytest.raises(ConfigError, match="cannot be shared among workers"):
+    with pytest.raises(ConfigError, match="cannot be shared among DataLoader workers"):
         list(batches)
     loader.load_state_dict({**kept, "epoch": 4})
     seen = [[batch["index"].tolist() for batch in batches] for _ in range(2)]

@@ -309,9 +309,9 @@ class OwnSampler(Sampler):
 @pytest.mark.parametrize(
     ("sampler", "said"),
     [
-        (lambda: RandomSampler(4, 2, 4), r"wants batches that are as long .*=DistributedSampler\(.*; or order="),
+        (lambda: RandomSampler(4, 2, 4), r"needs batches of equal size .*=DistributedSampler\(.*; or order="),
         (lambda: make_ranks(enforce_equal_batches=False), "as long and as many on every rank"),
-        (lambda: make_ranks(OwnSampler()), "with any of the samplers here inside and equal batches"),
+        (lambda: make_ranks(OwnSampler()), "with any sampler inside and equal batches"),
         (lambda: make_ranks(place=(1, 2)), "spans JAX's 1 processes, the loader feeds 2 ranks"),
     ],
 )
@@ -331,6 +331,6 @@ def test_a_batch_that_is_not_full_is_refused(held):
     """The last of num_samples that are no multiple: after those before it, with the mend."""
     sampler = make_ranks(RandomSampler(4, 2, 4, num_samples=10, rng=0))
     loader, arrived = Loader(held.places, batch_sampler=sampler, to="jax", sharding=of_one_device()), []
-    with pytest.raises(ConfigError, match=r"a batch has 2 rows, and every part of a global array wants 4: .*drop_last"):
+    with pytest.raises(ConfigError, match=r"a batch has 2 rows, but every part of a global array needs 4: .*drop_last"):
         arrived.extend(iter(iter(loader).__next__, None))
     assert [batch["X"].shape[0] for batch in arrived] == [4, 4]

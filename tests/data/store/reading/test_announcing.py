@@ -88,7 +88,7 @@ def test_what_a_conversion_may_lose_is_said_once(tmp_path, caplog, stored, wante
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == bool(loss)
     for text in said:
-        assert text.startswith(f"{paths[0]} holds {np.dtype(stored)} and comes out as {np.dtype(wanted)}: {loss}. ")
+        assert text.startswith(f"{paths[0]} holds {np.dtype(stored)} and is read as {np.dtype(wanted)}: {loss}. ")
 
 
 def test_scaled_elements_are_not_judged(tmp_path, caplog):
