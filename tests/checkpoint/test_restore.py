@@ -102,7 +102,7 @@ def test_missing_parts_are_refused_unless_allowed(tmp_path):
     checkpointer = Checkpointer(tmp_path, world=World.single())
     checkpointer.save(1, {"a": {"x": 1}, "c": {"x": 2}})
     a, b = {}, {}
-    with pytest.raises(CheckpointError, match=r"lacks b; it holds a, c. Give allow_missing=\['b'\]"):
+    with pytest.raises(CheckpointError, match=r"lacks b; it holds a, c. Pass allow_missing=\['b'\]"):
         checkpointer.restore({"a": a, "b": b})
     assert a == {}
     report = checkpointer.restore({"a": a, "b": b}, allow_missing=["b"])

@@ -126,7 +126,7 @@ def test_orders_that_do_not_fit(held, collection):
     """Another collection, a part against the whole, draws on one side only: each says what it is and the mend."""
     whole, source = Order(collection, batch_size=8), RowSource(collection)
     for rows, order, said in (
-        (held.places, whole, "the order was made of other rows .* make both of the same"),
+        (held.places, whole, "the order is for other rows .* use the same rows in both"),
         (source.subset(range(90)), whole, "made of other rows"),
         (source.drawn(balance="kind"), whole, "the loader's rows are drawn, but the order does not draw"),
         (source.drawn(balance="kind"), Order(source, batch_size=8, balance="donor"), "the order draws differently"),

@@ -120,7 +120,7 @@ def damage(key, value):
     ("change", "says"),
     [
         (lambda ome: ome.update(multiscales=[]), "describes 0 images"),
-        (lambda ome: ome.update(multiscales=3), "wanted list"),
+        (lambda ome: ome.update(multiscales=3), "expected list"),
         (lambda ome: ome.update(multiscales=[3]), "expected an object"),
         (lambda ome: ome.pop("multiscales"), "not an OME-Zarr image"),
         (damage("axes", [{"type": "space"}] * 4), "has no 'name'"),

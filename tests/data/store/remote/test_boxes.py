@@ -175,7 +175,7 @@ def test_an_array_that_has_gone_is_an_error(layout, bucket, files_at, proxy):
             _, report = read(reader, request)
             assert not report.valid.any()
             assert not any(error.damage for error in report.errors)
-            assert "was moved, deleted or unmounted after it was opened" in str(report.errors[0].error)
+            assert "was moved or deleted after it was opened" in str(report.errors[0].error)
         document = ".zarray" if layout == "v2" else "zarr.json"
         assert sum(path.endswith(document) for path, _ in proxy.asked("HEAD")) == 1
 

@@ -81,7 +81,12 @@ def test_what_does_not_pass_is_given_up_and_explained(data, proxy, files_at, fau
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [("403", "refuses: 403 Forbidden.*Give keys"), ("401", "refuses: 401"), ("400", "refuses: 400"), ("501", "501")],
+    [
+        ("403", "refused the request: 403 Forbidden.*Set keys"),
+        ("401", "refused the request: 401"),
+        ("400", "refused the request: 400"),
+        ("501", "501"),
+    ],
 )
 def test_what_cannot_pass_is_raised_at_once(data, proxy, files_at, fault, reason):
     """No second request for an answer that will not change; it is no damage either."""
@@ -250,7 +255,7 @@ def test_closing_gives_up_what_waits_and_reading_opens_anew(data, proxy, files_a
     files.close()
     [piece] = pending.result()
     assert isinstance(piece, TransferError)
-    assert "not read, its reader was closed" in str(piece)
+    assert "not read, because its reader was closed" in str(piece)
     assert bytes(files.fetch(ranges((0, 5)))[0]) == BODY[:5]
 
 

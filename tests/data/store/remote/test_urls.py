@@ -34,7 +34,7 @@ def test_a_url_is_a_store_and_a_path(url, parts):
         ("s3://bucket/a//b", "has an empty part"),
         ("s3://bucket/../b", r"has an empty part, or a part \. or \.\."),
         ("https://host/x?token=hush", "has a query or a fragment"),
-        ("https://me:hush@host/x", "holds a user name or password"),
+        ("https://me:hush@host/x", "contains a user name or password"),
     ],
 )
 def test_urls_that_cannot_work_are_refused(url, reason):

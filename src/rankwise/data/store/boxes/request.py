@@ -86,7 +86,7 @@ class BoxRequest:
         longest = 0 if self.runs is None else int(self.runs.lengths.max(initial=0))
         far = max(longest, np.abs(self.starts).max(initial=0), -int(self.starts.min(initial=0)), *self.shape, 0)
         if far > _FARTHEST:
-            raise ConfigError(f"boxes need starts and extents within +-2^61, got {far}")
+            raise ConfigError(f"boxes need starts and extents of at most 2^61 in magnitude, got {far}")
 
     def _check_runs(self) -> None:
         if self.runs is None:

@@ -164,7 +164,7 @@ def _check_http(scheme: str, host: str, path: str) -> None:
     where = f"{scheme}://{host.rpartition('@')[2]}/..."
     if "@" in host:
         raise ConfigError(
-            f"the URL {where} holds a user name or password: "
+            f"the URL {where} contains a user name or password: "
             'pass them as store={"default_headers": {"authorization": ...}}'
         )
     if "?" in path or "#" in path:

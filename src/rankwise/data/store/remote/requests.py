@@ -80,8 +80,7 @@ class Trouble(NamedTuple):
 _PASSING_STATUS = (408, 425, 429)
 _LASTING_STATUS = (501, 505)
 _CREDENTIALS = (
-    "give keys in the environment or in RemoteOptions.store; for data that anyone may read: "
-    'RemoteOptions(store={"anonymous": True})'
+    'set keys in the environment or in RemoteOptions.store; for public data: RemoteOptions(store={"anonymous": True})'
 )
 
 
