@@ -50,7 +50,7 @@ def dlpack_capsule(values: Any, **wishes: Any) -> Any:
 def _numpy_capsule(array: NDArray, wishes: dict[str, Any]) -> Any:
     if array.dtype.name == "bfloat16":
         raise BufferError(
-            "NumPy cannot hand bfloat16 over by DLPack, torch can: install torch and take a batch with device='cpu', "
+            "NumPy cannot export bfloat16 by DLPack, but torch can: install torch and use device='cpu', "
             'or use dtype="f32"'
         )
     given = {name: wish for name, wish in wishes.items() if wish is not None and name != "stream"}

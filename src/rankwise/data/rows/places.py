@@ -79,7 +79,7 @@ def _found(uri: Any) -> NamedRows:
         return stored
     raise ConfigError(
         "rows are read from AnnData stores, collections and h5ad files, by path or as a DatasetCollection, and from "
-        f"AnnData in memory; got {type(uri).__name__}: of a table or array make anndata.AnnData(...), of MuData write "
-        "a collection (rankwise rows write --modality NAME); a Dataset of torch goes into "
+        f"AnnData in memory; got {type(uri).__name__}: pass a table or array as anndata.AnnData(...), write MuData "
+        "to a collection (rankwise rows write --modality NAME), and pass a torch Dataset to "
         "rankwise.data.samples.DatasetLoader(dataset, order=...)"
     )

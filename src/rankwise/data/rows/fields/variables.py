@@ -122,7 +122,7 @@ def open_fields(datasets: Sequence[AnyDataset], choice: FieldChoice) -> dict[str
     genes = {name: _wanted(choice.genes, name, modality) for name, modality in found.items()}
     if choice.genes is not None and not choice.is_open and not any(wanted is not None for wanted in genes.values()):
         raise ConfigError(
-            f"genes= chooses columns of X and layers (of a modality with {{'mod/protein/X': [...]}}); selected are "
+            f"genes= chooses columns of X and layers (for a modality use {{'mod/protein/X': [...]}}); selected are "
             f"{', '.join(choice.matrices) or 'none'}"
         )
     fields = {}

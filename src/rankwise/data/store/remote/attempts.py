@@ -60,7 +60,7 @@ class Requests:
         self._closing.set()
 
     def ask(self, ask: Ask) -> Part | None:
-        """Return a part of an object, None if no such object.
+        """Return a part of an object, None if there is no such object.
 
         Raises:
             BeyondError: the object ends before the range begins.

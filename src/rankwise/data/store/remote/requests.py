@@ -65,7 +65,7 @@ class Trouble(NamedTuple):
     """The meaning of an exception from a store.
 
     Attributes:
-        kind: "passing" = try again; "missing" = no such object; "changed" = it is not the requested
+        kind: "passing" = try again; "missing" = there is no such object; "changed" = it is not the requested
             version; "beyond" = the range begins after its end; "no_ranges" = the server sends whole objects only;
             "denied" = not with these credentials; "refused" = any other answer that will not change.
         reason: what happened, in short.
