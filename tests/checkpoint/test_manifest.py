@@ -76,9 +76,9 @@ DAMAGE = {
     "a folder": (replace_by(os.mkdir), r"x\.pt is not a regular file"),
     "a path outside": (
         point_to("../step-0000000002/x.pt"),
-        r"names '\.\./step-0000000002/x\.pt', which is no file ins",
+        r"names '\.\./step-0000000002/x\.pt', which is not a file ins",
     ),
-    "an absolute path": (point_to("{other}"), r"names '/.*x\.pt', which is no file inside it"),
+    "an absolute path": (point_to("{other}"), r"names '/.*x\.pt', which is not a file inside it"),
     "no checksum": (lambda folder: (folder / "manifest.json").write_text('{"format": 3}'), r"damaged \(checksum\)"),
     "no format": (
         lambda folder: change(folder, format=None),

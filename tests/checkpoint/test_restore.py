@@ -123,7 +123,7 @@ def test_another_scope_is_refused(tmp_path):
     """A part that was saved once cannot come back as everybody's own."""
     checkpointer = Checkpointer(tmp_path, world=World.single())
     checkpointer.save(1, {"model": Part("replicated", {})})
-    with pytest.raises(CheckpointError, match="saved as 'replicated' and is to be restored as 'sharded'"):
+    with pytest.raises(CheckpointError, match="saved as 'replicated' but is restored as 'sharded'"):
         checkpointer.restore({"model": Part("sharded", {})})
 
 

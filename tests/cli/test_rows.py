@@ -72,7 +72,7 @@ def test_write_info_verify(tmp_path, inputs, command):
     [first, *_] = sorted((out / "dataset_0" / "X" / "data").rglob("c/*"))
     first.write_bytes(bytes(reversed(first.read_bytes())))
     code, said, _ = command("rows", "verify", out)
-    assert (code, said) == (1, "dataset_0/X/data is not what was written: its checksum differs\n")
+    assert (code, said) == (1, "dataset_0/X/data changed after it was written: its checksum differs\n")
 
 
 def test_a_call_that_was_stopped_at_its_very_end(tmp_path, inputs, command, stopped):
@@ -168,7 +168,7 @@ def test_ranks_that_fail_say_it_as_one_process_does(tmp_path, inputs, command):
     """The error of a rank is its message, without a traceback; what is no error of ours keeps it. Nothing is left."""
     code, _, said = command("rows", "write", tmp_path / "c.zarr", tmp_path / "nothing.h5ad", "--ranks", 2)
     assert code == 2
-    assert re.fullmatch(r"rankwise: rank [01]: there is nothing at \S+/nothing.h5ad, looked for in \S+\n", said)
+    assert re.fullmatch(r"rankwise: rank [01]: nothing found at \S+/nothing.h5ad, searched from \S+\n", said)
     assert list(tmp_path.iterdir()) == []  # neither an empty collection, nor the folder in which it is prepared
     other = RankFailure("all of it", rank=1, traceback="Traceback\nZeroDivisionError: division by zero")
     assert plain_failure(other) is other

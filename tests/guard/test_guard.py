@@ -209,7 +209,7 @@ def test_trainers_look_by_default(told):
         assert results["on"][0].startswith("raised [gradients] after step 1")
         assert "model.module(x)" in results["on"][0]
         assert "[gradients] after step 3" in results["moved"]
-        assert "moved or cast after the wrap (0.weight" in results["moved"]
+        assert "moved or cast after wrapping (0.weight" in results["moved"]
 
 
 def test_the_run_keeps_what_was_found(told, folder):

@@ -238,7 +238,7 @@ def test_what_is_certain_is_raised(told, name):
 
 SUSPECTED = {
     "other_seeds_without_sampler": ("loader", "an epoch is 2 times too long"),
-    "stale_epoch": ("loader", "begins at epoch 0, as one before"),
+    "stale_epoch": ("loader", "begins at epoch 0, like an earlier one"),
     "equal_dropout": ("random", "they draw the same numbers"),
     "equal_augmentation": ("random", "they draw the same numbers"),
     "other_dtypes": ("devices", "rank 0 has float32; rank 1 has float64"),

@@ -83,7 +83,7 @@ def test_own_sinks_get_everything(tmp_path):
         ({"loss": 1}, {"loss": "x"}, "occur twice: loss"),
         ({"loss": 1}, {"time": 3}, "time"),
         ({"loss": 1}, {"where": {1}}, "tag 'where'"),
-        ({1: 0.5}, {}, "names of numbers are strings, got 1"),
+        ({1: 0.5}, {}, "names of metrics must be strings, got 1"),
     ],
 )
 def test_what_is_no_number_is_refused(tmp_path, values, tags, message):

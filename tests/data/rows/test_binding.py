@@ -127,10 +127,10 @@ def test_orders_that_do_not_fit(held, collection):
     whole, source = Order(collection, batch_size=8), RowSource(collection)
     for rows, order, said in (
         (held.places, whole, "the order is for other rows .* use the same rows in both"),
-        (source.subset(range(90)), whole, "made of other rows"),
+        (source.subset(range(90)), whole, "is for other rows"),
         (source.drawn(balance="kind"), whole, "the loader's rows are drawn, but the order does not draw"),
         (source.drawn(balance="kind"), Order(source, batch_size=8, balance="donor"), "the order draws differently"),
-        (source.drawn(balance="kind"), Order(93, batch_size=8, fingerprint="x"), "made of other rows"),
+        (source.drawn(balance="kind"), Order(93, batch_size=8, fingerprint="x"), "is for other rows"),
     ):
         with pytest.raises(ConfigError, match=said):
             OrderedLoader(rows, order=order, device=None)

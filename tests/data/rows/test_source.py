@@ -177,7 +177,7 @@ def test_rows_to_look_at(one):
         part.obs("n")
     drawn = part.drawn(balance="kind")
     for look in (lambda: drawn[0], drawn.obs):
-        with pytest.raises(ConfigError, match="look at the rows that they are drawn from"):
+        with pytest.raises(ConfigError, match="read the rows that they are drawn from"):
             look()
 
 
@@ -255,7 +255,7 @@ def test_columns_that_are_not_there_are_damage(tmp_path):
         for dense in (False, True):
             _, report = read(RowSource(held.places, dense=dense), np.arange(30))
             assert [error.sample for error in report.errors] == [row]
-            assert "names columns that the matrix" in str(report.errors[0])
+            assert "has column numbers outside the matrix" in str(report.errors[0])
 
 
 def test_what_does_not_fit_is_refused(one, tmp_path):
@@ -266,7 +266,7 @@ def test_what_does_not_fit_is_refused(one, tmp_path):
     for options, said in (
         ({"matrices": "X"}, r"write matrices=\['X'\]"),
         ({"matrices": None}, r"write matrices=\[...\]"),
-        ({"obs": 3}, r"got 3: leave it out, or write obs="),
+        ({"obs": 3}, r"got 3: omit it or write obs="),
         ({"cache": "1GB"}, "a number of bytes, got '1GB'"),
         ({"threads": "two"}, "threads of at least 1, got 'two'"),
         ({"genes": 5}, r"write genes=\[5\]"),
@@ -283,7 +283,7 @@ def test_what_does_not_fit_is_refused(one, tmp_path):
     ):
         with pytest.raises(ConfigError, match=said):
             RowSource(one.places, **options)
-    with pytest.raises(ConfigError, match=r"the same variables in the same order; .* differ from number 3 on"):
+    with pytest.raises(ConfigError, match=r"the same variables in the same order; .* differing from number 3 on"):
         RowSource([*one.places, *other.places])
     with pytest.raises(IndexError, match="samples 93 to 93: the source has 93"):
         read(RowSource(one.places), [93])

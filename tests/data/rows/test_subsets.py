@@ -109,11 +109,11 @@ def test_what_cannot_be_split():
         chosen_rows(pd.array([True, None], dtype="boolean"), 2)
     with pytest.raises(ConfigError, match=r"leaves part 1 empty .* use exact=True"):
         say_split([5, 0], rule(0.8, 0.2), 5, "donor")
-    with pytest.warns(UserWarning, match=r"far from what was asked for.*exact=True counts"):
+    with pytest.warns(UserWarning, match=r"far from the requested one.*exact=True counts"):
         say_split([1, 4], rule(0.8, 0.2), 5, "donor")
     say_split([1, 4], rule(0.8, 0.2, exact=True), 5, "donor")
     with pytest.raises(ConfigError, match='lists values of a column: set it with by="donor"'):
         part_of_rows(range(5), SplitRule.of(None, {"val": ["3"]}, exact=False, seed=1))
     two = RowGroups(labels=("x", "y"), codes=np.array([0, 0, 1, 1, 1, 0]))
-    with pytest.raises(ConfigError, match="the same for all rows of one 'donor'; 'donor 0' has several"):
+    with pytest.raises(ConfigError, match="one value for all rows of one 'donor'; 'donor 0' has several"):
         part_of_groups(groups(2), rule(0.5, 0.5, exact=True), by="donor", strata=two)

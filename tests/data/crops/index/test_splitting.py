@@ -12,7 +12,7 @@ from rankwise.data.crops.index.inputs import split_images
 from rankwise.data.order import SplitRule, place_of_group
 from rankwise.errors import ConfigError
 
-pytestmark = pytest.mark.filterwarnings("ignore:the split is far from what was asked for")
+pytestmark = pytest.mark.filterwarnings("ignore:the split is far from the requested one")
 
 
 @dataclass
@@ -124,5 +124,5 @@ def test_few_images_come_out_as_asked(volumes):
     rule = SplitRule.of((0.5, 0.5), None, exact=True, seed=1)
     for part in split_images(images, by="array", rule=rule, stratify="plate"):
         assert sorted(images[number].plate for number in part) == ["a", "a", "b", "b"]
-    with pytest.raises(ConfigError, match="the same for all images of a group; 'a' has 'p0' and 'p1'"):
+    with pytest.raises(ConfigError, match="one value for all images of a group; 'a' has 'p0' and 'p1'"):
         split_images(images, by="plate", rule=rule, stratify="array")

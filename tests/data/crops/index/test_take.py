@@ -161,5 +161,5 @@ def test_snapping_that_cannot_be_is_refused(halved, tmp_path):
             CropIndex(halved, **{"shape": (4, 8, 8), "snap": True, **how})
     level = plain_level(read_meta(tmp_path / "image"), spacing=(1.0, 1.0, 1.0))
     moved = {"image": tmp_path / "image", "label": replace(level, origin=(0.5, 0.7, 0.5))}
-    with pytest.raises(ConfigError, match="fields that lie on the reference's grid"):
+    with pytest.raises(ConfigError, match="fields on the reference's grid"):
         CropIndex(moved, shape=(4, 8, 8), num_random=5, snap=True, pad="fill")

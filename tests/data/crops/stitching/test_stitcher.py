@@ -344,7 +344,7 @@ def test_several_images_have_an_output_each(volume, tmp_path):
         ({"batch_size": 0}, ConfigError, "batch_size must be an integer of at least 1"),
         ({"chunks": (4, 6)}, ConfigError, "chunks= has an extent"),
         ({"chunks": (4, 6, 5), "shards": (4, 9, 5)}, ConfigError, "must be multiples of chunks"),
-        ({"max_host_memory_bytes": 1000}, ConfigError, "sums of the tiles"),
+        ({"max_host_memory_bytes": 1000}, ConfigError, "sums of unfinished tiles"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said(volume, tmp_path, choices, error, message):

@@ -86,11 +86,11 @@ def test_damage_is_raised_or_left_out_within_a_budget(volume, caplog, config, ch
         check(batch, volume)
         with pytest.raises(damacy.DecodeError, match="sample 7") as caught:
             p.pop()
-        assert "2 samples were left out before" in caught.value.__notes__[0]
+        assert "2 samples were skipped before" in caught.value.__notes__[0]
         assert p.pop().numbers.tolist() == [4, 5, 6]
         assert p.stats().samples_skipped == 2
         assert len(p) == 0
-    assert "2 damaged samples were left out in all (at most 2)" in caplog.text
+    assert "2 damaged samples were skipped in total (at most 2)" in caplog.text
 
 
 def test_a_missing_array_is_never_left_out(volume, config):

@@ -57,7 +57,7 @@ def test_the_last_batch_can_be_dropped(volume, config):
         p.push(list(volume.samples(6)))
         assert len(p) == 1
         assert [len(batch) for batch in p] == [4]
-        with pytest.raises(damacy.TryAgain, match="but 2 samples, which are no whole batch of 4"):
+        with pytest.raises(damacy.TryAgain, match="except 2 samples, which do not fill a batch of 4"):
             p.pop()
         p.push(volume.samples(2))
         assert len(p.pop()) == 4

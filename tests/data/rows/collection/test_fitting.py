@@ -99,7 +99,7 @@ def test_equal_variables_with_names_that_come_twice(tmp_path):
     np.testing.assert_array_equal(written, [rows[name] for name in obs["name"]])
     with pytest.warns(UserWarning, match=NEW_ROWS):
         collection.add_adatas([left])
-    with pytest.raises(ConfigError, match=r"variables with one name, such as b, .* load_adata="):
+    with pytest.raises(ConfigError, match=r"duplicate variable names, such as b, .* load_adata="):
         DatasetCollection(tmp_path / "d.zarr").add_adatas([other, right])
 
 

@@ -91,7 +91,7 @@ def test_variables_that_only_some_inputs_have(tmp_path, caplog):
     outer_said, inner_said = (record.getMessage() for record in caplog.records)
     assert outer_said.startswith("2 of 8 variables are in all inputs; rows of 2 of them are filled")
     assert "most of all those of in memory 0, which lacks 4; join='inner'" in outer_said
-    assert inner_said == "2 of 2 variables are in all inputs; up to 4 others of an input are left out"
+    assert inner_said == "2 of 2 variables are in all inputs; up to 4 others of an input are dropped"
     assert RowSource(outer).var_names == tuple("abcdefgh")
     assert RowSource(inner).var_names == ("c", "d")
     wanted = {(0, row): inputs[0].X[row, 2:].toarray().tolist() for row in range(8)}

@@ -30,7 +30,7 @@ def test_what_is_no_group_is_refused(tmp_path):
     zarr.open_group(str(tmp_path / "old.zarr"), mode="w", zarr_format=2)
     with (
         pytest.warns(UserWarning, match=r"names that end in .zarr"),
-        pytest.raises(ConfigError, match=r"a.h5ad is a file, a collection is a folder: .* as an input"),
+        pytest.raises(ConfigError, match=r"a.h5ad is a file, but a collection is a folder: .* as an input"),
     ):
         DatasetCollection(tmp_path / "a.h5ad")
     with pytest.raises(DataError, match=r"array.zarr is no Zarr group"):

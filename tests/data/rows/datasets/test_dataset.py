@@ -61,7 +61,7 @@ def test_damage_is_told(store, reader):
     del group["layers/counts"]
     (place.parent / "b.zarr" / "layers" / "counts").rename(place / "layers" / "counts")
     held = Dataset(place, reader)
-    with pytest.raises(DataError, match="counts has 29 rows, the table of observations 30"):
+    with pytest.raises(DataError, match="counts has 29 rows, but the table of observations 30"):
         held.matrix("layers/counts")
     chunk = next(path for path in (place / "obs" / "n").rglob("*") if path.name == "0")
     chunk.write_bytes(b"nonsense")

@@ -102,7 +102,7 @@ def test_rows_know_whose_they_are(adata, tmp_path):
     assert RowSource(tmp_path / "a.h5ad").fingerprint == RowSource(anndata.read_h5ad(tmp_path / "a.h5ad")).fingerprint
     assert RowSource(tmp_path / "a.h5ad").fingerprint == one
     assert RowSource(adata[::-1]).fingerprint != one
-    with pytest.raises(ConfigError, match="the order was made of other rows"):
+    with pytest.raises(ConfigError, match="the order is for other rows"):
         OrderedLoader(adata[::-1].copy(), order=Order(adata, batch_size=16))
 
 
@@ -165,7 +165,7 @@ def test_what_rows_are_not_read_from(adata, tmp_path):
             ConfigError,
             [adata, store],
             {},
-            r"lies in memory and .*a.zarr/X in a store: .*rankwise rows write",
+            r"is in memory and .*a.zarr/X in a store: .*rankwise rows write",
         ),
         (DataError, tmp_path / "b.h5ad", {}, r"b.h5ad cannot be read"),
         (DataError, tmp_path / "gone.h5ad", {}, "there is no file"),

@@ -127,7 +127,7 @@ def test_what_cannot_be_chosen(stores):
         ({"genes": ["a", "c", "b"]}, r"1.zarr lacks 1 of the 3 genes=, such as \['c'\]"),
         ({"genes": [0]}, "the same variables in the same order"),
         ({"genes": ["a", 0]}, "needs names, got the number 0"),
-        ({}, r"differ from number 0 on: choose genes=\[...\] by names that all have"),
+        ({}, r"differing from number 0 on: choose genes=\[...\] by names that all have"),
         ({"genes": {"layers/full": ["a"]}}, "genes= names 'layers/full', which are not among the matrices X"),
         ({"genes": {"X": "a"}}, r"write genes=\['a'\]"),
     ):

@@ -49,7 +49,7 @@ def test_damaged_row_pointers(copy):
     indptr = zarr.open_array(str(copy / "dataset_0" / "X" / "indptr"), mode="a")
     indptr[7] = 10_000
     checksum, pointers = verify_rows(copy)
-    assert checksum == "dataset_0/X/indptr is not what was written: its checksum differs"
+    assert checksum == "dataset_0/X/indptr changed after it was written: its checksum differs"
     assert re.search(r"dataset_0/X/indptr are damaged: in chunk \(0,\) row 7 would begin after it ends", pointers)
 
 

@@ -290,8 +290,8 @@ def test_bad_requests_are_told(stores):
     """Rows, places and slices that there are not."""
     csr = stores["backed sparse f4"][0]
     for rows, splits, said in [
-        ([3, 500], [[0]], "asked for rows 3 to 500, the loader has 108"),
-        ([3, 4], [[0, 2]], "name places 0 to 2 of a request of 2 rows"),
+        ([3, 500], [[0]], "requested rows 3 to 500, but the loader has 108"),
+        ([3, 4], [[0, 2]], "have indices 0 to 2 into a request of 2 rows"),
         ([0.5], [[0]], "requests must be integers"),
     ]:
         loader = Loader(batch_sampler=Rows(rows, splits, by_number=True)).add_datasets(csr)
@@ -334,7 +334,7 @@ def test_with_an_order(tmp_path):
     for option, instead in {"batch_size": "of all ranks together", "return_index": "batch.ids are the rows"}.items():
         with pytest.raises(ValueError, match=f"Cannot specify {option} with order=: .*{instead}"):
             OrderedLoader(source, order=order, **{option: 4})
-    with pytest.raises(ValueError, match="batch_transform= is a function, got 'log1p'"):
+    with pytest.raises(ValueError, match="batch_transform= must be a function, got 'log1p'"):
         OrderedLoader(source, order=order, batch_transform="log1p")
     with pytest.raises(ValueError, match=r"dtype= must be NumPy dtypes .* got 'foo'"):
         OrderedLoader(source, order=order, dtype="foo")

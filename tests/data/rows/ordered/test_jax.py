@@ -310,7 +310,7 @@ class OwnSampler(Sampler):
     ("sampler", "said"),
     [
         (lambda: RandomSampler(4, 2, 4), r"needs batches of equal size .*=DistributedSampler\(.*; or order="),
-        (lambda: make_ranks(enforce_equal_batches=False), "as long and as many on every rank"),
+        (lambda: make_ranks(enforce_equal_batches=False), "of equal size and number on every rank"),
         (lambda: make_ranks(OwnSampler()), "with any sampler inside and equal batches"),
         (lambda: make_ranks(place=(1, 2)), "spans JAX's 1 processes, the loader feeds 2 ranks"),
     ],
