@@ -208,7 +208,7 @@ def test_values_in_memory_that_do_not_fit_are_an_error(tmp_path):
     for source in (place, made):
         order = Order(source, batch_size=20)
         for options in ({}, {"dense": True}):
-            with pytest.raises(DataError, match=r"do not fit (the dtype|uint8)"):
+            with pytest.raises(DataError, match=r"do not fit (the requested dtype|uint8)"):
                 list(OrderedLoader(source, order=order, dtype="u1", device=None, **options))
             for (batch,) in OrderedLoader(source, order=order, dtype="i4", device=None, **options):
                 rows = batch["X"].toarray() if not options else batch["X"]

@@ -29,7 +29,7 @@ def test_what_is_no_group_is_refused(tmp_path):
     zarr.create_array(str(tmp_path / "array.zarr"), shape=(3,), dtype="i4")
     zarr.open_group(str(tmp_path / "old.zarr"), mode="w", zarr_format=2)
     with (
-        pytest.warns(UserWarning, match=r"names that end in .zarr"),
+        pytest.warns(UserWarning, match=r"names of collections must end in .zarr"),
         pytest.raises(ConfigError, match=r"a.h5ad is a file, but a collection is a folder: .* as an input"),
     ):
         DatasetCollection(tmp_path / "a.h5ad")
