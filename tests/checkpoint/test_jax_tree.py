@@ -58,7 +58,10 @@ def test_a_tree_comes_back_as_it_was(tmp_path):
     ("other", "said"),
     [
         (lambda: {"a": jnp.zeros(2)}, r"a tree of 8 leaves, this tree has 1; they differ at .*\['a'\]"),
-        (lambda: made(2, shape=(3, 4)), r"leaf \['momentum'\]\.mean is float32\[3, 4\], that .* is float32\[3, 2\]"),
+        (
+            lambda: made(2, shape=(3, 4)),
+            r"leaf \['momentum'\]\.mean is float32\[3, 4\], in the checkpoint it is float32\[3, 2\]",
+        ),
     ],
 )
 def test_other_trees_are_refused(tmp_path, other, said):

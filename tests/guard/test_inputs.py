@@ -218,7 +218,7 @@ def test_no_false_alarm(told, name):
 CERTAIN = {
     "same_seed_without_sampler": ("samples", "rank 1 has 4 of the 4 different rows of rank 0"),
     "unequal_lengths": ("loader", "rank 0 has 6; rank 1 has 8"),
-    "one_part_for_two": ("loader", "rank 1 takes part 0 of 2"),
+    "one_part_for_two": ("loader", "rank 1 reads part 0 of 2"),
     "not_finite_forward": ("finite", "on rank 1 head returns values that are not finite (rows 2)"),
     "not_finite_backward": ("finite", "on rank 1 in the backward after head, body gets a gradient"),
 }

@@ -69,7 +69,7 @@ def test_own_sinks_get_everything(tmp_path):
         ("close",),
     ]
     assert read_metrics(tmp_path)[0]["phase"] == "val"
-    with pytest.raises(ConfigError, match=r"a sink is 'jsonl', .* or an object"):
+    with pytest.raises(ConfigError, match=r"a sink must be 'jsonl', .* or an object"):
         Tracker(tmp_path, world=World.single(), sinks=["json"])
 
 

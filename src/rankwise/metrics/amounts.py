@@ -89,7 +89,9 @@ def _plain(value: Any, what: str) -> Any:
     else:
         value = np.asarray(value)
         if value.dtype.kind not in "biuf":
-            raise ConfigError(f"a metric's {what} must be a number, tensor or array, got dtype {value.dtype}")
+            raise ConfigError(
+                f"a metric's {what} must be a number, tensor or array of numbers, got dtype {value.dtype}"
+            )
     if what == "weight":
         _check_weight(value)
     return value

@@ -185,7 +185,9 @@ class Outbox:
                 self._lines.append(line)  # no notify: the thread checks once a second and sends lines together
                 first = False
         if first:
-            _log.warning("%s accepts no lines: %d wait, and further ones are dropped", self.service.title, self._limit)
+            _log.warning(
+                "%s accepts no lines: %d are waiting, and further lines are dropped", self.service.title, self._limit
+            )
 
     def close(self) -> None:
         """Deliver the remaining lines, for at most `close_s` seconds."""

@@ -64,7 +64,9 @@ class Tracker:
         for sink in sinks:
             if sink not in _NAMES and not isinstance(sink, (Sink, Service)):
                 names = ", ".join(map(repr, _NAMES))
-                raise ConfigError(f"a sink must be {names}, a service, or have start, log and close; got {sink!r}")
+                raise ConfigError(
+                    f"a sink must be {names}, a service, or an object with start, log and close; got {sink!r}"
+                )
         world = world_or_current(world)
         self._sinks: list[Sink] = []
         self._outboxes: list[Outbox] = []

@@ -87,7 +87,7 @@ def test_images_must_be_told_apart():
     """Equal names, and images without a plate, are refused with what to do instead."""
     with pytest.raises(ConfigError, match=r"several images are named 'a'.*pass root="):
         where([Who("a"), Who("a"), Who("b")], "array")
-    with pytest.raises(ConfigError, match="image 'a' has no plate: split by=\"array\""):
+    with pytest.raises(ConfigError, match="image 'a' has no plate: use by=\"array\""):
         where([Who("a"), Who("b")], "plate")
     with pytest.raises(ConfigError, match='a split needs by="plate"'):
         where([Who("a"), Who("b")], "donor")
