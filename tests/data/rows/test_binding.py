@@ -166,7 +166,7 @@ def test_mixes_name_their_collections(held):
         ({"mix": [1, "a"]}, "one share for each of"),
         ({"mix": [1, 0]}, "a share above 0"),
         ({"mix": [1, 1], "together": 2}, "is for balance= and weights="),
-        ({"mix": [1, 1], "kind": "shuffle"}, "leave kind='shuffle' out"),
+        ({"mix": [1, 1], "kind": "shuffle"}, "remove kind='shuffle'"),
     ):
         with pytest.raises(ConfigError, match=said):
             Order(held.places, batch_size=8, **draw)

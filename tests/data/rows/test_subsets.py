@@ -103,7 +103,9 @@ def test_what_cannot_be_split():
     """Fractions beyond one, rows without a group, and parts that come out empty."""
     with pytest.raises(ConfigError, match="above 0 and at most 1"):
         part_of_rows(np.arange(3), rule(0.8, 0.3, seed=1))
-    with pytest.raises(ConfigError, match=r"2 rows have no value in the column 'donor', .*notna\(\)\).split"):
+    with pytest.raises(
+        ConfigError, match=r"2 rows have no value in the column 'donor' to split by: .*notna\(\)\).split"
+    ):
         part_of_groups(RowGroups(labels=("a",), codes=np.array([0, -1, -1])), rule(0.5, 0.5), by="donor")
     with pytest.raises(ConfigError, match=r"got object\[2\]; for booleans .*fillna\(False\)"):
         chosen_rows(pd.array([True, None], dtype="boolean"), 2)

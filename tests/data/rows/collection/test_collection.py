@@ -61,7 +61,7 @@ def test_rows_of_files_stores_and_memory(tmp_path, three):
     assert made.obs(["n"]).shape == (124, 1)
     assert made.obs([]).empty
     with pytest.raises(
-        ConfigError, match=r"no dataset of .*c.zarr has the obs columns 'nam'; there are 'kind', 'n', 'name'"
+        ConfigError, match=r"no dataset of .*c.zarr has the obs columns 'nam'; it has 'kind', 'n', 'name'"
     ):
         made.obs(["n", "nam"])
     with pytest.raises(ConfigError, match=r"write columns=\['n'\]"):
@@ -301,7 +301,7 @@ def test_modes(tmp_path):
     assert DatasetCollection(tmp_path / "c.zarr").is_empty
     with pytest.raises(ConfigError, match="opened read-only"):
         DatasetCollection(tmp_path / "c.zarr", mode="r").add_adatas([small_anndata()])
-    with pytest.raises(DataError, match="there is nothing at"):
+    with pytest.raises(DataError, match="nothing found at"):
         DatasetCollection(tmp_path / "c.zarr").add_adatas([tmp_path / "none.h5ad"])
 
 

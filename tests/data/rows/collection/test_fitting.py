@@ -31,7 +31,7 @@ def test_rows_that_no_loader_could_read_are_refused(collection):
     for made, words in (
         (sparse, r"obsm/pca of in memory 0 is sparse \[3, 3\], in the collection .*c.zarr it is dense .*load_adata="),
         (wide, r"obsm/pca of in memory 0 is dense \[3, 5\], .* dense \[40, 3\]"),
-        (renamed, r"none of the variables of the collection .*: it has ENSG0, .* of the collection gene0, gene1"),
+        (renamed, r"none of the variables of the collection .*: it has ENSG0, .* the collection has gene0, gene1"),
     ):
         with pytest.raises(ConfigError, match=words):
             collection.add_adatas([made])

@@ -17,7 +17,7 @@ def test_an_anndata_store_is_not_replaced(tmp_path, zarr_format):
     made = small_anndata(20, 5)
     place = write_anndata(made, tmp_path / "mine.zarr", zarr_format=zarr_format)
     for group in (place, zarr.open_group(place, mode="r+")):
-        with pytest.raises(ConfigError, match=r"mine.zarr is a store of the type 'anndata'.* a path of its own"):
+        with pytest.raises(ConfigError, match=r"mine.zarr is a store of the type 'anndata'.* a separate path"):
             DatasetCollection(group)
     assert (anndata.read_zarr(place).X != made.X).nnz == 0
 

@@ -36,7 +36,7 @@ def test_relative_paths_are_found_from_where_they_were_passed(folders, monkeypat
     assert verify_rows(folders / "first" / "c.zarr", sources=True) == []
     monkeypatch.chdir(folders)
     [problem] = verify_rows(folders / "first" / "c.zarr", sources=True)
-    assert problem.startswith("a.h5ad cannot be compared: there is nothing at a.h5ad")
+    assert problem.startswith("a.h5ad cannot be compared: nothing found at a.h5ad")
     assert problem.endswith("(src_path is relative to the folder of the original call: run this there)")
 
 

@@ -145,7 +145,7 @@ def test_what_is_too_large_says_where_to_go(adata, tmp_path):
         wide = file.create_dataset("X", shape=(60, 10**8), dtype="f4", chunks=(1, 1000))
         wide.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
     for make in (lambda: RowSource(tmp_path / "a.h5ad"), lambda: Order(tmp_path / "a.h5ad", batch_size=8)):
-        with pytest.raises(ConfigError, match=r"a.h5ad/X would take .* GB .* `rankwise rows write .*anndata.read_h5ad"):
+        with pytest.raises(ConfigError, match=r"a.h5ad/X would need .* GB .* `rankwise rows write .*anndata.read_h5ad"):
             make()
     assert len(RowSource(adata)) == 60
 

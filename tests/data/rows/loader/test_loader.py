@@ -211,7 +211,7 @@ def test_collections(tmp_path, caplog, monkeypatch):
             tmp_path / "c.zarr",
             load_adata=lambda g: ad.AnnData(X=ad.io.sparse_dataset(g["layers/counts"]), obsm={"l": g["obsm/pca"]}),
         )
-    assert caplog.text.count("obsm/l are left out") == 1
+    assert caplog.text.count("obsm/l are ignored") == 1
     np.testing.assert_array_equal(dense(next(iter(counts))["X"]), made[0].layers["counts"][:1].toarray())
 
 
@@ -331,7 +331,10 @@ def test_with_an_order(tmp_path):
         assert isinstance(loader, OrderedLoader)
         for (batch,) in loader:
             np.testing.assert_array_equal(dense(batch["X"]), made.X[np.asarray(batch["n"])].toarray())
-    for option, instead in {"batch_size": "of all ranks together", "return_index": "batch.ids are the rows"}.items():
+    for option, instead in {
+        "batch_size": "sets the global batch size",
+        "return_index": "batch.ids are the rows",
+    }.items():
         with pytest.raises(ValueError, match=f"Cannot specify {option} with order=: .*{instead}"):
             OrderedLoader(source, order=order, **{option: 4})
     with pytest.raises(ValueError, match="batch_transform= must be a function, got 'log1p'"):

@@ -31,7 +31,7 @@ def test_rows_are_those_that_splits_name(runs, as_numbers, data):
         ([slice(0, 4)], np.array([0.0, 1.0]), r"integers along one axis .* got float64\[2\]"),
         ([slice(0, 4)], np.array([[0, 1]]), r"got int64\[1, 2\]"),
         ([slice(0, 4)], [4], "have indices 4 to 4 into a request of 4 rows"),
-        ([slice(0, 4)], [-1], "name places -1 to -1"),
+        ([slice(0, 4)], [-1], "have indices -1 to -1"),
         ([slice(-4, 0)], [0], "requested rows -4 to -1, but the loader has 40"),
         ([slice(38, 42)], [0], "requested rows 38 to 41"),
         ([slice(4)], [0], "slices with a start, a stop"),

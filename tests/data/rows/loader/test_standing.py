@@ -152,7 +152,9 @@ def test_the_state_of_one_rank_serves_all_with_a_seed(store):
     again.load_state_dict(left[0][0])
     assert [shown(batch) for batch in again] == left[1][1]
     unseeded = make(store, ranks(1, RandomSampler(3, 4, 6)))
-    with pytest.raises(ConfigError, match=r"that of rank 0, this is rank 1.*save the state of every rank, or .* rng=0"):
+    with pytest.raises(
+        ConfigError, match=r"it belongs to rank 0, this is rank 1.*save the state of every rank, or .* rng=0"
+    ):
         unseeded.load_state_dict(left[0][0])
     unseeded.load_state_dict(left[1][0])
     assert [shown(batch) for batch in unseeded] == left[1][1]
@@ -166,7 +168,7 @@ def test_the_state_of_one_rank_serves_all_with_a_seed(store):
         (lambda: make_random(rng=1), "another rng"),
         (lambda: SequentialSampler(3, 4, 6), "kind was RandomSampler, is SequentialSampler.*has a generator"),
         (lambda: ranks(0, make_random()), "ranks was None, is 2"),
-        (Drawing, r"Drawing does not tell.*pass_settings\(\)"),
+        (Drawing, r"Drawing does not declare.*pass_settings\(\)"),
     ],
 )
 def test_what_would_not_be_the_same_epoch_is_refused(store, change, said):
@@ -235,7 +237,7 @@ def test_own_samplers_that_tell_go_on(store, caplog, monkeypatch):
         state = through_json(loader)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "Drawing does not tell" in record.message
+    assert "Drawing does not declare" in record.message
     with pytest.raises(ConfigError, match="order="):
         make(store, Drawing()).load_state_dict(state)
 

@@ -245,7 +245,7 @@ def test_other_shardings_are_refused(said):
     copied, across = said[0]["refused"]
     assert "cuts the first axis into 1 parts, 1 of them on this process" in copied
     assert "so shard the first axis over all devices" in copied
-    assert "cuts the first axis into 2 parts, 2 of them on this process; 2 processes" in across
+    assert "cuts the first axis into 2 parts, 2 of them on this process; but 2 processes" in across
 
 
 def test_sparse_rows_of_one_process(held):
@@ -286,7 +286,7 @@ def test_counts_are_normalised_as_in_numpy(held, dense, size):
 def test_where_to_and_sharding_do_not_fit(held):
     """A device of torch's, a sharding without JAX, and a sharding with a sampler: what to change."""
     source = RowSource(held.places, threads=1, dense=True)
-    with pytest.raises(ConfigError, match="got device='cpu': leave it out"):
+    with pytest.raises(ConfigError, match="got device='cpu': omit device="):
         OrderedLoader(source, order=order_of(held), to="jax", device="cpu")
     with pytest.raises(ConfigError, match="sharding= is for JAX arrays"):
         OrderedLoader(source, order=order_of(held), sharding=object())

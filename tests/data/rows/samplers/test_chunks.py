@@ -136,8 +136,8 @@ def test_the_short_chunk_comes_last_from_anywhere():
     [
         (lambda: RandomSampler(0, 1, 1), "chunk_size must be an integer of at least 1, got 0"),
         (lambda: RandomSampler(4, 0, 1), "preload_nchunks must be"),
-        (lambda: SequentialSampler(4, 2, 9), r"batch_size cannot exceed .* take preload_nchunks=3 or more"),
-        (lambda: SequentialSampler(4, 2, 3), r"must be divisible by batch_size.* take batch_size=2"),
+        (lambda: SequentialSampler(4, 2, 9), r"batch_size cannot exceed .* use preload_nchunks=3 or more"),
+        (lambda: SequentialSampler(4, 2, 3), r"must be divisible by batch_size.* use batch_size=2"),
         (lambda: RandomSampler(4, 2, 4, num_samples=0), "num_samples must be at least 1"),
         (lambda: RandomSampler(4, 2, 4, mask=slice(0, 10, 2)), r"mask\.step must be 1"),
         (lambda: RandomSampler(4, 2, 4, mask=slice(-3, None)), "must be >= 0"),
