@@ -48,7 +48,7 @@ def test_dense_rows_beside_sparse_ones(tmp_path):
     inputs[1].write_h5ad(tmp_path / "dense.h5ad")
     collection = DatasetCollection(tmp_path / "c.zarr")
     for parts in ([inputs[0], tmp_path / "dense.h5ad"], inputs[2:]):
-        with pytest.warns(UserWarning, match=r"X of .* is dense, and becomes CSR"):
+        with pytest.warns(UserWarning, match=r"X of .* is dense and becomes CSR"):
             collection.add_adatas(parts, rng=0)
     rows = {name: row for made in inputs for name, row in zip(made.obs["name"], made.X, strict=True)}
     held = collection.obs(["name"])["name"]
@@ -80,7 +80,7 @@ def test_files_that_come_twice_are_said(tmp_path):
     place = tmp_path / "a.h5ad"
     small_anndata(40, 6).write_h5ad(place)
     collection = DatasetCollection(tmp_path / "c.zarr").add_adatas(place, rng=0)  # a single input will do
-    with pytest.warns(UserWarning, match=NEW_ROWS), pytest.warns(UserWarning, match="rows of .*a.h5ad already"):
+    with pytest.warns(UserWarning, match=NEW_ROWS), pytest.warns(UserWarning, match="already has rows of .*a.h5ad"):
         collection.add_adatas([place], rng=0)
     collection.add_adatas([few()])
     collection.add_adatas([few()])

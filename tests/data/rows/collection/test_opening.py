@@ -33,7 +33,7 @@ def test_what_is_no_group_is_refused(tmp_path):
         pytest.raises(ConfigError, match=r"a.h5ad is a file, but a collection is a folder: .* as an input"),
     ):
         DatasetCollection(tmp_path / "a.h5ad")
-    with pytest.raises(DataError, match=r"array.zarr is no Zarr group"):
+    with pytest.raises(DataError, match=r"array.zarr is not a Zarr group"):
         DatasetCollection(tmp_path / "array.zarr")
     with pytest.raises(ConfigError, match="Zarr v3 group, got v2: choose a new path"):
         DatasetCollection(tmp_path / "old.zarr")

@@ -61,7 +61,7 @@ def test_raw_is_kept_by_a_function(tmp_path):
     made = small_anndata(30, 4)
     made.raw = small_anndata(30, 7, seed=1)
     place = write_anndata(made, tmp_path / "a.zarr")
-    with pytest.warns(UserWarning, match="raw of .* is left out"):
+    with pytest.warns(UserWarning, match="raw of .* is dropped"):
         DatasetCollection(tmp_path / "x.zarr").add_adatas([place], rng=0)
     written = DatasetCollection(tmp_path / "c.zarr").add_adatas(
         [place], load_adata=lambda path: anndata.read_zarr(path).raw.to_adata(), shuffle=False
