@@ -26,14 +26,14 @@ def test_defaults_are_those_that_are_documented():
     assert (config.numa_strategy, config.numa_node, config.metadata_io_concurrency) == (NumaStrategy.AUTO, -1, 64)
     assert (config.max_read_op_bytes, config.max_chunks_per_wave) == (4 * 2**20, 512)
     assert replace(config, samples_per_batch=3).lookahead == 6
-    with pytest.raises(InvalidArgument, match="samples_per_batch is at least 1"):
+    with pytest.raises(InvalidArgument, match="samples_per_batch must be at least 1"):
         replace(config, samples_per_batch=0)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"samples_per_batch": 0}, "samples_per_batch is at least 1"),
+        ({"samples_per_batch": 0}, "samples_per_batch must be at least 1"),
         ({"samples_per_batch": 2.0}, "integer, got float"),
         ({"sample_shape": ()}, "1 to 31 extents"),
         ({"sample_shape": (4, 0)}, "all at least 1"),
@@ -62,8 +62,8 @@ def test_defaults_are_those_that_are_documented():
         ({"numa_strategy": 7}, "NumaStrategy.AUTO"),
         ({"device": -1}, "at least 0"),
         ({"device": True}, "at least 0"),
-        ({"on_bad_sample": "skip"}, '"raise" or how many'),
-        ({"on_bad_sample": -1}, '"raise" or how many'),
+        ({"on_bad_sample": "skip"}, '"raise" or a number of samples'),
+        ({"on_bad_sample": -1}, '"raise" or a number of samples'),
         ({"pad": "wrap"}, '"fill", "edge", "reflect"'),
         ({"dtype": "u8", "normalise": Scaling(2.0)}, "use a float dtype"),
         ({"fields": {"image": Field(sample_shape=(4,))}}, "rename one"),

@@ -33,7 +33,7 @@ def test_a_constructor_returns_its_own_class(index):
         (Pipeline, r"got CropIndex\(.*use IndexPipeline\(CropIndex\(URIs, shape=...\), order=Order\("),
         (
             lambda index: Pipeline(CONFIG, order=rankwise.Order(index, batch_size=2)),
-            "and an order. The crops of an index",
+            "and an order. For the crops of an index",
         ),
         (lambda _: Pipeline("v.zarr"), "needs a Config, for pushed samples, got 'v.zarr'"),
         (

@@ -309,4 +309,6 @@ def _check_places(config: Config) -> None:
             "cache; remove enable_gds"
         )
     if isinstance(config.device, bool) or (isinstance(config.device, int) and config.device < 0):
-        raise InvalidArgument(f"device must be the number (>= 0) of a CUDA device or a name; got {config.device!r}")
+        raise InvalidArgument(
+            f"device must be the number of a CUDA device, at least 0, or a name; got {config.device!r}"
+        )

@@ -155,7 +155,7 @@ def test_snapping_that_cannot_be_is_refused(halved, tmp_path):
     for how, said in (
         ({"stride": (4, 7, 8), "edges": "pad", "pad": "fill"}, "a stride and a shape in steps of 2"),
         ({"stride": (4, 8, 8)}, 'edges="pad" or "drop"'),  # 31 elements: the last tile would begin at 23
-        ({"shape": (4, 7, 8), "num_random": 5}, "A shape in steps of 2 may do"),
+        ({"shape": (4, 7, 8), "num_random": 5}, "A shape in steps of 2 may work"),
     ):
         with pytest.raises(ConfigError, match=said):
             CropIndex(halved, **{"shape": (4, 8, 8), "snap": True, **how})

@@ -278,7 +278,7 @@ def test_a_result_of_something_else_is_not_taken_for_this_one(volume, tmp_path):
     np.testing.assert_array_equal(before, again)
     with torch.no_grad():
         model.weight += 1
-    with pytest.raises(DataError, match=r"holds something else .*model: .*overwrite=True"):
+    with pytest.raises(DataError, match=r"holds a different result .*model: .*overwrite=True"):
         stitched(index, output, model, **options)
     with pytest.raises(DataError, match="tag: '', here 'b'"):
         stitched(index, output, model, tag="b", **options)
@@ -342,7 +342,7 @@ def test_several_images_have_an_output_each(volume, tmp_path):
         ({"finish": lambda m: m, "dtype": "i4"}, ConfigError, "convert inside finish="),
         ({"model": 3}, ConfigError, "a torch module or a function, got int"),
         ({"batch_size": 0}, ConfigError, "batch_size must be an integer of at least 1"),
-        ({"chunks": (4, 6)}, ConfigError, "chunks= has an extent"),
+        ({"chunks": (4, 6)}, ConfigError, "chunks= needs an extent"),
         ({"chunks": (4, 6, 5), "shards": (4, 9, 5)}, ConfigError, "must be multiples of chunks"),
         ({"max_host_memory_bytes": 1000}, ConfigError, "sums of unfinished tiles"),
     ],

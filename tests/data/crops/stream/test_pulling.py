@@ -21,7 +21,7 @@ def test_an_endless_generator_is_pulled_as_far_as_needed(volume, config, check):
 
     with damacy.Pipeline(config()) as p:
         p.push(endless())
-        with pytest.raises(TypeError, match="not known"):
+        with pytest.raises(TypeError, match="is unknown"):
             len(p)
         for batch in p.batches(5):
             check(batch, volume)
