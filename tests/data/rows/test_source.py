@@ -275,7 +275,7 @@ def test_what_does_not_fit_is_refused(one, tmp_path):
         ({"matrices": ("layers/raw",)}, "has no 'layers/raw'"),
         ({"genes": ["gene1", "geneX"]}, r"1 names that do not exist, such as \['geneX'\]; there are 11"),
         ({"genes": [1, 11]}, r"numbers from 0 to 10; got \[11\]"),
-        ({"genes": [1, 1]}, "several times"),
+        ({"genes": [1, 1]}, "more than once"),
         ({"genes": [1.5]}, "a list of names or numbers"),
         ({"genes": "gene1"}, r"write genes=\['gene1'\]"),
         ({"genes": [0], "matrices": ("obsm/pca",)}, "of X and layers"),
@@ -285,7 +285,7 @@ def test_what_does_not_fit_is_refused(one, tmp_path):
             RowSource(one.places, **options)
     with pytest.raises(ConfigError, match=r"the same variables in the same order; .* differing from number 3 on"):
         RowSource([*one.places, *other.places])
-    with pytest.raises(IndexError, match="samples 93 to 93: the source has 93"):
+    with pytest.raises(IndexError, match="samples 93 to 93, the source has 93"):
         read(RowSource(one.places), [93])
     with pytest.raises(ConfigError, match="fields X; asked for"):
         RowSource(one.places).select(["y"])
