@@ -67,11 +67,11 @@ def test_the_best_ones_stay(tmp_path):
     value = {}
     checkpointer.restore({"x": value}, best)
     assert value == {"value": 5}
-    with pytest.raises(ConfigError, match="keep_best=2 wants metric="):
+    with pytest.raises(ConfigError, match="keep_best=2 needs metric="):
         saver(tmp_path, keep_best=2)
-    with pytest.raises(ConfigError, match="mode is 'min' or 'max', got 'lowest'"):
+    with pytest.raises(ConfigError, match="mode must be 'min' or 'max', got 'lowest'"):
         saver(tmp_path, keep_best=2, metric="loss", mode="lowest")
-    with pytest.raises(ConfigError, match=r"metrics are numbers by name; loss is a str"):
+    with pytest.raises(ConfigError, match=r"metrics must be numbers by name; loss is a str"):
         saver(tmp_path).save(1, {}, metrics={"loss": "low"})
 
 

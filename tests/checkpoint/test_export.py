@@ -103,10 +103,10 @@ def test_export(sharded, tmp_path):
     state = torch.load(tmp_path / "o.pt", weights_only=True)
     assert state["state"]["0.weight"]["exp_avg"].shape == (4, 5)
     torch.optim.AdamW(model.parameters()).load_state_dict(state)  # torch takes names for numbers
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         invoke("export", sharded, out)
     assert invoke("export", sharded, out, "--force")[0] == 0
-    with pytest.raises(CheckpointError, match=r"a is a list, and npz holds tensors alone: .* --format pt"):
+    with pytest.raises(CheckpointError, match=r"a is a list, and npz holds only tensors: .* --format pt"):
         invoke("export", sharded, tmp_path / "n.npz", "--part", "notes")
     with pytest.raises(CheckpointError, match="has no part 'ema'; it holds model, optimizer, random, notes"):
         invoke("export", sharded, tmp_path / "e.pt", "--part", "ema")

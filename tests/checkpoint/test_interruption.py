@@ -95,7 +95,7 @@ def test_a_time_limit_of_one_rank_stops_all(ranks):
 
 def test_different_steps_are_refused(ranks):
     """Ranks that ask at different steps would save different ones: each of them is told."""
-    assert [rank["desync"] for rank in ranks] == ["ranks ask whether to stop at different steps, 0 to 1"] * 2
+    assert [rank["desync"] for rank in ranks] == ["ranks check for a stop at different steps, 0 to 1"] * 2
 
 
 def test_validation_has_a_pace_of_its_own(ranks):

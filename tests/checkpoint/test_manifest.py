@@ -70,15 +70,15 @@ DAMAGE = {
     "an edited step": (edit('"step": 3', '"step": 7'), r"manifest\.json is damaged \(checksum\)"),
     "an edited world size": (edit('"world_size": 1', '"world_size": 2'), r"manifest\.json is damaged \(checksum\)"),
     "an edited scope": (edit('"replicated"', '"sharded"'), r"manifest\.json is damaged \(checksum\)"),
-    "parts of nothing": (lambda folder: change(folder, parts=[1]), "does not say all that it should"),
-    "a FIFO": (replace_by(os.mkfifo), r"x\.pt is no regular file"),
-    "a link to a device": (replace_by(lambda path: path.symlink_to("/dev/zero")), r"x\.pt is no regular file"),
-    "a folder": (replace_by(os.mkdir), r"x\.pt is no regular file"),
+    "parts of nothing": (lambda folder: change(folder, parts=[1]), "lacks required fields"),
+    "a FIFO": (replace_by(os.mkfifo), r"x\.pt is not a regular file"),
+    "a link to a device": (replace_by(lambda path: path.symlink_to("/dev/zero")), r"x\.pt is not a regular file"),
+    "a folder": (replace_by(os.mkdir), r"x\.pt is not a regular file"),
     "a path outside": (
         point_to("../step-0000000002/x.pt"),
-        r"names '\.\./step-0000000002/x\.pt', which is no file ins",
+        r"names '\.\./step-0000000002/x\.pt', which is not a file ins",
     ),
-    "an absolute path": (point_to("{other}"), r"names '/.*x\.pt', which is no file inside it"),
+    "an absolute path": (point_to("{other}"), r"names '/.*x\.pt', which is not a file inside it"),
     "no checksum": (lambda folder: (folder / "manifest.json").write_text('{"format": 3}'), r"damaged \(checksum\)"),
     "no format": (
         lambda folder: change(folder, format=None),
@@ -109,11 +109,11 @@ def test_a_link_in_the_way_is_not_followed(tmp_path):
     folder = checkpointer.save(1, {"random": RandomState()})
     (folder / "rank-0").rename(tmp_path / "elsewhere")
     (folder / "rank-0").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match=r"rank-0/random\.(pt|npz) is no regular file"):
+    with pytest.raises(CheckpointError, match=r"rank-0/random\.(pt|npz) is not a regular file"):
         checkpointer.newest()
     (folder / "manifest.json").rename(tmp_path / "manifest.json")
     (folder / "manifest.json").symlink_to(tmp_path / "manifest.json")
-    with pytest.raises(CheckpointError, match=r"manifest\.json is no regular file"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json is not a regular file"):
         checkpointer.newest()
 
 
@@ -180,7 +180,7 @@ def test_what_may_not_be_read_stops(tmp_path, without_privileges, place):
         try:
             for ask in (checkpointer.newest, lambda: checkpointer.restore({"x": {}})):
                 with pytest.raises(
-                    CheckpointError, match=r"cannot be read now, .* Permission denied: .*mend storage or"
+                    CheckpointError, match=r"cannot be read now, .* Permission denied: .*fix storage or"
                 ):
                     ask()
         finally:
@@ -216,7 +216,7 @@ def test_trouble_with_the_storage_stops(tmp_path, monkeypatch, number, place):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", failing)
-        with pytest.raises(CheckpointError, match=rf"no damage.*\[Errno {number}\] .*step-.*{place}"):
+        with pytest.raises(CheckpointError, match=rf"not damaged.*\[Errno {number}\] .*step-.*{place}"):
             checkpointer.newest()
     assert checkpointer.newest().step == 2
 

@@ -115,7 +115,7 @@ class _Odd:
         ({"a": torch.float32}, "torch.dtype"),
         ({"a": np.array([None])}, "dtype object"),
         ({(1, 2): 3}, r"key \(1, 2\)"),
-        ({"__rankwise__": 1}, "uses itself"),
+        ({"__rankwise__": 1}, "reserves"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_with_its_place(tree, message):

@@ -102,7 +102,7 @@ def test_missing_parts_are_refused_unless_allowed(tmp_path):
     checkpointer = Checkpointer(tmp_path, world=World.single())
     checkpointer.save(1, {"a": {"x": 1}, "c": {"x": 2}})
     a, b = {}, {}
-    with pytest.raises(CheckpointError, match=r"lacks b; it holds a, c. Give allow_missing=\['b'\]"):
+    with pytest.raises(CheckpointError, match=r"lacks b; it holds a, c. Pass allow_missing=\['b'\]"):
         checkpointer.restore({"a": a, "b": b})
     assert a == {}
     report = checkpointer.restore({"a": a, "b": b}, allow_missing=["b"])
@@ -115,7 +115,7 @@ def test_a_part_that_refuses_its_state_is_named(tmp_path):
     """The error of a load names the part."""
     checkpointer = Checkpointer(tmp_path, world=World.single())
     checkpointer.save(1, {"model": Part("replicated", {"refuse": 1})})
-    with pytest.raises(CheckpointError, match=r"the part 'model' does not take its state .* KeyError"):
+    with pytest.raises(CheckpointError, match=r"the part 'model' cannot load its state .* KeyError"):
         checkpointer.restore({"model": Part("replicated", {})})
 
 
@@ -123,7 +123,7 @@ def test_another_scope_is_refused(tmp_path):
     """A part that was saved once cannot come back as everybody's own."""
     checkpointer = Checkpointer(tmp_path, world=World.single())
     checkpointer.save(1, {"model": Part("replicated", {})})
-    with pytest.raises(CheckpointError, match="saved as 'replicated' and is to be restored as 'sharded'"):
+    with pytest.raises(CheckpointError, match="saved as 'replicated' but is restored as 'sharded'"):
         checkpointer.restore({"model": Part("sharded", {})})
 
 

@@ -87,7 +87,7 @@ def save_on_own_disks(world, folder):
 def test_ranks_without_a_common_disk_are_refused(tmp_path):
     """What the main rank cannot see is not published; the message names the rank and the reason."""
     for message, left in run_ranks(save_on_own_disks, 2, tmp_path):
-        assert "rank 1 has written rank-1/shard.npz, which the main rank does not see" in message
+        assert "rank 1 has written rank-1/shard.npz, but the main rank does not see" in message
         assert left == []
     assert not list((tmp_path / "machine-0").iterdir())
 

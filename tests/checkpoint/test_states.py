@@ -184,7 +184,7 @@ def test_an_optimizer_saved_by_number_is_restored_by_order(tmp_path):
     checkpointer.restore({"optimizer": OptimizerState(turned, other)})
     assert torch.equal(turned.state[other[0].weight]["exp_avg"], optimizer.state[model[0].weight]["exp_avg"])
     fewer = torch.optim.AdamW(other[0].parameters())
-    with pytest.raises(CheckpointError, match=r"group 0 of the optimizer holds other parameters .* 1\.bias, 1\.weight"):
+    with pytest.raises(CheckpointError, match=r"group 0 of the optimizer has other parameters .* 1\.bias, 1\.weight"):
         checkpointer.restore({"optimizer": OptimizerState(fewer, other)})
     two = torch.optim.AdamW([{"params": other[0].parameters()}, {"params": other[1].parameters()}])
     with pytest.raises(CheckpointError, match="has 2 parameter groups here, 1 in the checkpoint"):

@@ -66,7 +66,7 @@ def test_bench_for_both(run, store):
         (["--crop", "8,0,8"], "--crop takes extents"),
         (["--crop", "8,8,8", "--align", "shard"], "--align takes"),
         (["--crop", "8,8,8", "--dtype", "colour"], "--dtype takes"),
-        (["--crop", "8,8,8,8"], "wants arrays of at least 4 axes"),
+        (["--crop", "8,8,8,8"], "needs non-empty arrays of at least 4 axes"),
     ],
 )
 def test_wrong_words(run, store, words, said):

@@ -72,7 +72,7 @@ def test_write_info_verify(tmp_path, inputs, command):
     [first, *_] = sorted((out / "dataset_0" / "X" / "data").rglob("c/*"))
     first.write_bytes(bytes(reversed(first.read_bytes())))
     code, said, _ = command("rows", "verify", out)
-    assert (code, said) == (1, "dataset_0/X/data is not what was written: its checksum differs\n")
+    assert (code, said) == (1, "dataset_0/X/data changed after it was written: its checksum differs\n")
 
 
 def test_a_call_that_was_stopped_at_its_very_end(tmp_path, inputs, command, stopped):
@@ -151,7 +151,7 @@ def test_a_stopped_writing_says_how_to_go_on(tmp_path, inputs, command, stopped)
     words = ["rows", "write", tmp_path / "c.zarr", inputs[0], "--seed", 0]
     code, _, said = stopped("buckets.Buckets.add", *words)
     assert (code, said.count("\n")) == (130, 1)
-    assert f"rankwise: stopped. {tmp_path}/c.zarr is as it was. The same call goes on where it was left" in said
+    assert f"rankwise: stopped. {tmp_path}/c.zarr is unchanged. The same call continues where it stopped" in said
     assert command(*words)[0] == 0
 
 
@@ -160,7 +160,7 @@ def test_warnings_are_for_readers_of_a_terminal(tmp_path, inputs, command):
     """A warning is one line without a place in our source; progress comes as lines where stderr is no terminal."""
     code, _, said = command("rows", "write", tmp_path / "c", inputs[0], "--progress")
     assert code == 0
-    assert said.splitlines()[0] == f"rankwise: warning: collections want names that end in .zarr, got {tmp_path}/c"
+    assert said.splitlines()[0] == f"rankwise: warning: names of collections must end in .zarr, got {tmp_path}/c"
     assert [line.split(" rows")[0] for line in said.splitlines()[1:]] == ["reading 90/90", "writing 90/90"]
 
 
@@ -168,7 +168,7 @@ def test_ranks_that_fail_say_it_as_one_process_does(tmp_path, inputs, command):
     """The error of a rank is its message, without a traceback; what is no error of ours keeps it. Nothing is left."""
     code, _, said = command("rows", "write", tmp_path / "c.zarr", tmp_path / "nothing.h5ad", "--ranks", 2)
     assert code == 2
-    assert re.fullmatch(r"rankwise: rank [01]: there is nothing at \S+/nothing.h5ad, looked for in \S+\n", said)
+    assert re.fullmatch(r"rankwise: rank [01]: nothing found at \S+/nothing.h5ad, searched from \S+\n", said)
     assert list(tmp_path.iterdir()) == []  # neither an empty collection, nor the folder in which it is prepared
     other = RankFailure("all of it", rank=1, traceback="Traceback\nZeroDivisionError: division by zero")
     assert plain_failure(other) is other

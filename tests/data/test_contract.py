@@ -116,7 +116,7 @@ def test_a_state_is_a_few_dozen_bytes():
         ({"version": 2}, "version 2"),
         ({"epoch": -1}, "epoch >= 0"),
         ({"position": -5}, "-5"),
-        ({"extra": 1}, "has the fields"),
+        ({"extra": 1}, "needs the fields"),
         ({"seed": None}, "seed"),
         ({"position": "12"}, "position"),
         ({"position": 1.5}, "position"),

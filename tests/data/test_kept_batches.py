@@ -382,5 +382,5 @@ def test_a_cap_is_an_error_and_no_wait(volume):
     options = {"max_host_memory_bytes": 8 * batch_bytes, "cache": 0}
     assert sum(1 for _ in indexed(volume, **options)) > 10
     kept = []
-    with pytest.raises(crops.BudgetExceeded, match=r"batches that are kept take \d+ of the \d+ bytes.*max_host_memory"):
+    with pytest.raises(crops.BudgetExceeded, match=r"batches that are kept use \d+ of the \d+ bytes.*max_host_memory"):
         kept.extend(indexed(volume, **options))

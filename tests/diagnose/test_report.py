@@ -59,7 +59,7 @@ def make_run(path, *, num_steps=20, evil=""):
         (path / name).write_text(json.dumps(value))
     (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"step": 3, "att')
     said = (
-        f"[replicas] after step 7, rank 1, w: differs{evil}; wanted: equal.\nrank 0 left out 3 damaged samples in all"
+        f"[replicas] after step 7, rank 1, w: differs{evil}; wanted: equal.\nrank 0 skipped 3 damaged samples in total"
     )
     (logs / "rank-1.err").write_text(f"{said}\n")
     return path
@@ -77,7 +77,7 @@ def test_everything_that_is_recorded_is_told(tmp_path):
     for text in (
         "2 has not joined all_reduce #417",
         "[replicas] after step 7, rank 1",
-        "rank 0 left out 3 damaged samples in all",
+        "rank 0 skipped 3 damaged samples in total",
         "ValueError: boom",
         "stood still",
         "10 ★ best",
@@ -144,7 +144,7 @@ def test_a_damaged_file_is_named_and_the_rest_is_told(tmp_path, damage):
     (run / damage).write_text('{"half": ')
     assert damage.split("/")[-1] in page_of(run)
     (run / damage).write_text("[1, null]")
-    assert "0 left out 3 damaged samples" in page_of(run)
+    assert "0 skipped 3 damaged samples" in page_of(run)
 
 
 def test_runs_side_by_side_mark_what_differs(tmp_path):
@@ -233,15 +233,15 @@ def test_a_pipe_in_the_run_is_not_waited_for(tmp_path):
     page = page_of(run)
     assert "profile.json is no file" in page
     assert "lint.json cannot be read" in page
-    assert "0 left out 3 damaged samples" in page
+    assert "0 skipped 3 damaged samples" in page
 
 
 @pytest.mark.parametrize(
     ("logger", "call"),
     [
-        ("rankwise/data/feed/reader.py", "rank %d leaves out a damaged sample (%d of at most %d)%s: %s"),
-        ("rankwise/data/feed/reader.py", "rank %d left out %d damaged samples in all"),
-        ("rankwise/data/crops/stream/reader.py", "left out (%d of at most %d): %s"),
+        ("rankwise/data/feed/reader.py", "rank %d skips a damaged sample (%d of at most %d)%s: %s"),
+        ("rankwise/data/feed/reader.py", "rank %d skipped %d damaged samples in total"),
+        ("rankwise/data/crops/stream/reader.py", "skipped (%d of at most %d): %s"),
         ("rankwise/train/trainer.py", "%d of %d samples were damaged and left out of the training"),
     ],
 )

@@ -65,7 +65,7 @@ def test_other_options_and_optimizers_are_refused():
         guarded(nn.Linear(2, 1), world=World.single(), evry=2)
     with pytest.raises(ConfigError, match="got a str; or call"):
         guarded(nn.Linear(2, 1), optimizer="sgd", world=World.single())
-    with pytest.raises(ConfigError, match="guard= is True, False"):
+    with pytest.raises(ConfigError, match="guard= must be True, False"):
         make_trainer(World.single(), guard="loud")
 
 
@@ -185,7 +185,7 @@ def test_a_missing_rank_turns_the_guard_off(told):
         active, said = of_rank["missing"]
         assert not active
         assert len(said) == 1
-        assert "the guard goes off after step 1" in said[0]
+        assert "the guard turns itself off after step 1" in said[0]
     assert "a rank is more than 1 s late" in told[0]["missing"][1][0]
 
 
@@ -194,7 +194,7 @@ def test_a_check_that_fails_says_nothing(told):
     assert [of_rank["failing"][:2] for of_rank in told] == [(True, 2)] * 2
     said = told[0]["failing"][2]
     assert len(said) == 2
-    assert "'random' says nothing: it failed on rank 1 with ZeroDivisionError" in "\n".join(said)
+    assert "'random' has no result: it failed on rank 1 with ZeroDivisionError" in "\n".join(said)
     assert "on rank 1 with IndexError" in "\n".join(said)
     assert told[1]["failing"][2] == []
 
@@ -209,7 +209,7 @@ def test_trainers_look_by_default(told):
         assert results["on"][0].startswith("raised [gradients] after step 1")
         assert "model.module(x)" in results["on"][0]
         assert "[gradients] after step 3" in results["moved"]
-        assert "moved or cast after the wrap (0.weight" in results["moved"]
+        assert "moved or cast after wrapping (0.weight" in results["moved"]
 
 
 def test_the_run_keeps_what_was_found(told, folder):
@@ -231,7 +231,7 @@ def test_a_trainer_names_the_module():
         return model(batch["x"] * scale[:, None])[:, 0] ** 2
 
     first = int(list(make_loader(World.single()))[1][0].ids[0])
-    with pytest.raises(StepError, match=r"on rank 0 the input holds what is not finite \(rows \d"):
+    with pytest.raises(StepError, match=r"on rank 0 the input holds values that are not finite \(rows \d"):
         make_trainer(World.single(), step).fit(make_loader(World.single()))
 
 

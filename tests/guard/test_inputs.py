@@ -218,9 +218,9 @@ def test_no_false_alarm(told, name):
 CERTAIN = {
     "same_seed_without_sampler": ("samples", "rank 1 has 4 of the 4 different rows of rank 0"),
     "unequal_lengths": ("loader", "rank 0 has 6; rank 1 has 8"),
-    "one_part_for_two": ("loader", "rank 1 takes part 0 of 2"),
-    "not_finite_forward": ("finite", "on rank 1 head answers with what is not finite (rows 2)"),
-    "not_finite_backward": ("finite", "on rank 1 going backward from head, body gets a gradient"),
+    "one_part_for_two": ("loader", "rank 1 reads part 0 of 2"),
+    "not_finite_forward": ("finite", "on rank 1 head returns values that are not finite (rows 2)"),
+    "not_finite_backward": ("finite", "on rank 1 in the backward after head, body gets a gradient"),
 }
 
 
@@ -238,7 +238,7 @@ def test_what_is_certain_is_raised(told, name):
 
 SUSPECTED = {
     "other_seeds_without_sampler": ("loader", "an epoch is 2 times too long"),
-    "stale_epoch": ("loader", "begins at epoch 0, as one before"),
+    "stale_epoch": ("loader", "begins at epoch 0, like an earlier one"),
     "equal_dropout": ("random", "they draw the same numbers"),
     "equal_augmentation": ("random", "they draw the same numbers"),
     "other_dtypes": ("devices", "rank 0 has float32; rank 1 has float64"),

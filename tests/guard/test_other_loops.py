@@ -139,4 +139,4 @@ def test_broken_loops_are_stopped(told, loop):
     for of_rank in told:
         said = of_rank[loop, True][0]
         assert said.startswith("[gradients] after step 1")
-        assert ("model.module(x)" if loop == "accelerated" else "cast after the wrap") in said
+        assert ("model.module(x)" if loop == "accelerated" else "cast after wrapping") in said

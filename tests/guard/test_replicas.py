@@ -294,10 +294,10 @@ def test_shards_are_looked_at(told):
 
 
 SILENT = {
-    "cast_after_the_wrap": ("moved or cast after the wrap", 6, 1),
-    "cast_under_the_guard": ("moved or cast after the wrap (0.weight", 6, 2),
-    "past_the_wrapper": ("the forward went past the wrapper", 6, 1),
-    "late_layer": ("4.weight, 4.bias came after the wrap", 2, 1),
+    "cast_after_the_wrap": ("moved or cast after wrapping", 6, 1),
+    "cast_under_the_guard": ("moved or cast after wrapping (0.weight", 6, 2),
+    "past_the_wrapper": ("the forward bypassed the wrapper", 6, 1),
+    "late_layer": ("4.weight, 4.bias were added after wrapping", 2, 1),
     "never_synchronised": ("ran inside no_sync()", 6, 1),
     "not_wrapped": ("no DistributedDataParallel", 6, 1),
 }

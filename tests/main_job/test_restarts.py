@@ -78,7 +78,7 @@ def test_asked_to_stop_under_torchrun_and_rankwise(job):
         env["RANKWISE_TEST_FAULT"] = fault
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode != 0
-        assert f"{name}: saving and ending after step" in done.stderr, done.stderr
+        assert f"{name}: saving and stopping after step" in done.stderr, done.stderr
     status, output = job.launch(run_dir, 2, fault="usr1:supervisor@16#3", restarts=3, extra=extra)
     assert status == 75, output
     assert "the ranks have saved and ended as they were asked to: the same command goes on" in output

@@ -119,7 +119,7 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
     """Damage in the middle is said and stepped over."""
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(line(1, 1)) + "\nnonsense\n" + json.dumps(line(1, 2)) + "\n")
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 2 is not a line of metrics"):
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 2 is not valid metrics"):
         assert lineage(read_metrics(path)) == [(1, 1), (1, 2)]
 
 
@@ -145,7 +145,7 @@ def test_a_foreign_line_is_skipped_and_said(tmp_path, foreign):
     """A line of another program, or an edited one, is named by its number; the others count."""
     path = tmp_path / "metrics.jsonl"
     write(path, [event(1, None), line(1, 10), foreign, line(1, 20)])
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 3 is not a line of metrics and was skipped"):
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 3 is not valid metrics and was skipped"):
         assert lineage(read_metrics(path)) == [(1, 10), (1, 20)]
 
 

@@ -77,11 +77,11 @@ def test_another_configuration_is_refused_key_by_key(tmp_path):
 
 def test_resume_must_and_never(tmp_path):
     """'must' wants a run, 'never' wants none; both leave the directory as it was."""
-    with pytest.raises(RunDirError, match="resume='must' wants a run"):
+    with pytest.raises(RunDirError, match="resume='must' needs a run"):
         opened(tmp_path / "run", resume="must")
     with opened(tmp_path / "run", resume="never") as run:
         assert run.attempt == 1
-    with pytest.raises(RunDirError, match=r"resume='never' wants no run .* --fresh"):
+    with pytest.raises(RunDirError, match=r"resume='never' needs .* without a run, .* --fresh"):
         opened(tmp_path / "run", resume="never")
     with opened(tmp_path / "run", resume="must") as run:
         assert run.attempt == 2
@@ -101,7 +101,7 @@ def test_foreign_files_are_refused(tmp_path):
     (tmp_path / "thesis.tex").unlink()
     opened(tmp_path).close()
     (tmp_path / "config.json").write_text('{"compilerOptions": {}}')
-    with pytest.raises(RunDirError, match=r"config\.json is not a run's"):
+    with pytest.raises(RunDirError, match=r"config\.json is not the config of a run"):
         opened(tmp_path)
 
 
@@ -162,7 +162,7 @@ def test_what_this_process_finished_is_not_found_finished(tmp_path):
     """It would be taken for the result of another training: refused, unless it is to go on."""
     with opened(tmp_path) as run:
         run.finish({"accuracy": 0.97})
-    with pytest.raises(RunDirError, match=r"was finished by this very process, .* --fresh, Trainer\(fresh=True\)"):
+    with pytest.raises(RunDirError, match=r"was finished by this same process, .* --fresh, Trainer\(fresh=True\)"):
         opened(tmp_path)
     opened(tmp_path, reopen=True).close()
     with opened(tmp_path) as run:
@@ -189,7 +189,7 @@ def test_a_torn_final_record_is_named(tmp_path, content):
     opened(tmp_path).close()
     (tmp_path / "finished.json").write_bytes(content.encode(errors="surrogateescape"))
     for _ in range(2):
-        with pytest.raises(RunDirError, match=r"finished\.json should hold .*; move it away to go on from the newest"):
+        with pytest.raises(RunDirError, match=r"finished\.json must hold .*; move it away to continue from the newest"):
             opened(tmp_path)
     (tmp_path / "finished.json").unlink()
     with opened(tmp_path) as run:
@@ -267,7 +267,7 @@ def test_a_lost_attempt_file_does_not_restart_the_count(tmp_path):
 def test_the_same_process_is_told_at_once(tmp_path):
     """Opening twice without closing is a mistake that no waiting mends; a forgotten run lets go."""
     run = opened(tmp_path)
-    with pytest.raises(RunDirError, match="in use by this very process"):
+    with pytest.raises(RunDirError, match="in use by this process"):
         RunDir.open(tmp_path, config=CONFIG, world=World.single(), wait_s=100)
     del run
     opened(tmp_path).close()
@@ -324,7 +324,7 @@ def test_a_run_that_was_moved_away_is_fenced(tmp_path):
     """The path is gone: nothing is written to where it was."""
     run = opened(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "elsewhere")
-    with pytest.raises(FencedError, match="is gone"):
+    with pytest.raises(FencedError, match="no longer exists"):
         run.finish({})
     assert not (tmp_path / "run").exists()
 

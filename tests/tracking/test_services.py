@@ -273,7 +273,7 @@ def test_an_error_is_said_once_counted_and_retried(caplog):
     assert box.num_errors >= 2
     assert box.num_dropped == 0
     assert [r.getMessage() for r in caplog.records if "no route" in r.getMessage()] == [
-        "fake cannot be reached; the training goes on, and it is tried again: ConnectionError: no route"
+        "fake cannot be reached; training continues, and sending is retried: ConnectionError: no route"
     ]
 
 
@@ -288,7 +288,7 @@ def test_without_a_thread_the_training_goes_on(caplog, monkeypatch):
     box.log(1, {"loss": 1.0}, {})
     box.close()
     assert (box.num_dropped, box.num_errors) == (1, 1)
-    assert "gets nothing; the training goes on: RuntimeError: can't start new thread" in caplog.text
+    assert "receives nothing; training continues: RuntimeError: can't start new thread" in caplog.text
     assert "1 lines were dropped" in caplog.text
 
 

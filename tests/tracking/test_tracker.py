@@ -69,21 +69,21 @@ def test_own_sinks_get_everything(tmp_path):
         ("close",),
     ]
     assert read_metrics(tmp_path)[0]["phase"] == "val"
-    with pytest.raises(ConfigError, match=r"a sink is 'jsonl', .* or an object"):
+    with pytest.raises(ConfigError, match=r"a sink must be 'jsonl', .* or an object"):
         Tracker(tmp_path, world=World.single(), sinks=["json"])
 
 
 @pytest.mark.parametrize(
     ("values", "tags", "message"),
     [
-        ({"loss": "high"}, {}, "'loss' is no number but 'high'; text belongs into tags"),
-        ({"loss": torch.ones(2)}, {}, "'loss' is not one number"),
-        ({"loss": None}, {}, "is no number but None"),
-        ({"step": 1}, {}, "a metrics line uses itself.* step"),
-        ({"loss": 1}, {"loss": "x"}, "stand twice: loss"),
+        ({"loss": "high"}, {}, "'loss' must be a number, got 'high'; log text as a tag"),
+        ({"loss": torch.ones(2)}, {}, "'loss' must be one number"),
+        ({"loss": None}, {}, "must be a number, got None"),
+        ({"step": 1}, {}, "reserved or occur twice.* step"),
+        ({"loss": 1}, {"loss": "x"}, "occur twice: loss"),
         ({"loss": 1}, {"time": 3}, "time"),
         ({"loss": 1}, {"where": {1}}, "tag 'where'"),
-        ({1: 0.5}, {}, "names of numbers are strings, got 1"),
+        ({1: 0.5}, {}, "names of metrics must be strings, got 1"),
     ],
 )
 def test_what_is_no_number_is_refused(tmp_path, values, tags, message):

@@ -52,7 +52,7 @@ class Bucket:
         try:
             store = from_url(f"{kind}://{bucket}/", **{**client, **options})
         except Exception as error:
-            raise ConfigError(f"no store can be opened for {url}: {str(error).partition(chr(10))[0]}") from error
+            raise ConfigError(f"cannot open a store for {url}: {str(error).partition(chr(10))[0]}") from error
         self.root = ObjectPath(url.rstrip("/"), key, store)
 
     def make(self, step: int, attempt: int, token: str) -> ObjectPath:

@@ -254,7 +254,7 @@ class Checkpointer:
             CheckpointError: see `newest`.
         """
         if self._keeping.metric is None:
-            raise ConfigError("best() wants Checkpointer(metric=...), a name out of the metrics= of save")
+            raise ConfigError("best() needs Checkpointer(metric=...), a name from the metrics= of save")
         self.wait()
         what = f"looking for the best checkpoint in {self.folder}"
         found = take_together(self._world, what, lambda: self._looked_for(self._best))
@@ -321,8 +321,8 @@ class Checkpointer:
             return find(self.folder) or find(self.folder / "checkpoints")
         except OSError as error:
             raise CheckpointError(
-                f"a checkpoint cannot be read now, which is no damage, so it was not skipped: {error}; mend storage or "
-                "permissions and start again, or move its folder away to go on from an earlier one"
+                f"a checkpoint cannot be read now, but is not damaged, so it was not skipped: {error}; fix storage or "
+                "permissions and start again, or move its folder away to continue from an earlier one"
             ) from error
 
     def _here(self, info: CheckpointInfo | None) -> CheckpointInfo | None:
@@ -350,8 +350,8 @@ class Checkpointer:
         if skipped and whole is None:
             reasons = "\n".join(f"  {folder}: {reason}" for folder, reason in skipped.items())
             raise CheckpointError(
-                f"there are checkpoints, and none of them is whole:\n{reasons}\nNothing was removed. Restore one from "
-                "a copy; or move them away to begin anew (of a whole run: --fresh, or Trainer(fresh=True))."
+                f"there are checkpoints, but none of them is whole:\n{reasons}\nNothing was removed. Restore one from "
+                "a copy; or move them away to start over (for a whole run: --fresh, or Trainer(fresh=True))."
             )
         for folder in skipped.keys() - self._skipped.keys():
             warnings.warn(f"skipped the checkpoint {folder}: {skipped[folder]}", stacklevel=5)
@@ -389,7 +389,7 @@ class Checkpointer:
                 self._fence,
             )
         except OSError as error:
-            raise CheckpointError(f"pruning {self.folder} failed: {error}; {newest} is published") from error
+            raise CheckpointError(f"pruning {self.folder} failed: {error}; {newest} was published") from error
 
 
 def _one_thread() -> ThreadPoolExecutor:

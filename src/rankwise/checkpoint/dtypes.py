@@ -35,5 +35,5 @@ def dtype_named(name: str) -> DType:
 
         found: DType = np.dtype(getattr(ml_dtypes, name))
     except (ImportError, AttributeError) as error:
-        raise CheckpointError(f"it holds {name}, which needs the package ml_dtypes (JAX brings it)") from error
+        raise CheckpointError(f"it holds {name}, which needs the package ml_dtypes (installed with JAX)") from error
     return found

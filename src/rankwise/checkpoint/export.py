@@ -138,9 +138,9 @@ def export_part(info: CheckpointInfo, out: Path, *, part: str = "model", to: For
         MissingExtraError: the library is not installed.
     """
     if to not in FORMATS:
-        raise ConfigError(f"the format is one of {', '.join(FORMATS)}, got {to!r}")
+        raise ConfigError(f"the format must be one of {', '.join(FORMATS)}, got {to!r}")
     if out.exists() and not force:
-        raise ConfigError(f"{out} is there already: give another name, or --force")
+        raise ConfigError(f"{out} exists already: pass another name or --force")
     write = cast("dict[str, Callable[[Any, Path], None]]", {"pt": _pt, "safetensors": _safetensors, "npz": _npz})[to]
     state = whole_state(info, part)
     beside = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
@@ -179,7 +179,7 @@ def _npz(state: Any, out: Path) -> None:
             arrays[name] = np.asarray(value)
         except TypeError as error:
             raise CheckpointError(
-                f"{name} is {value.dtype}, which NumPy has not: export it with --format safetensors or pt"
+                f"{name} is {value.dtype}, which NumPy does not have: export it with --format safetensors or pt"
             ) from error
     with out.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
@@ -192,7 +192,7 @@ def _flat(tree: Any, to: str, place: str = "") -> dict[str, Any]:
         return {name: value for found in inside for name, value in found.items()}
     if not hasattr(tree, "dtype"):
         raise CheckpointError(
-            f"{place} is a {type(tree).__name__}, and {to} holds tensors alone: export the part with --format pt"
+            f"{place} is a {type(tree).__name__}, and {to} holds only tensors: export the part with --format pt"
         )
     return {place: tree}
 

@@ -134,7 +134,7 @@ class Interruption:
 
     def _take_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
-            _LOG.warning("signals are handled in the main thread only: here SIGTERM ends this process without a save")
+            _LOG.warning("signals are handled in the main thread only: SIGTERM here ends the process without a save")
             return
         prompt = hasattr(sys, "ps1") or "ipykernel" in sys.modules
         for name in ("SIGTERM", "SIGUSR1", *(() if prompt else ("SIGINT",))):
@@ -166,7 +166,7 @@ class Interruption:
         mine = np.array([self._wish(), (now - self._asked_s) / self._every, number, -number], dtype=np.float64)
         wish, slowest_s, most, least = self._world.all_reduce(mine, op="max").tolist()
         if most != -least:
-            raise DesyncError(f"ranks ask whether to stop at different steps, {int(-least)} to {int(most)}")
+            raise DesyncError(f"ranks check for a stop at different steps, {int(-least)} to {int(most)}")
         self.num_agreements += 1
         self._calls, self._asked_s = 0, time.monotonic()
         # half of the time for calls in between, half for one that takes longer
@@ -181,7 +181,7 @@ class Interruption:
         self.reason = limit if wish == _TIME_IS_UP else signal.Signals(wish).name
         if self._world.is_main:
             after = "" if step is None else f" after step {step}"
-            _LOG.warning("%s: saving and ending%s (a second signal ends at once)", self.reason, after)
+            _LOG.warning("%s: saving and stopping%s (a second signal stops at once)", self.reason, after)
 
 
 def _limit(given: float | None) -> float:
@@ -193,5 +193,5 @@ def _limit(given: float | None) -> float:
     except ValueError:
         seconds = -1.0
     if not seconds > 0:
-        raise ConfigError(f"max_seconds, or {MAX_SECONDS}, is a positive number of seconds; got {text!r}")
+        raise ConfigError(f"max_seconds, or {MAX_SECONDS}, must be a positive number of seconds; got {text!r}")
     return seconds

@@ -53,8 +53,8 @@ class JaxTree:
         if places != list(state["places"]):
             odd = sorted({*places} ^ {*state["places"]}) or places
             raise ConfigError(
-                f"the checkpoint holds a tree of {len(state['places'])} leaves, this one has {len(places)}; they "
-                f"differ at {', '.join(odd[:3])}: make the tree as it was when it was saved"
+                f"the checkpoint holds a tree of {len(state['places'])} leaves, this tree has {len(places)}; they "
+                f"differ at {', '.join(odd[:3])}: build the tree as it was when it was saved"
             )
         leaves = [_like(old, new, place) for (_, old), new, place in zip(found, state["leaves"], places, strict=True)]
         self.tree = jax.tree_util.tree_unflatten(structure, leaves)
@@ -76,8 +76,8 @@ def _put(values: NDArray, like: Any, place: str) -> Any:
 
     if values.shape != like.shape or values.dtype != like.dtype:
         raise ConfigError(
-            f"the leaf {place} is {like.dtype}{list(like.shape)}, that of the checkpoint is {values.dtype}"
-            f"{list(values.shape)}: make the tree as it was when it was saved"
+            f"the leaf {place} is {like.dtype}{list(like.shape)}, in the checkpoint it is {values.dtype}"
+            f"{list(values.shape)}: build the tree as it was when it was saved"
         )
     if like.is_fully_addressable:
         return jax.device_put(values, like.sharding)

@@ -140,7 +140,7 @@ def read_manifest(folder: Path) -> CheckpointInfo:
         facts = {key: body[key] for key in keys}
         loose = {"meta": _loose(facts["meta"]), "metrics": _loose(body.get("metrics", {}))}
     except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"its manifest.json does not say all that it should ({error})") from error
+        raise CheckpointError(f"its manifest.json lacks required fields ({error})") from error
     return CheckpointInfo(path=folder, parts=parts, **{**facts, **loose})
 
 
@@ -161,7 +161,7 @@ def refuse_later_format(folder: Path) -> None:
     saver = versions.get("rankwise", "?") if isinstance(versions, dict) else "?"
     raise CheckpointError(
         f"{folder} has the checkpoint format {found}, of rankwise {saver}; this rankwise {__version__} reads format "
-        f"{_known()}: install the version that saved it or a later one, or move the folder away to go on from an "
+        f"{_known()}: install the version that saved it or a later one, or move the folder away to continue from an "
         "earlier checkpoint"
     )
 
@@ -198,7 +198,7 @@ def open_inside(folder: Path, name: str) -> BinaryIO:
         return folder.open(name)
     steps = PurePosixPath(name).parts
     if not steps or steps[0] == "/" or ".." in steps or "\0" in name:
-        raise CheckpointError(f"its manifest.json names {name!r}, which is no file inside it")
+        raise CheckpointError(f"its manifest.json names {name!r}, which is not a file inside it")
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -211,11 +211,11 @@ def open_inside(folder: Path, name: str) -> BinaryIO:
         if error.errno in _MISSING:
             raise CheckpointError(f"it has no {name}") from error
         if error.errno in _FOREIGN:
-            raise CheckpointError(f"{name} is no regular file (a link, FIFO or device is not followed)") from error
+            raise CheckpointError(f"{name} is not a regular file (a link, FIFO or device is not followed)") from error
         raise OSError(error.errno, error.strerror, str(folder / name)) from error
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise CheckpointError(f"{name} is no regular file (a link, FIFO or device is not followed)")
+        raise CheckpointError(f"{name} is not a regular file (a link, FIFO or device is not followed)")
     return os.fdopen(file, "rb")
 
 

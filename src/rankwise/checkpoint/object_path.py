@@ -77,7 +77,7 @@ class ObjectPath:
         import obstore
 
         if not name or name.startswith("/") or ".." in name.split("/"):
-            raise CheckpointError(f"its manifest.json names {name!r}, which is no file inside it")
+            raise CheckpointError(f"its manifest.json names {name!r}, which is not a file inside it")
         place = self / name
         file = tempfile.TemporaryFile()  # noqa: SIM115  (whoever asked closes it)
         try:
@@ -118,6 +118,6 @@ def asking(place: ObjectPath) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotFoundError) as error:
-        raise FileNotFoundError(2, "there is no such object", str(place)) from error
+        raise FileNotFoundError(2, "no such object", str(place)) from error
     except (BaseError, PermissionError) as error:
         raise OSError(5, str(error).partition("\n")[0], str(place)) from error

@@ -105,7 +105,7 @@ class RandomState:
         if torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda"])
         else:
-            warnings.warn("the checkpoint holds the random state of a GPU; there is none here: skipped", stacklevel=2)
+            warnings.warn("the checkpoint holds the random state of a GPU, but there is no GPU: skipped", stacklevel=2)
 
 
 class TreePart:
@@ -125,8 +125,8 @@ class TreePart:
         """Fill the dict."""
         if not isinstance(self._tree, dict):
             raise ConfigError(
-                f"the part {self._name!r} is a {type(self._tree).__name__}, which cannot be filled in place; give a "
-                "dict, or read it with Checkpointer.read"
+                f"the part {self._name!r} is a {type(self._tree).__name__}, which cannot be filled in place; pass a "
+                "dict or read it with Checkpointer.read"
             )
         self._tree.clear()
         self._tree.update(state["tree"])
@@ -140,11 +140,11 @@ def as_part(name: str, value: Any) -> Stateful:
     """
     if isinstance(value, Stateful):
         if value.scope not in ("replicated", "sharded", "reduced", "rederived"):
-            raise ConfigError(f"the part {name!r} has the unknown scope {value.scope!r}")
+            raise ConfigError(f"the part {name!r} has an unknown scope {value.scope!r}")
         return value
     if hasattr(value, "state_dict"):
         raise ConfigError(
             f"the part {name!r} ({type(value).__name__}) has a state but no scope; if it is equal on all ranks (a "
-            f"module, an optimizer, a scheduler, a loader), give Replicated({name})"
+            f"module, an optimizer, a scheduler, a loader), pass Replicated({name})"
         )
     return TreePart(name, value)

@@ -102,10 +102,10 @@ def _encode_leaf(leaf: Any, place: str, host: HostBuffers | None) -> Any:
         return bytes(leaf)
     what = f"{place} is a {type(leaf).__module__}.{type(leaf).__qualname__}"
     if isinstance(leaf, (bool, int, float, str)):
-        raise CheckpointError(f"{what}; a checkpoint keeps plain numbers and strings: convert it in state_dict")
+        raise CheckpointError(f"{what}; a checkpoint holds plain numbers and strings: convert it in state_dict")
     raise CheckpointError(
         f"{what}; a checkpoint holds tensors, arrays of NumPy and JAX, numbers, strings, bytes, None, and dicts, lists "
-        "and tuples of these: convert it in state_dict (a tree of JAX's is kept as JaxTree(tree))"
+        "and tuples of these: convert it in state_dict (save a JAX tree as JaxTree(tree))"
     )
 
 
@@ -132,7 +132,7 @@ def _encode_tensor(tensor: Any, place: str, host: HostBuffers | None) -> Any:
     plain = tensor.detach()
     if type(plain) is not torch.Tensor:
         raise CheckpointError(
-            f"{place} is a {type(plain).__name__}, of which each rank may hold a part: give ModelState(model) and "
+            f"{place} is a {type(plain).__name__}, of which each rank may hold a part: pass ModelState(model) and "
             "OptimizerState(optimizer, model) instead of Replicated, or gather it in state_dict"
         )
     strided = plain.layout == torch.strided
@@ -148,20 +148,20 @@ def _host_array(array: Any, place: str) -> NDArray:
     import jax
 
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
-        raise CheckpointError(f"{place} is a key of JAX: save jax.random.key_data(key), or the tree as JaxTree(tree)")
+        raise CheckpointError(f"{place} is a JAX key: save jax.random.key_data(key), or the tree as JaxTree(tree)")
     if array.is_fully_addressable:
         return np.asarray(array)
     if array.is_fully_replicated:
         return np.asarray(array.addressable_data(0))
     raise CheckpointError(
-        f"{place} is an array of JAX of which each process holds a part; this checkpoint format holds whole arrays: "
+        f"{place} is a JAX array of which each process holds a part; this checkpoint format holds whole arrays: "
         "gather it (jax.experimental.multihost_utils.process_allgather), or save it with orbax"
     )
 
 
 def _encode_array(array: Any, place: str, host: HostBuffers | None) -> Any:
     if array.dtype.hasobject or array.dtype.names is not None:
-        raise CheckpointError(f"{place} is a NumPy array of dtype {array.dtype}; a checkpoint holds plain dtypes")
+        raise CheckpointError(f"{place} is a NumPy array of dtype {array.dtype}; a checkpoint holds plain dtypes only")
     if not isinstance(array, np.ndarray):
         return array
     return np.asarray(array, order="C") if host is None else np.array(array, order="C")
@@ -169,11 +169,11 @@ def _encode_array(array: Any, place: str, host: HostBuffers | None) -> Any:
 
 def _encode_mapping(tree: Mapping[Any, Any], place: str, host: HostBuffers | None) -> Any:
     if MARK in tree:
-        raise CheckpointError(f"{place} has the key {MARK!r}, which the checkpoint format uses itself")
+        raise CheckpointError(f"{place} has the key {MARK!r}, which the checkpoint format reserves")
     items = []
     for key, value in tree.items():
         if type(key) not in (bool, int, float, str):
-            raise CheckpointError(f"{place} has the key {key!r}; keys in a checkpoint are strings or plain numbers")
+            raise CheckpointError(f"{place} has the key {key!r}; keys in a checkpoint must be strings or plain numbers")
         items.append((key, encode(value, f"{place}[{key!r}]", host)))
     return ordered_like(tree, items) if isinstance(tree, OrderedDict) else dict(items)
 

@@ -76,7 +76,7 @@ class Pieces:
             covered += math.prod(high - low for low, high in spans)
         if covered != box.numel():
             raise CheckpointError(
-                f"the ranks' pieces hold {covered} of {box.numel()} elements of a tensor {self.shape}"
+                f"the ranks' pieces cover {covered} of {box.numel()} elements of a tensor {self.shape}"
             )
         return box
 

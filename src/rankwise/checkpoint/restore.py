@@ -68,8 +68,8 @@ def decide(
     refused = [name for name in missing if name not in allow_missing]
     if refused:
         raise CheckpointError(
-            f"{info.path} lacks {', '.join(refused)}; it holds {', '.join(info.parts)}. Give "
-            f"allow_missing={refused!r} to go on without"
+            f"{info.path} lacks {', '.join(refused)}; it holds {', '.join(info.parts)}. Pass "
+            f"allow_missing={refused!r} to continue without them"
         )
     resized = info.world_size != world.world_size
     found = {name: (part, info.parts[name]) for name, part in parts.items() if name in info.parts}
@@ -123,7 +123,7 @@ def load_part(part: Stateful, state: Any, name: str) -> None:
         part.load_state_dict(state)
     except Exception as error:
         raise CheckpointError(
-            f"the part {name!r} does not take its state from the checkpoint: {type(error).__name__}: {error}"
+            f"the part {name!r} cannot load its state from the checkpoint: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -134,7 +134,7 @@ def _refuse_scope(info: CheckpointInfo, name: str, part: Stateful, record: PartR
         return
     if part.scope != record.scope:
         raise CheckpointError(
-            f"{info.path}: the part {name!r} was saved as {record.scope!r} and is to be restored as {part.scope!r}"
+            f"{info.path}: the part {name!r} was saved as {record.scope!r} but is restored as {part.scope!r}"
         )
     if resized and part.scope == "sharded":
         raise CheckpointError(
@@ -148,16 +148,16 @@ def _added(states: list[Any], place: str) -> Any:
     first = states[0]
     if isinstance(first, dict):
         if any(state.keys() != first.keys() for state in states):
-            raise CheckpointError(f"{place}: the ranks saved different keys; give the part a merge_states method")
+            raise CheckpointError(f"{place}: the ranks saved different keys; add a merge_states method to the part")
         return {key: _added([state[key] for state in states], f"{place}[{key!r}]") for key in first}
     if isinstance(first, (list, tuple)):
         if any(len(state) != len(first) for state in states):
-            raise CheckpointError(f"{place}: the ranks saved different lengths; give the part a merge_states method")
+            raise CheckpointError(f"{place}: the ranks saved different lengths; add a merge_states method to the part")
         return type(first)(
             _added(list(items), f"{place}[{index}]") for index, items in enumerate(zip(*states, strict=True))
         )
     if isinstance(first, (str, bytes)) or first is None or isinstance(first, bool):
-        raise CheckpointError(f"{place} is no number and cannot be added up; give the part a merge_states method")
+        raise CheckpointError(f"{place} is not a number and cannot be summed; add a merge_states method to the part")
     return sum(states[1:], start=first)
 
 

@@ -35,12 +35,12 @@ class Keeping:
         counts = (self.keep, self.keep_every, self.keep_best)
         if any(count is not None and count < 1 for count in counts):
             raise ConfigError(
-                "keep, keep_every and keep_best are at least 1 (or None); got {}, {} and {}".format(*counts)
+                "keep, keep_every and keep_best must be at least 1 or None, got {}, {} and {}".format(*counts)
             )
         if self.mode not in ("min", "max"):
-            raise ConfigError(f"mode is 'min' or 'max', got {self.mode!r}")
+            raise ConfigError(f"mode must be 'min' or 'max', got {self.mode!r}")
         if self.keep_best is not None and self.metric is None:
-            raise ConfigError(f"keep_best={self.keep_best} wants metric=, a name out of the metrics= of save")
+            raise ConfigError(f"keep_best={self.keep_best} needs metric=, a name from the metrics= of save")
 
     def by_quality(self, found: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
         """Return those with the metric, best first; equal ones newest first. NaN does not count."""

@@ -74,7 +74,7 @@ def save_job(
     """
     for name in parts:
         if not isinstance(name, str) or _PART_NAME.fullmatch(name) is None:
-            raise ConfigError(f"a part's name is made of letters, digits, '.', '_' and '-'; got {name!r}")
+            raise ConfigError(f"a part's name must consist of letters, digits, '.', '_' and '-'; got {name!r}")
     sources = {name: as_part(name, value) for name, value in parts.items()}
     scopes = {name: part.scope for name, part in sources.items()}
     in_pieces = frozenset(
@@ -116,7 +116,7 @@ def checked_step(step: Any) -> int:
         ConfigError: it is not such a number.
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ConfigError(f"a checkpoint wants the number of optimizer steps done, an int >= 0; got {step!r}")
+        raise ConfigError(f"a checkpoint needs the number of optimizer steps done, an int >= 0; got {step!r}")
     return step
 
 
@@ -277,7 +277,7 @@ class Saving:
             for record in files.values():
                 if self._storage.size_of(self._made, record.path) != record.bytes:
                     raise CheckpointError(
-                        f"rank {rank} has written {record.path}, which the main rank does not see in {self._made}; "
+                        f"rank {rank} has written {record.path}, but the main rank does not see it in {self._made}; "
                         "checkpoints need a file system that all ranks share"
                     )
 
@@ -324,12 +324,12 @@ def _checked_meta(meta: Mapping[str, JSON]) -> dict[str, JSON]:
     try:  # a copy, as it will be read: what lies inside may change before a thread has written it
         copied: dict[str, JSON] = json.loads(json.dumps(dict(meta)))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"meta holds JSON: numbers, strings, bools, None, lists and dicts; {error}") from error
+        raise ConfigError(f"meta must be JSON: numbers, strings, bools, None, lists and dicts; {error}") from error
     return copied
 
 
 def _checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     for name, value in metrics.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(f"metrics are numbers by name; {name} is a {type(value).__name__}: give float(...) of it")
+            raise ConfigError(f"metrics must be numbers by name; {name} is a {type(value).__name__}: pass float(...)")
     return {name: float(value) for name, value in metrics.items()}

@@ -202,7 +202,7 @@ def _fitted_state(values: Any, param: Any, name: str) -> Any:
     if odd and _is_sharded(param):
         raise ConfigError(
             f"the optimizer's state {odd[0]!r} of {name} has the shape {list(values[odd[0]].shape)}, the parameter "
-            f"{list(shape)}: what fully_shard cuts has the parameter's shape. Go on with strategy='ddp' or 'zero1'"
+            f"{list(shape)}: fully_shard needs states of the parameter's shape. Continue with strategy='ddp' or 'zero1'"
         )
     return {key: _fitted(value, param if same[key] else None, f"{name}[{key!r}]") for key, value in values.items()}
 
@@ -230,6 +230,6 @@ def _refuse_other_groups(saved: list[Any], own: list[list[str]]) -> None:
         odd = sorted({*group["params"]} ^ {*names})
         if odd:
             raise ConfigError(
-                f"group {number} of the optimizer holds other parameters here than in the checkpoint; they differ in "
+                f"group {number} of the optimizer has other parameters here than in the checkpoint; they differ in "
                 f"{', '.join(odd[:3])}{' and more' if len(odd) > 3 else ''}"
             )

@@ -39,7 +39,7 @@ class Devices:
         given = [t for t in tensors_of(values) if t.ndim]
         if not given:
             return
-        names = ("the prediction", "the target", "a further argument")
+        names = ("the prediction", "the target", "another argument")
         placed = [(names[min(n, 2)], t) for n, t in enumerate(given)]
         placed += [(f"the loss's {n}", t) for n, t in (*loss.named_parameters(), *loss.named_buffers()) if t.ndim]
         wrong = {name: t.device for name, t in placed if t.device != given[0].device}
@@ -49,7 +49,7 @@ class Devices:
                 self.name,
                 (self._subject.world.rank,),
                 listed(wrong),
-                wanted=f"{given[0].device}, where the prediction is",
+                wanted=f"{given[0].device}, the device of the prediction",
                 came=", ".join(f"{name} is on {device}" for name, device in wrong.items()),
                 mend="Move targets with the inputs, and loss weights with loss.to(device)",
             )
@@ -81,9 +81,9 @@ class Devices:
                     self.name,
                     (rank,),
                     names,
-                    wanted=f"{fact['most']}, where the rest of the model is",
+                    wanted=f"{fact['most']}, the device of the rest of the model",
                     came=f"on {place}",
-                    mend="Move the whole model by one model.to(device) before the wrap; register_buffer for constants",
+                    mend="Move the whole model by one model.to(device) before wrapping; register constants as buffers",
                     certain=False,
                 )
         chips = [fact["chip"] for fact in facts]
@@ -92,7 +92,7 @@ class Devices:
                 self.name,
                 shared,
                 "the accelerator",
-                wanted="one of its own for each rank",
+                wanted="a separate one for each rank",
                 came=f"they share {chips[shared[0]]}",
                 mend="Call torch.cuda.set_device(local_rank) before anything else (bind() does)",
             )
@@ -104,6 +104,6 @@ class Devices:
                 "the model's inputs",
                 wanted="the same dtypes on all ranks",
                 came="; ".join(f"rank {rank} has {', '.join(names)}" for rank, names in enumerate(dtypes)),
-                mend="Cast them in one place of the data's way",
+                mend="Cast them in one place of the input pipeline",
                 certain=False,
             )

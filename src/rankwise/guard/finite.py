@@ -53,7 +53,7 @@ class Finite:
         if not module.training:
             return
         tensors = [t for t in tensors_of(output) if t.is_floating_point()]
-        self._note(name, "answers with", *(t.detach() for t in tensors))
+        self._note(name, "returns", *(t.detach() for t in tensors))
         for tensor in tensors:
             if tensor.requires_grad:
                 # a tensor hook, because torch's module hooks forbid in-place operations
@@ -69,9 +69,9 @@ class Finite:
         last_good = "the loss"
         for name, what, good in self._notes:
             if not bool(good):
-                told = f"{name} {what} what is not finite"
+                told = f"{name} {what} values that are not finite"
                 if what == "gets a gradient of":
-                    told = f"going backward from {last_good}, {told}"
+                    told = f"in the backward after {last_good}, {told}"
                 rows = [str(row) for row in self._bad_rows()]
                 return told + (f" (rows {listed(rows)})" if rows else "")
             last_good = name if what == "gets a gradient of" else "the loss"
@@ -112,6 +112,6 @@ class Finite:
             f"samples {fact['samples']}" if fact["samples"] else "the samples of the step",
             wanted="finite values and gradients",
             came=f"the gradients of {fact['gradients']} are not finite; on rank {guilty[0]} "
-            f"{fact['first'] or 'every module that was watched answers with finite values'}",
-            mend="Look at these samples and this module; lower the learning rate where nothing else is wrong",
+            f"{fact['first'] or 'every watched module returns finite values'}",
+            mend="Check these samples and this module; lower the learning rate if nothing else is wrong",
         )

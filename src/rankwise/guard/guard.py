@@ -66,14 +66,14 @@ class GuardOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.checks, str) and self.checks not in ("cheap", "all"):
-            raise ConfigError(f"checks= is 'cheap', 'all' or a list of names, got {self.checks!r}")
+            raise ConfigError(f"checks= must be 'cheap', 'all' or a list of names, got {self.checks!r}")
         if unknown := sorted(set(self.names) - set(CHECKS)):
-            raise ConfigError(f"there is no check named {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+            raise ConfigError(f"there is no check named {', '.join(unknown)}; available checks: {', '.join(CHECKS)}")
         if self.on_finding not in ("raise", "warn"):
-            raise ConfigError(f"on_finding= is 'raise' or 'warn', got {self.on_finding!r}")
+            raise ConfigError(f"on_finding= must be 'raise' or 'warn', got {self.on_finding!r}")
         if self.spacing < 1 or self.first < 0 or not self.timeout_s > 0:
             raise ConfigError(
-                f"every= is at least 1, first= at least 0 and timeout_s= above 0, got {self.every!r}, {self.first!r} "
+                f"every= must be at least 1, first= at least 0, timeout_s= above 0; got {self.every!r}, {self.first!r} "
                 f"and {self.timeout_s!r}"
             )
 
@@ -145,7 +145,7 @@ class Guard:
             self._arm()
         apart = len(tensors_apart(subject.model)) + sum(hasattr(p, "placements") for p in subject.model.parameters())
         if apart and self._checks and self._world.is_main:
-            _LOG.info("%d parameters are sharded or ignored by their wrapper: they are not compared", apart)
+            _LOG.info("%d parameters are sharded or ignored by their wrapper and are not compared", apart)
 
     def _look_before(self, names: Sequence[str], look: Look) -> None:
         loader = self._subject.loader
@@ -210,7 +210,7 @@ class Guard:
             judge()
         elif name not in self._failed:
             self._failed.add(name)
-            self._say(f"the check {name!r} says nothing: it failed on rank {failed[0]} with {failed[1].text}")
+            self._say(f"the check {name!r} has no result: it failed on rank {failed[0]} with {failed[1].text}")
 
     def _together(self, act: Callable[[Look], None]) -> None:
         whole = self.num_looks < self._options.first or self._options.checks == "all"
@@ -220,7 +220,7 @@ class Guard:
         except RankwiseError as error:
             # a rank missing here is late, dead or at another step: the training's own collectives will show it
             self.close()
-            _LOG.warning("the guard goes off after step %d: %s", self.num_steps, error)
+            _LOG.warning("the guard turns itself off after step %d: %s", self.num_steps, error)
             return
         self.num_looks += self.num_steps > 0
         self._report(look.found)
@@ -346,7 +346,7 @@ def guard_wish(wish: bool | Literal["warn"] | GuardOptions) -> GuardOptions | No
     if isinstance(wish, GuardOptions):
         return wish
     if wish not in (True, False, "warn"):
-        raise ConfigError(f"guard= is True, False, 'warn' or GuardOptions(...), got {wish!r}")
+        raise ConfigError(f"guard= must be True, False, 'warn' or GuardOptions(...), got {wish!r}")
     return GuardOptions(on_finding="warn" if wish == "warn" else "raise") if wish else None
 
 
@@ -358,7 +358,7 @@ def _plain_optimizer(optimizer: Any) -> Any:
         optimizer = optimizer.optimizer
     if not hasattr(optimizer, "register_step_post_hook"):
         raise ConfigError(
-            f"optimizer= is an optimizer of torch, got a {type(optimizer).__name__}; or call guard.step()"
+            f"optimizer= must be a torch optimizer, got a {type(optimizer).__name__}; or call guard.step()"
         )
     return optimizer
 

@@ -70,8 +70,8 @@ class Samples:
             sorted({rank for pair in again for rank in pair}),
             f"rows {listed(str(row) for row, number in enumerate(facts[a]) if number in common)} of rank {a}'s part",
             wanted="each sample of a step on one rank",
-            came=f"rank {b} has {len(common)} of the {len(sets[a])} different rows of rank {a}, too, twice in a row",
-            mend="Give the loader a DistributedSampler, or take an Order, which deals every sample out once",
+            came=f"rank {b} has {len(common)} of the {len(sets[a])} different rows of rank {a}, twice in a row",
+            mend="Pass a DistributedSampler to the loader, or use an Order, which assigns every sample once",
             certain=len(places) >= _ENOUGH and sum(places) >= _SAME * len(places),
         )
 
@@ -144,10 +144,10 @@ def compare_loaders(facts: Sequence[Any], look: Look) -> None:
             "loader",
             odd_ranks(steps),
             "the loader's length",
-            wanted="as many batches on every rank",
+            wanted="the same number of batches on every rank",
             came="; ".join(f"rank {rank} has {count}" for rank, count in enumerate(steps)),
-            mend="The rank that has more waits for the others at the end of the epoch until the time-out: deal the "
-            "samples out evenly (DistributedSampler, Order), or take ExactStep or torch's Join",
+            mend="The rank with more batches waits for the others at the epoch's end until the time-out: spread the "
+            "samples evenly (DistributedSampler, Order), or use ExactStep or torch's Join",
         )
     dealt = [fact.get("dealt") for fact in facts]
     # each share must be on one rank; it does not matter on which
@@ -157,9 +157,9 @@ def compare_loaders(facts: Sequence[Any], look: Look) -> None:
             [rank for rank, part in enumerate(dealt) if part != (look.world_size, rank)],
             "the loader's sampler",
             wanted=f"each of the parts 0 to {look.world_size - 1} of {look.world_size} on one rank",
-            came="; ".join(f"rank {rank} takes part {part} of {count}" for rank, (count, part) in enumerate(dealt)),
-            mend="Leave num_replicas and rank out of DistributedSampler, which takes them from the group: a local rank "
-            "is not the rank on several machines",
+            came="; ".join(f"rank {rank} reads part {part} of {count}" for rank, (count, part) in enumerate(dealt)),
+            mend="Leave num_replicas and rank out of DistributedSampler, which reads them from the group: a local rank "
+            "differs from the rank on several machines",
         )
     whole = {fact.get("all") for fact in facts}
     if look.world_size > 1 and len(whole) == 1 and (found := next(iter(whole))) is not None:
@@ -168,8 +168,8 @@ def compare_loaders(facts: Sequence[Any], look: Look) -> None:
             range(look.world_size),
             "the loader's epoch",
             wanted=f"each of the {found[0]} samples once in an epoch, over all ranks",
-            came=f"every rank goes through all of them: an epoch is {look.world_size} times too long",
-            mend="Give the loader a DistributedSampler, or take an Order",
+            came=f"every rank reads all of them: an epoch is {look.world_size} times too long",
+            mend="Pass a DistributedSampler to the loader, or use an Order",
             certain=False,
         )
 
@@ -195,7 +195,7 @@ class Epochs:
     def _begins(self) -> None:
         where = _epoch_of(self._loader)
         if where in self._begun and not self._stale:
-            self._stale = f"an iteration begins at {where}, as one before"
+            self._stale = f"an iteration begins at {where}, like an earlier one"
         self._begun = [*self._begun, where][-4:] if where else []
 
     def facts(self, look: Look) -> str:  # noqa: ARG002
@@ -209,9 +209,9 @@ class Epochs:
                 self.name,
                 ranks,
                 "the loader's order",
-                wanted="another order in each epoch",
+                wanted="a different order in each epoch",
                 came=facts[ranks[0]],
-                mend="Call sampler.set_epoch(epoch) (of loaders of rankwise: loader.set_epoch(epoch), and mark_done) "
+                mend="Call sampler.set_epoch(epoch) (rankwise loaders: loader.set_epoch(epoch), and mark_done) "
                 "before each iteration",
                 certain=False,
             )
@@ -280,8 +280,8 @@ class RandomStreams:
                     self.name,
                     same,
                     name,
-                    wanted="a stream of its own on each rank",
-                    came="they draw the same numbers: the same units are dropped, the same augmentation is made",
-                    mend="Seed with the rank once the model is built, torch.manual_seed(seed + rank); prepare() does",
+                    wanted="a separate stream on each rank",
+                    came="they draw the same numbers: dropout and augmentation are the same on all ranks",
+                    mend="Seed with the rank after the model is built, torch.manual_seed(seed + rank); prepare() does",
                     certain=False,
                 )

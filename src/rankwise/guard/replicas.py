@@ -154,37 +154,37 @@ class Gradients:
         """Yield possible causes that this rank sees, with solutions; the most certain first."""
         wrapper = self._subject.wrapper
         if wrapper is None:
-            what = "nothing in the model adds gradients up (no DistributedDataParallel)"
+            what = "nothing in the model reduces gradients (no DistributedDataParallel)"
             yield what, "Pass the model through prepare(), or average the gradients before optimizer.step()"
             return
         now = {plain_name(n): p for n, p in self._subject.model.named_parameters()}
         known = {id(p) for p in getattr(wrapper, "_module_parameters", wrapper.module.parameters())}
         if late := [n for n, p in now.items() if p.requires_grad and id(p) not in known]:
-            what = f"{listed(late)} came after the wrap, and nobody adds up their gradients"
-            yield what, "Add and replace layers, and unfreeze parameters, before the wrap"
+            what = f"{listed(late)} were added after wrapping, so their gradients are not reduced"
+            yield what, "Add and replace layers, and unfreeze parameters, before wrapping"
         moved = [n for n, p in now.items() if n in self._placed and (p.dtype, p.device) != self._placed[n]]
         noted = _dtypes_at_wrap(wrapper)
         if moved or (noted and noted != {str(p.dtype) for p in wrapper.module.parameters() if p.requires_grad}):
-            what = f"the model was moved or cast after the wrap ({listed(moved) or 'its dtypes have changed'}), "
+            what = f"the model was moved or cast after wrapping ({listed(moved) or 'its dtypes have changed'}), "
             what += "which drops the hooks of DistributedDataParallel"
-            yield what, "Call .to(device), .double() and the like before the wrap (prepare() does)"
+            yield what, "Call .to(device), .double() etc. before wrapping (prepare() does)"
         if self._inside > self._through:
-            what = "the forward went past the wrapper (model.module(x) instead of model(x))"
+            what = "the forward bypassed the wrapper (model.module(x) instead of model(x))"
             yield what, "Call the wrapped model in training; model.module is for evaluation and saving"
         if self._through and not self._synced:
             what = "every forward of the step ran inside no_sync()"
-            yield what, "Leave the last micro-batch of a step, its forward too, outside of no_sync()"
+            yield what, "Run the last micro-batch of a step, including its forward, outside no_sync()"
         unused = [] if wrapper.find_unused_parameters else [n for n, p in now.items() if _has_none(p)]
         if unused:
-            yield f"the loss does not depend on {listed(unused)}, for whose gradients those of the others wait", _FREEZE
+            yield f"the loss does not depend on {listed(unused)}, so other gradients wait for theirs", _FREEZE
 
 
 _FREEZE = (
-    "Freeze them with requires_grad_(False) before the wrap, leave them out, or wrap with find_unused_parameters=True"
+    "Freeze them with requires_grad_(False) before wrapping, remove them, or wrap with find_unused_parameters=True"
 )
 _UNKNOWN = (
-    "the model was moved after the wrap, or gradients were changed on some ranks after backward",
-    "Call .to(device) before the wrap, and clip, scale or fill gradients alike on all ranks",
+    "the model was moved after wrapping, or gradients were changed on some ranks after backward",
+    "Call .to(device) before wrapping, and clip, scale or fill gradients in the same way on all ranks",
 )
 
 
@@ -242,7 +242,7 @@ class Parameters:
                 listed(names),
                 wanted="equal parameters on all ranks",
                 came=f"{len(names)} of {len(self._compared.names)} differ after the step",
-                mend="Something changed them on some ranks only: weights loaded or edited after the wrap, an optimizer "
+                mend="Something changed them on some ranks only: weights loaded or edited after wrapping, an optimizer "
                 "with other settings or state. Load and change them on every rank",
             )
         buffers = [of_buffers for _, of_buffers in facts]
@@ -254,8 +254,8 @@ class Parameters:
                 f"buffers {listed(names)}",
                 wanted="equal buffers on all ranks when a forward begins",
                 came="they differ",
-                mend="Without broadcast_buffers running statistics are each rank's own: evaluate and save those of "
-                "rank 0 on purpose, or take SyncBatchNorm",
+                mend="Without broadcast_buffers each rank has its own running statistics: evaluate and save those of "
+                "rank 0 on purpose, or use SyncBatchNorm",
                 certain=False,
             )
 
@@ -303,7 +303,7 @@ class Reductions:
                 wanted="one synchronised backward per optimizer step",
                 came=f"{max(facts)} of them",
                 mend="Run all micro-batches but the last inside no_sync(), forward and backward (Window does): the "
-                "result is the same, for a fraction of the communication",
+                "result is the same with a fraction of the communication",
                 certain=False,
             )
 
@@ -340,9 +340,9 @@ class Unused:
                     self.name,
                     range(look.world_size),
                     "find_unused_parameters=True",
-                    wanted="a model that leaves parameters out",
+                    wanted="a model with unused parameters",
                     came=f"every parameter had a gradient at {self._LOOKS} looks",
-                    mend="Leave the flag out, unless later steps use other parameters: the search walks the graph in "
+                    mend="Remove the flag unless later steps use other parameters: the search walks the graph in "
                     "every step",
                     certain=False,
                 )

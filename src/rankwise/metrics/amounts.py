@@ -83,13 +83,15 @@ def _plain(value: Any, what: str) -> Any:
     elif is_tensor(value):
         value = value.detach()
         if value.is_complex() or value.is_sparse:
-            raise ConfigError(f"a metric's {what} is a dense real tensor, got {value.dtype}, {value.layout}")
+            raise ConfigError(f"a metric's {what} must be a dense real tensor, got {value.dtype}, {value.layout}")
         if value.device.type == "cpu":
             value = (value.double() if value.is_floating_point() else value).numpy()
     else:
         value = np.asarray(value)
         if value.dtype.kind not in "biuf":
-            raise ConfigError(f"a metric's {what} is a number, tensor or array of numbers, got dtype {value.dtype}")
+            raise ConfigError(
+                f"a metric's {what} must be a number, tensor or array of numbers, got dtype {value.dtype}"
+            )
     if what == "weight":
         _check_weight(value)
     return value
@@ -100,7 +102,7 @@ def _check_weight(weight: Any) -> None:
         return  # checking the values would synchronise with the device
     good = 0 <= weight < math.inf if isinstance(weight, (int, float)) else _all_weights_good(weight)
     if not good:
-        raise ConfigError(f"a metric's weights are finite and at least 0, got {weight!r}")
+        raise ConfigError(f"a metric's weights must be finite and at least 0, got {weight!r}")
 
 
 def _all_weights_good(weight: np.ndarray[Any, Any]) -> bool:
@@ -139,7 +141,7 @@ def _aligned(xp: Any, value: Any, weight: Any) -> Any:
     if not fits:
         raise ConfigError(
             f"a metric's weight of shape {tuple(weight.shape)} does not fit its value of shape {tuple(value.shape)}: "
-            "give one weight, one per sample (first axis), or one per element"
+            "pass one weight, one per sample (first axis), or one per element"
         )
     return xp.broadcast_to(weight.reshape(shape), target)
 

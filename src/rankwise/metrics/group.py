@@ -34,7 +34,7 @@ class Metrics(Mapping[str, Metric]):
         self._metrics = {**(metrics or {}), **more}
         for name, metric in self._metrics.items():
             if not isinstance(metric, Metric):
-                raise ConfigError(f"{name} is a {type(metric).__name__}; Metrics holds Mean, Sum, Max, Min")
+                raise ConfigError(f"{name} is a {type(metric).__name__}; Metrics accepts Mean, Sum, Max, Min")
 
     def __getitem__(self, name: str) -> Metric:
         return self._metrics[name]
@@ -66,7 +66,7 @@ class Metrics(Mapping[str, Metric]):
         """
         if sorted(state) != sorted(self._metrics):
             raise CheckpointError(
-                f"the checkpoint holds the metrics {', '.join(sorted(state))}; this run has "
+                f"the checkpoint has the metrics {', '.join(sorted(state))}; this run has "
                 f"{', '.join(sorted(self._metrics))}"
             )
         for name, metric in self._metrics.items():

@@ -78,11 +78,11 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             found = {f"{prefix}{name}": metric}
         else:
             raise ConfigError(
-                f"{prefix}{name} is a {type(metric).__name__}, not a metric: reduce takes Mean, Sum, Max, Min, "
+                f"{prefix}{name} is a {type(metric).__name__}, not a metric: reduce accepts Mean, Sum, Max, Min, "
                 "torchmetrics metrics and mappings of them (plain numbers: update a Mean or a Counters with them)"
             )
         if taken := sorted({*flat} & {*found}):
-            raise ConfigError(f"two metrics have the name {taken[0]!r} once the names are joined by '/'; rename one")
+            raise ConfigError(f"two metrics have the name {taken[0]!r} after the names are joined by '/'; rename one")
         flat |= found
     return flat
 
@@ -121,9 +121,9 @@ def _refuse_different(kinds: list[dict[str, str]]) -> None:
             f"rank {rank}" + (f" lacks {', '.join(less)}" if less else "") + (f" has {', '.join(more)}" if more else "")
         )
     raise DesyncError(
-        "reduce wants the same metrics on all ranks, but compared to rank 0 "
+        "reduce needs the same metrics on all ranks, but compared to rank 0 "
         + "; ".join(lines)
         + ": create all metrics "
-        "on every rank (those without updates are fine), or use Counters, whose names may differ",
+        "on every rank (also those without updates), or use Counters, whose names may differ",
         ranks=different,
     )

@@ -71,7 +71,7 @@ def _mine(rows: Any, ids: Any, weights: Any) -> tuple[dict[str | None, Any], Int
     lengths |= {what: len(column) for what, column in (("ids", sample), ("weights", weight)) if column is not None}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{what}: {length}" for what, length in lengths.items())
-        raise ConfigError(f"gather_rows wants one row, id and weight per sample, got {told}")
+        raise ConfigError(f"gather_rows needs one row, id and weight per sample, got {told}")
     if weight is not None:
         keep = np.flatnonzero(weight != 0)
         fields = {name: _take(column, keep) for name, column in fields.items()}
@@ -88,7 +88,7 @@ def _field(name: str | None, column: Any) -> Any:
         return list(column)
     what = "rows" if name is None else f"field {name!r}"
     raise ConfigError(
-        f"{what} is a {type(column).__name__}; gather_rows takes tensors, arrays, lists and dicts of them"
+        f"{what} is a {type(column).__name__}; gather_rows accepts tensors, arrays, lists and dicts of them"
     )
 
 
@@ -97,7 +97,7 @@ def _merged(gathered: Sequence[tuple[dict[str | None, Any], IntArray | None]]) -
     different = tuple(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
     if different:
         raise DesyncError(
-            f"gather_rows wants the same fields on all ranks, with ids on all or none; ranks {list(different)} differ "
+            f"gather_rows needs the same fields on all ranks, with ids on all or none; ranks {list(different)} differ "
             "from rank 0",
             ranks=different,
         )

@@ -77,7 +77,7 @@ def _merge_ops(name: str, metric: Any) -> dict[str, str]:
     inner = [type(child).__name__ for child in metric.modules() if child is not metric and is_torchmetric(child)]
     kind = type(metric).__name__
     if inner:
-        raise ConfigError(f"{name}: {kind} wraps other metrics ({', '.join(inner)}); reduce those themselves")
+        raise ConfigError(f"{name}: {kind} wraps other metrics ({', '.join(inner)}); reduce the inner metrics instead")
     ops = {}
     for state, function in metric._reductions.items():  # noqa: SLF001
         op = _KNOWN.get(getattr(function, "__name__", ""))
@@ -92,7 +92,7 @@ def _merge_ops(name: str, metric: Any) -> dict[str, str]:
             )
         ops[state] = op
     if not ops:
-        raise ConfigError(f"{name}: {kind} has no states that could be reduced")
+        raise ConfigError(f"{name}: {kind} has no states to reduce")
     return ops
 
 

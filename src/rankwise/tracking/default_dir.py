@@ -33,7 +33,7 @@ def default_run_dir(argv: Sequence[str] | None = None) -> Path:
     name = script.parent.name if script.name == "__main__.py" and script.parent.name else script.stem
     if name in _NOTEBOOKS:
         raise ConfigError(
-            "a run in a notebook needs a name, since there is no script to name it after: Trainer(run='runs/NAME'); "
+            "a run in a notebook needs a name, as there is no script to name it after: Trainer(run='runs/NAME'); "
             "run=False writes nothing"
         )
     return Path("runs") / name

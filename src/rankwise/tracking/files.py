@@ -41,9 +41,9 @@ def read_json(path: Path, *, mend: str = "restore it from a copy") -> dict[str, 
         return None
     except ValueError as error:
         raise RunDirError(
-            f"{path} should hold a JSON object but cannot be parsed ({error}); {mend}, or start another run with "
+            f"{path} must hold a JSON object but cannot be parsed ({error}); {mend}, or start another run with "
             "--run-dir"
         ) from error
     if not isinstance(value, dict):
-        raise RunDirError(f"{path} should hold a JSON object, got {type(value).__name__}; {mend}")
+        raise RunDirError(f"{path} must hold a JSON object, got {type(value).__name__}; {mend}")
     return value

@@ -60,7 +60,7 @@ class FileLock:
         while (fd := self._try()) is None:
             owner = self._owner()
             if str(self.path.absolute()) in _held:
-                raise RunDirError(f"{self.what} is in use by this very process; close it there first")
+                raise RunDirError(f"{self.what} is already in use by this process; close it first")
             if time.monotonic() >= deadline:
                 raise RunDirError(
                     f"{self.what} is in use by {owner} (waited {wait_s:g} s for {self.path.name}); stop that process, "

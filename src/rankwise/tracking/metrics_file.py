@@ -64,7 +64,7 @@ def append_line(fd: int, line: bytes) -> None:
     written = os.write(fd, line)
     if written != len(line):  # a torn line would spoil the next one
         os.ftruncate(fd, os.fstat(fd).st_size - written)
-        raise OSError(f"only {written} of {len(line)} bytes of a line of metrics fitted on the disk")
+        raise OSError(f"only {written} of {len(line)} bytes of a line of metrics could be written: the disk is full")
 
 
 def repair_tail(path: Path) -> None:
@@ -95,7 +95,7 @@ def _parse(file: Path) -> list[dict[str, Any]]:
             _check_line(line)
             lines.append(line | {name: float(kind) for name, kind in odd.items()})
         except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
-            warnings.warn(f"{file}, line {number} is not a line of metrics and was skipped", stacklevel=3)
+            warnings.warn(f"{file}, line {number} is not valid metrics and was skipped", stacklevel=3)
     return lines
 
 
@@ -103,7 +103,7 @@ def _check_line(line: dict[str, Any]) -> None:
     """Raise if a line lacks the fields that decide its validity, as another program wrote it."""
     numbers = [line["attempt"], line["restored_step"] if line.get("event") == "attempt" else line.get("step")]
     if not isinstance(numbers[0], int) or not isinstance(numbers[1], int | None):
-        raise TypeError(f"attempt and step are whole numbers, got {numbers}")
+        raise TypeError(f"attempt and step must be integers, got {numbers}")
     if "event" not in line and numbers[1] is None:
         raise KeyError("step")
 

@@ -161,7 +161,7 @@ class Outbox:
         try:
             thread.start()
         except RuntimeError as error:  # go on: the lost lines are counted and reported at the end
-            self._said(error, "gets nothing; the training goes on")
+            self._said(error, "receives nothing; training continues")
             return
         self._thread = thread
 
@@ -185,7 +185,9 @@ class Outbox:
                 self._lines.append(line)  # no notify: the thread checks once a second and sends lines together
                 first = False
         if first:
-            _log.warning("%s takes no lines: %d wait and further ones are dropped", self.service.title, self._limit)
+            _log.warning(
+                "%s accepts no lines: %d are waiting, and further lines are dropped", self.service.title, self._limit
+            )
 
     def close(self) -> None:
         """Deliver the remaining lines, for at most `close_s` seconds."""
@@ -201,7 +203,7 @@ class Outbox:
             self._lines.clear()
         if lost or running:
             _log.warning(
-                "%s has not got everything: %d lines were dropped after %d errors; metrics.jsonl has them all",
+                "%s did not receive everything: %d lines were dropped after %d errors; metrics.jsonl has all lines",
                 self.service.title,
                 lost,
                 self.num_errors,
@@ -220,7 +222,7 @@ class Outbox:
                     return
                 wait_s = 0.0 if len(lines) == _BATCH else _FLUSH_S
             except Exception as error:  # noqa: BLE001  (whatever a service does, it must not stop the run)
-                self._said(error, "cannot be reached; the training goes on, and it is tried again")
+                self._said(error, "cannot be reached; training continues, and sending is retried")
                 wait_s = min(_LONGEST_WAIT_S, max(1.0, 2 * wait_s))
                 if closing:
                     time.sleep(0.2)
@@ -247,7 +249,7 @@ class Outbox:
             else:
                 self.service.send([line for line in lines if isinstance(line, Line)])
         except Refused as error:
-            self._said(error, "refuses lines, which are dropped")
+            self._said(error, "rejects lines, which are dropped")
             refused = True
         self._forget(len(lines), dropped=refused)
 

@@ -40,8 +40,8 @@ _FORMAT = 1
 _LOGS = re.compile(r"attempt-(\d+)")
 # How to keep an existing run unchanged; for messages.
 WAYS = (
-    "start anew with --fresh, Trainer(fresh=True) or RANKWISE_FRESH=1 (the old run is moved aside, never deleted), or "
-    "take another place with --run-dir or run="
+    "start over with --fresh, Trainer(fresh=True) or RANKWISE_FRESH=1 (the old run is moved aside, never deleted), or "
+    "use another directory with --run-dir or run="
 )
 # Ids of runs that this process has finished.
 FINISHED_HERE: set[str] = set()
@@ -117,7 +117,7 @@ def _take(
     if record is None:
         if resume == "must":
             raise RunDirError(
-                f"resume='must' wants a run in {path}, which holds none; check the path, or leave resume at 'auto'"
+                f"resume='must' needs a run in {path}, but there is none; check the path, or use resume='auto'"
             )
         record = {"format": _FORMAT, "run": uuid.uuid4().hex, "rankwise": __version__, "created": time.time()}
         record |= {"config": config, "environment": {}}
@@ -127,8 +127,8 @@ def _take(
     if finished is not None and not reopen:
         if record["run"] in FINISHED_HERE:
             raise RunDirError(
-                f"{path} was finished by this very process, so it is not handed out as the result of another training: "
-                f"name a run for each (Trainer(run='runs/fold-2')), write nothing with run=False, or {WAYS}"
+                f"{path} was finished by this same process, so it is not returned as the result of another training: "
+                f"name each run (Trainer(run='runs/fold-2')), write nothing with run=False, or {WAYS}"
             )
         return Claim(
             run_id=record["run"], attempt=finished["attempt"], resumed=True, finished=finished, changed=changed
@@ -141,12 +141,12 @@ def _take(
 
 def _read_finished(path: Path) -> dict[str, Any] | None:
     file = path / "finished.json"
-    mend = "move it away to go on from the newest checkpoint, and to finish again"
+    mend = "move it away to continue from the newest checkpoint and finish again"
     finished = read_json(file, mend=mend)
     if finished is None:
         return None
     if not isinstance(finished.get("attempt"), int) or not isinstance(finished.get("values"), dict):
-        raise RunDirError(f"{file} should hold the final record of a run (attempt, values) and does not; {mend}")
+        raise RunDirError(f"{file} must hold the final record of a run (attempt, values), but does not; {mend}")
     return finished
 
 
@@ -155,11 +155,11 @@ def _check(
 ) -> tuple[str, ...]:
     if record.get("format") != _FORMAT:
         raise RunDirError(
-            f"{path} is a run of format {record.get('format')}; this rankwise reads format {_FORMAT}: resume it with "
+            f"{path} has run format {record.get('format')}; this rankwise reads format {_FORMAT}: resume it with "
             f"rankwise {record.get('rankwise')}, or start another run with --run-dir"
         )
     if resume == "never":
-        raise RunDirError(f"resume='never' wants no run in {path}, which holds one; let it resume, or {WAYS}")
+        raise RunDirError(f"resume='never' needs {path} without a run, but it holds one; let it resume, or {WAYS}")
     # an old record may contain secrets that are masked today
     differences, changed = describe_differences(masked(record["config"]), config, may_change=may_change)
     if differences:
@@ -184,7 +184,7 @@ def _own(
     short = FileLock(path / "lock", what=f"the lock of {path}")
     short.acquire(wait_s=60.0)
     try:
-        before = read_json(path / "attempt.json", mend="move it away: config.json counts the attempts as well") or {}
+        before = read_json(path / "attempt.json", mend="move it away: config.json also counts the attempts") or {}
         before = before if before.get("run") == record["run"] else {}
         saved = before.get("saved") is True
         attempts = map(int, (before.get("attempt") or 0, *record["environment"]))  # both, in case one file was lost
@@ -208,7 +208,7 @@ def _refuse_foreign(path: Path) -> None:
         whole = "run" in record and isinstance(made_of, dict) and isinstance(attempts, dict)
         if whole and all(number.isdecimal() for number in attempts or ()):
             return
-        raise RunDirError(f"{path / 'config.json'} is not a run's; choose another directory with --run-dir")
+        raise RunDirError(f"{path / 'config.json'} is not the config of a run; choose another directory with --run-dir")
     foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _EARLY and not _is_ours(entry.name))
     if "config.json" in foreign:  # another process has created the run since the check
         _refuse_foreign(path)
@@ -216,7 +216,7 @@ def _refuse_foreign(path: Path) -> None:
         shown = ", ".join(foreign[:5]) + (", ..." if len(foreign) > 5 else "")
         raise RunDirError(
             f"{path} holds no run (no config.json) but other files: {shown}; choose an empty or new directory with "
-            "--run-dir, or move these away"
+            "--run-dir, or move the files away"
         )
 
 

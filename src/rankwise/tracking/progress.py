@@ -47,7 +47,7 @@ class Progress:
     ) -> None:
         if (total_steps or 0) < 0 or (epochs or 0) < 0 or plain_every_s <= 0:
             raise ConfigError(
-                "progress wants total_steps >= 0, epochs >= 0 and plain_every_s > 0, got "
+                "progress needs total_steps >= 0, epochs >= 0 and plain_every_s > 0, got "
                 f"{total_steps}, {epochs} and {plain_every_s}"
             )
         self._active = world.is_main

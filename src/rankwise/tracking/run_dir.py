@@ -115,7 +115,7 @@ class RunDir:
             DesyncError: the ranks have different configurations.
         """
         if resume not in ("auto", "must", "never"):
-            raise ConfigError(f"resume is 'auto', 'must' or 'never', got {resume!r}")
+            raise ConfigError(f"resume must be 'auto', 'must' or 'never', got {resume!r}")
         world = world_or_current(world)
         place = Path(path).absolute()
         made_of = masked(as_json(config, what="the run's configuration"))
@@ -241,7 +241,7 @@ class RunDir:
 
     def _enter_fence(self) -> None:
         if not self.path.is_dir():
-            raise FencedError(f"{self.path} is gone: somebody moved or removed the run; nothing was published")
+            raise FencedError(f"{self.path} no longer exists: the run was moved or removed; nothing was published")
         self._short = FileLock(self.path / "lock", what=f"the lock of {self.path}")
         self._short.acquire(wait_s=_FENCE_WAIT_S)
         try:
@@ -266,7 +266,7 @@ class RunDir:
             owner = f"attempt {now.get('attempt')} (process {now.get('pid')} on host {now.get('host')})"
             raise FencedError(
                 f"this process is attempt {self.attempt} of {self.path}, which {owner} owns now: nothing was "
-                "published; this is a left-over that should end"
+                "published; this process is left over from an earlier attempt and should be stopped"
             )
         if (self.path / "finished.json").exists():
             raise RunDirError(f"{self.path} is finished and is never overwritten; {WAYS}")
@@ -280,7 +280,7 @@ def _agree(world: World, config: Mapping[str, Any]) -> None:
     different = tuple(rank for rank, other in enumerate(digests) if other != digests[0])
     if different:
         raise DesyncError(
-            f"the run's configuration differs between ranks: {list(different)} came with another one than rank 0; "
-            "put what belongs to one rank into environment=",
+            f"the run's configuration differs between ranks: {list(different)} have another one than rank 0; "
+            "put values of a single rank into environment=",
             ranks=different,
         )

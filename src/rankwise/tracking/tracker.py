@@ -64,7 +64,9 @@ class Tracker:
         for sink in sinks:
             if sink not in _NAMES and not isinstance(sink, (Sink, Service)):
                 names = ", ".join(map(repr, _NAMES))
-                raise ConfigError(f"a sink is {names}, a service, or an object with start, log and close; got {sink!r}")
+                raise ConfigError(
+                    f"a sink must be {names}, a service, or an object with start, log and close; got {sink!r}"
+                )
         world = world_or_current(world)
         self._sinks: list[Sink] = []
         self._outboxes: list[Outbox] = []
@@ -150,7 +152,7 @@ class Tracker:
         }
         lengths = {key: len(values) for key, values in listed.items()}
         if len(set(lengths.values())) != 1 or not name or "/" in name or name.startswith("."):
-            raise ConfigError(f"a table has a name and columns of one length, got {name!r} with {lengths}")
+            raise ConfigError(f"a table needs a name and columns of equal length, got {name!r} with {lengths}")
         made = Table(name=name, step=int(step), columns=listed)
         folder = self._folder / "tables" / name
         with self._run.fence() if isinstance(self._run, RunDir) else contextlib.nullcontext():
@@ -258,11 +260,11 @@ def _number(name: str, value: Any) -> float | int:
         try:
             value = value.item()
         except (ValueError, RuntimeError, TypeError) as error:
-            raise ConfigError(f"the value of {name!r} is not one number but {type(value).__name__} of many") from error
+            raise ConfigError(f"the value of {name!r} must be one number, not a {type(value).__name__}") from error
     if isinstance(value, (int, float)):
         return int(value) if isinstance(value, int) else float(value)
     raise ConfigError(
-        f"the value of {name!r} is no number but {value!r}; text belongs into tags: log(step, {{...}}, tag=...)"
+        f"the value of {name!r} must be a number, got {value!r}; log text as a tag: log(step, {{...}}, tag=...)"
     )
 
 
@@ -271,15 +273,15 @@ def _check_tags(tags: Mapping[str, Any]) -> None:
         if not (
             value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
         ):
-            raise ConfigError(f"the tag {name!r} is {value!r}; tags are strings, finite numbers, bools or None")
+            raise ConfigError(f"the tag {name!r} is {value!r}; tags must be strings, finite numbers, bools or None")
 
 
 def _check_names(names: Sequence[str]) -> None:
     if odd := [name for name in names if not isinstance(name, str)]:
-        raise ConfigError(f"names of numbers are strings, got {odd[0]!r}: give str(...) of it")
+        raise ConfigError(f"names of metrics must be strings, got {odd[0]!r}: pass str(...)")
     if len({*names, *RESERVED}) < len(names) + len(RESERVED):
         taken = sorted({name for name in names if name in RESERVED or names.count(name) > 1})
         raise ConfigError(
-            f"names that a metrics line uses itself, or that stand twice: {', '.join(taken)}; rename them "
-            f"(taken: {', '.join(RESERVED)})"
+            f"these names are reserved or occur twice: {', '.join(taken)}; rename them "
+            f"(reserved: {', '.join(RESERVED)})"
         )

@@ -199,7 +199,7 @@ def test_a_loader_closes_in_mid_epoch_and_twice(make):
     loader.close()
     assert not threads_since()
     assert samples_of(batches[0]) == kept
-    with pytest.raises(RankwiseError, match="was closed: make a new one, and load the state of this one"):
+    with pytest.raises(RankwiseError, match="was closed: create a new one and load this one's state"):
         next(iter(loader))
     other = make()
     other.load_state_dict(loader.state_dict())

@@ -123,5 +123,5 @@ def test_a_batch_without_its_main_field(volume):
         p.push([volume.sample(i, 0, 0) for i in range(2)])
         batch = p.pop()
     assert batch["m"].shape == (2,)
-    with pytest.raises(damacy.InvalidArgument, match="left the field 'image' out"):
+    with pytest.raises(damacy.InvalidArgument, match="dropped the field 'image'"):
         torch.from_dlpack(batch)

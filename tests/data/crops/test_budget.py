@@ -60,7 +60,7 @@ def test_ranks_share():
 )
 def test_what_does_not_fit_is_added_up(values, place, needed):
     """The error shows every part, the caps, and what would do; and what it names does do."""
-    with pytest.raises(damacy.BudgetExceeded, match="two batches at least must fit") as caught:
+    with pytest.raises(damacy.BudgetExceeded, match="at least two batches must fit") as caught:
         budget(config(**values), **place)
     text = str(caught.value)
     assert needed in text

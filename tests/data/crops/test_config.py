@@ -26,21 +26,21 @@ def test_defaults_are_those_that_are_documented():
     assert (config.numa_strategy, config.numa_node, config.metadata_io_concurrency) == (NumaStrategy.AUTO, -1, 64)
     assert (config.max_read_op_bytes, config.max_chunks_per_wave) == (4 * 2**20, 512)
     assert replace(config, samples_per_batch=3).lookahead == 6
-    with pytest.raises(InvalidArgument, match="samples_per_batch is at least 1"):
+    with pytest.raises(InvalidArgument, match="samples_per_batch must be at least 1"):
         replace(config, samples_per_batch=0)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"samples_per_batch": 0}, "samples_per_batch is at least 1"),
-        ({"samples_per_batch": 2.0}, "whole number, got float"),
+        ({"samples_per_batch": 0}, "samples_per_batch must be at least 1"),
+        ({"samples_per_batch": 2.0}, "integer, got float"),
         ({"sample_shape": ()}, "1 to 31 extents"),
         ({"sample_shape": (4, 0)}, "all at least 1"),
-        ({"sample_shape": 4}, "tuple of whole numbers"),
+        ({"sample_shape": 4}, "tuple of integers"),
         ({"max_gpu_memory_bytes": 0}, "at least 1; None derives it; got 0"),
-        ({"dtype": "f8x"}, "dtype is one of f32, bf16"),
-        ({"lookahead_samples": 7}, "give at least 8"),
+        ({"dtype": "f8x"}, "dtype must be one of f32, bf16"),
+        ({"lookahead_samples": 7}, "use at least 8"),
         ({"n_array_meta_cache": 23}, "needs at least 24"),
         ({"n_shard_index_cache": 1}, "needs at least 24"),
         ({"n_chunk_layout_cache": 1, "lookahead_samples": 100}, "needs at least 108"),
@@ -52,20 +52,20 @@ def test_defaults_are_those_that_are_documented():
         ({"n_io_threads": 0}, "1 to 1024"),
         ({"n_io_threads": 1025}, "1 to 1024"),
         ({"metadata_io_concurrency": 4097}, "1 to 4096"),
-        ({"metadata_io_concurrency": None}, "whole number"),
+        ({"metadata_io_concurrency": None}, "an integer"),
         ({"max_shards_per_sample": 0}, "at least 1"),
         ({"pop_timeout_s": 0}, "above 0, or None"),
         ({"pop_timeout_s": float("inf")}, "above 0, or None"),
         ({"enable_gds": True}, "GPUDirect"),
-        ({"numa_strategy": NumaStrategy.PIN_TO}, "numa_node is the node"),
-        ({"numa_node": 0}, "numa_node is the node"),
+        ({"numa_strategy": NumaStrategy.PIN_TO}, "numa_node must be the node"),
+        ({"numa_node": 0}, "numa_node must be the node"),
         ({"numa_strategy": 7}, "NumaStrategy.AUTO"),
         ({"device": -1}, "at least 0"),
         ({"device": True}, "at least 0"),
-        ({"on_bad_sample": "skip"}, '"raise" or how many'),
-        ({"on_bad_sample": -1}, '"raise" or how many'),
+        ({"on_bad_sample": "skip"}, '"raise" or a number of samples'),
+        ({"on_bad_sample": -1}, '"raise" or a number of samples'),
         ({"pad": "wrap"}, '"fill", "edge", "reflect"'),
-        ({"dtype": "u8", "normalise": Scaling(2.0)}, "take a float dtype"),
+        ({"dtype": "u8", "normalise": Scaling(2.0)}, "use a float dtype"),
         ({"fields": {"image": Field(sample_shape=(4,))}}, "rename one"),
         ({"fields": {"image_mask": Field(sample_shape=(4,))}}, "name of the mask"),
         ({"fields": {"seg": Field(sample_shape=())}}, "1 to 31 extents"),

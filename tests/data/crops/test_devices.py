@@ -54,9 +54,9 @@ def test_a_number_is_a_cuda_device():
         bind(0)
     with pytest.raises(InvalidArgument, match="this process sees 2"):
         bind(2, count=2)
-    with pytest.raises(InvalidArgument, match=r"Config.device=1 but the process works on CUDA device 0"):
+    with pytest.raises(InvalidArgument, match=r"Config.device=1 but the process already uses CUDA device 0"):
         bind(1, count=2, current=0)
-    with pytest.raises(InvalidArgument, match="device is the number"):
+    with pytest.raises(InvalidArgument, match="device must be the number"):
         bind("gpu")
 
 
@@ -73,7 +73,7 @@ def test_a_device_that_is_not_the_local_ranks_is_said_once():
 
 def test_several_devices_and_no_choice_is_said_once():
     """On a machine with several GPUs a pipeline that was told nothing says which one it takes."""
-    with pytest.warns(UserWarning, match="sees 4 CUDA devices and no device was chosen"):
+    with pytest.warns(UserWarning, match="sees 4 CUDA devices, but none was chosen"):
         bind(count=4)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -42,5 +42,5 @@ def test_every_dtype_resolves():
     """Each has a NumPy dtype; native is that of the arrays."""
     assert resolved_dtype(Dtype.BF16).itemsize == 2
     assert {resolved_dtype(d, np.dtype("i2")).itemsize for d in Dtype} == {1, 2, 4, 8}
-    with pytest.raises(InvalidArgument, match="once an array was opened"):
+    with pytest.raises(InvalidArgument, match="only after an array was opened"):
         resolved_dtype(Dtype.NATIVE)

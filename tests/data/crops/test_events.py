@@ -62,7 +62,7 @@ def test_streams_give_an_event_of_now():
 @pytest.mark.parametrize("wrong", ["now", 1.5, object(), True])
 def test_other_things_are_refused(wrong):
     """What cannot be waited for is refused at release, not later."""
-    with pytest.raises(damacy.InvalidArgument, match="event= is an event or stream"):
+    with pytest.raises(damacy.InvalidArgument, match="event= must be an event or stream"):
         waitable(wrong)
 
 

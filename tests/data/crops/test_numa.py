@@ -44,7 +44,7 @@ def test_threads_go_to_the_node():
     ("node", "topology", "usable", "why"),
     [
         (0, {0: frozenset({0})}, {0}, "one NUMA node"),
-        (-1, TWO, {0}, "not known"),
+        (-1, TWO, {0}, "is unknown"),
         (7, TWO, {0}, "no NUMA node 7"),
         (1, TWO, {0}, "no core of NUMA node 1"),
     ],

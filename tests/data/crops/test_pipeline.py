@@ -30,15 +30,15 @@ def test_a_constructor_returns_its_own_class(index):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (Pipeline, r"got CropIndex\(.*come from IndexPipeline\(CropIndex\(URIs, shape=...\), order=Order\("),
+        (Pipeline, r"got CropIndex\(.*use IndexPipeline\(CropIndex\(URIs, shape=...\), order=Order\("),
         (
             lambda index: Pipeline(CONFIG, order=rankwise.Order(index, batch_size=2)),
-            "and an order. The crops of an index",
+            "and an order. For the crops of an index",
         ),
-        (lambda _: Pipeline("v.zarr"), "takes a Config, for samples that are pushed, got 'v.zarr'"),
+        (lambda _: Pipeline("v.zarr"), "needs a Config, for pushed samples, got 'v.zarr'"),
         (
             lambda index: IndexPipeline(CONFIG, order=rankwise.Order(index, batch_size=2)),
-            r"takes a CropIndex, got Config\(.*go through Pipeline\(Config",
+            r"needs a CropIndex, got Config\(.*use Pipeline\(Config",
         ),
     ],
 )

@@ -38,11 +38,11 @@ def test_boxes_have_one_form(aabb):
         ((3, 4), "axis 0 .* is 3"),
         ("0:4", "one .start, stop. or slice"),
         ((), "at least one axis"),
-        (np.s_[4:, 0:2], "axis 0 .* wants a stop"),
+        (np.s_[4:, 0:2], "axis 0 .* needs a stop"),
         (np.s_[0:8:2,], "no step"),
         (((4, 4),), "runs from 4 to 4"),
-        (((0.5, 4),), "whole numbers"),
-        (((0, 4, 8),), "give .start, stop."),
+        (((0.5, 4),), "integers"),
+        (((0, 4, 8),), "pass .start, stop."),
     ],
 )
 def test_what_is_no_box_is_refused(aabb, message):

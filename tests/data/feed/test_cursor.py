@@ -83,13 +83,13 @@ def test_ranks_and_micro_batches_are_checked_at_once():
         cursor(rank=2, world_size=2)
     with pytest.raises(ConfigError, match="at least 1; got 0"):
         cursor(micro_batch=0)
-    with pytest.raises(ConfigError, match=r"wants a rankwise\.Order"):
+    with pytest.raises(ConfigError, match=r"must be a rankwise\.Order"):
         cursor(order=[1, 2])
 
 
 def test_an_order_of_other_data_is_refused():
     """Another length or another fingerprint is an error before anything is read."""
-    with pytest.raises(ConfigError, match="over 50 samples, the data have 60"):
+    with pytest.raises(ConfigError, match="has 50 samples, the data have 60"):
         check_fits(Order(50, batch_size=8), num_samples=60, fingerprint=None)
     order = Order(50, batch_size=8, fingerprint="aa")
     check_fits(order, num_samples=50, fingerprint="aa")

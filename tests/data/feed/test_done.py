@@ -44,7 +44,7 @@ def test_events_and_results_are_waited_for():
 @pytest.mark.parametrize("wrong", ["now", 1.5, object(), True])
 def test_other_things_are_refused(wrong):
     """What cannot be waited for is refused, and told that the memory is not protected."""
-    with pytest.raises(ConfigError, match="takes an event"):
+    with pytest.raises(ConfigError, match="needs an event"):
         done_of(wrong)
 
 

@@ -41,5 +41,5 @@ def test_the_position_is_the_loaders(loader):
     assert loader.state_dict()["epoch"] == 3
     full.load_state_dict(state)
     assert loader.state_dict() == state
-    with pytest.raises(ConfigError, match="different: the data"):
+    with pytest.raises(ConfigError, match="differs from this one in: the data"):
         full.load_state_dict(Order(51, batch_size=8).start().to_json())

@@ -132,7 +132,7 @@ def test_it_is_filled_again_when_all_consumers_are_done():
 
 def test_a_part_may_be_too_large():
     """The limit is that of a batch, not that of all that are read together."""
-    with pytest.raises(ConfigError, match="at least 172 bytes, a batch buffer may take 100"):
+    with pytest.raises(ConfigError, match="at least 172 bytes, but a batch buffer may use 100"):
         SharedBuffer(filled(), Lease(), limit_bytes=100).part(SPECS, 0, 6)
     assert SharedBuffer(filled(), Lease(), limit_bytes=100).part(SPECS, 0, 3).num_bytes <= 100
 

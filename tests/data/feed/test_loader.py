@@ -329,7 +329,7 @@ def test_arguments_are_checked():
         loader(fields=["x"])
     with pytest.raises(ConfigError, match="not a device of torch"):
         loader(device="gpu")
-    with pytest.raises(ConfigError, match="over 60 samples"):
+    with pytest.raises(ConfigError, match="has 60 samples"):
         loader(order=Order(60, batch_size=8))
 
 

@@ -158,7 +158,7 @@ def test_a_cap_is_kept_and_said():
     pool.expect(1, num_pieces=1, num_bytes=4000)
     kept = [pool.take(4000, np.dtype("u1"), exact=True) for _ in range(2)]
     assert not pool.has_room()
-    with pytest.raises(ConfigError, match=r"take 8000 of the 10000 bytes.*Keep fewer"):
+    with pytest.raises(ConfigError, match=r"use 8000 of the 10000 bytes.*Keep fewer"):
         pool.take(4000, np.dtype("u1"), exact=True)
     kept.pop()
     assert pool.has_room()
@@ -176,7 +176,7 @@ def test_far_more_than_is_needed_is_said_once(caplog, monkeypatch):
             kept.append(pool.take(1 << 20, np.dtype("u1"), exact=True))
             pool.expect(2, num_pieces=1, num_bytes=1 << 20)
         assert len(caplog.records) == speaks
-    assert "5 MiB in all by now instead of 2" in caplog.text
+    assert "5 MiB in total now instead of 2" in caplog.text
 
 
 class Copy:

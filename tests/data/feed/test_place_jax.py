@@ -91,7 +91,7 @@ def test_64_bits_are_not_cut_in_silence(caplog):
         for (batch,) in loader(Numbers(i="int64", f="float64", u="uint16", b="bool")):
             assert [batch[name].dtype for name in "ifub"] == ["int32", "float32", "uint16", "bool"]
             assert np.asarray(batch["i"])[:, 0].tolist() == batch.ids.tolist()
-    assert caplog.text.count("field 'f' is float64 and comes as float32") == 1
+    assert caplog.text.count("field 'f' is float64 and becomes float32") == 1
 
     def large(fields, _key):
         return {"i": fields["i"] + 2**40}
@@ -178,7 +178,7 @@ def test_axes_that_a_field_has_not_are_left_out():
 
 def test_what_cannot_be_sharded_is_refused():
     """Sparse rows, and more ranks than JAX has processes: with the arithmetic and the mend."""
-    with pytest.raises(ConfigError, match=r"'rows' is sparse, and global arrays of JAX are dense"):
+    with pytest.raises(ConfigError, match=r"'rows' is sparse, but global JAX arrays are dense"):
         loader(Numbers(sparse=True), sharding())
     with pytest.raises(ConfigError, match=r"spans JAX's 1 processes, the loader feeds 2 ranks: start JAX with"):
         loader(Numbers(x="float32"), sharding(), world_size=2)

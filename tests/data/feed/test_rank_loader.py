@@ -38,7 +38,7 @@ def test_ranks_share_and_the_context_closes():
 
 def test_an_order_of_other_data_is_refused():
     """Where samples do not match, before anything is read."""
-    with pytest.raises(ConfigError, match="the order is over 7 samples, the data have 10"):
+    with pytest.raises(ConfigError, match="the order has 7 samples, the data have 10"):
         SampleLoader(Closing({"x": np.arange(10)}), order=Order(7, batch_size=2), world=RankPlace())
 
 
@@ -92,5 +92,5 @@ def test_a_loader_made_for_other_ranks_is_refused():
     """Made in a world of one, iterated in a group of two: an error on every rank, unless that world was passed."""
     for rank, told in enumerate(run_ranks(read_in_a_group, 2)):
         for refused in told[:3]:
-            assert f"made for rank 0 of 1, and this process is rank {rank} of 2" in refused
+            assert f"made for rank 0 of 1, but this process is rank {rank} of 2" in refused
         assert [sorted(ids) for ids in told[3:]] == [list(range(10))] * 3

@@ -34,7 +34,7 @@ def test_epochs_that_nobody_marks_are_one_epoch(source, caplog):
         )
     assert first == second == third
     [record] = caplog.records
-    assert "epoch 0 was shown whole and no step of it was marked done" in record.getMessage()
+    assert "epoch 0 was read completely, but no step was marked done" in record.getMessage()
     assert "loader.mark_done(batch.resume) after each step, or loader.set_epoch(n)" in record.getMessage()
 
 

@@ -104,7 +104,7 @@ def test_the_budget_is_kept(caplog):
     """One damaged sample more than allowed raises and says how many were left out before it."""
     with caplog.at_level(logging.WARNING, "rankwise.data"), pytest.raises(SampleError) as raised:
         list(loader(Damaged(45, range(6)), on_bad_sample=5))
-    assert "as many as on_bad_sample=5 allows" in "\n".join(raised.value.__notes__)
+    assert "the maximum that on_bad_sample=5 allows" in "\n".join(raised.value.__notes__)
 
 
 def test_trouble_with_the_storage_is_never_skipped():
@@ -122,8 +122,8 @@ def test_the_first_are_said_and_the_total(caplog):
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 4
     assert all("is broken" in text for text in texts[:3])
-    assert "counted without a word" in texts[2]
-    assert texts[3] == "rank 0 left out 20 damaged samples in all"
+    assert "counted but not logged" in texts[2]
+    assert texts[3] == "rank 0 skipped 20 damaged samples in total"
 
 
 def test_what_is_read_again_counts_once():
@@ -202,5 +202,5 @@ def test_a_rank_without_samples_learns_from_a_good_one():
 @pytest.mark.parametrize("wrong", ["skip", -1, 1.5, True, None])
 def test_a_budget_is_a_number_or_raise(wrong):
     """Anything else is refused when the loader is made."""
-    with pytest.raises(ConfigError, match='on_bad_sample is "raise" or how many'):
+    with pytest.raises(ConfigError, match='on_bad_sample must be "raise" or how many'):
         loader(Damaged(9, ()), on_bad_sample=wrong)

@@ -42,7 +42,7 @@ def test_numbers_and_sized_things_count():
 @pytest.mark.parametrize("samples", [0, -3, [], 2.5, None, source, 1 << 61])
 def test_no_samples_is_an_error(samples):
     """Empty data, or what cannot be counted, is refused."""
-    with pytest.raises(ConfigError, match="Order wants"):
+    with pytest.raises(ConfigError, match="Order needs"):
         Facts.of(samples)
 
 
@@ -67,7 +67,7 @@ def test_whole_numbers_only():
         whole("n", 0)
     with pytest.raises(ConfigError, match="n <= 5, got 6"):
         whole("n", 6, most=5)
-    with pytest.raises(ConfigError, match="whole number for n"):
+    with pytest.raises(ConfigError, match="integer for n"):
         whole("n", 1.0)
 
 

@@ -243,7 +243,7 @@ def test_a_foreign_state_is_refused(other, words):
         ({"samples": 0}, "samples"),
         ({"samples": []}, r"len\(samples\)"),
         ({"batch_size": 0}, "batch_size"),
-        ({"batch_size": 2.0}, "whole number for batch_size"),
+        ({"batch_size": 2.0}, "integer for batch_size"),
         ({"seed": "x"}, "seed"),
         ({"kind": "random"}, "kind"),
         ({"remainder": "keep"}, "remainder"),
@@ -252,9 +252,9 @@ def test_a_foreign_state_is_refused(other, words):
         ({"window": 0}, "window"),
         ({"chunk_samples": 0}, "chunk_samples"),
         ({"chunk_bytes": -1}, "chunk_bytes"),
-        ({"batch_size": 11, "remainder": "drop"}, "leaves nothing"),
-        ({"kind": "sequential", "lanes": 2}, "has no lanes"),
-        ({"kind": "sequential", "window": 2}, "has no window"),
+        ({"batch_size": 11, "remainder": "drop"}, "leaves no batch"),
+        ({"kind": "sequential", "lanes": 2}, "does not accept lanes"),
+        ({"kind": "sequential", "window": 2}, "does not accept window"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, words):
@@ -272,14 +272,14 @@ def test_ids_checks_its_positions():
     for positions, epoch in (([10], 0), ([-1], 0), ([0], -1)):
         with pytest.raises(ConfigError, match=r"\[0, 10\)"):
             order.ids(positions, epoch)
-    with pytest.raises(ConfigError, match="whole positions"):
+    with pytest.raises(ConfigError, match="integer positions"):
         order.ids([0.5], 0)
 
 
 def test_a_position_beyond_the_epoch_is_refused():
     """A damaged state does not wrap around."""
     order = Order(10, batch_size=2)
-    with pytest.raises(ConfigError, match="position 11 of an epoch of 10"):
+    with pytest.raises(ConfigError, match="its position is 11, but an epoch has 10 samples"):
         order.step(OrderState(seed=order.seed, epoch=0, position=11, recipe=order.recipe))
 
 

@@ -46,5 +46,5 @@ def test_differences_are_named():
 @pytest.mark.parametrize("text", ["", "v1", "v1.shuffle.L8.W4.zz", "v1.shuffle.L8.W4.0123456789abcdef ", "{}"])
 def test_other_strings_are_refused(text):
     """A damaged recipe is an error, not a mismatch by accident."""
-    with pytest.raises(ConfigError, match="a recipe reads like"):
+    with pytest.raises(ConfigError, match="a recipe must look like"):
         Recipe.parse(text)

@@ -33,7 +33,7 @@ def test_parts_are_stretches_of_their_fractions():
 @pytest.mark.parametrize("fractions", [(), (0.0, 1.0), (0.6, 0.5), (-0.1,), (float("nan"),)])
 def test_fractions_that_cannot_be_meant(fractions):
     """Nothing, nothing of something, and more than all are refused."""
-    with pytest.raises(ConfigError, match="fractions are above 0 and at most 1 together"):
+    with pytest.raises(ConfigError, match="fractions must be above 0 and at most 1 together"):
         part_at(np.array([0.5]), fractions)
 
 
@@ -95,13 +95,13 @@ def test_named_groups():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((None, None), r"a split wants fractions=.* groups="),
+        ((None, None), r"a split needs fractions=.* groups="),
         (((0.5, 0.5), {"val": ["d1"]}), "pass them by name"),
-        (({"test": 1.0}, {"val": ["d1"], "train": ...}), "no `...` in groups="),
+        (({"test": 1.0}, {"val": ["d1"], "train": ...}), "do not use `...` in groups="),
         ((None, {"val": "d1"}), r"write \['d1'\]"),
-        ((None, {"val": ["d1"], "test": ["d1"]}), "puts 'd1' into 'val' and 'test'"),
+        ((None, {"val": ["d1"], "test": ["d1"]}), "puts 'd1' into both 'val' and 'test'"),
         (({"val": 0.5}, {"val": ["d1"]}), "both a list of groups and a fraction"),
-        ((None, {"val": ["nobody"]}), r"1 groups for 'val' that are not there, such as \['nobody'\]"),
+        ((None, {"val": ["nobody"]}), r"1 groups for 'val' that do not exist, such as \['nobody'\]"),
     ],
 )
 def test_what_cannot_be_asked_for(arguments, said):

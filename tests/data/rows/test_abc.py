@@ -93,11 +93,11 @@ def test_they_work_on_ranks():
 @pytest.mark.parametrize(("options", "name"), [({"batch_size": None}, "batch_size"), ({"shuffle": None}, "shuffle")])
 def test_what_is_needed_to_cut_is_asked_for(options, name):
     """No splits and no batch_size (or shuffle): an error that says so. Validation comes first."""
-    with pytest.raises(ValueError, match=f"without splits wants the sampler's {name} to be set; Blocks has None"):
+    with pytest.raises(ValueError, match=f"without splits needs the sampler's {name}, but Blocks has None"):
         batches(Blocks(rng=0, **options))
     with pytest.raises(ValueError, match="at least ten rows"):
         batches(Blocks(rng=0), 9)
-    with pytest.raises(TypeError, match="mask wants a slice"):
+    with pytest.raises(TypeError, match="mask must be a slice"):
         Blocks().mask = [1, 2]
 
 
@@ -111,9 +111,9 @@ def test_what_is_no_request_is_named(wrong, came):
         def _sample(self, n_obs):
             yield wrong
 
-    with pytest.raises(TypeError, match=rf"_sample of Odd yields load requests, LoadRequest\(.*; got {came}"):
+    with pytest.raises(TypeError, match=rf"_sample of Odd must yield load requests, LoadRequest\(.*; got {came}"):
         next(Odd().sample(20))
-    with pytest.raises(TypeError, match=r"batch_sampler wants a sampler .* got list"):
+    with pytest.raises(TypeError, match=r"batch_sampler must be a sampler .* got list"):
         Loader(batch_sampler=[wrong])
 
 

@@ -126,11 +126,11 @@ def test_orders_that_do_not_fit(held, collection):
     """Another collection, a part against the whole, draws on one side only: each says what it is and the mend."""
     whole, source = Order(collection, batch_size=8), RowSource(collection)
     for rows, order, said in (
-        (held.places, whole, "the order was made of other rows .* make both of the same"),
-        (source.subset(range(90)), whole, "made of other rows"),
-        (source.drawn(balance="kind"), whole, "the loader's rows are drawn, and the order does not draw"),
-        (source.drawn(balance="kind"), Order(source, batch_size=8, balance="donor"), "the order draws otherwise"),
-        (source.drawn(balance="kind"), Order(93, batch_size=8, fingerprint="x"), "made of other rows"),
+        (held.places, whole, "the order is for other rows .* use the same rows in both"),
+        (source.subset(range(90)), whole, "is for other rows"),
+        (source.drawn(balance="kind"), whole, "the loader's rows are drawn, but the order does not draw"),
+        (source.drawn(balance="kind"), Order(source, batch_size=8, balance="donor"), "the order draws differently"),
+        (source.drawn(balance="kind"), Order(93, batch_size=8, fingerprint="x"), "is for other rows"),
     ):
         with pytest.raises(ConfigError, match=said):
             OrderedLoader(rows, order=order, device=None)
@@ -141,10 +141,10 @@ def test_orders_that_do_not_fit(held, collection):
 @pytest.mark.parametrize(
     ("draw", "said"),
     [
-        ({"balance": "kind", "weights": np.ones(93)}, "give one of them"),
+        ({"balance": "kind", "weights": np.ones(93)}, "give one"),
         ({"balance": "kinds"}, "has no obs columns 'kinds'; it has 'kind'"),
         ({"weights": np.ones(92)}, "one number for each of 93 rows"),
-        ({"num_samples": 10}, "want one of balance= and weights=, or mix="),
+        ({"num_samples": 10}, "need one of balance= and weights=, or mix="),
         ({"mix": [0.5, 0.5]}, "2 shares of 1: pass the collections as a list"),
         ({"balance": "kind", "num_samples": 0}, "num_samples of at least 1"),
     ],
@@ -162,11 +162,11 @@ def test_mixes_name_their_collections(held):
     named = Order(held.places, batch_size=8, mix={Path(second): 3, first: 1})
     assert listed.recipe == named.recipe != Order(held.places, batch_size=8, mix=[3, 1]).recipe
     for draw, said in (
-        ({"mix": {first: 1}}, "wants a share of each of"),
+        ({"mix": {first: 1}}, "needs a share for each of"),
         ({"mix": [1, "a"]}, "one share for each of"),
         ({"mix": [1, 0]}, "a share above 0"),
         ({"mix": [1, 1], "together": 2}, "is for balance= and weights="),
-        ({"mix": [1, 1], "kind": "shuffle"}, "leave kind='shuffle' out"),
+        ({"mix": [1, 1], "kind": "shuffle"}, "remove kind='shuffle'"),
     ):
         with pytest.raises(ConfigError, match=said):
             Order(held.places, batch_size=8, **draw)
@@ -177,7 +177,7 @@ def test_options_that_are_nobodys(collection):
     source = RowSource(collection)
     with pytest.raises(ConfigError, match="opened with its own threads"):
         OrderedLoader(source, order=Order(source, batch_size=8), threads=2, device=None)
-    with pytest.raises(ConfigError, match="a RowSource reads matrices, obs, dense, genes, dtype, rows; got genesis"):
+    with pytest.raises(ConfigError, match="a RowSource accepts matrices, obs, dense, genes, dtype, rows; got genesis"):
         source.reading(genesis=1)
     with pytest.raises(ConfigError, match=r"part = collection.subset\(rows\)"):
         OrderedLoader(collection, order=Order(collection, batch_size=8), rows=[1], device=None)

@@ -37,5 +37,5 @@ def test_columns_are_read_once(held):
     assert list(other.fields) == ["n", "kind"]
     before, after = (dict(one._fields.opened.columns) for one in (source, other))
     assert all(after[name] is before[name] for name in ("kind", "n"))
-    with pytest.raises(ConfigError, match="a RowSource reads matrices, obs, dense, genes, dtype, rows; got gene"):
+    with pytest.raises(ConfigError, match="a RowSource accepts matrices, obs, dense, genes, dtype, rows; got gene"):
         source.reading(gene=[1])

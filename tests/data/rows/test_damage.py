@@ -71,7 +71,7 @@ def stray(path):
 
 ALL = set(range(12, 24))  # rows of the second file
 CASES = {
-    "a file that was cut": ("plain", "data", cut, r"has 40 bytes, its shard index alone has", ALL),
+    "a file that was cut": ("plain", "data", cut, r"has 40 bytes, but its shard index alone needs", ALL),
     "a file that is missing": (
         "plain",
         "data",
@@ -90,8 +90,8 @@ CASES = {
     "flipped bytes": ("plain", "data", flip, r"chunk \(3,\) of the array .* is damaged", {12, 13, 14, 15}),
     "flipped bytes, checksum": ("checked", "data", flip, r"chunk \(3,\) of .* checksum do not match", {12, 13, 14, 15}),
     "flipped column numbers": ("checked", "indices", flip, r"chunk \(3,\) .* checksum do not match", {12, 13, 14, 15}),
-    "another dtype": ("plain", "data", other_dtype, r"decodes to \d+ bytes, a chunk has", None),
-    "a column there is not": ("plain", "indices", stray, "it names columns that the matrix .*has not", "one"),
+    "another dtype": ("plain", "data", other_dtype, r"decodes to \d+ bytes, but a chunk has", None),
+    "a column there is not": ("plain", "indices", stray, "it has column numbers outside the matrix .*it has", "one"),
 }
 
 

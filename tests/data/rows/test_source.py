@@ -177,7 +177,7 @@ def test_rows_to_look_at(one):
         part.obs("n")
     drawn = part.drawn(balance="kind")
     for look in (lambda: drawn[0], drawn.obs):
-        with pytest.raises(ConfigError, match="look at the rows that they are drawn from"):
+        with pytest.raises(ConfigError, match="read the rows that they are drawn from"):
             look()
 
 
@@ -204,7 +204,7 @@ def test_few_donors_come_out_as_asked(one):
     half, _ = source.split(by="row", fractions=(0.5, 0.5), stratify="kind")
     for kind in set(map(str, kinds)):
         assert abs((kinds[rows(half)].astype(str) == kind).sum() - (kinds.astype(str) == kind).sum() / 2) < 1
-    with pytest.raises(ConfigError, match="stratify= wants a column that is the same for all rows of one 'donor'"):
+    with pytest.raises(ConfigError, match="stratify= needs a column with one value for all rows of one 'donor'"):
         source.split(by="donor", fractions=(0.5, 0.5), stratify="kind")
 
 
@@ -255,7 +255,7 @@ def test_columns_that_are_not_there_are_damage(tmp_path):
         for dense in (False, True):
             _, report = read(RowSource(held.places, dense=dense), np.arange(30))
             assert [error.sample for error in report.errors] == [row]
-            assert "names columns that the matrix" in str(report.errors[0])
+            assert "has column numbers outside the matrix" in str(report.errors[0])
 
 
 def test_what_does_not_fit_is_refused(one, tmp_path):
@@ -266,16 +266,16 @@ def test_what_does_not_fit_is_refused(one, tmp_path):
     for options, said in (
         ({"matrices": "X"}, r"write matrices=\['X'\]"),
         ({"matrices": None}, r"write matrices=\[...\]"),
-        ({"obs": 3}, r"got 3: leave it out, or write obs="),
+        ({"obs": 3}, r"got 3: omit it or write obs="),
         ({"cache": "1GB"}, "a number of bytes, got '1GB'"),
         ({"threads": "two"}, "threads of at least 1, got 'two'"),
         ({"genes": 5}, r"write genes=\[5\]"),
-        ({"matrices": ("X", "X")}, "each under its own name"),
+        ({"matrices": ("X", "X")}, "each with its own name"),
         ({"matrices": ()}, "at least one field"),
         ({"matrices": ("layers/raw",)}, "has no 'layers/raw'"),
-        ({"genes": ["gene1", "geneX"]}, r"1 names that are not there, such as \['geneX'\]; there are 11"),
-        ({"genes": [1, 11]}, r"numbers 0 to 10; got \[11\]"),
-        ({"genes": [1, 1]}, "several times"),
+        ({"genes": ["gene1", "geneX"]}, r"1 names that do not exist, such as \['geneX'\]; there are 11"),
+        ({"genes": [1, 11]}, r"numbers from 0 to 10; got \[11\]"),
+        ({"genes": [1, 1]}, "more than once"),
         ({"genes": [1.5]}, "a list of names or numbers"),
         ({"genes": "gene1"}, r"write genes=\['gene1'\]"),
         ({"genes": [0], "matrices": ("obsm/pca",)}, "of X and layers"),
@@ -283,9 +283,9 @@ def test_what_does_not_fit_is_refused(one, tmp_path):
     ):
         with pytest.raises(ConfigError, match=said):
             RowSource(one.places, **options)
-    with pytest.raises(ConfigError, match=r"the same variables in the same order; .* differ from number 3 on"):
+    with pytest.raises(ConfigError, match=r"the same variables in the same order; .* differing from number 3 on"):
         RowSource([*one.places, *other.places])
-    with pytest.raises(IndexError, match="samples 93 to 93: the source has 93"):
+    with pytest.raises(IndexError, match="samples 93 to 93, the source has 93"):
         read(RowSource(one.places), [93])
     with pytest.raises(ConfigError, match="fields X; asked for"):
         RowSource(one.places).select(["y"])

@@ -22,13 +22,13 @@ def test_masks_and_lists():
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([True], r"a mask of rows wants the shape \[3\]"),
-        ([1.5], "a mask or a list of whole numbers"),
-        ([], "leaves none of 3 rows"),
-        ([False] * 3, "leaves none of 3 rows"),
+        ([True], r"a mask of rows must have the shape \[3\]"),
+        ([1.5], "a mask or a list of integers"),
+        ([], "selects none of 3 rows"),
+        ([False] * 3, "selects none of 3 rows"),
         ([0, 3], "numbers from 0 to 2, got numbers from 0 to 3"),
         ([-1], "got numbers from -1"),
-        ([1, 1], "a number several times"),
+        ([1, 1], "duplicate numbers"),
     ],
 )
 def test_what_cannot_be_meant(rows, said):
@@ -103,17 +103,19 @@ def test_what_cannot_be_split():
     """Fractions beyond one, rows without a group, and parts that come out empty."""
     with pytest.raises(ConfigError, match="above 0 and at most 1"):
         part_of_rows(np.arange(3), rule(0.8, 0.3, seed=1))
-    with pytest.raises(ConfigError, match=r"2 rows have no value in the column 'donor', .*notna\(\)\).split"):
+    with pytest.raises(
+        ConfigError, match=r"2 rows have no value in the column 'donor' to split by: .*notna\(\)\).split"
+    ):
         part_of_groups(RowGroups(labels=("a",), codes=np.array([0, -1, -1])), rule(0.5, 0.5), by="donor")
-    with pytest.raises(ConfigError, match=r"got object\[2\]; of truth values .*fillna\(False\)"):
+    with pytest.raises(ConfigError, match=r"got object\[2\]; for booleans .*fillna\(False\)"):
         chosen_rows(pd.array([True, None], dtype="boolean"), 2)
-    with pytest.raises(ConfigError, match=r"leaves part 1 empty .* take exact=True"):
+    with pytest.raises(ConfigError, match=r"leaves part 1 empty .* use exact=True"):
         say_split([5, 0], rule(0.8, 0.2), 5, "donor")
-    with pytest.warns(UserWarning, match=r"far from what was asked for.*exact=True counts"):
+    with pytest.warns(UserWarning, match=r"far from the requested one.*exact=True counts"):
         say_split([1, 4], rule(0.8, 0.2), 5, "donor")
     say_split([1, 4], rule(0.8, 0.2, exact=True), 5, "donor")
-    with pytest.raises(ConfigError, match='names values of a column: say which with by="donor"'):
+    with pytest.raises(ConfigError, match='lists values of a column: set it with by="donor"'):
         part_of_rows(range(5), SplitRule.of(None, {"val": ["3"]}, exact=False, seed=1))
     two = RowGroups(labels=("x", "y"), codes=np.array([0, 0, 1, 1, 1, 0]))
-    with pytest.raises(ConfigError, match="the same for all rows of one 'donor'; 'donor 0' has several"):
+    with pytest.raises(ConfigError, match="one value for all rows of one 'donor'; 'donor 0' has several"):
         part_of_groups(groups(2), rule(0.5, 0.5, exact=True), by="donor", strata=two)

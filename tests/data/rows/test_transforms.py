@@ -150,7 +150,7 @@ def test_sizes_that_are_not_there(tmp_path):
     with pytest.raises(ConfigError, match=r"Log1pCounts\(size='n'\) finds no such field .* obs=\['n'\]"):
         by_row(source, None, batch_transform=Log1pCounts(size="n"))
     for size in ("X", 1e4):
-        with pytest.raises(ConfigError, match="size= to be the name of a field"):
+        with pytest.raises(ConfigError, match="size= as the name of a field"):
             Log1pCounts(size=size)
 
 
@@ -175,5 +175,7 @@ def test_mostly_full_rows_are_changed_as_a_whole():
     np.testing.assert_allclose(rows[:2], wanted)
     with pytest.raises(ConfigError, match="a total above 0, got 0"):
         Log1pCounts(total=0)
-    with pytest.raises(ConfigError, match=r"Log1pCounts\(field='X'\) finds no such field .* has 'layers/counts': name"):
+    with pytest.raises(
+        ConfigError, match=r"Log1pCounts\(field='X'\) finds no such field .* has 'layers/counts': set field="
+    ):
         log1p_cpm({"layers/counts": rows}, None)

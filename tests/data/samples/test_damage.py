@@ -151,7 +151,7 @@ def test_an_array_that_went_away_is_no_damage(tmp_path, layout):
     """When a mount disappears, missing files are not taken for fill values, and no budget of skips is spent on it."""
     source = ArraySource({"x": written(tmp_path / "a", layout)}, cache=0)
     (tmp_path / "a").rename(tmp_path / "elsewhere")
-    with pytest.raises(SampleError, match="has gone since it was opened") as caught:
+    with pytest.raises(SampleError, match="was moved, deleted or unmounted after it was opened") as caught:
         source[0]
     assert not caught.value.damage
 

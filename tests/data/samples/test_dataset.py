@@ -163,7 +163,7 @@ def test_reseed_can_be_left_to_the_dataset():
     dataset = Batched()
     loader = DatasetLoader(dataset, order=Order(23, batch_size=10))
     assert [batch["id"].tolist() for (batch,) in loader] == dataset.calls
-    with pytest.raises(ConfigError, match="only inside a dataset"):
+    with pytest.raises(ConfigError, match="only works inside a dataset"):
         sample_key()
 
 
@@ -229,7 +229,7 @@ def test_only_one_iteration_at_a_time():
     next(first)
     second = iter(loader)
     assert next(second)[0].ids.tolist() == Order(53, batch_size=6).step(loader.order.start()).ids.tolist()
-    with pytest.raises(ConfigError, match="ended when another was started"):
+    with pytest.raises(ConfigError, match="ended when another one started"):
         next(first)
 
 
@@ -237,7 +237,7 @@ def test_arguments_are_checked():
     """Iterable datasets, lengths that differ from the order's, and prefetching without workers are refused."""
     with pytest.raises(ConfigError, match="map-style"):
         DatasetLoader(iter([1]), order=Order(1, batch_size=1))
-    with pytest.raises(ConfigError, match="over 50 samples, the data have 53"):
+    with pytest.raises(ConfigError, match="has 50 samples, the data have 53"):
         DatasetLoader(numbers(), order=Order(50, batch_size=6))
     with pytest.raises(ConfigError, match="needs workers"):
         DatasetLoader(numbers(), order=Order(53, batch_size=6), prefetch_factor=4)

@@ -38,7 +38,7 @@ def test_generators_are_given_back_also_after_an_error():
     with pytest.raises(ValueError, match="bad sample"):
         KeyedDataset(Draws(), reseed=True)[4, 1]
     assert random.getstate() == before
-    with pytest.raises(ConfigError, match="only inside a dataset"):
+    with pytest.raises(ConfigError, match="only works inside a dataset"):
         sample_key()
 
 

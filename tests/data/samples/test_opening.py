@@ -47,7 +47,7 @@ def test_unfit_arrays_of_a_group_hurt_only_when_taken(tmp_path):
     group.create_array("names", shape=(3,), dtype=str)
     group.create_array("scalar", shape=(), dtype="i4")
     assert len(ArraySource.open(tmp_path, fields=["x"])) == 3
-    with pytest.raises(DataError, match="strings of variable length"):
+    with pytest.raises(DataError, match="variable-length strings"):
         ArraySource.open(tmp_path, fields=["names"])
     with pytest.raises(DataError, match="no axis"):
         ArraySource.open(tmp_path, fields=["x", "scalar"])

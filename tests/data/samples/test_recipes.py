@@ -114,7 +114,7 @@ def test_ways_in_are_those_of_the_kind(things, tmp_path):
     wanted = {
         "h5py.Dataset": "file['x'][:]", "list": "np.asarray(values)", "DataFrame": "to_numpy()", "sparse": "data.rows",
         "path of a.npz": "np.load", "text of a.parquet": "read it as a table", "IterableDataset": "not supported yet",
-        "generator": "loop of your own with Window", "DataLoader": "take its dataset",
+        "generator": "your own loop with Window", "DataLoader": "pass its dataset",
     }  # fmt: skip
     for name, text in wanted.items():
         with pytest.raises(ConfigError, match=re.escape(text)):
@@ -178,7 +178,7 @@ def test_tensors_are_fields(dtype):
             assert torch.equal(batch["x"], tensor[batch.ids])
             assert torch.equal(batch["leaf"], batch["x"])
             assert not batch["leaf"].requires_grad
-    with pytest.raises(ConfigError, match=r"torch\.sparse_coo.*host memory, densely"):
+    with pytest.raises(ConfigError, match=r"torch\.sparse_coo.*host memory and dense"):
         ArraySource({"x": torch.eye(10).to_sparse()})
     with pytest.raises(ConfigError, match="on meta"):
         ArraySource({"x": torch.zeros(10, device="meta")})

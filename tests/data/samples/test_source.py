@@ -248,7 +248,7 @@ def test_all_fields_are_read_at_once(tmp_path):
 
 
 def test_what_cannot_be_a_source_is_refused(tmp_path):
-    """No arrays, unequal lengths (listed), nothing in them, objects, single values, tensors, missing arrays."""
+    """No arrays, unequal lengths (listed), nothing in them, objects, a scalars, tensors, missing arrays."""
     with pytest.raises(ConfigError, match="at least one array"):
         ArraySource({})
     with pytest.raises(ConfigError, match="'a' has 3, 'b' has 4"):
@@ -257,7 +257,7 @@ def test_what_cannot_be_a_source_is_refused(tmp_path):
         ArraySource({"a": np.zeros((0, 3))})
     with pytest.raises(ConfigError, match="dtype object"):
         ArraySource({"a": np.array([None, 1])})
-    with pytest.raises(ConfigError, match="single value"):
+    with pytest.raises(ConfigError, match="a scalar"):
         ArraySource({"a": np.array(1)})
     with pytest.raises(ConfigError, match=r"builtins\.list.*DatasetLoader"):
         ArraySource({"a": [1, 2]})

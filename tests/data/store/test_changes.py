@@ -72,7 +72,7 @@ def test_rewritten_chunks_are_told(tmp_path, reader):
     path.write_bytes(path.read_bytes())
     after, report = read(reader, meta)
     assert np.flatnonzero(~report.valid).tolist() == [2, 3, 6, 7]
-    assert all("was replaced or written to" in text for text in told(report))
+    assert all("was replaced or changed" in text for text in told(report))
     np.testing.assert_array_equal(after[report.valid], before[report.valid])
 
 
@@ -107,7 +107,7 @@ def test_an_array_that_grows_is_told(tmp_path, reader):
     array.resize((ROWS + 2, 4))
     _, report = read(reader, meta)
     assert not report.valid.any()
-    assert "(shape (12, 4) then, (14, 4) now): open it anew" in told(report)[0]
+    assert "(shape (12, 4) then, (14, 4) now): reopen it" in told(report)[0]
     assert not report.errors[0].damage  # nothing may skip a whole array
 
 
@@ -130,7 +130,7 @@ def test_a_loader_says_so(tmp_path):
             loader.mark_done(batch.resume)
         array[...] = 0
         loader.set_epoch(1)
-        with pytest.raises(DataError, match="was replaced or written to"):
+        with pytest.raises(DataError, match="was replaced or changed"):
             list(loader)
 
 

@@ -90,18 +90,18 @@ def test_packed_runs_follow_each_other():
 )
 def test_rows_belong_to_one_run(lengths, places, num_rows):
     """Runs that overlap, stick out or are negative are refused, with the run."""
-    with pytest.raises(ConfigError, match="runs want rows of their own among the 4 of the output; run"):
+    with pytest.raises(ConfigError, match="runs must not overlap among the 4 rows of the output; run"):
         Runs(lengths=np.array(lengths), places=np.array(places), num_rows=num_rows)
 
 
 def test_what_does_not_fit_is_refused(arrays):
     """A run past the end of the array, a missing length, tables of another dtype."""
     meta, values = arrays["raw", 1]
-    with pytest.raises(ConfigError, match=f"takes elements 200 to 203 of axis 0 .* which has {len(values)}"):
+    with pytest.raises(ConfigError, match=f"covers elements 200 to 203 of axis 0 .* which has {len(values)}"):
         request_for(meta, [200], Runs.packed(np.array([4])))
     with pytest.raises(ConfigError, match="a length for each of the 2 boxes"):
         request_for(meta, [0, 1], Runs.packed(np.array([4])))
-    with pytest.raises(ConfigError, match=r"places of runs want int64\[1\], got int32"):
+    with pytest.raises(ConfigError, match=r"places of runs must be int64\[1\], got int32"):
         Runs(lengths=np.array([1]), places=np.array([0], dtype="i4"), num_rows=1)
 
 

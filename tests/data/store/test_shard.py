@@ -53,7 +53,7 @@ def test_a_chunk_of_no_bytes_is_outside(tmp_path):
 def test_a_file_shorter_than_its_index_is_named(tmp_path):
     """The error names the file and both sizes."""
     (tmp_path / "f").write_bytes(b"short")
-    with pytest.raises(DataError, match="has 5 bytes, its shard index alone has 36") as caught:
+    with pytest.raises(DataError, match="has 5 bytes, but its shard index alone needs 36") as caught:
         read_index(tmp_path / "f", IndexLayout(chunks_per_shard=(2,), at_end=True, checked=True))
     assert str(tmp_path / "f") in str(caught.value)
 

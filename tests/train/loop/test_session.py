@@ -137,7 +137,7 @@ def test_folds_are_not_handed_each_others_results(monkeypatch):
     monkeypatch.setattr("sys.argv", ["folds.py"])
     monkeypatch.delenv("RANKWISE_RUN_DIR", raising=False)
     first = fold(1)
-    with pytest.raises(RunDirError, match=r"finished by this very process.*run='runs/fold-2'.*Trainer\(fresh=True\)"):
+    with pytest.raises(RunDirError, match=r"finished by this same process.*run='runs/fold-2'.*Trainer\(fresh=True\)"):
         fold(2)
     second = fold(2, run="runs/fold-2")
     anew = fold(2, fresh=True)
@@ -224,7 +224,7 @@ def test_a_run_is_not_taken_back():
 def test_a_trainer_goes_on_with_its_own_run():
     """In one process: more epochs of the same trainer continue, the same again is refused as for any other."""
     trainer, _ = fit(2)
-    with pytest.raises(RunDirError, match="finished by this very process"):
+    with pytest.raises(RunDirError, match="finished by this same process"):
         trainer.fit(make_loader(), epochs=2)
     assert trainer.fit(make_loader(), epochs=3).num_steps == 12
     whole, _ = fit(3, run="whole")

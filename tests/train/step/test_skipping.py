@@ -125,7 +125,7 @@ def test_the_trainer_says_the_total(volume, caplog, tmp_path):
     num_tiles = len(index)
     texts = [record.getMessage() for record in caplog.records]
     assert f"6 of {2 * num_tiles} samples were damaged and left out of the training" in texts
-    assert "rank 0 left out 6 damaged samples in all" in texts
+    assert "rank 0 skipped 6 damaged samples in total" in texts
     assert pipeline.stats.skipped == 6
     kept = json.loads((tmp_path / "findings.json").read_text())["1"]
     assert (kept["num_lost"], kept["guard"]) == (6, [])

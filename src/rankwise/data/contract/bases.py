@@ -49,7 +49,7 @@ class BaseOrder:
 def not_drawn(asked: Iterable[str], samples: object) -> str:
     """Return the error message for draws of samples that cannot be drawn."""
     return (
-        f"{', '.join(f'{name}=' for name in asked)} want samples that can be drawn, such as a collection of rows; "
+        f"{', '.join(f'{name}=' for name in asked)} need samples that can be drawn, such as a collection of rows; "
         f"got {type(samples).__name__}"
     )
 
@@ -163,7 +163,7 @@ class BaseLoader(_Closed, BatchLoader):
 
     def set_speeds(self, speeds: Sequence[float] | None) -> None:
         """Cut shares in proportion to the speeds of the ranks, from the next iteration on; None makes them equal."""
-        raise ConfigError(f"speeds={speeds} want a loader over an Order; {type(self).__name__} cannot cut its steps")
+        raise ConfigError(f"speeds={speeds} needs a loader over an Order; {type(self).__name__} cannot cut its steps")
 
     def start_prefetch(self) -> bool:
         """Begin to read what the next iteration needs, without changing it; return whether anything is read."""

@@ -28,9 +28,9 @@ def whole_speeds(speeds: Sequence[float], *, world_size: int) -> tuple[int, ...]
     """
     values = [float(speed) for speed in speeds]
     if len(values) != world_size:
-        raise ConfigError(f"speeds wants one number for each of the {world_size} ranks, got {len(values)}: {values}")
+        raise ConfigError(f"speeds must have a number for each of the {world_size} ranks, got {len(values)}: {values}")
     if not all(0 < value < float("inf") for value in values):
-        raise ConfigError(f"speeds are positive numbers, got {values}: a rank without work need not be started")
+        raise ConfigError(f"speeds must be positive numbers, got {values}: do not start a rank without work")
     return tuple(max(1, round(_MOST_SPEED * value / max(values))) for value in values)
 
 
@@ -54,7 +54,7 @@ def num_micro_batches(
     if micro_batch is None:
         return 1
     if micro_batch < 1:
-        raise ConfigError(f"micro_batch is the most samples of one rank in one pass, at least 1; got {micro_batch}")
+        raise ConfigError(f"micro_batch, the maximum samples per rank and pass, must be at least 1; got {micro_batch}")
     largest = -(-count // world_size) if speeds is None else -(-count * max(speeds) // sum(speeds))
     return max(1, -(-largest // micro_batch))
 
@@ -82,9 +82,9 @@ def shares(
         ConfigError: the rank is not in the world, `num_micro` is below 1, or there is not one speed for each rank.
     """
     if not 0 <= rank < world_size:
-        raise ConfigError(f"shares wants 0 <= rank < world_size, got rank {rank} of {world_size}")
+        raise ConfigError(f"shares needs 0 <= rank < world_size, got rank {rank} of {world_size}")
     if num_micro < 1:
-        raise ConfigError(f"shares wants num_micro >= 1, got {num_micro}")
+        raise ConfigError(f"shares needs num_micro >= 1, got {num_micro}")
     low, high = (_begin(step.size, each, world_size, speeds) for each in (rank, rank + 1))
     offsets, ids = step.members.run(low, high)
     positions = step.start + offsets
@@ -132,7 +132,7 @@ def _begin(total: int, rank: int, world_size: int, speeds: Sequence[int] | None)
     if speeds is None:
         return rank * total // world_size
     if len(speeds) != world_size:
-        raise ConfigError(f"shares wants one speed for each of the {world_size} ranks, got {len(speeds)}")
+        raise ConfigError(f"shares needs one speed for each of the {world_size} ranks, got {len(speeds)}")
     each = int(total >= world_size)
     return rank * each + sum(speeds[:rank]) * (total - world_size * each) // sum(speeds)
 

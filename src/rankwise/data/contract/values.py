@@ -67,7 +67,7 @@ class OrderState:
                 "resume with the rankwise that wrote it"
             )
         if self.epoch < 0 or self.position < 0:
-            raise ConfigError(f"order state wants epoch >= 0 and position >= 0, got {self.epoch} and {self.position}")
+            raise ConfigError(f"order state needs epoch >= 0 and position >= 0, got {self.epoch} and {self.position}")
 
     def to_json(self) -> dict[str, JSON]:
         """Return the state as a JSON object."""
@@ -82,7 +82,7 @@ class OrderState:
         """
         wanted = ("version", "seed", "epoch", "position", "recipe")
         if sorted(state) != sorted(wanted):
-            raise ConfigError(f"an order state has the fields {', '.join(wanted)}; got {json.dumps(sorted(state))}")
+            raise ConfigError(f"an order state needs the fields {', '.join(wanted)}; got {json.dumps(sorted(state))}")
         return cls(
             version=_whole(state, "version"),
             seed=_whole(state, "seed"),
@@ -96,12 +96,12 @@ def _whole(state: Mapping[str, Any], name: str) -> int:
     try:
         return operator.index(state[name])
     except TypeError:
-        raise ConfigError(f"an order state wants a whole number for {name}, got {state[name]!r}") from None
+        raise ConfigError(f"an order state needs an integer for {name}, got {state[name]!r}") from None
 
 
 def _text(state: Mapping[str, Any], name: str) -> str:
     if not isinstance(state[name], str):
-        raise ConfigError(f"an order state wants text for {name}, got {state[name]!r}")
+        raise ConfigError(f"an order state needs a string for {name}, got {state[name]!r}")
     return str(state[name])
 
 

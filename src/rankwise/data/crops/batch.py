@@ -50,8 +50,8 @@ def dlpack_capsule(values: Any, **wishes: Any) -> Any:
 def _numpy_capsule(array: NDArray, wishes: dict[str, Any]) -> Any:
     if array.dtype.name == "bfloat16":
         raise BufferError(
-            "NumPy cannot hand bfloat16 over by DLPack, torch can: install torch and take a batch with device='cpu', "
-            'or take dtype="f32"'
+            "NumPy cannot export bfloat16 by DLPack, but torch can: install torch and use device='cpu', "
+            'or use dtype="f32"'
         )
     given = {name: wish for name, wish in wishes.items() if wish is not None and name != "stream"}
     try:
@@ -131,11 +131,11 @@ class Batch:
         """
         missing = [int(n) for n, sample in zip(self.numbers, self.samples, strict=True) if sample.label is None]
         if missing:
-            raise InvalidArgument(f"the samples {missing} have no label: give Sample(..., label=...) to all of them")
+            raise InvalidArgument(f"the samples {missing} have no label: pass Sample(..., label=...) for all of them")
         try:
             return np.array([sample.label for sample in self.samples])
         except ValueError as error:
-            raise InvalidArgument(f"the labels of a batch want one shape: {error}") from error
+            raise InvalidArgument(f"the labels of a batch must have one shape: {error}") from error
 
     @property
     def meta(self) -> tuple[Any, ...]:
@@ -168,7 +168,7 @@ class Batch:
         """
         fields = self._alive()
         if self._main + MASK_SUFFIX not in fields:
-            raise InvalidArgument("there is no mask: crops get one with pad= or mask=True in the configuration")
+            raise InvalidArgument("there is no mask: set pad= or mask=True in the configuration")
         return fields[self._main + MASK_SUFFIX]
 
     def __getitem__(self, field: str) -> Any:
@@ -249,8 +249,8 @@ class Batch:
     def _alive(self) -> dict[str, Any]:
         if self._fields is None:
             raise InvalidArgument(
-                f"batch {self.batch_id} was released, its memory may hold other samples by now: take what you need "
-                "before; views and tensors that were taken from it stay valid"
+                f"batch {self.batch_id} was released, and its memory may hold other samples now: copy what you need "
+                "before that; views and tensors taken from it stay valid"
             )
         return self._fields
 
@@ -258,7 +258,7 @@ class Batch:
         fields = self._alive()
         if self._main not in fields:
             raise InvalidArgument(
-                f"transform= left the field {self._main!r} out, which stands for the batch: take another field by name"
+                f"transform= dropped the field {self._main!r}, which represents the batch: access another field by name"
             )
         return fields[self._main]
 
@@ -285,7 +285,7 @@ def waitable(event: Any) -> Done | None:
         return done_of(event)
     except ConfigError as error:
         raise InvalidArgument(
-            "event= is an event or stream of torch or CuPy, the handle of a stream, or a JAX array; got "
+            "event= must be an event or stream of torch or CuPy, a stream handle, or a JAX array; got "
             f"{type(event).__name__}"
         ) from error
 
@@ -294,7 +294,7 @@ def _stream_of(handle: int) -> Any:
     import torch
 
     if not torch.cuda.is_available():
-        raise InvalidArgument(f"event={handle} is the handle of a CUDA stream, and there is no CUDA device here")
+        raise InvalidArgument(f"event={handle} is the handle of a CUDA stream, but there is no CUDA device here")
     return torch.cuda.ExternalStream(handle)  # type: ignore[no-untyped-call]
 
 

@@ -103,7 +103,7 @@ class Caps:
         given = {"max_gpu_memory_bytes": max_gpu_memory_bytes, "max_host_memory_bytes": max_host_memory_bytes}
         for name, value in given.items():
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise InvalidArgument(f"{name} is a whole number of at least 1, or None for no cap; got {value!r}")
+                raise InvalidArgument(f"{name} must be an integer of at least 1, or None for no cap; got {value!r}")
         return cls(
             **given,
             host_memory_bytes=host_memory_bytes(),
@@ -151,7 +151,7 @@ def check_fits(budget: Budget, caps: Caps, *, what: str, mends: Sequence[str], s
         larger.append(f"max_host_memory_bytes={host_needed * caps.local_ranks} or more")
     most = max(caps.local_ranks, sharers)
     shared = f" ({caps.local_ranks} ranks share the host, {sharers} the device)" if most > 1 else ""
-    raise BudgetExceeded(f"{what}{shared}:\n{budget}\nTake {', or '.join([*larger, *mends])}")
+    raise BudgetExceeded(f"{what}{shared}:\n{budget}\nUse {', or '.join([*larger, *mends])}")
 
 
 def settle(config: Config, *, on_host: bool, sharers: int, local_ranks: int, host_bytes: int) -> Budget:
@@ -192,7 +192,7 @@ def settle(config: Config, *, on_host: bool, sharers: int, local_ranks: int, hos
         on_host=on_host,
     )
     mends = ["fewer samples_per_batch", *(["a smaller cache_bytes"] if config.cache_bytes else [])]
-    what = "two batches at least must fit, and do not"
+    what = "at least two batches must fit, but do not"
     check_fits(budget, caps, what=what, mends=mends, slots=_LEAST_SLOTS)
     return budget
 
@@ -200,8 +200,8 @@ def settle(config: Config, *, on_host: bool, sharers: int, local_ranks: int, hos
 def too_large(num_bytes: int, limit_bytes: int) -> BudgetExceeded:
     """Return the error for a batch that turns out larger than its buffer may be."""
     return BudgetExceeded(
-        f"a batch takes at least {num_bytes} bytes, a batch buffer may take {limit_bytes}: raise "
-        "max_gpu_memory_bytes (or max_host_memory_bytes), or take fewer samples_per_batch; transform= may have made "
+        f"a batch needs at least {num_bytes} bytes, but a batch buffer may use {limit_bytes}: raise "
+        "max_gpu_memory_bytes (or max_host_memory_bytes), or lower samples_per_batch; transform= may have made "
         "them larger"
     )
 

@@ -227,11 +227,11 @@ def _whole(config: Config, name: str) -> int | None:
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidArgument(f"{name} is a whole number, got {type(value).__name__} {value!r}") from None
+        raise InvalidArgument(f"{name} must be an integer, got {type(value).__name__} {value!r}") from None
     if number < low or (high is not None and number > high):
         span = f"at least {low}" if high is None else f"{low} to {high}"
         derived = "; None derives it" if name in _OPTIONAL else ""
-        raise InvalidArgument(f"{name} is {span}{derived}; got {number}")
+        raise InvalidArgument(f"{name} must be {span}{derived}; got {number}")
     return number
 
 
@@ -239,9 +239,9 @@ def _shape(shape: Any, what: str) -> tuple[int, ...]:
     try:
         extents = tuple(operator.index(extent) for extent in shape)
     except TypeError:
-        raise InvalidArgument(f"{what} is a tuple of whole numbers, got {shape!r}") from None
+        raise InvalidArgument(f"{what} must be a tuple of integers, got {shape!r}") from None
     if not 1 <= len(extents) <= 31 or any(extent < 1 for extent in extents):
-        raise InvalidArgument(f"{what} has 1 to 31 extents, all at least 1; got {list(extents)}")
+        raise InvalidArgument(f"{what} must have 1 to 31 extents, all at least 1; got {list(extents)}")
     return extents
 
 
@@ -250,18 +250,18 @@ def _budget(given: Any) -> Any:
         return given
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given
-    raise InvalidArgument(f'on_bad_sample is "raise" or how many samples may be left out, at least 0; got {given!r}')
+    raise InvalidArgument(f'on_bad_sample must be "raise" or a number of samples to skip, at least 0; got {given!r}')
 
 
 def _check_fields(config: Config, dtype: Dtype) -> None:
     names = [config.field, *config.fields]
     if config.field in config.fields:
-        raise InvalidArgument(f"the field {config.field!r} is that of the crops themselves (field=): rename one")
+        raise InvalidArgument(f"the field {config.field!r} has the name of the crops' own field (field=): rename one")
     for name, each in config.all_fields.items():
         _shape(each.sample_shape, f"sample_shape of field {name!r}")
         wanted = dtype if name == config.field else parse_dtype(each.dtype)
         if each.pad not in (None, "fill", "edge", "reflect"):
-            raise InvalidArgument(f'pad of field {name!r} is "fill", "edge", "reflect" or None; got {each.pad!r}')
+            raise InvalidArgument(f'pad of field {name!r} must be "fill", "edge", "reflect" or None; got {each.pad!r}')
         try:
             check_normalise(each.normalise)
         except ConfigError as error:
@@ -269,7 +269,7 @@ def _check_fields(config: Config, dtype: Dtype) -> None:
         floats = (Dtype.F32, Dtype.F64, Dtype.F16, Dtype.BF16)
         if each.normalise is not None and wanted not in floats:
             raise InvalidArgument(
-                f"normalise of field {name!r} makes fractions, its dtype is {wanted.name}: take a float dtype"
+                f"normalise of field {name!r} makes fractions, but its dtype is {wanted.name}: use a float dtype"
             )
         if name + MASK_SUFFIX in names:
             raise InvalidArgument(f"the field {name + MASK_SUFFIX!r} has the name of the mask of {name!r}: rename it")
@@ -280,13 +280,13 @@ def _check_sizes(values: Mapping[str, Any]) -> None:
     ahead = values["lookahead_samples"] or 2 * batch
     if ahead < batch:
         raise InvalidArgument(
-            f"lookahead_samples={ahead} is less than one batch: give at least {batch} (samples_per_batch), or None"
+            f"lookahead_samples={ahead} is less than one batch: use at least {batch} (samples_per_batch), or None"
         )
     needed = ahead + batch
     for name in _CACHES:
         if values[name] is not None and values[name] < needed:
             raise InvalidArgument(
-                f"{name}={values[name]} cannot hold what is in flight: it needs at least {needed} (lookahead_samples "
+                f"{name}={values[name]} cannot hold samples in flight: it needs at least {needed} (lookahead_samples "
                 f"{ahead} + samples_per_batch {batch}), or None, which derives it"
             )
 
@@ -296,17 +296,19 @@ def _check_timeout(timeout: Any) -> None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise InvalidArgument(
-            f"pop_timeout_s is a number of seconds above 0, or None to wait for ever; got {timeout!r}"
+            f"pop_timeout_s must be a number of seconds above 0, or None for no time-out; got {timeout!r}"
         )
 
 
 def _check_places(config: Config) -> None:
     if config.remote is not None and not isinstance(config.remote, RemoteOptions):
-        raise InvalidArgument(f"remote is RemoteOptions(...) or None; got {config.remote!r}")
+        raise InvalidArgument(f"remote must be RemoteOptions(...) or None; got {config.remote!r}")
     if config.enable_gds:
         raise InvalidArgument(
-            "enable_gds=True asks for GPUDirect Storage, which this reader does not have: it reads through the page "
-            "cache; leave it out"
+            "enable_gds=True needs GPUDirect Storage, which this reader does not support: it reads through the page "
+            "cache; remove enable_gds"
         )
     if isinstance(config.device, bool) or (isinstance(config.device, int) and config.device < 0):
-        raise InvalidArgument(f"device is the number of a CUDA device, at least 0, or a name; got {config.device!r}")
+        raise InvalidArgument(
+            f"device must be the number of a CUDA device, at least 0, or a name; got {config.device!r}"
+        )

@@ -89,7 +89,7 @@ def bind_device(
     if find_spec("torch") is None:
         if wanted not in (None, "numpy"):
             raise MissingExtraError(
-                f"device={wanted!r} wants torch tensors: pip install 'rankwise[train]', or device=\"numpy\""
+                f"device={wanted!r} needs torch: pip install 'rankwise[train]', or device=\"numpy\""
             )
         return _without_torch(environ)
     cuda = _ask_torch() if cuda is None else cuda
@@ -172,7 +172,7 @@ def _chosen(wanted: int | str | torch.device | None, environ: Mapping[str, str],
         device = torch.device("cuda", wanted) if isinstance(wanted, int) else torch.device(wanted)
     except (RuntimeError, TypeError) as error:
         raise InvalidArgument(
-            f'device is the number of a CUDA device, a device of torch or "numpy"; got {wanted!r}: {error}'
+            f'device must be the number of a CUDA device, a torch device or "numpy"; got {wanted!r}: {error}'
         ) from error
     if device.type != "cuda":
         return device
@@ -180,7 +180,7 @@ def _chosen(wanted: int | str | torch.device | None, environ: Mapping[str, str],
     if index >= cuda.count:
         raise InvalidArgument(
             f"device={wanted!r} is CUDA device {index}, this process sees {cuda.count}: check CUDA_VISIBLE_DEVICES and "
-            'that this torch is built for CUDA, or take device="cpu" (device=None takes what is there)'
+            'that this torch is built for CUDA, or use device="cpu" (device=None uses what is available)'
         )
     return torch.device("cuda", index)
 
@@ -208,7 +208,7 @@ def _cross_check(index: int, wanted: object, environ: Mapping[str, str], cuda: C
     explicit = wanted is not None
     if explicit and cuda.current is not None and cuda.current != index:
         raise InvalidArgument(
-            f"Config.device={wanted!r} but the process works on CUDA device {cuda.current} already: pass the same "
+            f"Config.device={wanted!r} but the process already uses CUDA device {cuda.current}: pass the same "
             "number to torch.cuda.set_device and to Config(device=...)"
         )
     local = environ.get("LOCAL_RANK", "")
@@ -216,13 +216,13 @@ def _cross_check(index: int, wanted: object, environ: Mapping[str, str], cuda: C
         _warn_once(
             ("rank", local, index),
             f"LOCAL_RANK is {local} but the pipeline feeds CUDA device {index}: other ranks may feed it too; pass "
-            "device=local_rank, or leave device= out inside rankwise.bind()",
+            "device=local_rank, or omit device= inside rankwise.bind()",
         )
     elif not local and not explicit and cuda.count > 1:
         _warn_once(
             ("count", cuda.count, index),
-            f"this process sees {cuda.count} CUDA devices and no device was chosen: the pipeline feeds device {index}; "
-            "say Config(device=...)",
+            f"this process sees {cuda.count} CUDA devices, but none was chosen: the pipeline feeds device {index}; "
+            "set Config(device=...)",
         )
 
 

@@ -118,23 +118,23 @@ def _fill(target: Crop | Sample, uri: Any, aabb: Any, level: int | None, channel
     try:
         text = os.fspath(uri)
     except TypeError:
-        raise InvalidArgument(f"a sample's uri is a path or URL, got {type(uri).__name__} {uri!r}") from None
+        raise InvalidArgument(f"a sample's uri must be a path or URL, got {type(uri).__name__} {uri!r}") from None
     several = channel is not None and not isinstance(channel, str | int)
     object.__setattr__(target, "uri", str(text))
     object.__setattr__(target, "aabb", _box(aabb, str(text)))
     object.__setattr__(target, "level", None if level is None else operator.index(level))
     object.__setattr__(target, "channel", tuple(channel) if several else channel)  # type: ignore[arg-type]
     if several and not channel:
-        raise InvalidArgument(f"channel= of {text} is empty: name one or more channels, or leave it out")
+        raise InvalidArgument(f"channel= of {text} is empty: name one or more channels, or omit it")
 
 
 def _box(aabb: Any, uri: str) -> AABB:
     axes = (aabb,) if isinstance(aabb, slice) else aabb
     if isinstance(axes, str) or not isinstance(axes, Iterable):
-        raise InvalidArgument(f"a box is one (start, stop) or slice for each axis, got {aabb!r} for {uri}")
+        raise InvalidArgument(f"a box must be one (start, stop) or slice for each axis, got {aabb!r} for {uri}")
     box = tuple(_interval(axis, number, uri) for number, axis in enumerate(axes))
     if not box:
-        raise InvalidArgument(f"a box has at least one axis; the one for {uri} is empty")
+        raise InvalidArgument(f"a box needs at least one axis; the one for {uri} is empty")
     return box
 
 
@@ -142,14 +142,14 @@ def _interval(axis: Any, number: int, uri: str) -> tuple[int, int]:
     if isinstance(axis, slice):
         if axis.step not in (None, 1) or axis.stop is None:
             raise InvalidArgument(
-                f"axis {number} of the box for {uri} is {axis}: a slice wants a stop and no step (start None is 0)"
+                f"axis {number} of the box for {uri} is {axis}: a slice needs a stop and no step (start None is 0)"
             )
         axis = (axis.start or 0, axis.stop)
     try:
         start, stop = (operator.index(edge) for edge in axis)
     except (TypeError, ValueError):
         raise InvalidArgument(
-            f"axis {number} of the box for {uri} is {axis!r}: give (start, stop) or a slice, of whole numbers"
+            f"axis {number} of the box for {uri} is {axis!r}: pass (start, stop) or a slice, of integers"
         ) from None
     if stop <= start:
         raise InvalidArgument(
@@ -162,7 +162,7 @@ def _also(given: Any) -> tuple[tuple[str, Crop], ...]:
     pairs = tuple(given.items() if isinstance(given, Mapping) else given)
     for name, crop in pairs:
         if not isinstance(name, str) or not isinstance(crop, Crop):
-            raise InvalidArgument(f"also= maps names of fields to Crop(uri, aabb), got {name!r}: {crop!r}")
+            raise InvalidArgument(f"also= must map names of fields to Crop(uri, aabb), got {name!r}: {crop!r}")
     return tuple(sorted(pairs, key=lambda pair: pair[0]))
 
 
@@ -233,7 +233,7 @@ def parse_dtype(wanted: DtypeLike) -> Dtype:
     if name in _BY_NAME:
         return _BY_NAME[name]
     known = ", ".join(dtype.name.lower() for dtype in Dtype)
-    raise InvalidArgument(f"dtype is one of {known}, or its number or long name; got {wanted!r}")
+    raise InvalidArgument(f"dtype must be one of {known}, or its number or long name; got {wanted!r}")
 
 
 def _name(wanted: Any) -> str:
@@ -258,7 +258,7 @@ def resolved_dtype(dtype: Dtype, native: DType | None = None) -> DType:
     """
     if dtype is Dtype.NATIVE:
         if native is None:
-            raise InvalidArgument("the native dtype is known once an array was opened")
+            raise InvalidArgument("the native dtype is known only after an array was opened")
         return native
     if dtype is Dtype.BF16:
         with needs_extra("bfloat16 needs ml_dtypes: pip install 'rankwise[data]'"):

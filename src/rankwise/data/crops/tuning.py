@@ -53,10 +53,10 @@ def chosen_strategy(strategy: NumaStrategy | int, node: int) -> tuple[NumaStrate
         chosen = NumaStrategy(strategy)
     except ValueError:
         known = ", ".join(f"NumaStrategy.{each.name}" for each in NumaStrategy)
-        raise InvalidArgument(f"numa_strategy is one of {known}; got {strategy!r}") from None
+        raise InvalidArgument(f"numa_strategy must be one of {known}; got {strategy!r}") from None
     if (chosen is NumaStrategy.PIN_TO) != (node >= 0):
         raise InvalidArgument(
-            f"numa_node is the node for NumaStrategy.PIN_TO and -1 otherwise; got {node} with {chosen.name}"
+            f"numa_node must be the node for NumaStrategy.PIN_TO and -1 otherwise; got {node} with {chosen.name}"
         )
     return chosen, node
 
@@ -99,9 +99,9 @@ def choose_cores(
     if len(topology) < 2:
         why = "this machine has one NUMA node or does not show its nodes"
     elif node < 0:
-        why = "the node of the device is not known; numa_strategy=PIN_TO with numa_node= says it"
+        why = "the node of the device is unknown; set numa_strategy=PIN_TO with numa_node="
     elif node not in topology:
-        why = f"there is no NUMA node {node}, only {sorted(topology)}"
+        why = f"there is no NUMA node {node}; nodes are {sorted(topology)}"
     elif not topology[node] & usable:
         why = f"this process may use no core of NUMA node {node}"
     if why:
@@ -164,7 +164,7 @@ class LatencyModel:
         for name in ("baseline_ns", "lognormal_mu", "lognormal_sigma", "cap_ns"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise InvalidArgument(f"{name} of a latency model is finite and at least 0, got {value}")
+                raise InvalidArgument(f"{name} of a latency model must be finite and at least 0, got {value}")
 
     def delay_s(self, request: int) -> float:
         """Return the delay of a request in seconds."""
@@ -191,7 +191,7 @@ def set_log_level(level: int) -> None:
         InvalidArgument: the level is not in 0 to 5.
     """
     if not isinstance(level, int) or not 0 <= level < len(_LEVELS):
-        raise InvalidArgument(f"a log level is 0 (everything) to 5 (fatal only), got {level!r}")
+        raise InvalidArgument(f"a log level must be 0 (everything) to 5 (fatal only), got {level!r}")
     _LOG.setLevel(_LEVELS[level])
 
 

@@ -131,8 +131,8 @@ class FeedBatch(ShareView):
         """
         if self._fields is None:
             raise ConfigError(
-                f"{self!r} was released by release(), or by leaving its with block: take what you need before. A batch "
-                "that is not released stays as it is"
+                f"{self!r} was released by release(), or by leaving its with block: copy what you need before. A batch "
+                "that is not released stays valid"
             )
         return self._fields
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CLOSED", "Cursor", "CursorLoader", "FullLength", "check_fits", "is_sequential"]
 
-CLOSED = "the loader was closed: make a new one, and load the state of this one"
+CLOSED = "the loader was closed: create a new one and load this one's state"
 
 
 class FullLength(BaseLoader):
@@ -104,11 +104,11 @@ class Cursor:
     def __init__(self, order: Order, *, rank: int, world_size: int, micro_batch: int | None) -> None:
         if not isinstance(order, Order):
             raise ConfigError(
-                f"order= wants a rankwise.Order, or a class like rankwise.data.contract.Order (BaseOrder there "
-                f"has defaults); got {type(order).__name__}"
+                f"order= must be a rankwise.Order, or a class like rankwise.data.contract.Order (BaseOrder there "
+                f"has defaults), got {type(order).__name__}"
             )
         if not 0 <= rank < world_size:
-            raise ConfigError(f"a loader wants 0 <= rank < world_size, got rank {rank} of {world_size}")
+            raise ConfigError(f"a loader needs 0 <= rank < world_size, got rank {rank} of {world_size}")
         num_micro_batches(1, world_size=world_size, micro_batch=micro_batch)  # raises for a bad micro_batch now
         self.order = order
         self.rank = rank
@@ -181,9 +181,9 @@ class Cursor:
         start = self.starts.begin(worker, repeats=is_sequential(self.order))
         if start.order != self._code:
             raise ConfigError(
-                "the loader went on with a saved order of other lanes, or other shares, of which workers that were "
+                "the loader resumed an order with other lanes or other shares, which workers that were "
                 "started before do not know: call load_state_dict and set_speeds before the first epoch of the "
-                "DataLoader, or take persistent_workers=False"
+                "DataLoader, or use persistent_workers=False"
             )
         self._done = self._state(start.epoch, start.position)
 
@@ -221,7 +221,7 @@ class Cursor:
             ConfigError: there is not one for each rank, one is not a positive number, or this loader cuts equal shares.
         """
         if speeds is not None and self.equal_because:
-            raise ConfigError(f"this loader cuts equal shares only: {self.equal_because}; leave the speeds out")
+            raise ConfigError(f"this loader cuts equal shares only: {self.equal_because}; remove the speeds")
         self.speeds = None if speeds is None else whole_speeds(speeds, world_size=self.world_size)
         self.done = self.done  # publishes the new code to workers
 
@@ -244,7 +244,7 @@ class Cursor:
         mine = self._done
         if state.recipe != mine.recipe or state.seed != mine.seed:
             raise ConfigError(
-                f"mark_done got a state of another order (recipe {state.recipe}, seed {state.seed}); this loader's is "
+                f"mark_done got the state of another order (recipe {state.recipe}, seed {state.seed}); this loader has "
                 f"{mine.recipe}, seed {mine.seed}: pass batch.resume of a batch of this loader"
             )
         self.done = state
@@ -270,7 +270,7 @@ class Cursor:
             raise ConfigError(
                 f"the saved state belongs to another order: it has recipe {wanted.recipe} and seed {wanted.seed}, this "
                 f"loader's order has {now.recipe} and {now.seed}. Use the same data, kind of order and seed, "
-                "or start afresh"
+                "or start over"
             )
         self.speeds = tuple(map(int, speeds)) if speeds and len(speeds) == self.world_size else None
         self.order, self.done = order, wanted
@@ -349,7 +349,7 @@ class CursorLoader(BaseLoader):
         Raises:
             ConfigError: it has workers of its own.
         """
-        raise ConfigError(f"a {type(self).__name__} has workers of its own: give num_workers= to it, iterate over it")
+        raise ConfigError(f"a {type(self).__name__} has its own workers: pass num_workers= to it and iterate over it")
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""
@@ -377,17 +377,17 @@ def check_fits(order: Order, *, num_samples: int, fingerprint: str | None) -> No
     total = order.samples
     if total is not None and total != num_samples:
         raise ConfigError(
-            f"the order is over {total} samples, the data have {num_samples}: make it from the data, Order(source, ...)"
+            f"the order has {total} samples, the data have {num_samples}: create it from the data, Order(source, ...)"
         )
     wanted = order.fingerprint
     if order.draw is not None and wanted != fingerprint:
         raise ConfigError(
-            "the order draws its samples, which the loader of the rows that it was made of does; these are other data: "
-            "make the order without balance=, weights= and mix="
+            "the order draws its samples, which only the loader of its own rows can do; these are other data: "
+            "create the order without balance=, weights= and mix="
         )
     if wanted is not None and fingerprint is not None and wanted != fingerprint:
         raise ConfigError(
-            f"the order was made for other data (fingerprint {wanted}, the source has {fingerprint}): make it from "
+            f"the order was made for other data (fingerprint {wanted}, the source has {fingerprint}): create it from "
             "this source, Order(source, ...)"
         )
 

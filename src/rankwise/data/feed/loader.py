@@ -99,14 +99,14 @@ class FeedLoader(CursorLoader):
         across_epochs: bool | None = None,
     ) -> None:
         if depth < 0:
-            raise ConfigError(f"depth is how many steps may lie ready, at least 0; got {depth}")
+            raise ConfigError(f"depth, the number of steps read ahead, must be at least 0; got {depth}")
         source = counted_samples(source, order)
         check_fits(order, num_samples=source.num_samples, fingerprint=source.fingerprint)
         self.source = source if fields is None else source.select(fields)
         super().__init__(Cursor(order, rank=rank, world_size=world_size, micro_batch=micro_batch))
         self._device, self._depth, self._transform = device, depth, transform
         if is_jax_target(device) and not isinstance(device, str):
-            self._cursor.equal_because = "sharding= wants as many rows of each process"
+            self._cursor.equal_because = "sharding= needs equally many rows on each process"
         if transform is None and self._placer.shares_memory:
             self.source, batch_transform = fused_source(self.source, batch_transform)
         self._batch_transform = batch_transform
@@ -148,7 +148,7 @@ class FeedLoader(CursorLoader):
     def __getitem__(self, index: object) -> NoReturn:
         """Raise an error for indexing that says what to do instead."""
         raise ConfigError(
-            "a loader is iterated, not indexed: `for batches in loader`. torch's DataLoader takes "
+            "a loader is iterated, not indexed: `for batches in loader`. With torch's DataLoader use "
             "DataLoader(loader.as_dataset(), batch_size=None)"
         )
 
@@ -264,7 +264,7 @@ class FeedLoader(CursorLoader):
         with closing(reader.read(Passes(self._cursor, before=None, goes_on=False))) as steps:
             step = next(steps, None)
         if step is None:
-            raise ConfigError("no step is left to look at: the order is at its end")
+            raise ConfigError("peek found no further step: the order is at its end")
         batch = self._batch(step.batches[0])
         batch.leave()
         return batch
@@ -386,7 +386,7 @@ class FeedLoader(CursorLoader):
         assert self._batch_transform is not None
         made = self._batch_transform(fields, self._placer.keys(batch.key))
         if not isinstance(made, Mapping):
-            raise ConfigError(f"batch_transform= returns a dict of fields, it returned {type(made).__name__}")
+            raise ConfigError(f"batch_transform= must return a dict of fields, it returned {type(made).__name__}")
         return dict(made)
 
 

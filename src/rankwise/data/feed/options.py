@@ -97,8 +97,8 @@ def warn_small_cache(source: Source, order: Order, *, rank: int, world_size: int
     if needed > locality.cache_bytes:
         warnings.warn(
             f"the order draws from {chunks} chunks at a time on each rank ({_mib(needed)} decoded), the cache keeps "
-            f"{_mib(locality.cache_bytes)}: chunks will be decoded several times per epoch. Give the source "
-            f"cache={needed} or more, the order fewer lanes or a smaller window, or the store smaller chunks",
+            f"{_mib(locality.cache_bytes)}: chunks will be decoded several times per epoch. Set cache={needed} "
+            "or more on the source, use fewer lanes or a smaller window, or store smaller chunks",
             stacklevel=3,
         )
 

@@ -137,9 +137,9 @@ class Repeats:
             return
         self._quiet = True
         _LOG.warning(
-            "epoch %d was shown whole and no step of it was marked done: the same batches come once more. For the next "
-            "epoch call loader.mark_done(batch.resume) after each step, or loader.set_epoch(n); of held-out data "
-            'Order(..., kind="sequential") says that it is meant so',
+            "epoch %d was read completely, but no step was marked done: the same batches are read again. For the next "
+            "epoch call loader.mark_done(batch.resume) after each step, or loader.set_epoch(n); for held-out data "
+            'Order(..., kind="sequential") silences this warning',
             start.epoch,
         )
 

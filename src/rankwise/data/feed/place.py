@@ -147,8 +147,8 @@ def _tensor(name: str, array: NDArray) -> torch.Tensor:
         return torch.from_numpy(array)
     except TypeError as error:
         raise ConfigError(
-            f"field {name!r} has dtype {array.dtype}, which torch cannot hold: leave it out with fields=, turn it into "
-            "numbers with transform=, or take NumPy arrays with device=None"
+            f"field {name!r} has dtype {array.dtype}, which torch cannot hold: omit it with fields=, convert it to "
+            "numbers with transform=, or use NumPy arrays with device=None"
         ) from error
 
 

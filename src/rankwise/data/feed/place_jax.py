@@ -73,11 +73,11 @@ def shard_full_batches(sharding: Any, *, batch_size: int, rank: int, world_size:
     local = _local_parts(sharding, world_size)
     if rank != jax.process_index():
         raise ConfigError(
-            f"rows are drawn for rank {rank}, and this is JAX's process {jax.process_index()}: pass dist_info='jax'"
+            f"rows are drawn for rank {rank}, but this is JAX's process {jax.process_index()}: pass dist_info='jax'"
         )
     if batch_size % local:
         raise ConfigError(
-            f"sharding= cuts the {batch_size} rows of this process into {local} parts, which are not equal: take a "
+            f"sharding= cuts the {batch_size} rows of this process into {local} unequal parts: use a "
             f"batch_size that is a multiple of {local}"
         )
     return ShardRows(sharding=sharding, num_rows=batch_size, world_size=world_size)
@@ -90,13 +90,13 @@ def _local_parts(sharding: Any, world_size: int) -> int:
     if jax.process_count() != world_size:
         raise ConfigError(
             f"sharding= spans JAX's {jax.process_count()} processes, the loader feeds {world_size} ranks: start JAX "
-            "with rankwise.World.init_jax(), so that both are the same"
+            "with rankwise.World.init_jax(), so that both are equal"
         )
     total, local = _parts(sharding)
     if total != local * world_size:
         raise ConfigError(
-            f"sharding= cuts the first axis into {total} parts, {local} of them on this process; {world_size} "
-            f"processes with {local} parts each would be {local * world_size}: each rank loads rows of its own, so "
+            f"sharding= cuts the first axis into {total} parts, {local} of them on this process; but {world_size} "
+            f"processes with {local} parts each need {local * world_size}: each rank loads its own rows, so "
             "shard the first axis over all devices, as NamedSharding(Mesh(jax.devices(), ('data',)), "
             "PartitionSpec('data')) does"
         )
@@ -167,8 +167,8 @@ def make_jax_placer(
     ragged = [name for name, spec in fields.items() if spec.ragged]
     if ragged:
         raise ConfigError(
-            f"{', '.join(map(repr, ragged))} is sparse, and global arrays of JAX are dense: take dense rows "
-            "(RowSource(..., dense=True) or genes=[...]), leave it out with fields=, or leave the sharding out and get "
+            f"{', '.join(map(repr, ragged))} is sparse, but global JAX arrays are dense: use dense rows "
+            "(RowSource(..., dense=True) or genes=[...]), leave it out with fields=, or remove sharding= and get "
             "each rank's rows as a BCSR matrix"
         )
     return JaxPlacer(shard_rows(target, order, world_size=world_size, micro_batch=micro_batch))
@@ -233,8 +233,8 @@ def narrowed(name: str, array: NDArray) -> NDArray:
 
     if array.dtype.kind not in "biufcV" or array.dtype.names is not None:
         raise ConfigError(
-            f"field {name!r} has dtype {array.dtype}, which JAX cannot hold: leave it out with fields=, or turn it "
-            "into numbers with transform="
+            f"field {name!r} has dtype {array.dtype}, which JAX cannot hold: leave it out with fields=, or convert it "
+            "to numbers with transform="
         )
     half = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
     if half == array.dtype:
@@ -244,7 +244,7 @@ def narrowed(name: str, array: NDArray) -> NDArray:
     elif name not in _said:
         _said.add(name)
         _LOG.warning(
-            "field %r is %s and comes as %s, as JAX is set: jax.config.update('jax_enable_x64', True) keeps it",
+            "field %r is %s and becomes %s under JAX's settings: jax.config.update('jax_enable_x64', True) keeps it",
             name, array.dtype, half,
         )  # fmt: skip
     return array.astype(half)
@@ -255,7 +255,7 @@ def _check_range(name: str, array: NDArray, half: np.dtype[Any]) -> None:
     if len(array) and array.size and not (array.min() >= ends.min and array.max() <= ends.max):
         raise ConfigError(
             f"field {name!r} holds {array.dtype} beyond the range of {half} (from {array.min()} to {array.max()}), and "
-            "JAX is set to 32 bits: jax.config.update('jax_enable_x64', True), or leave the field out with fields="
+            "JAX is set to 32 bits: use jax.config.update('jax_enable_x64', True), or leave the field out with fields="
         )
 
 

@@ -98,7 +98,7 @@ class Conveyor(Generic[T]):
             if self._error is not None:
                 raise self._error
             if not in_time:
-                raise TimeoutError(f"nothing came within {timeout_s} s")
+                raise TimeoutError(f"no step was ready within {timeout_s} s")
             return None
 
     def wake(self) -> None:
@@ -236,7 +236,7 @@ class _Thread(threading.Thread):
             self.join(_JOIN_S)
             if self.is_alive():
                 self._is_away = lambda: True
-                _LOG.warning("a reader is still inside one read %.0f s after it was closed: it is left behind", _JOIN_S)
+                _LOG.warning("a reader is still in a read %.0f s after it was closed: it is abandoned", _JOIN_S)
         return not self.is_alive()
 
 

@@ -46,9 +46,9 @@ def check_ranks(rank: int, world_size: int) -> None:
     world = None if current_worker() is not None else known_world()  # workers serve the rank that started them
     if world is not None and (world.rank, world.world_size) != (rank, world_size):
         raise ConfigError(
-            f"this loader was made for rank {rank} of {world_size}, and this process is rank {world.rank} of "
-            f"{world.world_size} of a process group that was made later: samples would be shown twice or never. Make "
-            "the loader when the group is there (inside `with rankwise.bind()`, after init_process_group, in "
+            f"this loader was made for rank {rank} of {world_size}, but this process is rank {world.rank} of "
+            f"{world.world_size} of a process group that was made later: samples would be read twice or never. Create "
+            "the loader after the group (inside `with rankwise.bind()`, after init_process_group, in "
             "Lightning's train_dataloader()); to keep it as it is pass world=, such as World.single()"
         )
 
@@ -71,7 +71,7 @@ def find_place(world: World | None, device: str | torch.device | jax.sharding.Sh
         if known_world() is None and (find_spec("torch") is None or (no_tensors and "torch" not in sys.modules)):
             if not no_tensors:
                 raise MissingExtraError(
-                    f"device={device!r} gives tensors of torch, which is not installed: pip install 'rankwise[train]', "
+                    f"device={device!r} needs torch, which is not installed: pip install 'rankwise[train]', "
                     "or pass device=None for NumPy arrays and SciPy matrices, 'jax' for JAX"
                 )
             said = announced_place(os.environ) or Place()

@@ -46,7 +46,7 @@ class SkipBudget:
         number = isinstance(on_bad_sample, int) and not isinstance(on_bad_sample, bool)
         if not (on_bad_sample == "raise" or (number and int(on_bad_sample) >= 0)):
             raise ConfigError(
-                f'on_bad_sample is "raise" or how many damaged samples may be left out, got {on_bad_sample!r}'
+                f'on_bad_sample must be "raise" or how many damaged samples may be skipped, got {on_bad_sample!r}'
             )
         self._limit = int(on_bad_sample) if number else 0
         self._skipped: set[tuple[int, int]] = set()
@@ -103,15 +103,15 @@ class SkipBudget:
             number = self._grant(self._limit)
             if number is None:
                 error.add_note(
-                    f"rank {share.rank} has left out {self._limit} damaged samples before, as many as "
-                    f"on_bad_sample={self._limit} allows: mend the store, or allow more"
+                    f"rank {share.rank} has skipped {self._limit} damaged samples before, the maximum that "
+                    f"on_bad_sample={self._limit} allows: repair the store, or allow more"
                 )
                 raise error
             self._skipped.add(key)
         if number <= _SAID:
-            more = "; further ones are counted without a word" if number == _SAID else ""
+            more = "; further ones are counted but not logged" if number == _SAID else ""
             _LOG.warning(
-                "rank %d leaves out a damaged sample (%d of at most %d)%s: %s",
+                "rank %d skips a damaged sample (%d of at most %d)%s: %s",
                 share.rank, number, self._limit, more, error,
             )  # fmt: skip
 
@@ -121,7 +121,7 @@ class SkipBudget:
     def say_total(self, rank: int) -> None:
         """Log how many samples this rank skipped, if any."""
         if self._skipped:
-            _LOG.warning("rank %d left out %d damaged samples in all", rank, len(self._skipped))
+            _LOG.warning("rank %d skipped %d damaged samples in total", rank, len(self._skipped))
 
 
 _NUM_STAGES = 2  # one in use, one being read

@@ -22,17 +22,17 @@ BatchTransform: TypeAlias = Callable[[dict[str, Any], Any], Mapping[str, Any]]
 
 _COLUMNS = "pass columns of numbers as arrays, ArraySource({'x': frame['x'].to_numpy()})"
 _HDF5 = (
-    "small data fit as they are read, ArraySource({'x': file['x'][:]}); for larger ones write a Dataset of torch that "
+    "read small data into memory, ArraySource({'x': file['x'][:]}); for larger data write a torch Dataset that "
     "opens the file in each process"
 )
 _WAYS = {  # by the first part of a class's module, and its name; subclasses too
-    "numpy.ndarray": "give the array a field's name, ArraySource({'x': array}), and that to a SampleLoader",
-    "torch.Tensor": "give the tensor a field's name, ArraySource({'x': tensor}), and that to a SampleLoader",
-    "zarr.Array": "give the array a field's name, ArraySource({'x': array}), and that to a SampleLoader",
-    "zarr.Group": "give its path to ArraySource.open(path), and that to a SampleLoader",
-    "builtins.list": "make an array of it, ArraySource({'x': np.asarray(values)})",
-    "builtins.tuple": "make an array of it, ArraySource({'x': np.asarray(values)})",
-    "builtins.dict": "make a source of its arrays, ArraySource({'x': array}), and give that to a SampleLoader",
+    "numpy.ndarray": "name the array as a field, ArraySource({'x': array}), and pass that to a SampleLoader",
+    "torch.Tensor": "name the tensor as a field, ArraySource({'x': tensor}), and pass that to a SampleLoader",
+    "zarr.Array": "name the array as a field, ArraySource({'x': array}), and pass that to a SampleLoader",
+    "zarr.Group": "open its path, ArraySource.open(path), and pass that to a SampleLoader",
+    "builtins.list": "convert it to an array, ArraySource({'x': np.asarray(values)})",
+    "builtins.tuple": "convert it to an array, ArraySource({'x': np.asarray(values)})",
+    "builtins.dict": "make a source from its arrays, ArraySource({'x': array}), and pass that to a SampleLoader",
     "h5py.Dataset": _HDF5,
     "h5py.Group": _HDF5,
     "pandas.DataFrame": _COLUMNS,
@@ -40,20 +40,20 @@ _WAYS = {  # by the first part of a class's module, and its name; subclasses too
     "pyarrow.Table": _COLUMNS,
     "pandas.Series": "pass its values, ArraySource({'x': series.to_numpy()})",
     "xarray.DataArray": "pass its values, ArraySource({'x': array.to_numpy()}), or the path of its Zarr array",
-    "xarray.Dataset": "write it to Zarr, dataset.to_zarr(path), and take ArraySource.open(path)",
-    "dask.Array": "write it to Zarr, array.to_zarr(path), and take ArraySource({'x': path})",
+    "xarray.Dataset": "write it to Zarr, dataset.to_zarr(path), and use ArraySource.open(path)",
+    "dask.Array": "write it to Zarr, array.to_zarr(path), and use ArraySource({'x': path})",
     "scipy.spmatrix": "rows of sparse matrices are read by rankwise.data.rows (anndata.AnnData(matrix))",
     "scipy.sparray": "rows of sparse matrices are read by rankwise.data.rows (anndata.AnnData(matrix))",
     "anndata.AnnData": "its rows are read by rankwise.data.rows",
-    "torch.DataLoader": "take its dataset",
+    "torch.DataLoader": "pass its dataset",
 }
 _FILES = {
-    (".npy",): "a file with one array is mapped, ArraySource({'x': path})",
+    (".npy",): "pass the file, which is memory-mapped, ArraySource({'x': path})",
     (".npz",): "read its arrays, ArraySource(dict(np.load(path)))",
     (".h5", ".hdf5", ".he5", ".nc"): _HDF5,
     (".h5ad", ".h5mu"): "its rows are read by rankwise.data.rows",
     (".parquet", ".feather", ".arrow", ".csv", ".tsv"): f"read it as a table, then {_COLUMNS}",
-    (".zarr", ".zip"): "a Zarr group is opened by ArraySource.open(path), an array of it by ArraySource({'x': path})",
+    (".zarr", ".zip"): "open a Zarr group with ArraySource.open(path), an array in it with ArraySource({'x': path})",
     (".pt", ".pth"): "load its tensors, ArraySource({'x': tensor})",
     (".tar",): "unpack it",
 }
@@ -74,14 +74,14 @@ def other_way(data: object) -> str:
         way = next((_WAYS[kind] for kind in kinds if kind in _WAYS), "")
         if "torch.IterableDataset" in kinds or (not way and _is_stream(data)):
             return (
-                "streams are not supported yet, an order needs samples by number: list the samples in a map-style "
+                "streams are not supported yet, since an order needs samples by index: list the samples in a map-style "
                 "Dataset (__len__ and __getitem__, over files or offsets, say) for DatasetLoader(dataset, "
-                "order=Order(len(dataset), batch_size=...)), or iterate the stream in a loop of your own with Window"
+                "order=Order(len(dataset), batch_size=...)), or iterate over the stream in your own loop with Window"
             )
     return (
-        f"{way}{'; ' * bool(way)}whatever has samples by number (files in a folder, HDF5, tables) comes in as a "
-        "map-style Dataset of torch, DatasetLoader(dataset, order=Order(len(dataset), batch_size=...)): "
-        "docs/samples.md has a recipe for each"
+        f"{way}{'; ' * bool(way)}for any data with samples by index (files in a folder, HDF5, tables) write a "
+        "map-style torch Dataset, DatasetLoader(dataset, order=Order(len(dataset), batch_size=...)): "
+        "see the recipes in docs/samples.md"
     )
 
 
@@ -96,13 +96,9 @@ def counted_samples(source: Source, order: Order) -> Source:
         ConfigError: this is not a source, or the order was made for other samples.
     """
     if not isinstance(source, BaseSource):
-        own = (
-            "let it inherit from rankwise.data.contract.BaseSource"
-            if "plan" in dir(type(source))
-            else other_way(source)
-        )
+        own = "inherit from rankwise.data.contract.BaseSource" if "plan" in dir(type(source)) else other_way(source)
         raise ConfigError(
-            f"a loader wants a source of samples, such as an ArraySource or a RowSource, got {type(source).__name__}: "
+            f"a loader needs a source of samples, such as an ArraySource or a RowSource, got {type(source).__name__}: "
             f"{own}"
         )
     bound: Source = source.bound_to(order)
@@ -196,7 +192,7 @@ class SampleTransform:
         specs = self.specs or {}
         if specs.keys() != made.keys():
             raise ConfigError(
-                f"transform= made the fields {sorted(made)} of sample {sample}, but {sorted(specs)} of sample "
+                f"transform= returned the fields {sorted(made)} for sample {sample}, but {sorted(specs)} for sample "
                 f"{self._first}: return the same fields for every sample"
             )
         for name, value in made.items():
@@ -215,8 +211,8 @@ def _said(spec: FieldSpec) -> str:
 def _checked(made: Any, sample: int) -> dict[str, Any]:
     if not isinstance(made, Mapping):
         raise ConfigError(
-            f"transform= returns a dict of fields, for sample {sample} it returned {type(made).__name__}: return the "
-            "dict that it was given, changed"
+            f"transform= must return a dict of fields, but returned {type(made).__name__} for sample {sample}: return "
+            "the dict that it was given, changed"
         )
     fields = {name: value.tocsr() if is_sparse(value) else np.asarray(value) for name, value in made.items()}
     for name, value in fields.items():

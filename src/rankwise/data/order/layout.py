@@ -89,10 +89,10 @@ def whole(name: str, value: Any, *, least: int = 1, most: int = MAX_SAMPLES) -> 
     try:
         number = operator.index(value)
     except TypeError:
-        raise ConfigError(f"Order wants a whole number for {name}, got {value!r}") from None
+        raise ConfigError(f"Order needs an integer for {name}, got {value!r}") from None
     if not least <= number <= most:
         bounds = f">= {least}" if number < least else f"<= {most}"
-        raise ConfigError(f"Order wants {name} {bounds}, got {number}")
+        raise ConfigError(f"Order needs {name} {bounds}, got {number}")
     return number
 
 
@@ -173,7 +173,7 @@ class Recipe:
         found = PATTERN.fullmatch(text)
         if not found:
             raise ConfigError(
-                f"a recipe reads like v1.shuffle.L32.W16.<16 hex digits>, got {text!r}: not ours, or damaged"
+                f"a recipe must look like v1.shuffle.L32.W16.<16 hex digits>, got {text!r}: damaged, or no recipe"
             )
         algorithm, kind, lanes, window, digest = found.groups()
         return cls(algorithm=int(algorithm), kind=kind, lanes=int(lanes), window=int(window), digest=digest)

@@ -42,8 +42,8 @@ def opened_samples(samples: Any, draw: Mapping[str, Any]) -> Any:
     found = next((source for opener in _OPENERS if (source := opener(samples)) is not None), samples)
     if isinstance(found, (str, os.PathLike)):
         raise ConfigError(
-            f"Order wants samples, got the place {os.fspath(found)!r}: `import rankwise.data.rows` opens AnnData "
-            "stores and collections; of others pass the source, or the number of samples"
+            f"Order needs samples, got the path {os.fspath(found)!r}: `import rankwise.data.rows` opens AnnData "
+            "stores and collections; for other data pass the source or the number of samples"
         )
     if not draw:
         return found

@@ -133,19 +133,19 @@ class Order:
     def _check_choices(self, own_kind: str | None) -> None:
         for name, choices in (("kind", get_args(Kind)), ("remainder", get_args(Remainder))):
             if getattr(self, name) not in choices:
-                raise ConfigError(f"Order wants {name} to be one of {', '.join(choices)}; got {getattr(self, name)!r}")
+                raise ConfigError(f"Order needs {name} to be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if own_kind not in (None, self.kind):
-            raise ConfigError(f"these samples are in an order of their own: leave kind={self.kind!r} out")
+            raise ConfigError(f"these samples define their own order: remove kind={self.kind!r}")
         if self.remainder == "drop" and self.samples < self.batch_size:
             raise ConfigError(
-                f'remainder="drop" leaves nothing: {self.samples} samples do not fill one batch of {self.batch_size}. '
-                'Take a smaller batch_size, or remainder="split"'
+                f'remainder="drop" leaves no batch: {self.samples} samples do not fill one batch of {self.batch_size}. '
+                'Use a smaller batch_size or remainder="split"'
             )
 
     def _sequential_grid(self, wished_lanes: int | None) -> Grid:
         for name in ("lanes", "window"):
             if getattr(self, name) is not None:
-                raise ConfigError(f'kind="sequential" has no {name}: leave {name} out, or take kind="shuffle"')
+                raise ConfigError(f'kind="sequential" does not accept {name}: remove {name} or use kind="shuffle"')
         return Grid(num_samples=self.samples, chunk_samples=1, lanes=min(wished_lanes or 1, self.samples), window=1)
 
     def _shuffled_grid(self, wished_lanes: int | None, wished_window: int | None) -> Grid:
@@ -243,11 +243,11 @@ class Order:
         if wanted.size == 0:
             return np.zeros(wanted.shape, dtype=np.int64)
         if wanted.dtype.kind not in "iu":
-            raise ConfigError(f"Order.ids wants whole positions, got dtype {wanted.dtype}")
+            raise ConfigError(f"Order.ids needs integer positions, got dtype {wanted.dtype}")
         low, high = int(wanted.min()), int(wanted.max())
         if low < 0 or high >= self.samples or epoch < 0:
             raise ConfigError(
-                f"Order.ids wants positions in [0, {self.samples}) of an epoch >= 0; got [{low}, {high}], epoch {epoch}"
+                f"Order.ids needs positions in [0, {self.samples}) and epoch >= 0; got [{low}, {high}], epoch {epoch}"
             )
         flat = wanted.astype(np.int64).ravel()
         found = flat if self.kind == "sequential" else samples_at(self.grid, self.seed, epoch, flat)
@@ -287,21 +287,21 @@ class Order:
             return
         differing = Recipe.parse(self.recipe).differences(Recipe.parse(recipe))
         raise ConfigError(
-            f"the saved order is not this one; different: {', '.join(differing)}. Saved {recipe}, here {self.recipe}. "
-            "Make data and arguments as they were; if only the batch size changed, continue with order.resumed(state); "
-            "to begin anew, use order.start()"
+            f"the saved order differs from this one in: {', '.join(differing)}. Saved {recipe}, now {self.recipe}. "
+            "Restore the data and arguments; if only the batch size changed, continue with order.resumed(state); "
+            "to start over, use order.start()"
         )
 
     def _check_state(self, state: OrderState) -> None:
         self._check_recipe(state.recipe)
         if state.seed != self.seed:
             raise ConfigError(
-                f"the saved order has seed {state.seed}, this one {self.seed}: give seed={state.seed} to continue it, "
-                "or begin anew with order.start()"
+                f"the saved order has seed {state.seed}, this one {self.seed}: pass seed={state.seed} to continue it, "
+                "or start over with order.start()"
             )
         if state.position > self.samples:
             raise ConfigError(
-                f"the state lies at position {state.position} of an epoch of {self.samples} samples: damaged"
+                f"the state is damaged: its position is {state.position}, but an epoch has {self.samples} samples"
             )
 
 
@@ -309,7 +309,7 @@ def _any_whole(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise ConfigError(f"Order wants a whole number for {name}, got {value!r}") from None
+        raise ConfigError(f"Order needs an integer for {name}, got {value!r}") from None
 
 
 def _world_seed() -> int:

@@ -39,10 +39,10 @@ class BatchSampler:
 
     def __init__(self, order: Order, *, rank: int = 0, world_size: int = 1, micro_batch: int | None = None) -> None:
         if not 0 <= rank < world_size:
-            raise ConfigError(f"BatchSampler wants 0 <= rank < world_size, got rank {rank} of {world_size}")
+            raise ConfigError(f"BatchSampler needs 0 <= rank < world_size, got rank {rank} of {world_size}")
         if order.draw is not None:
             raise ConfigError(
-                "the ids of an order that draws are numbers of draws, and no samples: a loader of the rows draws them "
+                "the ids of an order with draws are draw numbers, not sample ids: use a row loader, which draws rows "
                 "(rankwise.data.rows.OrderedLoader(collection, order=order))"
             )
         num_micro_batches(order.batch_size, world_size=world_size, micro_batch=micro_batch)
@@ -162,7 +162,7 @@ class BatchSampler:
         if not 0 <= num_lists <= full * per_full + per_tail:
             raise ConfigError(
                 f"mark_done({num_lists}): the iteration that began at epoch {self._origin.epoch}, position "
-                f"{self._origin.position} has {full * per_full + per_tail} lists; count those used since it began"
+                f"{self._origin.position} has {full * per_full + per_tail} lists; count only the lists used since then"
             )
         if tail and num_lists == full * per_full + per_tail:
             return self.order.state_at(epoch=self._origin.epoch, position=self.order.samples)
@@ -185,8 +185,8 @@ class BatchSampler:
         drop = 'remainder="drop", ' if is_tail else ""
         return (
             f"{which} has {entries} samples for {world} ranks: some ranks get {entries} // {world} = {smallest}{cut}, "
-            f"so a list would be empty, and a DataLoader cannot collate an empty list. Take {drop}a batch_size "
-            "whose shares suffice, or rankwise.data.samples.DatasetLoader, which handles empty shares"
+            f"so a list would be empty, and a DataLoader cannot collate an empty list. Use {drop}a batch_size "
+            "with enough samples per rank, or rankwise.data.samples.DatasetLoader, which handles empty shares"
         )
 
 
@@ -217,12 +217,12 @@ def shard(items: int | Sequence[Any], *, rank: int, world_size: int, how: How = 
         ConfigError: the rank is not in the world, `how` is unknown, or `items` cannot be sliced.
     """
     if not 0 <= rank < world_size:
-        raise ConfigError(f"shard wants 0 <= rank < world_size, got rank {rank} of {world_size}")
+        raise ConfigError(f"shard needs 0 <= rank < world_size, got rank {rank} of {world_size}")
     if how not in ("contiguous", "strided"):
-        raise ConfigError(f'shard wants how to be "contiguous" or "strided", got {how!r}')
+        raise ConfigError(f'shard needs how="contiguous" or "strided", got {how!r}')
     whole = range(_count(items)) if isinstance(items, int) else items
     if not (hasattr(whole, "__len__") and hasattr(whole, "__getitem__")) or hasattr(whole, "keys"):
-        raise ConfigError(f"shard wants a number or a sequence, got {type(items).__name__}: give list(...) of it")
+        raise ConfigError(f"shard needs a number or a sequence, got {type(items).__name__}: pass list(...) of it")
     if how == "strided":
         return whole[rank::world_size]
     count = len(whole)
@@ -231,5 +231,5 @@ def shard(items: int | Sequence[Any], *, rank: int, world_size: int, how: How = 
 
 def _count(items: int) -> int:
     if items < 0:
-        raise ConfigError(f"shard wants a number of items >= 0, got {items}")
+        raise ConfigError(f"shard needs a number of items >= 0, got {items}")
     return items

@@ -67,7 +67,7 @@ class SplitRule:
             _checked(fractions.values() if isinstance(fractions, Mapping) else fractions)
         if not groups:
             if fractions is None:
-                raise ConfigError('a split wants fractions={"train": 0.8, "val": 0.2}, groups={"val": [...]}, or both')
+                raise ConfigError('a split needs fractions={"train": 0.8, "val": 0.2}, groups={"val": [...]}, or both')
             named = isinstance(fractions, Mapping)
             names = tuple(map(str, fractions)) if named else tuple(f"part {k}" for k in range(len(fractions)))
             sizes = tuple(fractions.values()) if isinstance(fractions, Mapping) else tuple(fractions)
@@ -77,8 +77,8 @@ class SplitRule:
         if fractions is not None:
             if not isinstance(fractions, Mapping) or others:
                 raise ConfigError(
-                    "beside groups= the fractions are those of what no list names: pass them by name, "
-                    'fractions={"train": 0.9, "test": 0.1}, and no `...` in groups='
+                    "with groups=, fractions divide the rest, which groups= does not list: pass them by name, "
+                    'fractions={"train": 0.9, "test": 0.1}, and do not use `...` in groups='
                 )
             others = {str(name): size for name, size in fractions.items()}
         elif not others and _OTHERS not in listed:
@@ -111,8 +111,8 @@ class SplitRule:
             unknown = [label for label in named if label not in place]
             if unknown:
                 raise ConfigError(
-                    f"groups= names {len(unknown)} groups for {self.names[part]!r} that are not there, such as "
-                    f"{unknown[:_SHOWN]}; there are {len(labels)}, such as {list(labels[:_SHOWN])}"
+                    f"groups= names {len(unknown)} groups for {self.names[part]!r} that do not exist, such as "
+                    f"{unknown[:_SHOWN]}; there are {len(labels)} groups, such as {list(labels[:_SHOWN])}"
                 )
             found[[place[label] for label in named]] = part
         if self.fractions:
@@ -138,19 +138,19 @@ class SplitRule:
 
 def _listed(part: object, held: object) -> tuple[str, ...]:
     if isinstance(held, (str, bytes)) or not hasattr(held, "__iter__"):
-        raise ConfigError(f"groups= wants a list of names for each part, got {held!r} for {part!r}: write [{held!r}]")
+        raise ConfigError(f"groups= needs a list of names for each part, got {held!r} for {part!r}: write [{held!r}]")
     return tuple(dict.fromkeys(map(str, held)))
 
 
 def _refuse_twice(listed: Mapping[str, Sequence[str]], others: Mapping[str, float]) -> None:
     both = [name for name in others if name in listed]
     if both:
-        raise ConfigError(f"the part {both[0]!r} has both a list of groups and a fraction: give it one of them")
+        raise ConfigError(f"the part {both[0]!r} has both a list of groups and a fraction: give only one")
     seen: dict[str, str] = {}
     for part, members in listed.items():
         for label in members:
             if label in seen:
-                raise ConfigError(f"groups= puts {label!r} into {seen[label]!r} and {part!r}: name it once")
+                raise ConfigError(f"groups= puts {label!r} into both {seen[label]!r} and {part!r}: list it once")
             seen[label] = part
 
 
@@ -217,7 +217,7 @@ def _rounded(quotas: FloatArray, total: int) -> IntArray:
 def _checked(fractions: Iterable[float]) -> FloatArray:
     sizes = list(fractions)
     if not sizes or not all(size > 0 for size in sizes) or sum(sizes) > 1 + _SUM_TOLERANCE:
-        raise ConfigError(f"fractions are above 0 and at most 1 together, got {sizes}")
+        raise ConfigError(f"fractions must be above 0 and at most 1 together, got {sizes}")
     return np.asarray(sizes, dtype=np.float64)
 
 

@@ -90,7 +90,7 @@ class Sampler(ABC):
             ConfigError: it is negative, or not an integer.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
-            raise ConfigError(f"an epoch is a whole number of at least 0, got {epoch!r}")
+            raise ConfigError(f"an epoch must be an integer of at least 0, got {epoch!r}")
         self._epoch, self._epoch_is_set = int(epoch), True
         self._last_pass = self._salt_to_repeat = None
         if self._mark is not None:
@@ -210,7 +210,7 @@ class Sampler(ABC):
                     continue
                 if not isinstance(request, Mapping) or "requests" not in request:
                     raise TypeError(
-                        f"_sample of {type(self).__name__} yields load requests, "
+                        f"_sample of {type(self).__name__} must yield load requests, "
                         "LoadRequest(requests=[slice(0, 64)], splits=...); got "
                         f"{f'keys {list(request)}' if isinstance(request, Mapping) else type(request).__name__}"
                     )
@@ -279,7 +279,7 @@ class Sampler(ABC):
         for name in ("batch_size", "shuffle"):
             if getattr(self, name) is None:
                 raise ConfigError(
-                    f"a load request without splits wants the sampler's {name} to be set; {type(self).__name__} "
+                    f"a load request without splits needs the sampler's {name}, but {type(self).__name__} "
                     "has None: yield splits, or set it"
                 )
         listed = request["requests"]

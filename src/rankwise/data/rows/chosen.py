@@ -125,7 +125,7 @@ class ChosenRows:
         Raises:
             ConfigError: they are drawn.
         """
-        self.refuse_draws("place in a list: list the rows first, then draw from them")
+        self.refuse_draws("cannot be put in a list: list the rows first, then draw from them")
         return NamedRows(
             name=" + ".join(one.name for one in self.named),
             places=tuple(dataset.origin for dataset in self.datasets),
@@ -144,7 +144,7 @@ class ChosenRows:
         Raises:
             ConfigError: there are no such rows, or they are drawn.
         """
-        self.refuse_draws("subsets: take the subset first, then draw from it")
+        self.refuse_draws("have no subsets: take the subset first, then draw from it")
         return self._of(chosen_rows(rows, self.num_rows))
 
     def _of(self, chosen: NDArray) -> ChosenRows:
@@ -156,7 +156,7 @@ class ChosenRows:
         Raises:
             ConfigError: there is no such column, a row has no value in it, a part is empty, or rows are drawn.
         """
-        self.refuse_draws("splits: split first, then draw from a part")
+        self.refuse_draws("cannot be split: split first, then draw from a part")
         strata = None if stratify is None else self.groups(stratify)
         if by == "row":
             part = part_of_rows(range(self.num_stored) if self.rows is None else self.rows, rule, strata=strata)
@@ -172,7 +172,7 @@ class ChosenRows:
         Raises:
             ConfigError: there is no such column, or rows are drawn.
         """
-        self.refuse_draws("table: every epoch draws others; look at the rows that they are drawn from")
+        self.refuse_draws("have no table: every epoch draws others; read the rows that they are drawn from")
         whole = read_tables(self.datasets, columns)
         return whole if self.rows is None else whole.iloc[self.rows]
 
@@ -191,19 +191,19 @@ class ChosenRows:
         Raises:
             ConfigError: they are drawn already, or the options do not fit them.
         """
-        self.refuse_draws("draws of their own: draw once, from the rows themselves")
+        self.refuse_draws("cannot be drawn from: draw once, from the rows themselves")
         edges = self.edges if self.rows is None else _places_in(self.rows, self.edges)
         draws = make_draws(options, num_rows=self.num_rows, edges=edges, groups_of=self.groups)
         return replace(self, draws=draws, options=options)
 
     def refuse_draws(self, said: str) -> None:
-        """Raise an error if rows are drawn: drawn rows have no `said`.
+        """Raise an error if rows are drawn: `said` completes "drawn rows ...".
 
         Raises:
             ConfigError: these are drawn.
         """
         if self.draws is not None:
-            raise ConfigError(f"drawn rows have no {said}")
+            raise ConfigError(f"drawn rows {said}")
 
 
 def _places_in(rows: NDArray, edges: IntArray) -> IntArray:
@@ -212,7 +212,7 @@ def _places_in(rows: NDArray, edges: IntArray) -> IntArray:
 
 
 _MEND = (
-    "make both of the same: Order(collection, batch_size=...) and OrderedLoader(collection, order=...), or a part "
+    "use the same rows in both: Order(collection, batch_size=...) and OrderedLoader(collection, order=...), or a part "
     "of a split in both places"
 )
 
@@ -230,23 +230,23 @@ def bound_rows(rows: ChosenRows, order: Order) -> ChosenRows:
     own_rows, _, own_draws = rows.fingerprint.partition("+")
     if wanted_rows != own_rows:
         raise ConfigError(
-            f"the order was made of other rows (fingerprint {wanted_rows}, {order.samples} samples an epoch) than the "
+            f"the order is for other rows (fingerprint {wanted_rows}, {order.samples} samples an epoch) than the "
             f"loader's ({own_rows}, {rows.num_samples} samples): {_MEND}"
         )
     draw = order.draw
     if own_draws:
-        said = "draws otherwise" if wanted_draws else "does not draw"
+        said = "draws differently" if wanted_draws else "does not draw"
         raise ConfigError(
-            f"the loader's rows are drawn, and the order {said}: make the order of the drawn rows, or pass balance=, "
+            f"the loader's rows are drawn, but the order {said}: make the order from the drawn rows, or pass balance=, "
             "weights=, mix=, num_samples= and together= to Order(...) alone"
         )
     if draw is None:
-        raise ConfigError(f"the order draws rows in a way that it does not tell (fingerprint {wanted}): {_MEND}")
+        raise ConfigError(f"the order draws rows in a way that it does not record (fingerprint {wanted}): {_MEND}")
     drawn = rows.drawn(draw)
     if drawn.fingerprint != wanted:
         raise ConfigError(
-            f"drawn as the order says these rows are not those of the order ({drawn.fingerprint}, not "
-            f"{wanted}); the column {draw.balance!r} may have changed since: make the order anew"
+            f"drawn by the order, these rows differ from the order's rows ({drawn.fingerprint}, not "
+            f"{wanted}); the column {draw.balance!r} may have changed: create the order again"
         )
     return drawn
 

@@ -68,7 +68,7 @@ def read_column(datasets: Sequence[AnyDataset], name: str) -> ObsColumn:
     if any(categorical) and not all(categorical):
         odd = datasets[categorical.index(False)]
         raise ConfigError(
-            f"the obs column {name!r} is a category in some datasets, but not in {odd.place}: make it one"
+            f"the obs column {name!r} is a category in some datasets, but not in {odd.place}: make it a category"
         )
     if all(categorical):
         return _coded(name, parts)
@@ -138,7 +138,7 @@ def _coded_text(name: str, part: Any, dataset: AnyDataset) -> Any:
     if len(found.categories) > _MOST_TEXTS or not all(isinstance(held, str) for held in found.categories):
         raise ConfigError(
             f"the obs column {name!r} of {dataset.place} holds {len(found.categories)} different texts or objects, not "
-            f"numbers: what names single rows cannot be in a batch (batch.ids say which they are); make other columns "
+            f"numbers: names of single rows cannot be in a batch (use batch.ids); make other columns "
             f"a category (adata.obs[{name!r}].astype('category')) and write the store again"
         )
     return found
@@ -170,8 +170,8 @@ def _say_rounding(name: str, part: Any, dataset: AnyDataset, dtype: DType) -> No
     known = part if isinstance(part, np.ndarray) else part[~part.isna()]
     if len(known) and max(int(known.max()), -int(known.min())) > exact:  # looked at: most columns hold small ones
         say_once(
-            f"the obs column {name!r} of {dataset.place} holds {stored} and comes out as {dtype}: whole numbers beyond "
-            f"{exact:,} are rounded. Names are better a category (adata.obs[{name!r}].astype('category'))",
+            f"the obs column {name!r} of {dataset.place} holds {stored} and is read as {dtype}: integers beyond "
+            f"{exact:,} are rounded. For names use a category (adata.obs[{name!r}].astype('category'))",
             key=f"obs {name} {stored} {dtype}",
         )
 
@@ -188,7 +188,7 @@ def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -
         DataError: a column cannot be read.
     """
     if isinstance(columns, str):
-        raise ConfigError(f"columns is a list of names, got the text {columns!r}: write [{columns!r}]")
+        raise ConfigError(f"columns must be a list of names, got the string {columns!r}: write [{columns!r}]")
     every = dict.fromkeys(name for dataset in datasets for name in dataset.obs_columns)
     wanted = list(every) if columns is None else list(columns)
     unknown = [name for name in wanted if name not in every]

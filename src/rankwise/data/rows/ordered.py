@@ -19,14 +19,14 @@ __all__ = ["OrderedLoader", "open_rows", "opened_rows"]
 
 _INSTEAD = {  # replacements for arguments of samplers
     "batch_sampler": "the order decides which rows form a batch",
-    "batch_size": "Order(..., batch_size=...) is that of all ranks together",
+    "batch_size": "Order(..., batch_size=...) sets the global batch size",
     "chunk_size": "the order mixes whole chunks of the store",
-    "preload_nchunks": "Order(..., window=...) says how many chunks are mixed",
+    "preload_nchunks": "Order(..., window=...) sets how many chunks are mixed",
     "shuffle": 'orders shuffle; Order(..., kind="sequential") does not',
     "rng": "Order(..., seed=...)",
     "drop_last": 'Order(..., remainder="drop")',
     "return_index": "batch.ids are the rows",
-    "preload_to_gpu": "device= says where batches go",
+    "preload_to_gpu": "device= sets the device of batches",
 }
 _OF_SOURCES = ("matrices", "obs", "genes", "dense", "dtype", "cache", "threads")
 
@@ -35,7 +35,7 @@ def _jax_target(device: Any, sharding: Any) -> Any:
     if not (isinstance(device, str) and device in ("auto", "jax")):
         raise ConfigError(
             f"to='jax' puts batches on JAX's default device or, with sharding=, on those of the sharding; got "
-            f"device={device!r}: leave it out"
+            f"device={device!r}: omit device="
         )
     return "jax" if sharding is None else sharding
 
@@ -70,7 +70,7 @@ class OrderedLoader(RankLoader):
         if to == "jax":
             options["device"] = _jax_target(options.get("device", "auto"), sharding)
         elif sharding is not None:
-            raise ConfigError("sharding= is for JAX arrays: pass to='jax' with it")
+            raise ConfigError("sharding= is for JAX arrays: also pass to='jax'")
         chosen = {name: options.pop(name) for name in _OF_SOURCES if name in options}
         super().__init__(open_rows(collection, **chosen), order=order, **options)
 
@@ -82,15 +82,15 @@ def _check_options(options: dict[str, Any]) -> None:
     passed = [name for name in options if name in _INSTEAD]
     if passed:
         raise ConfigError(
-            f"Cannot specify {', '.join(passed)} with order=: leave it out; "
+            f"Cannot specify {', '.join(passed)} with order=: omit it; "
             + "; ".join(f"{name}: {_INSTEAD[name]}" for name in passed)
         )
     for name in ("transform", "batch_transform"):
         if options.get(name) is not None and not callable(options[name]):
-            raise ConfigError(f"{name}= is a function, got {options[name]!r}")
+            raise ConfigError(f"{name}= must be a function, got {options[name]!r}")
     if "rows" in options:
         raise ConfigError(
-            "some of the rows are chosen once for order and loader: part = collection.subset(rows) (or "
+            "select rows once for both order and loader: part = collection.subset(rows) (or "
             "RowSource(path).subset(rows)), Order(part, ...), OrderedLoader(part, order=...)"
         )
 
@@ -117,7 +117,7 @@ def open_rows(collection: Any, **options: Any) -> RowSource:
         return RowSource(collection, **options)
     fixed = [name for name in _OF_A_READER if name in options]
     if fixed:
-        raise ConfigError(f"a RowSource was opened with its own {', '.join(fixed)}: give it to RowSource(...) instead")
+        raise ConfigError(f"a RowSource was opened with its own {', '.join(fixed)}: pass it to RowSource(...) instead")
     return collection.reading(**options) if options else collection
 
 

@@ -71,7 +71,7 @@ def make_generator(rng: Rng) -> np.random.Generator:
         return rng
     if rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
         return np.random.default_rng(rng)
-    raise TypeError(f"rng wants a numpy.random.Generator, a whole number as seed, or None; got {type(rng).__name__}")
+    raise TypeError(f"rng must be a numpy.random.Generator, an integer seed, or None; got {type(rng).__name__}")
 
 
 def fresh_seed(rng: np.random.Generator | None) -> int:
@@ -100,18 +100,18 @@ class RequestSizes:
         for name in ("chunk_size", "preload_nchunks", "batch_size"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
         rows, batch = self.request_rows, self.batch_size
         product = f"{self.chunk_size} * {self.preload_nchunks} = {rows}"
         if batch > rows:
             raise ConfigError(
                 f"batch_size cannot exceed chunk_size * preload_nchunks: got {batch}, but a request has {product} "
-                f"rows; take preload_nchunks={-(-batch // self.chunk_size)} or more"
+                f"rows; use preload_nchunks={-(-batch // self.chunk_size)} or more"
             )
         if rows % batch:
             raise ConfigError(
                 f"chunk_size * preload_nchunks must be divisible by batch_size: a request has {product} rows, which "
-                f"leaves {rows % batch} after batches of {batch}; take batch_size={self._nearest_divisor()}, or other "
+                f"leaves {rows % batch} after batches of {batch}; use batch_size={self._nearest_divisor()}, or other "
                 "sizes"
             )
 
@@ -161,7 +161,7 @@ def check_mask(mask: slice) -> slice:
         ConfigError: it is not a contiguous range, starts below 0, or is empty.
     """
     if not isinstance(mask, slice):
-        raise TypeError(f"mask wants a slice of rows, such as slice(0, 1000); got {type(mask).__name__}")
+        raise TypeError(f"mask must be a slice of rows, such as slice(0, 1000); got {type(mask).__name__}")
     start, stop = mask.start or 0, mask.stop
     if mask.step not in (None, 1):
         raise ConfigError(f"mask.step must be 1: a mask is one contiguous range; got {mask}")

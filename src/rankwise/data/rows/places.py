@@ -45,7 +45,7 @@ def find_rows(uris: Any) -> tuple[NamedRows, ...]:
     """
     named = list(uris) if isinstance(uris, (list, tuple)) else [uris]
     if not named:
-        raise ConfigError("rows want at least one AnnData store or collection, got none")
+        raise ConfigError("rows need at least one AnnData store or collection, got none")
     return tuple(_found(uri) for uri in named)
 
 
@@ -78,8 +78,8 @@ def _found(uri: Any) -> NamedRows:
     if isinstance(stored, NamedRows):
         return stored
     raise ConfigError(
-        "rows come from AnnData stores, collections and h5ad files, by place or as a DatasetCollection, and from "
-        f"AnnData in memory; got {type(uri).__name__}: of a table or array make anndata.AnnData(...), of MuData write "
-        "a collection (rankwise rows write --modality NAME); a Dataset of torch goes into "
+        "rows are read from AnnData stores, collections and h5ad files, by path or as a DatasetCollection, and from "
+        f"AnnData in memory; got {type(uri).__name__}: pass a table or array as anndata.AnnData(...), write MuData "
+        "to a collection (rankwise rows write --modality NAME), and pass a torch Dataset to "
         "rankwise.data.samples.DatasetLoader(dataset, order=...)"
     )

@@ -215,8 +215,8 @@ class ChosenFields:
         """
         if self.choice.is_open:
             raise ConfigError(
-                "genes=... leaves the variables open, so these rows can be counted, split and ordered, but not read: "
-                "say source.reading(genes=[...]), or pass genes=[...] to the loader"
+                "genes=... does not select variables, so these rows can be counted, split and ordered, but not read: "
+                "use source.reading(genes=[...]), or pass genes=[...] to the loader"
             )
         change, names = self.opened.change, set(self.names)
         return RowFields(
@@ -243,7 +243,7 @@ class ChosenFields:
         try:
             choice = replace(self.choice, **changes)
         except TypeError:
-            raise ConfigError(f"a RowSource reads {', '.join(_CHOICES)}; got {', '.join(changes)}") from None
+            raise ConfigError(f"a RowSource accepts {', '.join(_CHOICES)}; got {', '.join(changes)}") from None
         return self.of(self.datasets, choice, known=self.opened.columns)
 
     def select(self, names: Sequence[str]) -> ChosenFields:

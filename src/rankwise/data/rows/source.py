@@ -98,7 +98,7 @@ class RowSource(BaseSource):
             ConfigError: rows are drawn, so a number means another row in each epoch.
             SampleError: it cannot be read.
         """
-        self._chosen.refuse_draws("samples to look at: look at the rows that they are drawn from")
+        self._chosen.refuse_draws("have no fixed samples: read the rows that they are drawn from")
         number = range(len(self))[operator.index(sample)]
         return read_one(number, self.fields, lambda share, into: self.read(self.plan(share), into))
 
@@ -334,7 +334,7 @@ class RowSource(BaseSource):
         """
         ids = np.asarray(share.ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
-            raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}: the source has {self.num_samples}")
+            raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}, the source has {self.num_samples}")
         rows = self.row_numbers(ids, seed=share.step.resume.seed, epoch=share.step.epoch)
         plans = {name: field.plan(rows, self.reader) for name, field in self._fields.read.matrices.items()}
         return RowPlan.of(share, rows, plans, self.reader)

@@ -33,30 +33,30 @@ def chosen_rows(rows: Any, num_rows: int) -> NDArray:
     given = np.asarray(rows)
     if given.dtype == np.bool_:
         if given.shape != (num_rows,):
-            raise ConfigError(f"a mask of rows wants the shape [{num_rows}], got {list(given.shape)}")
+            raise ConfigError(f"a mask of rows must have the shape [{num_rows}], got {list(given.shape)}")
         found = places_where(num_rows, lambda part: given[part])
     elif given.ndim == 1 and (given.dtype.kind in "iu" or given.size == 0):
         found = _listed(given, num_rows)
     else:
-        unknown = "; of truth values of which some are missing make mask.fillna(False).astype(bool)"
+        unknown = "; for booleans with missing values use mask.fillna(False).astype(bool)"
         raise ConfigError(
-            f"rows= is a mask or a list of whole numbers, got {given.dtype}{list(given.shape)}"
+            f"rows= must be a mask or a list of integers, got {given.dtype}{list(given.shape)}"
             f"{unknown if given.dtype == object and given.ndim else ''}"
         )
     if len(found) == 0:
-        raise ConfigError(f"rows= leaves none of {num_rows} rows")
+        raise ConfigError(f"rows= selects none of {num_rows} rows")
     return found
 
 
 def _listed(given: NDArray, num_rows: int) -> NDArray:
     if len(given) and (given.min() < 0 or given.max() >= num_rows):
         raise ConfigError(
-            f"rows= wants numbers from 0 to {num_rows - 1}, got numbers from {given.min()} to {given.max()}"
+            f"rows= needs numbers from 0 to {num_rows - 1}, got numbers from {given.min()} to {given.max()}"
         )
     found = given.astype(row_dtype(num_rows))
     found.sort()
     if (found[1:] == found[:-1]).any():
-        raise ConfigError("rows= has a number several times: an epoch shows each row once")
+        raise ConfigError("rows= has duplicate numbers: an epoch reads each row once")
     return found
 
 
@@ -76,8 +76,8 @@ def part_of_groups(groups: RowGroups, rule: SplitRule, *, by: str, strata: RowGr
     codes = groups.codes
     if len(codes) and codes.min() < 0:
         raise ConfigError(
-            f"{int((codes < 0).sum())} rows have no value in the column {by!r}, by which they were to be split: "
-            f"leave them out first, collection.subset(collection.obs([{by!r}])[{by!r}].notna()).split(...)"
+            f"{int((codes < 0).sum())} rows have no value in the column {by!r} to split by: "
+            f"exclude them first, collection.subset(collection.obs([{by!r}])[{by!r}].notna()).split(...)"
         )
     held = np.zeros(len(groups.labels), dtype=np.bool_)
     for block in blocks(len(codes)):
@@ -92,7 +92,7 @@ def part_of_groups(groups: RowGroups, rule: SplitRule, *, by: str, strata: RowGr
 def part_of_rows(rows: NDArray | range, rule: SplitRule, *, strata: RowGroups | None = None) -> NDArray:
     """Return the part of each row by a hash of its number; see `part_of_groups`. An exact split sorts all rows."""
     if rule.members:
-        raise ConfigError('groups= names values of a column: say which with by="donor"; rows by number are .subset()s')
+        raise ConfigError('groups= lists values of a column: set it with by="donor"; for rows by number use .subset()')
     if rule.exact or strata is not None:
         places = place_of_samples(np.asarray(rows, dtype=np.int64), rule.seed)
         return rule.shared_out(places, None if strata is None else strata.codes).astype(_part_dtype(rule))
@@ -112,8 +112,8 @@ def _strata_of(groups: RowGroups, strata: RowGroups, by: str) -> IntArray:
         if len(odd):
             label = groups.labels[groups.codes[block][odd[0]]]
             raise ConfigError(
-                f"stratify= wants a column that is the same for all rows of one {by!r}; {label!r} has several of its "
-                'values: split by="row", or stratify by something else'
+                f"stratify= needs a column with one value for all rows of one {by!r}; {label!r} has several "
+                'values: use by="row", or stratify by something else'
             )
     return found
 
@@ -140,13 +140,13 @@ def say_split(sizes: Sequence[int], rule: SplitRule, total: int, by: str) -> Non
     empty = [name for name, size in zip(rule.names, sizes, strict=True) if size == 0]
     if empty:
         raise ConfigError(
-            f"the split by {by!r} leaves {', '.join(empty)} empty ({text}): take exact=True, another seed, larger "
+            f"the split by {by!r} leaves {', '.join(empty)} empty ({text}): use exact=True, another seed, larger "
             "fractions or smaller groups"
         )
     _LOG.info("split by %r: %s", by, text)
     asked = ((size, fraction) for size, fraction in zip(sizes, rule.asked, strict=True) if fraction is not None)
     if not rule.exact and any(abs(size / total - fraction) > fraction / 2 for size, fraction in asked):
         warnings.warn(
-            f"the split by {by!r} is far from what was asked for: {text}; exact=True counts instead of drawing",
+            f"the split by {by!r} is far from the requested one: {text}; exact=True counts instead of drawing",
             stacklevel=4,
         )

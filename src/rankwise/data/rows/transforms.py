@@ -48,10 +48,10 @@ class Log1pCounts:
 
     def __post_init__(self) -> None:
         if not 0 < self.total < math.inf:
-            raise ConfigError(f"Log1pCounts wants a total above 0, got {self.total}")
+            raise ConfigError(f"Log1pCounts needs a total above 0, got {self.total}")
         if self.size is not None and (not isinstance(self.size, str) or self.size == self.field):
             raise ConfigError(
-                f"Log1pCounts wants size= to be the name of a field of sizes, such as 'n_counts'; got {self.size!r}"
+                f"Log1pCounts needs size= as the name of a field of sizes, such as 'n_counts'; got {self.size!r}"
             )
 
     def __call__(self, fields: dict[str, Any], _keys: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Log1pCounts:
         if self.field not in fields:
             raise ConfigError(
                 f"Log1pCounts(field={self.field!r}) finds no such field in the batch, which has "
-                f"{', '.join(map(repr, fields))}: name the one of the counts"
+                f"{', '.join(map(repr, fields))}: set field= to the field of the counts"
             )
         if self.size is not None and self.size not in fields:
             raise ConfigError(

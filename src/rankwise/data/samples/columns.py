@@ -63,7 +63,7 @@ class MemoryColumn:
 
     def __init__(self, array: NDArray, *, place: str) -> None:
         if array.ndim == 0:
-            raise ConfigError(f"{place} is a single value; samples lie along axis 0 of an array")
+            raise ConfigError(f"{place} is a scalar; samples must lie along axis 0 of an array")
         if array.dtype.hasobject or array.dtype.kind == "T":
             raise ConfigError(f"{place} has dtype {array.dtype}: objects cannot form a batch; store numbers")
         self._array = array
@@ -204,7 +204,7 @@ class StoredColumn:
             box=box,
             place=self.place,
             error=DataError(
-                f"{name_lacking(plan, box)} and would stand for the fill value: copy the store whole, or allow it with "
+                f"{name_lacking(plan, box)} and would be read as the fill value: copy the whole store or allow this by "
                 "missing='fill'"
             ),
         )

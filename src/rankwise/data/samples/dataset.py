@@ -191,8 +191,8 @@ class DatasetLoader(CursorLoader):
             while num_left:
                 if mine != self._num_iterations:
                     raise ConfigError(
-                        "this iteration of the DatasetLoader ended when another was started: its workers serve one at "
-                        "a time; make a second loader to iterate twice at once"
+                        "this iteration of the DatasetLoader ended when another one started: its workers serve one at "
+                        "a time; create a second loader to iterate twice at once"
                     )
                 batches = self._step(fetching)
                 num_left -= 1
@@ -214,7 +214,7 @@ class DatasetLoader(CursorLoader):
         for request in asked:
             dataset: Any = self._loader.dataset
             return self._on_device(self._loader.collate_fn(dataset.__getitems__(request)), asked.pulled.popleft())
-        raise ConfigError("no step is left to look at: the order is at its end")
+        raise ConfigError("peek found no further step: the order is at its end")
 
     @property
     def samples(self) -> Any:
@@ -266,9 +266,9 @@ class DatasetLoader(CursorLoader):
                 return Fetching(self._loader, self._requests, self._cursor)
         except (TypeError, AttributeError, PicklingError) as error:
             error.add_note(
-                "while sending the dataset, collate_fn and worker_init_fn to a worker: keep open files, locks and "
-                "lambdas out of them (open files where samples are read, as docs/samples.md does for HDF5), or "
-                'take multiprocessing_context="fork" or num_workers=0'
+                "while sending the dataset, collate_fn and worker_init_fn to a worker: they must not hold open files, "
+                "locks or lambdas (open files where samples are read, as docs/samples.md does for HDF5), or "
+                'use multiprocessing_context="fork" or num_workers=0'
             )
             raise
 
@@ -290,7 +290,7 @@ class DatasetLoader(CursorLoader):
 
 
 def _torch_loader(dataset: KeyedDataset, requests: Requests, **options: Any) -> DataLoader[Any]:
-    with needs_extra("a DatasetLoader runs torch's DataLoader: pip install 'rankwise[train]'"):
+    with needs_extra("a DatasetLoader needs torch's DataLoader: pip install 'rankwise[train]'"):
         import torch
         from torch.utils.data import DataLoader
     # A separate generator: drawing the workers' base seed must not change the random state of the training.

@@ -74,9 +74,9 @@ def no_rows(tree: Any) -> Any:
     if tree is None or (hasattr(tree, "ndim") and tree.ndim > 0):
         return None if tree is None else tree[:0]
     raise ConfigError(
-        f"this rank has no sample in this step and the collated batch holds a {type(tree).__name__}, of which zero "
+        f"this rank has no sample in this step, and the collated batch holds a {type(tree).__name__}, from which zero "
         'samples cannot be cut: let collate_fn return tensors with a batch axis, or use remainder="drop" or a larger '
-        "batch_size so that no rank goes without"
+        "batch_size so that every rank has samples"
     )
 
 
@@ -124,7 +124,7 @@ class DatasetBatch(ShareView):
             has = f"a {type(data).__name__} of {len(data)}: use batch[0] to batch[{len(data) - 1}]"
         else:
             has = f"one {type(data).__name__}: use batch.data"
-        raise KeyError(f"the batch has no field {field!r}; what collate_fn returned is {has}")
+        raise KeyError(f"the batch has no field {field!r}; collate_fn returned {has}")
 
     def stand_in(self) -> DatasetBatch:
         """Return a batch of two samples that owns its memory: the first one twice; an empty batch also has real data.

@@ -32,8 +32,8 @@ def sample_key() -> int:
         return _KEY.get()
     except LookupError:
         raise ConfigError(
-            "sample_key() has an answer only inside a dataset's __getitem__, under a DatasetLoader (for a dataset with "
-            "__getitems__ give it reseed=True, which fetches one by one)"
+            "sample_key() only works inside a dataset's __getitem__, under a DatasetLoader (for a dataset with "
+            "__getitems__ pass reseed=True, which fetches one by one)"
         ) from None
 
 
@@ -128,15 +128,15 @@ def check_dataset(dataset: Any, *, num_workers: int, prefetch_factor: int | None
     no_numbers = isinstance(dataset, (str, bytes)) or bool(kinds & _BY_NAME)
     if no_numbers or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigError(
-            "a DatasetLoader takes map-style datasets (with __getitem__ and __len__), "
+            "a DatasetLoader accepts only map-style datasets (with __getitem__ and __len__), "
             f"{type(dataset).__module__}.{type(dataset).__name__} is not one: {other_way(dataset)}"
         )
     if num_workers and "h5py.Dataset" in kinds:
         raise ConfigError(
-            "an open HDF5 file cannot travel to workers: write a Dataset that opens it in each of them "
-            "(docs/samples.md has the recipe), and give that to the DatasetLoader, or take num_workers=0"
+            "an open HDF5 file cannot be sent to workers: write a Dataset that opens it in each of them "
+            "(docs/samples.md has the recipe), and pass that to the DatasetLoader, or use num_workers=0"
         )
     if num_workers < 0:
-        raise ConfigError(f"num_workers wants a number >= 0, got {num_workers}")
+        raise ConfigError(f"num_workers must be >= 0, got {num_workers}")
     if prefetch_factor is not None and num_workers == 0:
-        raise ConfigError("prefetch_factor needs workers: give num_workers >= 1 too, or leave it out")
+        raise ConfigError("prefetch_factor needs workers: pass num_workers >= 1 too, or remove it")

@@ -50,7 +50,7 @@ def make_column(name: str, array: Any, reader: BoxReader, *, missing: str) -> Co
     if isinstance(array, ArrayMeta):
         return StoredColumn(array, reader, missing=missing)
     raise ConfigError(
-        f"field {name!r} is a {type(array).__module__}.{type(array).__name__}; an ArraySource takes NumPy arrays, "
+        f"field {name!r} is a {type(array).__module__}.{type(array).__name__}; an ArraySource accepts NumPy arrays, "
         f"tensors, Zarr arrays, and paths to Zarr arrays or .npy files: {other_way(array)}"
     )
 
@@ -133,8 +133,8 @@ def _numpy_of(name: str, tensor: Any) -> NDArray:
             array = tensor.detach().numpy()
     except (TypeError, RuntimeError) as error:
         raise ConfigError(
-            f"field {name!r} is a tensor of {tensor.dtype} ({tensor.layout}) on {tensor.device}: samples lie in host "
-            "memory, densely; pass tensor.cpu() or tensor.to_dense(), or give a Dataset of torch that makes them to "
+            f"field {name!r} is a tensor of {tensor.dtype} ({tensor.layout}) on {tensor.device}: samples must be in "
+            "host memory and dense; pass tensor.cpu() or tensor.to_dense(), or pass a torch Dataset that makes them to "
             "DatasetLoader(dataset, order=...)"
         ) from error
     return array

@@ -100,13 +100,13 @@ class ArraySource(BaseSource):
     ) -> None:
         if not isinstance(arrays, Mapping) or type(arrays).__module__.split(".")[0] in ("h5py", "xarray"):
             raise ConfigError(
-                "an ArraySource takes arrays by field name, such as {'image': array}; got a "
+                "an ArraySource needs arrays by field name, such as {'image': array}; got a "
                 f"{type(arrays).__module__}.{type(arrays).__name__}: {other_way(arrays)}"
             )
         if not arrays:
-            raise ConfigError("an ArraySource wants at least one array, such as {'image': array}; got none")
+            raise ConfigError("an ArraySource needs at least one array, such as {'image': array}; got none")
         if missing not in ("fill", "error"):
-            raise ConfigError(f"missing= is 'fill' or 'error', got {missing!r}")
+            raise ConfigError(f"missing= must be 'fill' or 'error', got {missing!r}")
         # an order with windows soon returns to its chunks: keep each one at its first use
         self.reader = BoxReader(cache=cache, threads=threads, keep="all")
         self._columns: dict[str, Column] = {
@@ -142,10 +142,10 @@ class ArraySource(BaseSource):
             MissingExtraError: the package that reads it is not installed.
         """
         if isinstance(fields, str):
-            raise ConfigError(f"fields= is a list of names, got the text {fields!r}: write fields=[{fields!r}]")
+            raise ConfigError(f"fields= must be a list of names, got the string {fields!r}: write fields=[{fields!r}]")
         if not isinstance(uri, (str, os.PathLike)):
             raise ConfigError(
-                f"ArraySource.open takes the path or URL of a Zarr group; got a {type(uri).__module__}."
+                f"ArraySource.open needs the path or URL of a Zarr group; got a {type(uri).__module__}."
                 f"{type(uri).__name__}: {other_way(uri)}"
             )
         held = GroupArrays(uri)
@@ -261,7 +261,7 @@ class ArraySource(BaseSource):
         """
         ids = np.asarray(share.ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
-            raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}: the source has {len(self)}")
+            raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}, the source has {len(self)}")
         boxes = self._boxes(ids)
         num_chunks = read_bytes = decode_bytes = 0
         for name, plan in boxes.items():
@@ -312,10 +312,10 @@ def _common_length(columns: Mapping[str, Column]) -> int:
     lengths = {name: column.num_rows for name, column in columns.items()}
     listing = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
     if len(set(lengths.values())) > 1:
-        raise ConfigError(f"the arrays of a source share axis 0, their lengths must be equal; {listing}")
+        raise ConfigError(f"the arrays of a source must have equal lengths along axis 0; {listing}")
     length = next(iter(lengths.values()))
     if length == 0:
-        raise ConfigError(f"a source wants at least one sample; {listing}")
+        raise ConfigError(f"a source needs at least one sample; {listing}")
     return length
 
 

@@ -32,7 +32,7 @@ class ChunkCache:
     def __init__(self, capacity_bytes: int = DEFAULT_CACHE_BYTES) -> None:
         if not _is_amount(capacity_bytes):
             raise ConfigError(
-                f"a chunk cache wants capacity_bytes >= 0 (0 = off), a number of bytes, got {capacity_bytes!r}"
+                f"a chunk cache needs capacity_bytes >= 0 (0 = off), a number of bytes, got {capacity_bytes!r}"
             )
         self.capacity_bytes = capacity_bytes
         self.renew()

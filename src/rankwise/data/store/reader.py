@@ -78,9 +78,9 @@ class BoxReader:
         limits = {"threads": threads, "max_open_files": max_open_files, "max_indexes": max_indexes}
         for name, value in limits.items():
             if value is not None and (not _is_count(value)):
-                raise ConfigError(f"a reader wants {name} of at least 1, got {value!r}")
+                raise ConfigError(f"a reader needs {name} of at least 1, got {value!r}")
         if keep not in get_args(Keep):
-            raise ConfigError(f"keep wants one of {', '.join(get_args(Keep))}, got {keep!r}")
+            raise ConfigError(f"keep must be one of {', '.join(get_args(Keep))}, got {keep!r}")
         self.cache = cache if isinstance(cache, ChunkCache) else ChunkCache(cache)
         self.num_threads = reading_threads() if threads is None else threads
         self._arguments: dict[str, Any] = {
@@ -322,7 +322,7 @@ def _check_output(plan: BoxPlan, out: NDArray) -> None:
     wanted = plan.request.out_shape
     if out.shape != wanted or out.dtype != plan.request.dtype or not out.flags.c_contiguous:
         raise ConfigError(
-            f"a plan wants a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
+            f"a plan needs a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
             f"{'a' if out.flags.c_contiguous else 'a strided'} {out.dtype} of shape {list(out.shape)}"
         )
 
@@ -331,8 +331,8 @@ def _check_rows(plan: BoxPlan, out: NDArray, spread: Spread) -> None:
     wanted = (len(plan.request), spread.width)
     if out.shape != wanted or out.dtype != plan.request.dtype or not out.flags.c_contiguous:
         raise ConfigError(
-            f"dense rows want a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
+            f"dense rows need a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
             f"{'a' if out.flags.c_contiguous else 'a strided'} {out.dtype} of shape {list(out.shape)}"
         )
     if len(spread.num_cols) not in (1, len(plan.request.arrays)):
-        raise ConfigError(f"places want to be for all arrays alike, or for each of {len(plan.request.arrays)}")
+        raise ConfigError(f"places must be the same for all arrays, or one for each of {len(plan.request.arrays)}")

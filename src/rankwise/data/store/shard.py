@@ -89,8 +89,8 @@ def decode_index(encoded: bytes, layout: IndexLayout, *, size: int, place: str) 
 def _check_size(size: int, layout: IndexLayout, place: str) -> None:
     if size < layout.num_bytes:
         raise DataError(
-            f"the file {place} has {size} bytes, its shard index alone has {layout.num_bytes}: "
-            "it was cut; copy or write it again"
+            f"the file {place} has {size} bytes, but its shard index alone needs {layout.num_bytes}: "
+            "it was truncated; copy or write it again"
         )
 
 
@@ -101,7 +101,7 @@ def _verify(encoded: bytes, place: str) -> None:
     if stated != found:
         raise DataError(
             f"the shard index of {place} does not match its checksum (CRC-32C {found:08x}, stated {stated:08x}): "
-            "the file was cut or damaged; copy or write it again"
+            "the file was truncated or damaged; copy or write it again"
         )
 
 

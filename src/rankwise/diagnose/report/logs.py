@@ -11,8 +11,9 @@ __all__ = ["LogNotes", "read_logs"]
 _END_BYTES = 1 << 20
 _MOST = 100
 _GUARD = re.compile(r"\[([a-z][\w -]*)\] ((?:after step \d+|before the first step), ranks? [\d, ]+, .+)")
-_SKIPPED = re.compile(  # messages of a rank, of a crop pipeline, of the whole training
-    r"^.*(?:\brank \d+ (?:leaves|left) out .*\bdamaged samples?\b|\bleft out \(\d+ of at most \d+\): "
+_SKIPPED = re.compile(  # messages of a rank, of a crop pipeline, of the whole training; also those of earlier versions
+    r"^.*(?:\brank \d+ (?:skips|skipped|leaves out|left out) .*\bdamaged samples?\b"
+    r"|\b(?:skipped|left out) \(\d+ of at most \d+\): "
     r"|\bsamples were damaged and left out of the training).*$",
     re.MULTILINE,
 )

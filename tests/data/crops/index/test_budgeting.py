@@ -93,10 +93,10 @@ def test_the_pipeline_keeps_to_it(index):
 
     with (
         IndexPipeline(index, **options, max_host_memory_bytes=needed + 4 * CROP, transform=enlarged) as pipeline,
-        pytest.raises(ConfigError, match="a batch buffer may take"),
+        pytest.raises(ConfigError, match="a batch buffer may use"),
     ):
         next(iter(pipeline))
-    with pytest.raises(damacy.InvalidArgument, match="max_gpu_memory_bytes is a whole number of at least 1"):
+    with pytest.raises(damacy.InvalidArgument, match="max_gpu_memory_bytes must be an integer of at least 1"):
         IndexPipeline(index, **options, max_gpu_memory_bytes=0)
 
 
@@ -113,7 +113,7 @@ def test_the_readers_thread_goes_to_its_cores(index, monkeypatch):
     with IndexPipeline(index, **options, numa_strategy=damacy.NumaStrategy.PIN_TO, numa_node=1) as pipeline:
         next(iter(pipeline))
     assert bound == [("rankwise-reader", frozenset({2, 3}))]
-    with pytest.raises(damacy.InvalidArgument, match="numa_node is the node for"):
+    with pytest.raises(damacy.InvalidArgument, match="numa_node must be the node for"):
         IndexPipeline(index, **options, numa_node=1)
 
 

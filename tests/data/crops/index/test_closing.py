@@ -23,7 +23,7 @@ def test_a_closed_pipeline_gives_no_more_steps(volumes, depth):
         (batch,) = next(iter(p))
         p.mark_done(batch.resume)
     p.close()
-    with pytest.raises(damacy.ShutdownError, match="load the state of this one"):
+    with pytest.raises(damacy.ShutdownError, match="load this one's state"):
         next(iter(p))
     assert p.state_dict()["position"] == 8
     assert len(p) == p.num_epoch_steps - 1

@@ -86,7 +86,7 @@ def test_missing_labels_name_the_level_that_was_looked_at(strided):
     image, _ = strided
     for level in (0, 2):
         wanted = Foreground("label", 1.0, classes=(999,), level=level)
-        with pytest.raises(ConfigError, match=rf"Level {level} of the labels was looked at \(.*l{2**level}\)"):
+        with pytest.raises(ConfigError, match=rf"Level {level} of the labels was read \(.*l{2**level}\)"):
             CropIndex(image, shape=(32, 32, 32), num_random=9, foreground=wanted)
 
 
@@ -136,7 +136,7 @@ def test_weights_decide_between_images(volumes):
     np.testing.assert_allclose(shares(), places / places.sum(), atol=0.015)
     np.testing.assert_allclose(shares(weights="equal"), [1 / 3] * 3, atol=0.015)
     np.testing.assert_allclose(shares(weights=[1, 0, 3]), [0.25, 0, 0.75], atol=0.015)
-    with pytest.raises(ConfigError, match=r"is -1\.0: weights are finite"):
+    with pytest.raises(ConfigError, match=r"is -1\.0: weights must be finite"):
         shares(weights=lambda image: -1)
 
 
@@ -192,12 +192,12 @@ def test_fields_cover_the_same_place_at_other_spacings(volumes, tmp_path):
         ({"shape": (40, 40, 40)}, "do not fit into image"),
         ({"weights": "equal"}, "weights= is for random crops"),
         ({"stride": (4, 4, 4), "num_random": 5}, "stride= is for tiles"),
-        ({"shape": (8, 8)}, "give an extent for every axis"),
-        ({"foreground": ("label", 1.5), "num_random": 5}, "is a share from 0 to 1"),
-        ({"stride": (3, 8, 8), "align": "chunk"}, "wants a stride of whole chunks"),
+        ({"shape": (8, 8)}, "pass an extent for every axis"),
+        ({"foreground": ("label", 1.5), "num_random": 5}, "must be a fraction from 0 to 1"),
+        ({"stride": (3, 8, 8), "align": "chunk"}, "needs a stride of whole chunks"),
         ({"fields": {"image": Take(channel="DAPI")}}, "have no channels to choose from"),
         ({"fields": ["depth"]}, "has no part 'depth'; it has 'image', 'label'"),
-        ({"where": lambda image: False}, "where= leaves out all 3 images"),
+        ({"where": lambda image: False}, "where= excludes all 3 images"),
     ],
 )
 def test_what_cannot_work_is_said(volumes, options, message):

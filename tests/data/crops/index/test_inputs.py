@@ -102,7 +102,7 @@ def test_names_below_a_root(volumes, tmp_path):
     uris = [tmp_path / folder / "image.zarr" for folder in ("s1", "s2")]
     assert [image.name for image in gather_images(uris)] == ["image.zarr", "image.zarr"]
     assert [image.name for image in gather_images(uris, root=str(tmp_path))] == ["s1/image.zarr", "s2/image.zarr"]
-    with pytest.raises(ConfigError, match="does not lie below root="):
+    with pytest.raises(ConfigError, match="is not below root="):
         gather_images(uris, root=str(tmp_path / "s1"))
 
 

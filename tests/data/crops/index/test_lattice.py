@@ -68,5 +68,5 @@ def test_nearest_is_a_start_close_by(size, extent, step, wanted):
 
 def test_unknown_edges_are_refused():
     """Only the three ways exist."""
-    with pytest.raises(ConfigError, match="edges is one of shift, pad, drop; got 'wrap'"):
+    with pytest.raises(ConfigError, match="edges must be one of shift, pad, drop; got 'wrap'"):
         tile_lattice(np.array([[8]]), np.array([4]), np.array([4]), edges="wrap")

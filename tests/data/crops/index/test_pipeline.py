@@ -178,9 +178,9 @@ def test_it_is_what_the_message_says(volumes):
     """A wrong first argument, and an order over something else, are refused with what was wanted."""
     index = CropIndex(volumes.images, shape=(8, 8, 8))
     other = CropIndex(volumes.images, shape=(4, 8, 8))
-    with pytest.raises(ConfigError, match="takes a CropIndex, got "):
+    with pytest.raises(ConfigError, match="needs a CropIndex, got "):
         IndexPipeline([1], order=Order(index, batch_size=8), world=RankPlace())
-    with pytest.raises(ConfigError, match="make it from"):
+    with pytest.raises(ConfigError, match="create it from"):
         IndexPipeline(index, order=Order(other, batch_size=8), world=RankPlace())
     with pytest.raises(ConfigError, match=r"the index has the fields image, label; asked for \['depth'\]"):
         IndexPipeline(index, order=Order(index, batch_size=8), world=RankPlace(), fields=["depth"])
@@ -190,11 +190,13 @@ def test_shares_are_equal(volumes):
     """The memory of crops is settled for equal shares: another cut is refused before a step, by both ways to ask."""
     index = CropIndex(volumes.images, shape=(8, 16, 16))
     with IndexPipeline(index, order=Order(index, batch_size=8), world=RankPlace(), device=None) as pipeline:
-        with pytest.raises(ConfigError, match="cuts equal shares only: the memory of a pipeline of crops"):
+        with pytest.raises(ConfigError, match="cuts equal shares only: the memory of a crop pipeline"):
             pipeline.set_speeds([1])
         for speeds in ("speed", [1]):
             balance = Balance(nn.Linear(1, 1), World.single(), speeds=speeds)
-            with pytest.raises(ConfigError, match="this IndexPipeline cuts equal ones only: the memory of a pipeline"):
+            with pytest.raises(
+                ConfigError, match="this IndexPipeline cuts equal ones only: the memory of a crop pipeline"
+            ):
                 next(balance.steps(pipeline))
 
 
@@ -202,7 +204,7 @@ def test_a_cache_too_small_for_the_order_is_said(volumes):
     """Regions that do not fit the cache are named with the size that is needed, on the main rank."""
     index = CropIndex(volumes.images, shape=(8, 8, 8), stride=(4, 4, 4))
     order = Order(index, batch_size=32)
-    with pytest.warns(UserWarning, match=r"regions at a time on each rank .* Give the pipeline cache=\d+"):
+    with pytest.warns(UserWarning, match=r"regions at a time on each rank .* Set cache=\d+"):
         IndexPipeline(index, order=order, world=RankPlace(), cache=1000)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

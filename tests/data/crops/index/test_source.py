@@ -22,7 +22,7 @@ def test_a_batch_of_nothing_but_fill_is_said_once(empty):
     """Whole batches where nothing was written are seldom wanted: one warning, with the image; the fill is counted."""
     index = CropIndex(empty, shape=(4, 4))
     with IndexPipeline(index, order=Order(index, batch_size=2), device=None) as pipeline:
-        with pytest.warns(UserWarning, match=r"all 2 crops of a batch lie where nothing .*'empty.zarr'") as caught:
+        with pytest.warns(UserWarning, match=r"all 2 crops of a batch are where nothing .*'empty.zarr'") as caught:
             seen = [np.isnan(batch["image"]).all() for step in pipeline for batch in step]
         assert seen == [True] * 4
         assert len(caught) == 1

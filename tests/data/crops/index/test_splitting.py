@@ -12,7 +12,7 @@ from rankwise.data.crops.index.inputs import split_images
 from rankwise.data.order import SplitRule, place_of_group
 from rankwise.errors import ConfigError
 
-pytestmark = pytest.mark.filterwarnings("ignore:the split is far from what was asked for")
+pytestmark = pytest.mark.filterwarnings("ignore:the split is far from the requested one")
 
 
 @dataclass
@@ -72,24 +72,24 @@ def test_what_came_out_is_said(caplog):
     with caplog.at_level(logging.INFO, "rankwise.crops"):
         where(people(800), "plate")
     assert "split by plate: 0: " in caplog.text
-    with pytest.raises(ConfigError, match=r"leaves .* empty .* 1 arrays are few for a split by hash"):
+    with pytest.raises(ConfigError, match=r"leaves .* empty .* 1 arrays are too few for a split by hash"):
         where([Who("one")], "array")
 
 
 @pytest.mark.parametrize("fractions", [(), (0.5, 0.6), (0.5, 0.0), (-0.1, 0.5)])
 def test_fractions_are_shares(fractions):
     """They are above 0 and at most 1 together."""
-    with pytest.raises(ConfigError, match="fractions are above 0 and at most 1 together"):
+    with pytest.raises(ConfigError, match="fractions must be above 0 and at most 1 together"):
         where(people(40), "array", fractions=fractions)
 
 
 def test_images_must_be_told_apart():
     """Equal names, and images without a plate, are refused with what to do instead."""
-    with pytest.raises(ConfigError, match=r"several images are named 'a'.*give root="):
+    with pytest.raises(ConfigError, match=r"several images are named 'a'.*pass root="):
         where([Who("a"), Who("a"), Who("b")], "array")
-    with pytest.raises(ConfigError, match="image 'a' has no plate: split by=\"array\""):
+    with pytest.raises(ConfigError, match="image 'a' has no plate: use by=\"array\""):
         where([Who("a"), Who("b")], "plate")
-    with pytest.raises(ConfigError, match='a split goes by "plate"'):
+    with pytest.raises(ConfigError, match='a split needs by="plate"'):
         where([Who("a"), Who("b")], "donor")
 
 
@@ -124,5 +124,5 @@ def test_few_images_come_out_as_asked(volumes):
     rule = SplitRule.of((0.5, 0.5), None, exact=True, seed=1)
     for part in split_images(images, by="array", rule=rule, stratify="plate"):
         assert sorted(images[number].plate for number in part) == ["a", "a", "b", "b"]
-    with pytest.raises(ConfigError, match="the same for all images of a group; 'a' has 'p0' and 'p1'"):
+    with pytest.raises(ConfigError, match="one value for all images of a group; 'a' has 'p0' and 'p1'"):
         split_images(images, by="plate", rule=rule, stratify="array")

@@ -184,7 +184,7 @@ def test_boxes_must_fill_the_field(volume):
     """A caller that mixes up shapes is told, before anything is read."""
     meta, _ = volume
     reader = CropReader({"image": CropField(shape=(4, 4), dtype=np.dtype("f4"))})
-    with pytest.raises(ConfigError, match="do not fill it"):
+    with pytest.raises(ConfigError, match="do not match it"):
         reader.plan({"image": boxes(meta, [(0, 0, 0)], (1, 4, 5))}, ids=np.arange(1))
     with pytest.raises(ConfigError, match="the boxes are for"):
         reader.plan({}, ids=np.arange(1))

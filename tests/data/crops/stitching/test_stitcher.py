@@ -278,7 +278,7 @@ def test_a_result_of_something_else_is_not_taken_for_this_one(volume, tmp_path):
     np.testing.assert_array_equal(before, again)
     with torch.no_grad():
         model.weight += 1
-    with pytest.raises(DataError, match=r"holds something else .*model: .*overwrite=True"):
+    with pytest.raises(DataError, match=r"holds a different result .*model: .*overwrite=True"):
         stitched(index, output, model, **options)
     with pytest.raises(DataError, match="tag: '', here 'b'"):
         stitched(index, output, model, tag="b", **options)
@@ -321,7 +321,7 @@ def test_several_images_have_an_output_each(volume, tmp_path):
     small = np.random.default_rng(2).integers(0, 99, (1, 9, 13, 30)).astype("u2")
     zarr.create_array(tmp_path / "small.zarr", data=small, chunks=(1, 4, 6, 5), dimension_names=NAMES)
     index = CropIndex([volume[0], tmp_path / "small.zarr"], shape=SHAPE, stride=STRIDE, fields=FIELDS)
-    with pytest.raises(ConfigError, match="the index has 2 images: give output= as a function"):
+    with pytest.raises(ConfigError, match="the index has 2 images: pass output= as a function"):
         Stitcher(index, tmp_path / "out", model=lambda x: x)
     made = Stitcher(
         index, lambda image: tmp_path / f"of_{image.name}", model=lambda x: x, **QUICK, device=None,
@@ -335,16 +335,16 @@ def test_several_images_have_an_output_each(volume, tmp_path):
     ("choices", "error", "message"),
     [
         ({"model": lambda x: x[:, 0]}, StepError, r"float32\[4, 12, 10\] for 4 tiles .* shape \[4, 8, 12, 10\]"),
-        ({"model": lambda x: x, "channels": 3}, StepError, r"wants real numbers of shape \[4, 3, 8, 12, 10\]"),
+        ({"model": lambda x: x, "channels": 3}, StepError, r"needs real numbers of shape \[4, 3, 8, 12, 10\]"),
         ({"model": lambda x: x / 0 * 0}, StepError, r"not finite for the tile at \[0, 0, 0, 0\]"),
-        ({"dtype": "u1"}, ConfigError, "dtype=uint8 wants finish="),
-        ({"finish": lambda m: m[:1, :1, :1]}, ConfigError, "finish= takes the means"),
+        ({"dtype": "u1"}, ConfigError, "dtype=uint8 needs finish="),
+        ({"finish": lambda m: m[:1, :1, :1]}, ConfigError, "finish= gets the means"),
         ({"finish": lambda m: m, "dtype": "i4"}, ConfigError, "convert inside finish="),
         ({"model": 3}, ConfigError, "a torch module or a function, got int"),
-        ({"batch_size": 0}, ConfigError, "batch_size is a whole number of at least 1"),
-        ({"chunks": (4, 6)}, ConfigError, "chunks= has an extent"),
-        ({"chunks": (4, 6, 5), "shards": (4, 9, 5)}, ConfigError, "hold whole chunks"),
-        ({"max_host_memory_bytes": 1000}, ConfigError, "sums of the tiles"),
+        ({"batch_size": 0}, ConfigError, "batch_size must be an integer of at least 1"),
+        ({"chunks": (4, 6)}, ConfigError, "chunks= needs an extent"),
+        ({"chunks": (4, 6, 5), "shards": (4, 9, 5)}, ConfigError, "must be multiples of chunks"),
+        ({"max_host_memory_bytes": 1000}, ConfigError, "sums of unfinished tiles"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said(volume, tmp_path, choices, error, message):
@@ -357,9 +357,9 @@ def test_what_does_not_fit_is_said(volume, tmp_path, choices, error, message):
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"stride": (5, 13, 6)}, r"leave places of image .* out along axis y"),
-        ({"edges": "drop"}, r"leave places of image .* out along axis"),
-        ({"stride": None, "num_random": 9}, "leave num_random= out"),
+        ({"stride": (5, 13, 6)}, r"do not cover image .* along axis y"),
+        ({"edges": "drop"}, r"do not cover image .* along axis"),
+        ({"stride": None, "num_random": 9}, "remove num_random="),
     ],
 )
 def test_tiles_that_leave_places_out_are_refused(volume, tmp_path, choices, message):

@@ -88,7 +88,7 @@ def test_several_arrays_make_a_sample(volume, make, config):
             np.testing.assert_allclose(batch["image"][row].numpy(), volume.crop(s) / 1000, rtol=1e-6)
             np.testing.assert_array_equal(batch["seg"][row].numpy(), seg.values[i : i + 2, i : i + 4, i : i + 4])
             np.testing.assert_array_equal(batch["wide"][row].numpy(), volume.values[i : i + 1, :8, :8].astype("f2"))
-    with damacy.Pipeline(cfg) as p, pytest.raises(damacy.InvalidSample, match=r"further fields \[\]"):
+    with damacy.Pipeline(cfg) as p, pytest.raises(damacy.InvalidSample, match=r"additional fields \[\]"):
         p.push([volume.sample(0, 0, 0)])
 
 

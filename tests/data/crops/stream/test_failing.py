@@ -86,11 +86,11 @@ def test_damage_is_raised_or_left_out_within_a_budget(volume, caplog, config, ch
         check(batch, volume)
         with pytest.raises(damacy.DecodeError, match="sample 7") as caught:
             p.pop()
-        assert "2 samples were left out before" in caught.value.__notes__[0]
+        assert "2 samples were skipped before" in caught.value.__notes__[0]
         assert p.pop().numbers.tolist() == [4, 5, 6]
         assert p.stats().samples_skipped == 2
         assert len(p) == 0
-    assert "2 damaged samples were left out in all (at most 2)" in caplog.text
+    assert "2 damaged samples were skipped in total (at most 2)" in caplog.text
 
 
 def test_a_missing_array_is_never_left_out(volume, config):
@@ -108,7 +108,7 @@ def test_a_batch_of_nothing_but_fill_is_said_once(make, recwarn, config):
     zarr.create_array(empty, shape=(20, 30, 40), dtype="u2", chunks=(5, 10, 10))
     with damacy.Pipeline(config()) as p:
         p.push([damacy.Sample(empty, some.sample(0, 0, 0).aabb)] * 8)
-        with pytest.warns(UserWarning, match="nothing but fill values"):
+        with pytest.warns(UserWarning, match="only fill values"):
             p.pop()
         assert not p.pop()["image"].any()
         assert p.stats().fill_batches == 2

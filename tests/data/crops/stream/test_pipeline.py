@@ -57,7 +57,7 @@ def test_the_last_batch_can_be_dropped(volume, config):
         p.push(list(volume.samples(6)))
         assert len(p) == 1
         assert [len(batch) for batch in p] == [4]
-        with pytest.raises(damacy.TryAgain, match="but 2 samples, which are no whole batch of 4"):
+        with pytest.raises(damacy.TryAgain, match="except 2 samples, which do not fill a batch of 4"):
             p.pop()
         p.push(volume.samples(2))
         assert len(p.pop()) == 4
@@ -70,8 +70,8 @@ def test_the_last_batch_can_be_dropped(volume, config):
         (lambda v: [v.sample(0, 0, shape=(4, 8))], damacy.RankMismatch, r"has the shape \[4, 8\]"),
         (lambda v: ["a.zarr"], damacy.InvalidSample, "sample 0 is a str"),
         (lambda v: v.sample(0, 0, 0), damacy.InvalidArgument, "got one Sample"),
-        (lambda v: "a.zarr", damacy.InvalidArgument, "takes an iterable"),
-        (lambda v: 5, damacy.InvalidArgument, "takes an iterable"),
+        (lambda v: "a.zarr", damacy.InvalidArgument, "needs an iterable"),
+        (lambda v: 5, damacy.InvalidArgument, "needs an iterable"),
     ],
 )
 def test_lists_are_checked_when_pushed(volume, wrong, kind, message, config):

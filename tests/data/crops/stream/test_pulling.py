@@ -21,7 +21,7 @@ def test_an_endless_generator_is_pulled_as_far_as_needed(volume, config, check):
 
     with damacy.Pipeline(config()) as p:
         p.push(endless())
-        with pytest.raises(TypeError, match="not known"):
+        with pytest.raises(TypeError, match="is unknown"):
             len(p)
         for batch in p.batches(5):
             check(batch, volume)
@@ -76,7 +76,7 @@ def test_a_slow_generator_is_waited_for_in_the_background(volume, config, patien
 
     with damacy.Pipeline(config(pop_timeout_s=0.05)) as p:
         p.push(slow())
-        assert says_in_time(p, "has not given its next sample yet")
+        assert says_in_time(p, "has yielded no further sample yet")
         allowed.release(8)
         batches = list(patient_pops(p, 2))
         assert [len(batch) for batch in batches] == [4, 4]

@@ -117,5 +117,5 @@ def test_scalings_by_array(volume, make):
     config = damacy.Config(samples_per_batch=1, sample_shape=(4, 8, 8), normalise={volume.uri: stats[volume.uri]})
     with damacy.Pipeline(config) as p:
         p.push([other.sample(0, 0, 0)])
-        with pytest.raises(damacy.InvalidSample, match="wants a Scaling for every array"):
+        with pytest.raises(damacy.InvalidSample, match="needs a Scaling for every array"):
             p.pop()

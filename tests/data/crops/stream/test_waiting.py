@@ -203,7 +203,7 @@ def test_nothing_stale_is_popped_after_a_push(volume, patient_pops):
             p.push(sample for sample, _ in zip(source, range(2), strict=False))
             source.permits.release(2)
             why = ""
-            while "2 of the 4 of a batch are there" not in why:
+            while "2 of 4 of a batch have arrived" not in why:
                 with pytest.raises(damacy.PoolStarved) as caught:
                     p.pop()
                 why = str(caught.value)

@@ -170,7 +170,7 @@ def test_another_order_is_refused_by_workers_that_stay():
     stay, anew = inside(mine, 1, persistent_workers=True), inside(mine, 1)
     next(iter(stay))
     mine.load_state_dict(state)
-    with pytest.raises(ConfigError, match="before the first epoch of the DataLoader, or take persistent_workers=False"):
+    with pytest.raises(ConfigError, match="before the first epoch of the DataLoader, or use persistent_workers=False"):
         list(stay)
     assert sorted(i for batches in anew for i in batches[0].ids) == list(range(80))
 
@@ -220,7 +220,7 @@ def test_damage_arrives_as_it_is_without_workers():
     assert sorted(i for step in batches for i in step[0].ids) == sorted(set(range(50)) - damaged)
     assert sum(step[0].num_lost for step in batches) == 3
     assert all(step[0].may_skip for step in batches)
-    with pytest.raises(SampleError, match="has left out 2 damaged samples before"):
+    with pytest.raises(SampleError, match="has skipped 2 damaged samples before"):
         list(inside(loader(Samples(damaged=damaged), on_bad_sample=2)))
 
 
@@ -239,7 +239,7 @@ def test_a_batch_size_of_its_own():
     plain = epochs([0])[0]
     for num_workers in (0, 1):
         assert shown(inside(loader(), num_workers, batch_size=1)) == plain
-        with pytest.raises(ValueError, match="steps of a loader are batches already, and 2 of them"):
+        with pytest.raises(ValueError, match="a loader's steps are batches already, but 2 of them"):
             list(inside(loader(), num_workers, batch_size=2))
 
 
@@ -281,7 +281,7 @@ def test_a_device_is_left_alone_by_workers(caplog):
         mine._enter(LoaderWorker(number=0, count=2, salt=1))
         mine._enter(LoaderWorker(number=0, count=2, salt=1))
         loader(device="meta")._enter(LoaderWorker(number=1, count=2, salt=1))
-    assert caplog.text.count("leave meta alone: batches come in the CPU's memory; batch.to('meta') moves one") == 1
+    assert caplog.text.count("do not use meta: batches are in CPU memory; batch.to('meta') moves one") == 1
     ((batch,), *_) = list(inside(loader(device="meta"), 1))
     assert batch["x"].device.type == "cpu"
     assert batch.to("meta")["x"].device.type == "meta"
@@ -290,10 +290,10 @@ def test_a_device_is_left_alone_by_workers(caplog):
 def test_arrays_of_jax_are_refused(monkeypatch):
     """In a worker and when pickled, with the mend."""
     mine = loader(device="jax")
-    with pytest.raises(ConfigError, match="cannot read in workers, nor be pickled: take num_workers=0"):
+    with pytest.raises(ConfigError, match="can neither read in workers nor be pickled: use num_workers=0"):
         mine.__reduce__()
     monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: SimpleNamespace(id=0, num_workers=1, seed=7))
-    with pytest.raises(ConfigError, match="or device=None for NumPy arrays and hand those to JAX"):
+    with pytest.raises(ConfigError, match="or device=None for NumPy arrays and convert those with JAX"):
         list(mine)
 
 

@@ -62,7 +62,7 @@ def test_rows_of_files_stores_and_memory(tmp_path, three):
     assert made.obs(["n"]).shape == (124, 1)
     assert made.obs([]).empty
     with pytest.raises(
-        ConfigError, match=r"no dataset of .*c.zarr has the obs columns 'nam'; there are 'kind', 'n', 'name'"
+        ConfigError, match=r"no dataset of .*c.zarr has the obs columns 'nam'; it has 'kind', 'n', 'name'"
     ):
         made.obs(["n", "nam"])
     with pytest.raises(ConfigError, match=r"write columns=\['n'\]"):
@@ -187,7 +187,7 @@ def test_sparse_matrices_of_any_kind(tmp_path, kind):
 def test_a_column_beyond_the_budget_is_said(tmp_path):
     """Names that take more than the budget in a dataset are named with the arithmetic and the mend."""
     made = small_anndata(9_000, 3)
-    with pytest.warns(UserWarning, match=r"'index' takes about 69 bytes a row in memory, 1 MB for the 9000 rows of a"):
+    with pytest.warns(UserWarning, match=r"'index' needs about 69 bytes a row in memory, 1 MB for the 9000 rows of a"):
         add(tmp_path / "c.zarr", [made], matrices=["X"], dataset_size=9_000)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -268,11 +268,11 @@ def test_without_a_shuffle_rows_keep_their_order(tmp_path, three):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"dataset_size": "lots"}, "dataset_size wants a size"),
-        ({"memory_budget": "1KB"}, "memory_budget wants at least"),
-        ({"shuffle_chunk_size": 0}, "shuffle_chunk_size wants"),
+        ({"dataset_size": "lots"}, "dataset_size must be a size"),
+        ({"memory_budget": "1KB"}, "memory_budget must be at least"),
+        ({"shuffle_chunk_size": 0}, "shuffle_chunk_size must be"),
         ({"shuffle_chunk_size": 60}, "do not fit into datasets of 50 rows"),
-        ({"groupby": "colour"}, "groupby wants columns of obs; no input has 'colour'"),
+        ({"groupby": "colour"}, "groupby needs columns of obs; no input has 'colour'"),
         ({"matrices": ["layers/raw"]}, "has no 'layers/raw'"),
     ],
 )
@@ -303,9 +303,9 @@ def test_modes(tmp_path):
     with pytest.warns(UserWarning, match=r"end in \.zarr"):
         DatasetCollection(tmp_path / "c")
     assert DatasetCollection(tmp_path / "c.zarr").is_empty
-    with pytest.raises(ConfigError, match="opened to read"):
+    with pytest.raises(ConfigError, match="opened read-only"):
         DatasetCollection(tmp_path / "c.zarr", mode="r").add_adatas([small_anndata()])
-    with pytest.raises(DataError, match="there is nothing at"):
+    with pytest.raises(DataError, match="nothing found at"):
         DatasetCollection(tmp_path / "c.zarr").add_adatas([tmp_path / "none.h5ad"])
 
 

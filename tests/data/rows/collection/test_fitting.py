@@ -31,7 +31,7 @@ def test_rows_that_no_loader_could_read_are_refused(collection):
     for made, words in (
         (sparse, r"obsm/pca of in memory 0 is sparse \[3, 3\], in the collection .*c.zarr it is dense .*load_adata="),
         (wide, r"obsm/pca of in memory 0 is dense \[3, 5\], .* dense \[40, 3\]"),
-        (renamed, r"none of the variables of the collection .*: its own are ENSG0, .* of the collection gene0, gene1"),
+        (renamed, r"none of the variables of the collection .*: it has ENSG0, .* the collection has gene0, gene1"),
     ):
         with pytest.raises(ConfigError, match=words):
             collection.add_adatas([made])
@@ -48,7 +48,7 @@ def test_dense_rows_beside_sparse_ones(tmp_path):
     inputs[1].write_h5ad(tmp_path / "dense.h5ad")
     collection = DatasetCollection(tmp_path / "c.zarr")
     for parts in ([inputs[0], tmp_path / "dense.h5ad"], inputs[2:]):
-        with pytest.warns(UserWarning, match=r"X of .* is dense, and becomes CSR"):
+        with pytest.warns(UserWarning, match=r"X of .* is dense and becomes CSR"):
             collection.add_adatas(parts, rng=0)
     rows = {name: row for made in inputs for name, row in zip(made.obs["name"], made.X, strict=True)}
     held = collection.obs(["name"])["name"]
@@ -80,7 +80,7 @@ def test_files_that_come_twice_are_said(tmp_path):
     place = tmp_path / "a.h5ad"
     small_anndata(40, 6).write_h5ad(place)
     collection = DatasetCollection(tmp_path / "c.zarr").add_adatas(place, rng=0)  # a single input will do
-    with pytest.warns(UserWarning, match=NEW_ROWS), pytest.warns(UserWarning, match="rows of .*a.h5ad already"):
+    with pytest.warns(UserWarning, match=NEW_ROWS), pytest.warns(UserWarning, match="already has rows of .*a.h5ad"):
         collection.add_adatas([place], rng=0)
     collection.add_adatas([few()])
     collection.add_adatas([few()])
@@ -99,7 +99,7 @@ def test_equal_variables_with_names_that_come_twice(tmp_path):
     np.testing.assert_array_equal(written, [rows[name] for name in obs["name"]])
     with pytest.warns(UserWarning, match=NEW_ROWS):
         collection.add_adatas([left])
-    with pytest.raises(ConfigError, match=r"variables with one name, such as b, .* load_adata="):
+    with pytest.raises(ConfigError, match=r"duplicate variable names, such as b, .* load_adata="):
         DatasetCollection(tmp_path / "d.zarr").add_adatas([other, right])
 
 
@@ -113,7 +113,7 @@ def test_names_of_variables_that_meet_nothing(tmp_path):
     with pytest.warns(UserWarning, match="var_subset= has 1 names that no input has: GENE1"):
         some = DatasetCollection(tmp_path / "b.zarr").add_adatas([left], var_subset=["gene2", "GENE1"])
     assert RowSource(some).var_names == ("gene2",)
-    with pytest.raises(ConfigError, match="of which no input has any: it has GENE1, the inputs gene0, gene1"):
+    with pytest.raises(ConfigError, match="none of them in any input: it has GENE1, the inputs gene0, gene1"):
         DatasetCollection(tmp_path / "c.zarr").add_adatas([left], var_subset=["GENE1"])
 
 

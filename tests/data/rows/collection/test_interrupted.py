@@ -22,7 +22,9 @@ def test_a_full_disk(tmp_path, monkeypatch):
     made, place = small_anndata(40, 5), tmp_path / "c.zarr"
     with monkeypatch.context() as full:
         full.setattr(Buckets, "add", fails(OSError(errno.ENOSPC, "No space left on device")))
-        with pytest.raises(DataError, match=r"No space left.*/c.zarr is as it was. The same call goes on .*\.writing"):
+        with pytest.raises(
+            DataError, match=r"No space left.*/c.zarr is unchanged. The same call continues .*\.writing"
+        ):
             DatasetCollection(place).add_adatas([made], rng=0)
     assert DatasetCollection(place).is_empty
     assert len(DatasetCollection(place).add_adatas([made], rng=0).obs(["n"])) == 40
@@ -49,5 +51,5 @@ def test_nothing_was_begun(tmp_path, monkeypatch):
         )
         with pytest.raises(kind, match="not yours") as caught:
             collection.add_adatas(["a.h5ad"])
-        assert ("c.zarr is as it was, nothing was begun" in str(caught.value)) == (kind is DataError)
+        assert ("c.zarr is unchanged, nothing was started" in str(caught.value)) == (kind is DataError)
     assert not (tmp_path / "c.zarr.writing").exists()

@@ -23,7 +23,7 @@ def test_one_job_holds_the_folder(work):
     """A second one is refused while the first is at work, and gets the folder after it; nothing is left then."""
     with locked(work):
         assert (work / "lock").exists()
-        with pytest.raises(DataError, match="another process writes this collection"), locked(work):
+        with pytest.raises(DataError, match="another process is writing this collection"), locked(work):
             pass
         assert (work / "lock").exists()
     assert list(work.parent.iterdir()) == []
@@ -45,7 +45,7 @@ def test_a_lock_that_went_with_its_folder_holds_nobody(work, monkeypatch):
     with locked(work):
         assert len(calls) == 2
         assert os.path.samestat(os.fstat(calls[1].fileno()), (work / "lock").stat())
-        with pytest.raises(DataError, match="another process writes this collection"), locked(work):
+        with pytest.raises(DataError, match="another process is writing this collection"), locked(work):
             pass
 
 

@@ -54,7 +54,7 @@ def test_an_input_counts_once_in_a_call(tmp_path, monkeypatch):
     group = zarr.open_group("a.zarr", mode="r")
     collection = DatasetCollection("c.zarr")
     for inputs in (["a.h5ad", "./a.h5ad"], ["a.zarr", group], [made, made], [tmp_path / "a.zarr", "a.zarr"]):
-        with pytest.raises(ConfigError, match=r"is among the inputs twice.*: its rows would be there twice"):
+        with pytest.raises(ConfigError, match=r"is among the inputs twice.*: its rows would occur twice"):
             collection.add_adatas(inputs, rng=0)
     assert collection.is_empty
     collection.add_adatas(["a.h5ad", "a.zarr", made, made.copy()], rng=0)
@@ -77,7 +77,7 @@ def test_inputs_of_several_dtypes_are_said(tmp_path, caplog):
         for _ in range(2):
             assert RowSource(collection).fields["X"].dtype == np.float64
         assert RowSource(collection, dtype="f4").fields["X"].dtype == np.float32
-    [text] = [record.getMessage() for record in caplog.records if "its rows come out as float64" in record.getMessage()]
+    [text] = [record.getMessage() for record in caplog.records if "its rows are read as float64" in record.getMessage()]
     assert "X is float32 in " in text
     assert "dataset_0/X and int64 in " in text
 
@@ -91,7 +91,7 @@ def test_variables_that_only_some_inputs_have(tmp_path, caplog):
     outer_said, inner_said = (record.getMessage() for record in caplog.records)
     assert outer_said.startswith("2 of 8 variables are in all inputs; rows of 2 of them are filled")
     assert "most of all those of in memory 0, which lacks 4; join='inner'" in outer_said
-    assert inner_said == "2 of 2 variables are in all inputs; up to 4 others of an input are left out"
+    assert inner_said == "2 of 2 variables are in all inputs; up to 4 others of an input are dropped"
     assert RowSource(outer).var_names == tuple("abcdefgh")
     assert RowSource(inner).var_names == ("c", "d")
     wanted = {(0, row): inputs[0].X[row, 2:].toarray().tolist() for row in range(8)}
@@ -103,7 +103,7 @@ def test_variables_that_only_some_inputs_have(tmp_path, caplog):
         assert batch["X"][row].toarray().tolist() == wanted[int(path[-1]), number]
     with pytest.raises(ConfigError, match="no variable is in all inputs"):
         DatasetCollection(tmp_path / "n.zarr").add_adatas([genes("ab"), genes("cd", seed=1)], join="inner")
-    with pytest.raises(ConfigError, match="join wants 'outer' or 'inner', got 'left'"):
+    with pytest.raises(ConfigError, match="join must be 'outer' or 'inner', got 'left'"):
         DatasetCollection(tmp_path / "n.zarr").add_adatas([genes("ab")], join="left")
 
 
@@ -111,7 +111,7 @@ def test_thousands_of_small_datasets_are_refused(tmp_path):
     """With the size that does."""
     made = anndata.AnnData(np.ones((3001, 1), "f4"))
     made.obs_names, made.var_names = [str(row) for row in range(3001)], ["g"]
-    words = r"cuts 3001 rows into 1501 datasets of 2 rows of about 4 bytes, .*take at least 4 rows"
+    words = r"cuts 3001 rows into 1501 datasets of 2 rows of about 4 bytes, .*use at least 4 rows"
     with pytest.raises(ConfigError, match=words):
         DatasetCollection(tmp_path / "c.zarr").add_adatas([made], dataset_size="2")
 
@@ -153,7 +153,7 @@ def test_a_writing_that_failed_is_no_killed_one(tmp_path):
     long = small_anndata(8000, 6, seed=1)
     with pytest.raises(DataError, match=r"a\.h5ad: rows .* of obsm/pca cannot be read") as failure:
         collection.add_adatas([long, place], **small)
-    assert "the same call goes on with it, any other clears it" in failure.value.__notes__[0]
+    assert "the same call continues it, any other call deletes it" in failure.value.__notes__[0]
     assert collection.path.with_name("c.zarr.writing").exists()
     collection.add_adatas([small_anndata(30, 6)], **small)  # warnings are errors
     assert not collection.path.with_name("c.zarr.writing").exists()
@@ -208,7 +208,7 @@ def test_values_in_memory_that_do_not_fit_are_an_error(tmp_path):
     for source in (place, made):
         order = Order(source, batch_size=20)
         for options in ({}, {"dense": True}):
-            with pytest.raises(DataError, match=r"do not fit (the dtype|uint8)"):
+            with pytest.raises(DataError, match=r"do not fit (the requested dtype|uint8)"):
                 list(OrderedLoader(source, order=order, dtype="u1", device=None, **options))
             for (batch,) in OrderedLoader(source, order=order, dtype="i4", device=None, **options):
                 rows = batch["X"].toarray() if not options else batch["X"]

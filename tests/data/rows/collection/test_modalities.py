@@ -131,9 +131,9 @@ def test_a_rewrite_keeps_all_modalities(collection, tmp_path):
 def test_what_is_there_is_named(sources, collection, tmp_path):
     """MuData wants modalities to be chosen, AnnData has none; matrices of all modalities are listed."""
     first, second = sources
-    with pytest.raises(ConfigError, match="is a MuData: choose of protein, rna"):
+    with pytest.raises(ConfigError, match="is a MuData: choose from protein, rna"):
         DatasetCollection(tmp_path / "c.zarr").add_adatas([first])
-    with pytest.raises(ConfigError, match="has no 'atac': choose of protein, rna"):
+    with pytest.raises(ConfigError, match="has no 'atac': choose from protein, rna"):
         DatasetCollection(tmp_path / "c.zarr").add_adatas([second], modalities=["rna", "atac"])
     with pytest.raises(ConfigError, match="is an AnnData without modalities"):
         DatasetCollection(tmp_path / "c.zarr").add_adatas([small_anndata()], modalities=["rna"])

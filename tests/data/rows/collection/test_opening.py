@@ -17,7 +17,7 @@ def test_an_anndata_store_is_not_replaced(tmp_path, zarr_format):
     made = small_anndata(20, 5)
     place = write_anndata(made, tmp_path / "mine.zarr", zarr_format=zarr_format)
     for group in (place, zarr.open_group(place, mode="r+")):
-        with pytest.raises(ConfigError, match=r"mine.zarr is a store of the type 'anndata'.* a path of its own"):
+        with pytest.raises(ConfigError, match=r"mine.zarr is a store of the type 'anndata'.* a separate path"):
             DatasetCollection(group)
     assert (anndata.read_zarr(place).X != made.X).nnz == 0
 
@@ -29,13 +29,13 @@ def test_what_is_no_group_is_refused(tmp_path):
     zarr.create_array(str(tmp_path / "array.zarr"), shape=(3,), dtype="i4")
     zarr.open_group(str(tmp_path / "old.zarr"), mode="w", zarr_format=2)
     with (
-        pytest.warns(UserWarning, match=r"names that end in .zarr"),
-        pytest.raises(ConfigError, match=r"a.h5ad is a file, a collection is a folder: .* as an input"),
+        pytest.warns(UserWarning, match=r"names of collections must end in .zarr"),
+        pytest.raises(ConfigError, match=r"a.h5ad is a file, but a collection is a folder: .* as an input"),
     ):
         DatasetCollection(tmp_path / "a.h5ad")
-    with pytest.raises(DataError, match=r"array.zarr is no Zarr group"):
+    with pytest.raises(DataError, match=r"array.zarr is not a Zarr group"):
         DatasetCollection(tmp_path / "array.zarr")
-    with pytest.raises(ConfigError, match="Zarr v3, got one of v2: give it a new path"):
+    with pytest.raises(ConfigError, match="Zarr v3 group, got v2: choose a new path"):
         DatasetCollection(tmp_path / "old.zarr")
 
 
@@ -46,7 +46,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(zarr, "create_group", full)
-    with pytest.raises(DataError, match=r"No space left on device. \S+/c.zarr is as it was, nothing was begun"):
+    with pytest.raises(DataError, match=r"No space left on device. \S+/c.zarr is unchanged, nothing was started"):
         DatasetCollection(tmp_path / "c.zarr")
 
 

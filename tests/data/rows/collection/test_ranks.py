@@ -130,13 +130,13 @@ def test_a_second_job_is_kept_out(tmp_path):
     made = DatasetCollection(tmp_path / "c.zarr")
     with (
         locked(work_folder(made.path)),
-        pytest.raises(DataError, match="another process writes this collection"),
+        pytest.raises(DataError, match="another process is writing this collection"),
     ):
         made.add_adatas([small_anndata()])
     with locked(work_folder(made.path)):
         told = run_ranks(write_against_another, 2, str(made.path))
-    assert "DataError: another process writes this collection" in told[0]
-    assert re.match("DesyncError: rank 0 failed in .*: DataError: another process writes this collection", told[1])
+    assert "DataError: another process is writing this collection" in told[0]
+    assert re.match("DesyncError: rank 0 failed in .*: DataError: another process is writing this collection", told[1])
     assert made.is_empty
     made.add_adatas([small_anndata()])
     assert not made.is_empty

@@ -13,7 +13,9 @@ from rankwise.testing.small_rows import small_anndata
 def test_a_disk_that_is_too_small(tmp_path, monkeypatch):
     """What is free is compared with the rows on their way before they are read; the writing is tried."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.warns(UserWarning, match=r"all rows lie in .*c.zarr.writing once.* 1e-06 GB are free"):
+    with pytest.warns(
+        UserWarning, match=r"all rows are first stored uncompressed in .*c.zarr.writing.* 1e-06 GB are free"
+    ):
         made = DatasetCollection(tmp_path / "c.zarr").add_adatas([small_anndata(40, 5)], rng=0)
     assert len(made.obs(["n"])) == 40
 

@@ -36,8 +36,8 @@ def test_relative_paths_are_found_from_where_they_were_passed(folders, monkeypat
     assert verify_rows(folders / "first" / "c.zarr", sources=True) == []
     monkeypatch.chdir(folders)
     [problem] = verify_rows(folders / "first" / "c.zarr", sources=True)
-    assert problem.startswith("a.h5ad cannot be compared: there is nothing at a.h5ad")
-    assert problem.endswith("(src_path is what was passed: call this from the folder that it was passed in)")
+    assert problem.startswith("a.h5ad cannot be compared: nothing found at a.h5ad")
+    assert problem.endswith("(src_path is relative to the folder of the original call: run this there)")
 
 
 @pytest.mark.filterwarnings("ignore:.*new rows are shuffled among themselves")
@@ -45,7 +45,9 @@ def test_one_name_is_one_source(folders, monkeypatch):
     """Another file of the same relative path is taken for the same one, which is said with the way out of it."""
     collection = DatasetCollection(folders / "c.zarr").add_adatas(["a.h5ad"], rng=0)
     monkeypatch.chdir(folders / "second")
-    with pytest.warns(UserWarning, match=r"twice \(paths are compared as they were passed: other files want absolute"):
+    with pytest.warns(
+        UserWarning, match=r"twice \(paths are compared as they were passed: for other files pass absolute"
+    ):
         collection.add_adatas(["a.h5ad"], rng=0)
     collection = DatasetCollection(folders / "d.zarr").add_adatas([folders / "first" / "a.h5ad"], rng=0)
     collection.add_adatas([folders / "second" / "a.h5ad"], rng=0)
@@ -59,7 +61,7 @@ def test_raw_is_kept_by_a_function(tmp_path):
     made = small_anndata(30, 4)
     made.raw = small_anndata(30, 7, seed=1)
     place = write_anndata(made, tmp_path / "a.zarr")
-    with pytest.warns(UserWarning, match="raw of .* is left out"):
+    with pytest.warns(UserWarning, match="raw of .* is dropped"):
         DatasetCollection(tmp_path / "x.zarr").add_adatas([place], rng=0)
     written = DatasetCollection(tmp_path / "c.zarr").add_adatas(
         [place], load_adata=lambda path: anndata.read_zarr(path).raw.to_adata(), shuffle=False

@@ -16,7 +16,7 @@ from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.collection.steps import contents
 from rankwise.testing.small_rows import small_anndata, write_anndata
 
-THROWN = "unfinished writing of other inputs or parameters, or into other datasets; it is thrown away"
+THROWN = "unfinished writing of other inputs or parameters, or into other datasets, and is deleted"
 
 
 class StoppedError(Exception):

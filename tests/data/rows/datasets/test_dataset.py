@@ -61,7 +61,7 @@ def test_damage_is_told(store, reader):
     del group["layers/counts"]
     (place.parent / "b.zarr" / "layers" / "counts").rename(place / "layers" / "counts")
     held = Dataset(place, reader)
-    with pytest.raises(DataError, match="counts has 29 rows, the table of observations 30"):
+    with pytest.raises(DataError, match="counts has 29 rows, but the table of observations 30"):
         held.matrix("layers/counts")
     chunk = next(path for path in (place / "obs" / "n").rglob("*") if path.name == "0")
     chunk.write_bytes(b"nonsense")
@@ -94,9 +94,9 @@ def test_other_things_are_refused(tmp_path):
     zarr.open_group(str(tmp_path / "empty.zarr"), mode="w").attrs["encoding-type"] = COLLECTION_TYPE
     (tmp_path / "a.h5ad").write_bytes(b"x")
     for name, said in (
-        ("array.zarr", "is a Zarr array; rows come from"),
+        ("array.zarr", "is a Zarr array; rows are read from"),
         ("group.zarr", "is a Zarr group of the type None"),
-        ("fresh.zarr", "is an empty Zarr group; a collection gets rows by its add_adatas"),
+        ("fresh.zarr", "is an empty Zarr group; add rows to a collection with its add_adatas"),
         ("empty.zarr", "is empty: add data with"),
         ("a.h5ad", "is an HDF5 file: write it to a Zarr collection first"),
         ("nothing", "there is no Zarr array or group"),

@@ -102,7 +102,7 @@ def test_rows_know_whose_they_are(adata, tmp_path):
     assert RowSource(tmp_path / "a.h5ad").fingerprint == RowSource(anndata.read_h5ad(tmp_path / "a.h5ad")).fingerprint
     assert RowSource(tmp_path / "a.h5ad").fingerprint == one
     assert RowSource(adata[::-1]).fingerprint != one
-    with pytest.raises(ConfigError, match="the order was made of other rows"):
+    with pytest.raises(ConfigError, match="the order is for other rows"):
         OrderedLoader(adata[::-1].copy(), order=Order(adata, batch_size=16))
 
 
@@ -145,7 +145,7 @@ def test_what_is_too_large_says_where_to_go(adata, tmp_path):
         wide = file.create_dataset("X", shape=(60, 10**8), dtype="f4", chunks=(1, 1000))
         wide.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
     for make in (lambda: RowSource(tmp_path / "a.h5ad"), lambda: Order(tmp_path / "a.h5ad", batch_size=8)):
-        with pytest.raises(ConfigError, match=r"a.h5ad/X would take .* GB .* `rankwise rows write .*anndata.read_h5ad"):
+        with pytest.raises(ConfigError, match=r"a.h5ad/X would need .* GB .* `rankwise rows write .*anndata.read_h5ad"):
             make()
     assert len(RowSource(adata)) == 60
 
@@ -165,7 +165,7 @@ def test_what_rows_are_not_read_from(adata, tmp_path):
             ConfigError,
             [adata, store],
             {},
-            r"lies in memory and .*a.zarr/X in a store: .*rankwise rows write",
+            r"is in memory and .*a.zarr/X in a store: .*rankwise rows write",
         ),
         (DataError, tmp_path / "b.h5ad", {}, r"b.h5ad cannot be read"),
         (DataError, tmp_path / "gone.h5ad", {}, "there is no file"),

@@ -50,7 +50,11 @@ def test_groups_are_balanced():
 
 def test_what_makes_no_sense():
     """Weights of another length, negative ones, none; groups without rows; numbers below one."""
-    for weights, said in (([1.0], "one number for each of 2"), ([1, -1], "at least 0"), ([0, 0], "above it")):
+    for weights, said in (
+        ([1.0], "one number for each of 2"),
+        ([1, -1], "at least 0"),
+        ([0, 0], "at least one above 0"),
+    ):
         with pytest.raises(ConfigError, match=said):
             RowWeights.checked(weights, 2)
     with pytest.raises(ConfigError, match="no row has a value"):

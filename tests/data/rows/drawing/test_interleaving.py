@@ -70,7 +70,7 @@ def test_it_is_pure():
 @pytest.mark.parametrize("shares", [[1.0], [1, 0], [1, -1], [1, float("nan")]])
 def test_shares_make_sense(shares):
     """One part, nothing of a part, or less."""
-    with pytest.raises(ConfigError, match="a share above 0 of each of several collections"):
+    with pytest.raises(ConfigError, match="a share above 0 for each of several collections"):
         Interleave(shares, 4)
 
 

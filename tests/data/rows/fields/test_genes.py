@@ -21,15 +21,15 @@ def test_columns_come_in_the_order_asked_for(genes, columns):
 @pytest.mark.parametrize(
     ("genes", "said"),
     [
-        ([True, False], "of a mask take numpy.flatnonzero"),
-        (np.array([True, False, True, False, False]), "of a mask take numpy.flatnonzero"),
+        ([True, False], "for a mask use numpy.flatnonzero"),
+        (np.array([True, False, True, False, False]), "for a mask use numpy.flatnonzero"),
         ([1.0], "a list of names or numbers"),
-        ([1, "CD4"], "1 variables several times, the first is number 1"),
-        ([5], r"numbers 0 to 4; got \[5\]"),
+        ([1, "CD4"], "1 variables more than once, the first is number 1"),
+        ([5], r"numbers from 0 to 4; got \[5\]"),
         ([-1], r"got \[-1\]"),
         ([], "none at all"),
         (["CD8"], "several variables are named 'CD8'"),
-        (["CD20"], "1 names that are not there, such as"),
+        (["CD20"], "1 names that do not exist, such as"),
         ("CD3", "got the text 'CD3'"),
     ],
 )

@@ -116,7 +116,7 @@ def test_variables_left_open(stores):
     order = Order(part, batch_size=5)
     wanted = tables["X"][["a"]].to_numpy()[part.row_numbers(np.arange(len(part)))]
     assert rows_of(OrderedLoader(part, order=order, genes=["a"], device=None), "X") == wanted.tolist()
-    with pytest.raises(ConfigError, match=r"genes=... leaves the variables open.* pass genes=\[...\] to the loader"):
+    with pytest.raises(ConfigError, match=r"genes=... does not select variables.* pass genes=\[...\] to the loader"):
         OrderedLoader(part, order=order)
 
 
@@ -126,8 +126,8 @@ def test_what_cannot_be_chosen(stores):
     for options, said in (
         ({"genes": ["a", "c", "b"]}, r"1.zarr lacks 1 of the 3 genes=, such as \['c'\]"),
         ({"genes": [0]}, "the same variables in the same order"),
-        ({"genes": ["a", 0]}, "wants names then, got the number 0"),
-        ({}, r"differ from number 0 on: choose genes=\[...\] by names that all have"),
+        ({"genes": ["a", 0]}, "needs names, got the number 0"),
+        ({}, r"differing from number 0 on: choose genes=\[...\] by names that all have"),
         ({"genes": {"layers/full": ["a"]}}, "genes= names 'layers/full', which are not among the matrices X"),
         ({"genes": {"X": "a"}}, r"write genes=\['a'\]"),
     ):

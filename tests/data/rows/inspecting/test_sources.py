@@ -71,9 +71,9 @@ def test_sources_that_changed(whole, tmp_path):
     (tmp_path / "right.h5ad").unlink()
     gone, memory, changed = verify_rows(collection.path, sources=True)
     assert memory.startswith("in memory 2")
-    assert gone.startswith(f"{tmp_path}/right.h5ad cannot be compared: there is nothing at")
+    assert gone.startswith(f"{tmp_path}/right.h5ad cannot be compared: nothing found at")
     stored = int((np.diff(left.layers["counts"].indptr) > 0).sum())
-    assert changed.startswith(f"layers/counts of {stored} rows of {collection.path}/dataset_0 is not that of")
+    assert changed.startswith(f"layers/counts of {stored} rows of {collection.path}/dataset_0 differs from")
 
 
 @pytest.mark.filterwarnings("ignore:(matrices|columns of obs) differ from those", "ignore:.*new rows are shuffled")

@@ -49,7 +49,7 @@ def test_damaged_row_pointers(copy):
     indptr = zarr.open_array(str(copy / "dataset_0" / "X" / "indptr"), mode="a")
     indptr[7] = 10_000
     checksum, pointers = verify_rows(copy)
-    assert checksum == "dataset_0/X/indptr is not what was written: its checksum differs"
+    assert checksum == "dataset_0/X/indptr changed after it was written: its checksum differs"
     assert re.search(r"dataset_0/X/indptr are damaged: in chunk \(0,\) row 7 would begin after it ends", pointers)
 
 
@@ -61,4 +61,4 @@ def test_rows_that_come_twice(copy):
     entries = document["attributes"]["rankwise"]["datasets"]
     entries["dataset_1"] = entries["dataset_0"]
     (copy / "zarr.json").write_text(json.dumps(document))
-    assert verify_rows(copy)[0] == "20 rows are there twice, by their src_path and src_row"
+    assert verify_rows(copy)[0] == "20 rows occur twice, by their src_path and src_row"

@@ -66,7 +66,7 @@ def test_a_pass_does_not_go_on_in_a_forked_process(hundred):
     done = subprocess.run(words, capture_output=True, text=True, timeout=150, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "a pass does not go on in a process that was forked in its midst: iterate anew there 10", "0 9"
+        "a pass cannot continue in a process that was forked during it: iterate again there 10", "0 9"
     ]  # fmt: skip
 
 

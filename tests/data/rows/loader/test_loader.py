@@ -171,7 +171,7 @@ def test_mixed_dtypes_are_promoted(stores, caplog):
     first, second = stores["backed sparse f4"][0][0], stores["backed sparse f8"][0][2]
     with caplog.at_level(logging.WARNING, logger="rankwise.rows"):
         loader = Loader(batch_size=101, chunk_size=101, preload_nchunks=1, shuffle=False).add_datasets([first, second])
-    assert "rows come out as float64" in caplog.text
+    assert "rows are read as float64" in caplog.text
     (batch,) = loader
     assert batch["X"].dtype == np.float64
     np.testing.assert_array_equal(dense(batch["X"])[:41], stores["backed sparse f4"][1][:41])
@@ -196,13 +196,13 @@ def test_collections(tmp_path, caplog, monkeypatch):
         assert batch["obs"]["kind"].cat.categories.tolist() == ["a", "b", "c", "d"]
         assert batch["obs"].astype(str).to_numpy().tolist() == obs.iloc[batch["index"]].astype(str).to_numpy().tolist()
         assert batch["var"] is loader.var
-    with pytest.raises(RuntimeError, match="has a collection already"):
+    with pytest.raises(RuntimeError, match="already has a collection"):
         loader.use_collection(tmp_path / "c.zarr")
     collection = DatasetCollection(tmp_path / "c.zarr", mode="r")
     assert Loader([collection, tmp_path / "c.zarr"], shuffle=False).n_obs == 82
     for other in (made[0], None):
         with pytest.raises(
-            TypeError, match=r"use_collection wants a DatasetCollection, .* an AnnData goes to add_adata"
+            TypeError, match=r"use_collection needs a DatasetCollection, .* an AnnData goes to add_adata"
         ):
             Loader(shuffle=False).use_collection(other)
     monkeypatch.setattr(notices, "_said", set())
@@ -211,7 +211,7 @@ def test_collections(tmp_path, caplog, monkeypatch):
             tmp_path / "c.zarr",
             load_adata=lambda g: ad.AnnData(X=ad.io.sparse_dataset(g["layers/counts"]), obsm={"l": g["obsm/pca"]}),
         )
-    assert caplog.text.count("obsm/l are left out") == 1
+    assert caplog.text.count("obsm/l are ignored") == 1
     np.testing.assert_array_equal(dense(next(iter(counts))["X"]), made[0].layers["counts"][:1].toarray())
 
 
@@ -226,7 +226,7 @@ def test_datasets_that_do_not_fit(stores, tmp_path):
         (ValueError, "at least 2 axes", lambda: Loader().add_dataset(np.zeros(3))),
         (ValueError, "without obs does not fit", lambda: loader.add_dataset(csr[1])),
         (ValueError, "with var does not fit", lambda: loader.add_dataset(csr[1], table[1], var)),
-        (ValueError, "obs has 41 rows where", lambda: loader.add_dataset(csr[1], table[0])),
+        (ValueError, "obs has 41 rows, but", lambda: loader.add_dataset(csr[1], table[0])),
         (TypeError, "obs must be a pandas DataFrame", lambda: loader.add_dataset(csr[1], {"row": 1})),
         (TypeError, "rows are loaded from", lambda: loader.add_dataset(sp.csc_matrix((3, 13)), table[0])),
         (ValueError, "identical var", lambda: Loader().add_datasets(csr[:2], var=[var, var[::-1]])),
@@ -272,7 +272,7 @@ def test_damage_is_told_at_its_row(tmp_path):
     loader = Loader(batch_size=1, chunk_size=1, preload_nchunks=60, shuffle=False)
     loader.add_dataset(ad.io.sparse_dataset(root["X"]))
     arrived = []
-    with pytest.raises(SampleError, match=f"row {bad - 1} .* it names columns that the matrix has not .it has 11"):
+    with pytest.raises(SampleError, match=f"row {bad - 1} .* it has column numbers outside the matrix .it has 11"):
         arrived.extend(iter(iter(loader).__next__, None))
     assert len(arrived) == bad - 1
     shard = next(path for path in (tmp_path / "d.zarr" / "X" / "data" / "c").iterdir() if path.name == "3")
@@ -290,9 +290,9 @@ def test_bad_requests_are_told(stores):
     """Rows, places and slices that there are not."""
     csr = stores["backed sparse f4"][0]
     for rows, splits, said in [
-        ([3, 500], [[0]], "asked for rows 3 to 500, the loader has 108"),
-        ([3, 4], [[0, 2]], "name places 0 to 2 of a request of 2 rows"),
-        ([0.5], [[0]], "requests want whole numbers"),
+        ([3, 500], [[0]], "requested rows 3 to 500, but the loader has 108"),
+        ([3, 4], [[0, 2]], "have indices 0 to 2 into a request of 2 rows"),
+        ([0.5], [[0]], "requests must be integers"),
     ]:
         loader = Loader(batch_sampler=Rows(rows, splits, by_number=True)).add_datasets(csr)
         with pytest.raises(ValueError, match=said):
@@ -331,12 +331,15 @@ def test_with_an_order(tmp_path):
         assert isinstance(loader, OrderedLoader)
         for (batch,) in loader:
             np.testing.assert_array_equal(dense(batch["X"]), made.X[np.asarray(batch["n"])].toarray())
-    for option, instead in {"batch_size": "of all ranks together", "return_index": "batch.ids are the rows"}.items():
+    for option, instead in {
+        "batch_size": "sets the global batch size",
+        "return_index": "batch.ids are the rows",
+    }.items():
         with pytest.raises(ValueError, match=f"Cannot specify {option} with order=: .*{instead}"):
             OrderedLoader(source, order=order, **{option: 4})
-    with pytest.raises(ValueError, match="batch_transform= is a function, got 'log1p'"):
+    with pytest.raises(ValueError, match="batch_transform= must be a function, got 'log1p'"):
         OrderedLoader(source, order=order, batch_transform="log1p")
-    with pytest.raises(ValueError, match=r"dtype= wants NumPy dtypes .* got 'foo'"):
+    with pytest.raises(ValueError, match=r"dtype= must be NumPy dtypes .* got 'foo'"):
         OrderedLoader(source, order=order, dtype="foo")
     with pytest.raises(ValueError, match="got 'cupy'"):
         OrderedLoader(source, order=order, to="cupy")

@@ -27,16 +27,16 @@ def test_rows_are_those_that_splits_name(runs, as_numbers, data):
 @pytest.mark.parametrize(
     ("requests", "split", "said"),
     [
-        ([slice(0, 4)], np.array([True, False, True, False]), "of a mask take numpy.flatnonzero"),
-        ([slice(0, 4)], np.array([0.0, 1.0]), r"whole numbers along one axis .* got float64\[2\]"),
+        ([slice(0, 4)], np.array([True, False, True, False]), "for a mask use numpy.flatnonzero"),
+        ([slice(0, 4)], np.array([0.0, 1.0]), r"integers along one axis .* got float64\[2\]"),
         ([slice(0, 4)], np.array([[0, 1]]), r"got int64\[1, 2\]"),
-        ([slice(0, 4)], [4], "name places 4 to 4 of a request of 4 rows"),
-        ([slice(0, 4)], [-1], "name places -1 to -1"),
-        ([slice(-4, 0)], [0], "asked for rows -4 to -1, the loader has 40"),
-        ([slice(38, 42)], [0], "asked for rows 38 to 41"),
+        ([slice(0, 4)], [4], "have indices 4 to 4 into a request of 4 rows"),
+        ([slice(0, 4)], [-1], "have indices -1 to -1"),
+        ([slice(-4, 0)], [0], "requested rows -4 to -1, but the loader has 40"),
+        ([slice(38, 42)], [0], "requested rows 38 to 41"),
         ([slice(4)], [0], "slices with a start, a stop"),
         ([slice(0, 4, 2)], [0], "and the step 1"),
-        ([1, 2], [0], "or a NumPy array of whole numbers; got 1"),
+        ([1, 2], [0], "or a NumPy array of integers; got 1"),
         (np.array([True, False]), [0], r"got bool\[2\]"),
     ],
 )

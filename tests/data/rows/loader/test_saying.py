@@ -38,12 +38,12 @@ def test_arguments_that_cannot_work(monkeypatch):
     """Sampler and its arguments together, unknown or absent libraries, a GPU that is not there, no data."""
     with pytest.raises(ValueError, match="Cannot specify batch_size, rng when providing batch_sampler"):
         Loader(batch_sampler=SequentialSampler(1, 1, 1), batch_size=3, rng=np.random.default_rng())
-    with pytest.raises(ValueError, match="to wants None, 'torch' or 'jax'"):
+    with pytest.raises(ValueError, match="to must be None, 'torch' or 'jax'"):
         Loader(to="numpy", shuffle=False)
     monkeypatch.setattr("rankwise.data.rows.loader.defaults.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"needs jax: pip install 'rankwise\[jax\]'"):
         Loader(to="jax", shuffle=False)
-    with pytest.raises(ValueError, match="preload_to_gpu=True wants to='torch'"):
+    with pytest.raises(ValueError, match="preload_to_gpu=True needs to='torch'"):
         Loader(preload_to_gpu=True, shuffle=False)
     empty = Loader(shuffle=False)
     for ask in (lambda: next(iter(empty)), lambda: empty.n_var, lambda: empty.dataset_type):

@@ -152,7 +152,9 @@ def test_the_state_of_one_rank_serves_all_with_a_seed(store):
     again.load_state_dict(left[0][0])
     assert [shown(batch) for batch in again] == left[1][1]
     unseeded = make(store, ranks(1, RandomSampler(3, 4, 6)))
-    with pytest.raises(ConfigError, match=r"that of rank 0, this is rank 1.*save the state of every rank, or .* rng=0"):
+    with pytest.raises(
+        ConfigError, match=r"it belongs to rank 0, this is rank 1.*save the state of every rank, or .* rng=0"
+    ):
         unseeded.load_state_dict(left[0][0])
     unseeded.load_state_dict(left[1][0])
     assert [shown(batch) for batch in unseeded] == left[1][1]
@@ -166,7 +168,7 @@ def test_the_state_of_one_rank_serves_all_with_a_seed(store):
         (lambda: make_random(rng=1), "another rng"),
         (lambda: SequentialSampler(3, 4, 6), "kind was RandomSampler, is SequentialSampler.*has a generator"),
         (lambda: ranks(0, make_random()), "ranks was None, is 2"),
-        (Drawing, r"Drawing does not tell.*pass_settings\(\)"),
+        (Drawing, r"Drawing does not declare.*pass_settings\(\)"),
     ],
 )
 def test_what_would_not_be_the_same_epoch_is_refused(store, change, said):
@@ -176,7 +178,7 @@ def test_what_would_not_be_the_same_epoch_is_refused(store, change, said):
     next(rows)
     state = through_json(loader)
     other = make(store, change())
-    with pytest.raises(ConfigError, match=f"1 batches inside epoch 0.*{said}.*order=Order"):
+    with pytest.raises(ConfigError, match=f"1 batches into epoch 0.*{said}.*order=Order"):
         other.load_state_dict(state)
     list(rows)
     other.load_state_dict(through_json(loader))
@@ -235,7 +237,7 @@ def test_own_samplers_that_tell_go_on(store, caplog, monkeypatch):
         state = through_json(loader)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "Drawing does not tell" in record.message
+    assert "Drawing does not declare" in record.message
     with pytest.raises(ConfigError, match="order="):
         make(store, Drawing()).load_state_dict(state)
 
@@ -294,7 +296,7 @@ def test_states_that_are_none(store):
         ({**state, "version": 2}, "version 2"),
         ({"epoch": 0}, "batches, data, epoch"),
         ({"version": 1, "recipe": "a"}, "position of a loader with order="),
-        ({**state, "batches": -1}, "whole number for batches"),
+        ({**state, "batches": -1}, "integer for batches"),
         ({**state, "batches": 18}, "an epoch has 17 batches here"),
     ]:
         with pytest.raises(ConfigError, match=said):
@@ -312,7 +314,7 @@ def test_positions_of_workers_are_not_known_here(store):
     loader.set_epoch(1)
     assert loader.state_dict()["epoch"] == 1
     loader.load_state_dict({**kept, "batches": 3})
-    with pytest.raises(ConfigError, match="cannot be shared among workers"):
+    with pytest.raises(ConfigError, match="cannot be shared among DataLoader workers"):
         list(batches)
     loader.load_state_dict({**kept, "epoch": 4})
     seen = [[batch["index"].tolist() for batch in batches] for _ in range(2)]

@@ -190,7 +190,7 @@ def test_what_fails_in_a_worker_fails_here(tmp_path):
     place = write_anndata(made, tmp_path / "a.zarr")
     zarr.open_array(f"{place}/X/indices", mode="a")[made.X.indptr[60]] = 99
     row = int(np.flatnonzero(np.diff(made.X.indptr[60:]))[0]) + 60
-    with pytest.raises(SampleError, match=f"row {row} .* it names columns that the matrix has not .it has 6"):
+    with pytest.raises(SampleError, match=f"row {row} .* it has column numbers outside the matrix .it has 6"):
         list(forked(make(place, SequentialSampler(5, 2, 10)), 1))
 
 
@@ -231,6 +231,6 @@ def test_the_stored_order_wants_one_worker(store, monkeypatch):
         told = SimpleNamespace(id=0, num_workers=count, seed=7)
         monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda told=told: told)
         if count > 1:
-            with pytest.raises(ValueError, match="2 workers would mix the stored order: take num_workers=0"):
+            with pytest.raises(ValueError, match="2 workers would mix the stored order: use num_workers=0"):
                 next(iter(loader))
     assert epoch(loader, whole) == epoch(DataLoader(loader, batch_size=None), whole)

@@ -161,7 +161,7 @@ def test_trouble_with_the_storage_is_raised(tmp_path, reader, monkeypatch):
 def test_other_arrays_are_refused(tmp_path, reader):
     """Fractions are no row pointers."""
     zarr.create_array(str(tmp_path / "indptr"), data=np.zeros(4))
-    with pytest.raises(DataError, match=r"whole numbers along one axis; it is float64\[4\]"):
+    with pytest.raises(DataError, match=r"integers along one axis; it is float64\[4\]"):
         RowPointers(read_meta(tmp_path / "indptr"), 5, reader)
 
 
@@ -188,7 +188,7 @@ def test_zeros_that_fill_chunks_are_left_out(tmp_path, reader, small_pages):
     [
         (lambda path: None, "row 8 would have 9 elements of 3"),
         (lambda path: path.write_bytes(path.read_bytes()[:5]), r"chunk \(1,\)"),
-        (lambda path: path.unlink(), "row 7 and those behind it would be empty"),
+        (lambda path: path.unlink(), "row 7 and those after it would be empty"),
     ],
 )
 def test_damaged_lengths_are_told(tmp_path, reader, harm, said):

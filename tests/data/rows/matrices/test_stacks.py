@@ -82,7 +82,7 @@ def test_dtypes_are_widened(tmp_path, reader):
 def test_rows_that_are_not_there(csr_store, reader):
     """A row past the end is refused."""
     stack = stack_matrices([open_matrix(f"{csr_store[0]}/m0", reader)])
-    with pytest.raises(IndexError, match="rows 3 to 83 were asked for, there are 83"):
+    with pytest.raises(IndexError, match="rows 3 to 83 were requested, but there are 83"):
         stack.plan(np.array([3, 83]), reader)
 
 
@@ -106,7 +106,7 @@ def test_what_rows_cannot_be_read_from(csr_store, tmp_path, reader):
     with pytest.raises(DataError, match="there is no Zarr array or group at"):
         open_matrix(f"{place}/nothing", reader)
     group["m0"].attrs["shape"] = [82, 17]
-    with pytest.raises(DataError, match=r"wants an attribute shape=\[83, columns\]"):
+    with pytest.raises(DataError, match=r"needs an attribute shape=\[83, columns\]"):
         open_matrix(f"{place}/m0", reader)
     del group["m1/indices"]
     with pytest.raises(DataError, match="m1 lacks its array 'indices'"):

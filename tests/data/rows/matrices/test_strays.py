@@ -46,6 +46,8 @@ def test_a_far_column_is_told(store):
     """The error names row and array, and does not ask for another dtype."""
     place, _ = store
     loader = Loader(batch_sampler=SequentialSampler(chunk_size=10, preload_nchunks=1, batch_size=10))
-    with pytest.raises(SampleError, match=r"row 3 .*X/indices names columns .* beyond int32: copy or write") as caught:
+    with pytest.raises(
+        SampleError, match=r"row 3 .*X/indices has column numbers outside the matrix, beyond int32: copy or write"
+    ) as caught:
         next(iter(loader.use_collection(place)))
     assert caught.value.damage

@@ -104,7 +104,7 @@ def test_gap_edges_that_are_drawn_less_often():
 def test_gap_errors_without_a_hint():
     """There a part below one batch is "mask.start (0) must be < mask.stop (0)"; here it says what to change."""
     with pytest.raises(
-        ValueError, match=r"4 ranks share 400 rows, 100 for each, .* batch_size \(128\).* Take a smaller"
+        ValueError, match=r"4 ranks share 400 rows, 100 for each, .* batch_size \(128\).* Use a smaller"
     ):
         rows_of(ranks(4, random)[0], 400)
 

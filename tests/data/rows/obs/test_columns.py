@@ -115,8 +115,8 @@ def test_whole_numbers_that_floats_round_are_said(tmp_path, caplog, why, largest
     assert int(taken(column, [0])[0]) == int(float(largest))
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == (abs(largest) > 2**53)
-    assert all(f"'{name}' of {places[0]} holds int64 and comes out as float64" in text for text in said)
-    assert all("whole numbers beyond 9,007,199,254,740,992 are rounded" in text for text in said)
+    assert all(f"'{name}' of {places[0]} holds int64 and is read as float64" in text for text in said)
+    assert all("integers beyond 9,007,199,254,740,992 are rounded" in text for text in said)
 
 
 def test_what_batches_cannot_hold(datasets):

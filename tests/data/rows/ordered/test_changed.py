@@ -33,7 +33,7 @@ def test_a_collection_that_is_reshuffled_under_a_loader(tmp_path):
     for matrix, numbers in found:
         np.testing.assert_array_equal(matrix, rows[numbers])
     loader.source.close()  # no file is open any more
-    with pytest.raises(SampleError, match=r"dataset_0/X/\w+ has gone since it was opened"):
+    with pytest.raises(SampleError, match=r"dataset_0/X/\w+ was moved, deleted or unmounted after it was opened"):
         next(iter(loader))
-    with pytest.raises(ConfigError, match="the order was made of other rows"):
+    with pytest.raises(ConfigError, match="the order is for other rows"):
         OrderedLoader(collection, order=order)

@@ -245,7 +245,7 @@ def test_other_shardings_are_refused(said):
     copied, across = said[0]["refused"]
     assert "cuts the first axis into 1 parts, 1 of them on this process" in copied
     assert "so shard the first axis over all devices" in copied
-    assert "cuts the first axis into 2 parts, 2 of them on this process; 2 processes" in across
+    assert "cuts the first axis into 2 parts, 2 of them on this process; but 2 processes" in across
 
 
 def test_sparse_rows_of_one_process(held):
@@ -257,13 +257,13 @@ def test_sparse_rows_of_one_process(held):
             assert isinstance(found, jax.experimental.sparse.BCSR)
             parts = tuple(np.asarray(part) for part in (found.data, found.indices, found.indptr))
             np.testing.assert_array_equal(csr_matrix(parts, found.shape).toarray(), held.dense("X")[batch.ids])
-    with pytest.raises(ConfigError, match="'X' is sparse, and global arrays of JAX are dense: take dense rows"):
+    with pytest.raises(ConfigError, match="'X' is sparse, but global JAX arrays are dense: use dense rows"):
         OrderedLoader(source, order=order_of(held), to="jax", sharding=of_one_device())
     few = RowSource(held.places, genes=[0, 1], threads=1)
     with OrderedLoader(few, order=order_of(held), to="jax", sharding=of_one_device()) as loader:
-        with pytest.raises(ConfigError, match="cuts equal shares only: sharding= wants as many rows of each process"):
+        with pytest.raises(ConfigError, match="cuts equal shares only: sharding= needs equally many rows on"):
             loader.set_speeds([1])
-        with pytest.raises(ConfigError, match="cuts equal ones only: sharding= wants as many rows of each process"):
+        with pytest.raises(ConfigError, match="cuts equal ones only: sharding= needs equally many rows on"):
             next(Balance(nn.Linear(1, 1), World.single(), speeds=[1]).steps(loader))
 
 
@@ -286,7 +286,7 @@ def test_counts_are_normalised_as_in_numpy(held, dense, size):
 def test_where_to_and_sharding_do_not_fit(held):
     """A device of torch's, a sharding without JAX, and a sharding with a sampler: what to change."""
     source = RowSource(held.places, threads=1, dense=True)
-    with pytest.raises(ConfigError, match="got device='cpu': leave it out"):
+    with pytest.raises(ConfigError, match="got device='cpu': omit device="):
         OrderedLoader(source, order=order_of(held), to="jax", device="cpu")
     with pytest.raises(ConfigError, match="sharding= is for JAX arrays"):
         OrderedLoader(source, order=order_of(held), sharding=object())
@@ -309,9 +309,9 @@ class OwnSampler(Sampler):
 @pytest.mark.parametrize(
     ("sampler", "said"),
     [
-        (lambda: RandomSampler(4, 2, 4), r"wants batches that are as long .*=DistributedSampler\(.*; or order="),
-        (lambda: make_ranks(enforce_equal_batches=False), "as long and as many on every rank"),
-        (lambda: make_ranks(OwnSampler()), "with any of the samplers here inside and equal batches"),
+        (lambda: RandomSampler(4, 2, 4), r"needs batches of equal size .*=DistributedSampler\(.*; or order="),
+        (lambda: make_ranks(enforce_equal_batches=False), "of equal size and number on every rank"),
+        (lambda: make_ranks(OwnSampler()), "with any sampler inside and equal batches"),
         (lambda: make_ranks(place=(1, 2)), "spans JAX's 1 processes, the loader feeds 2 ranks"),
     ],
 )
@@ -331,6 +331,6 @@ def test_a_batch_that_is_not_full_is_refused(held):
     """The last of num_samples that are no multiple: after those before it, with the mend."""
     sampler = make_ranks(RandomSampler(4, 2, 4, num_samples=10, rng=0))
     loader, arrived = Loader(held.places, batch_sampler=sampler, to="jax", sharding=of_one_device()), []
-    with pytest.raises(ConfigError, match=r"a batch has 2 rows, and every part of a global array wants 4: .*drop_last"):
+    with pytest.raises(ConfigError, match=r"a batch has 2 rows, but every part of a global array needs 4: .*drop_last"):
         arrived.extend(iter(iter(loader).__next__, None))
     assert [batch["X"].shape[0] for batch in arrived] == [4, 4]

@@ -104,7 +104,7 @@ def test_nothing_is_written_there(tmp_path, monkeypatch):
     store = zarr.storage.MemoryStore()
     places = ["s3://bucket/cells.zarr", zarr.open_group(store, mode="w", zarr_format=3)]
     for place in places:
-        with pytest.raises(ConfigError, match=r"write to a folder, and copy that there .* pass the URL itself"):
+        with pytest.raises(ConfigError, match=r"write to a folder and copy it there .* pass the URL itself"):
             DatasetCollection(place)
     with pytest.raises(ConfigError, match="verified in folders of a local file system, got s3://bucket"):
         verify_rows("s3://bucket/cells.zarr")

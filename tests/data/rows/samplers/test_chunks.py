@@ -115,7 +115,7 @@ def test_generators():
     sampled_rows(RandomSampler(4, 4, 4, rng=rng), 64)
     untouched.integers(2**63)
     assert rng.bit_generator.state == untouched.bit_generator.state
-    with pytest.raises(TypeError, match="rng wants a numpy"):
+    with pytest.raises(TypeError, match="rng must be a numpy"):
         RandomSampler(4, 4, 4, rng=np.random.RandomState(0))
 
 
@@ -134,10 +134,10 @@ def test_the_short_chunk_comes_last_from_anywhere():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: RandomSampler(0, 1, 1), "chunk_size must be a whole number of at least 1, got 0"),
+        (lambda: RandomSampler(0, 1, 1), "chunk_size must be an integer of at least 1, got 0"),
         (lambda: RandomSampler(4, 0, 1), "preload_nchunks must be"),
-        (lambda: SequentialSampler(4, 2, 9), r"batch_size cannot exceed .* take preload_nchunks=3 or more"),
-        (lambda: SequentialSampler(4, 2, 3), r"must be divisible by batch_size.* take batch_size=2"),
+        (lambda: SequentialSampler(4, 2, 9), r"batch_size cannot exceed .* use preload_nchunks=3 or more"),
+        (lambda: SequentialSampler(4, 2, 3), r"must be divisible by batch_size.* use batch_size=2"),
         (lambda: RandomSampler(4, 2, 4, num_samples=0), "num_samples must be at least 1"),
         (lambda: RandomSampler(4, 2, 4, mask=slice(0, 10, 2)), r"mask\.step must be 1"),
         (lambda: RandomSampler(4, 2, 4, mask=slice(-3, None)), "must be >= 0"),
@@ -146,7 +146,7 @@ def test_the_short_chunk_comes_last_from_anywhere():
         (lambda: list(RandomSampler(4, 2, 4, mask=slice(30, None)).sample(20)), "leaves no row"),
         (lambda: list(RandomSampler(4, 2, 4).sample(0)), "has no rows: add data first, with use_collection"),
         (lambda: list(RandomSampler(4, 2, 4, num_samples=21).sample(20)), "cannot exceed the 20 rows"),
-        (lambda: RandomSampler(4, 2, 4).set_epoch(-1), "an epoch is a whole number"),
+        (lambda: RandomSampler(4, 2, 4).set_epoch(-1), "an epoch must be an integer"),
     ],
 )
 def test_what_cannot_work_says_what_to_change(make, said):
@@ -159,7 +159,7 @@ def test_what_cannot_work_says_what_to_change(make, said):
 def test_more_draws_than_a_range_that_holds_no_chunk(mask, n_obs):
     """With replacement, too, a range below chunk_size gives no more than its rows; as many as these it does."""
     options = {"replacement": True, "mask": mask, "rng": 0}
-    with pytest.raises(ValueError, match=r"the 5 rows .* smaller than chunk_size \(10\), and num_samples \(15\)"):
+    with pytest.raises(ValueError, match=r"the 5 rows .* smaller than chunk_size \(10\), but num_samples \(15\)"):
         list(RandomSampler(10, 2, 5, num_samples=15, **options).sample(n_obs))
     assert sum(map(len, sampled_rows(RandomSampler(10, 2, 5, num_samples=5, **options), n_obs))) == 5
     assert sum(map(len, sampled_rows(RandomSampler(10, 2, 5, **options), n_obs))) == 5

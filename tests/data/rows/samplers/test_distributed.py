@@ -127,7 +127,7 @@ def test_who_the_ranks_are(monkeypatch):
     jax = SimpleNamespace(distributed=known, process_index=lambda: 1, process_count=lambda: 3)
     monkeypatch.setitem(sys.modules, "jax", jax)
     sampler = SequentialSampler(4, 4, 8)
-    with pytest.raises(ValueError, match="dist_info wants 'torch', 'jax'"):
+    with pytest.raises(ValueError, match="dist_info must be 'torch', 'jax'"):
         DistributedSampler(sampler, dist_info="mpi")
     with pytest.raises(ValueError, match="0 <= rank < ranks"):
         DistributedSampler(sampler, dist_info=lambda: (2, 2))

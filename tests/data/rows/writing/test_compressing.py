@@ -13,5 +13,7 @@ def test_one_codec_or_several():
     assert codecs_of(codec, "compressors") == codecs_of([codec], "compressors") == (codec,)
     assert codecs_of(None, "compressors") is None
     for wrong in ("lz4", ["lz4"], []):
-        with pytest.raises(ConfigError, match=r"compressors= is a list .* \[zarr.codecs.ZstdCodec\(level=3\)\]; got"):
+        with pytest.raises(
+            ConfigError, match=r"compressors= must be a list .* \[zarr.codecs.ZstdCodec\(level=3\)\]; got"
+        ):
             codecs_of(wrong, "compressors")

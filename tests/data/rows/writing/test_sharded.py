@@ -180,21 +180,21 @@ def test_a_store_is_written_over(tmp_path):
 def test_what_cannot_be_written_is_refused(tmp_path):
     """No rows, Zarr v2, sizes that are none: said with what came."""
     made = small_anndata()
-    with pytest.raises(ConfigError, match="wants an AnnData with rows"):
+    with pytest.raises(ConfigError, match="needs an AnnData with rows"):
         write_sharded(tmp_path / "a.zarr", made[:0].copy())
-    with pytest.raises(ConfigError, match="Zarr v3, got one of v2"):
+    with pytest.raises(ConfigError, match="Zarr v3 group, got v2"):
         write_sharded(zarr.open_group(str(tmp_path / "b.zarr"), mode="w", zarr_format=2), made)
     for other, said in ((tmp_path, "got PosixPath"), (made.X, "got csr_matrix")):
-        with pytest.raises(ConfigError, match=f"write_sharded wants an AnnData, {said}: anndata.AnnData"):
+        with pytest.raises(ConfigError, match=f"write_sharded needs an AnnData, {said}: anndata.AnnData"):
             write_sharded(tmp_path / "a.zarr", other)
-    with pytest.raises(ConfigError, match="wants a Zarr group, or the path of one, got dict"):
+    with pytest.raises(ConfigError, match="needs a Zarr group, or the path of one, got dict"):
         write_sharded({}, made)
     write_sharded(tmp_path / "c.zarr", made)
-    with pytest.raises(ConfigError, match=r"c.zarr was opened to read"):
+    with pytest.raises(ConfigError, match=r"c.zarr was opened read-only"):
         write_sharded(zarr.open_group(str(tmp_path / "c.zarr"), mode="r"), made)
-    with pytest.raises(ConfigError, match="n_obs_per_chunk wants"):
+    with pytest.raises(ConfigError, match="n_obs_per_chunk must be"):
         write_sharded(tmp_path / "a.zarr", made, n_obs_per_chunk=0)
-    with pytest.raises(ConfigError, match="shard_size wants a size"):
+    with pytest.raises(ConfigError, match="shard_size must be a size"):
         write_sharded(tmp_path / "a.zarr", made, shard_size="much")
 
 

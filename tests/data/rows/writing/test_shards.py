@@ -55,7 +55,7 @@ def test_rows_that_are_missing_are_missed(tmp_path):
     array = create_array(group, "a", shape=(100,), dtype=np.dtype("f4"), chunk=10, shard=20, compressors=(LZ4,))
     part = ShardStream(array, 20, 60, tmp_path / "scratch")
     part.append(np.ones(25, "f4"))
-    with pytest.raises(RuntimeError, match="was to get rows up to 60, it got 45"):
+    with pytest.raises(RuntimeError, match="should get rows up to 60, but got 45"):
         part.close()
 
 

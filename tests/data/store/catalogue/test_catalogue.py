@@ -116,14 +116,14 @@ def test_changed_stores_are_noticed(data, tmp_path):
 
 
 def test_damaged_catalogues_are_refused(data, tmp_path):
-    """A file that is cut, changed, of another version or no catalogue says so."""
+    """A file that is cut, changed, of another version or not a rankwise catalogue says so."""
     packed = build_catalogue([data]).to_bytes()
     for damaged, says in (
         (packed[:-1], "checksum"),
         (packed[:-1] + bytes([packed[-1] ^ 1]), "checksum"),
         (packed[:19] + b"\7" + packed[20:], "version 7"),
-        (b"hello", "no catalogue"),
-        (b"", "no catalogue"),
+        (b"hello", "not a rankwise catalogue"),
+        (b"", "not a rankwise catalogue"),
     ):
         (tmp_path / "c.idx").write_bytes(damaged)
         with pytest.raises(DataError, match=says):

@@ -132,7 +132,9 @@ class BlindDecoder(ThreadsDecoder):
         tasks.status[...] = 0
 
 
-@pytest.mark.parametrize(("wrong", "told"), [(WrongDecoder, "come out wrong"), (BlindDecoder, "damaged chunk passed")])
+@pytest.mark.parametrize(
+    ("wrong", "told"), [(WrongDecoder, "are decoded wrongly"), (BlindDecoder, "damaged test chunk was accepted")]
+)
 def test_a_decoder_that_fails_its_test_is_not_used(wrong, told, monkeypatch):
     """What is compiled is tried on known chunks before it touches data."""
     monkeypatch.setattr("rankwise.data.store.decode.kernel.KernelDecoder", wrong)

@@ -43,12 +43,12 @@ def test_what_tasks_know_of_themselves():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"fd": np.zeros(3, dtype=np.int64)}, "offset wants int64"),
-        ({"length": np.zeros(2)}, "length wants int64"),
-        ({"status": np.zeros(2, dtype=np.int64)}, "status wants int32"),
-        ({"kind": np.zeros(4, dtype=np.int64)[::2]}, "kind wants int64"),
-        ({"scale": np.ones(3)}, "offset_ wants float64"),
-        ({"fill": np.zeros(3, dtype=np.uint16)}, "fill wants uint16"),
+        ({"fd": np.zeros(3, dtype=np.int64)}, "offset must be int64"),
+        ({"length": np.zeros(2)}, "length must be int64"),
+        ({"status": np.zeros(2, dtype=np.int64)}, "status must be int32"),
+        ({"kind": np.zeros(4, dtype=np.int64)[::2]}, "kind must be int64"),
+        ({"scale": np.ones(3)}, "offset_ must be float64"),
+        ({"fill": np.zeros(3, dtype=np.uint16)}, "fill must be uint16"),
         ({"bounds": np.array([0, 1, 2])}, "do not cut 3 targets"),
         ({"bounds": np.array([1, 1, 3])}, "do not cut 3 targets"),
         ({"bounds": np.array([0, 4, 3])}, "do not cut 3 targets"),
@@ -56,7 +56,7 @@ def test_what_tasks_know_of_themselves():
         ({"src_start": np.array([[0, 0], [-1, 2], [3, 5]])}, "leaves its chunk"),
         ({"extent": np.array([[4, 6], [3, 0], [1, 1]])}, "leaves its chunk"),
         ({"dst_start": np.array([0, -1, 48])}, "start >= 0"),
-        ({"dst_strides": np.array([6, 2])}, "the last of them 1"),
+        ({"dst_strides": np.array([6, 2])}, "the last stride 1"),
         ({"dst_strides": np.array([-6, 1])}, "strides >= 0"),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_folder_in_place_of_a_file(meta, tmp_path):
     (tmp_path / "a" / "c" / "1" / "0").mkdir(parents=True)
     error = look(FileBook(no_remote), meta, 1, (1, 0))
     assert isinstance(error, DataError)
-    assert "no regular file" in str(error)
+    assert "not a regular file" in str(error)
 
 
 def test_the_index_is_that_of_the_file(meta):

@@ -52,7 +52,7 @@ def test_an_array_that_has_gone(meta):
     standing = Standing(lambda: objects)
     for _ in range(2):
         trouble = standing.trouble(meta)
-        assert "s3://bucket/a has gone" in str(trouble)
+        assert "s3://bucket/a was moved or deleted after" in str(trouble)
         assert not trouble.damage
     assert len(objects.asked) == 1
 

@@ -15,13 +15,13 @@ from rankwise.errors import DataError
 REFUSED = (
     "no axis",
     "cannot be empty",
-    "beyond any memory",
+    "exceed any memory",
     "storage_transformers",
     "dimension_names",
-    "variable length",
+    "variable-length",
     "attributes",
     "node_type",
-    "wanted an object",
+    "expected an object",
 )
 FAST = {"zstd": "zstd", "blosc": "blosc", "numcodecs.zstd": "zstd", "numcodecs.blosc": "blosc", "numcodecs.lz4": "lz4"}
 

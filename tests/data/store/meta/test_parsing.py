@@ -151,11 +151,11 @@ def test_an_index_is_known_although_the_codec_is_not():
         ({"novelty": {"must_understand": True}}, "novelty"),
         ({"novelty": 1}, "novelty"),
         ({"shape": [], "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": []}}}, "no axis"),
-        ({"shape": [2**62, 2**62]}, "beyond any memory"),
+        ({"shape": [2**62, 2**62]}, "exceed any memory"),
         ({"dimension_names": ["z"]}, "dimension_names"),
         ({"chunk_grid": {"name": "rectilinear", "configuration": {}}}, "rectilinear"),
         ({"fill_value": -1}, "OverflowError"),
-        ({"data_type": "string", "fill_value": "", "codecs": [{"name": "vlen-utf8"}]}, "variable length"),
+        ({"data_type": "string", "fill_value": "", "codecs": [{"name": "vlen-utf8"}]}, "variable-length"),
         ({"codecs": [LITTLE, {"name": "made_up", "configuration": {}}]}, "made_up"),
     ],
 )

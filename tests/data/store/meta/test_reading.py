@@ -40,11 +40,11 @@ def test_version_2_is_read_with_its_attributes(tmp_path):
     ("text", "says"),
     [
         ("{", "is not JSON"),
-        ("[]", "wanted an object"),
+        ("[]", "expected an object"),
         ('{"node_type": "arr"}', "node_type 'arr'"),
         ('{"node_type": "array", "attributes": 3}', "attributes 3"),
         ("[" * 100_000, "is not JSON"),
-        ('{"node_type": "array"}', "cannot be read after its zarr.json"),
+        ('{"node_type": "array"}', "cannot be read with its zarr.json"),
     ],
 )
 def test_damaged_documents_name_the_file(array, text, says):

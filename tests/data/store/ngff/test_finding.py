@@ -65,7 +65,7 @@ def test_what_is_missing_raises_or_is_collected(writer, tmp_path):
     """A field that a well names must be there; with `bad` the search goes on and says what was wrong."""
     writer.plate(tmp_path / "p")
     shutil.rmtree(tmp_path / "p" / "A" / "1" / "0")
-    with pytest.raises(DataError, match="the metadata above it name it"):
+    with pytest.raises(DataError, match="its parent's metadata name it"):
         names(tmp_path / "p")
     bad = {}
     assert names(tmp_path / "p", bad=bad) == ["p/A/1/1", "p/B/2/0", "p/B/2/1"]
@@ -82,5 +82,5 @@ def test_links_in_circles_end(tmp_path):
     """A link to a folder above is an error that says so, not an endless search."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "up").symlink_to(tmp_path)
-    with pytest.raises(DataError, match="links lead in circles"):
+    with pytest.raises(DataError, match="check for circular links"):
         names(tmp_path)

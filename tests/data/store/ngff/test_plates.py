@@ -31,13 +31,13 @@ def test_an_unknown_well_lists_the_known_ones(writer, tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda ome: ome.update(plate=3), "wanted an object"),
-        (lambda ome: ome.pop("plate"), "no OME-Zarr plate"),
+        (lambda ome: ome.update(plate=3), "expected an object"),
+        (lambda ome: ome.pop("plate"), "not an OME-Zarr plate"),
         (lambda ome: ome["plate"].pop("wells"), "has no 'wells'"),
         (lambda ome: ome["plate"].update(rows=[{}]), "has no 'name'"),
         (lambda ome: ome["plate"]["wells"][0].update(rowIndex=7), "rowIndex 7"),
-        (lambda ome: ome["plate"]["wells"][0].update(rowIndex=1), "name row 'B', column '1'"),
-        (lambda ome: ome["plate"]["wells"][0].update(path="../x"), "wanted one below it"),
+        (lambda ome: ome["plate"]["wells"][0].update(rowIndex=1), "give row 'B', column '1'"),
+        (lambda ome: ome["plate"]["wells"][0].update(path="../x"), "expected one below it"),
         (lambda ome: ome["plate"].update(acquisitions=[{"id": "a"}]), "'id'"),
     ],
 )

@@ -66,12 +66,12 @@ def test_only_the_main_rank_says_it(tmp_path, caplog, monkeypatch):
 @pytest.mark.parametrize(
     ("stored", "wanted", "loss"),
     [
-        ("u2", "f2", "what is beyond 65,504 becomes infinite"),
-        ("f4", "f2", "what is beyond 65,504 becomes infinite"),
-        ("f4", "i4", "fractions are cut towards zero"),
-        ("i4", "?", "every element but 0 becomes True"),
-        ("u4", "f4", "whole numbers beyond 16,777,216 are rounded"),
-        ("i8", "f8", "whole numbers beyond 9,007,199,254,740,992 are rounded"),
+        ("u2", "f2", "values beyond 65,504 become infinite"),
+        ("f4", "f2", "values beyond 65,504 become infinite"),
+        ("f4", "i4", "fractions are truncated towards zero"),
+        ("i4", "?", "every element except 0 becomes True"),
+        ("u4", "f4", "integers beyond 16,777,216 are rounded"),
+        ("i8", "f8", "integers beyond 9,007,199,254,740,992 are rounded"),
         ("u2", "f4", ""),
         ("i2", "f2", ""),
         ("f8", "f4", ""),
@@ -88,7 +88,7 @@ def test_what_a_conversion_may_lose_is_said_once(tmp_path, caplog, stored, wante
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == bool(loss)
     for text in said:
-        assert text.startswith(f"{paths[0]} holds {np.dtype(stored)} and comes out as {np.dtype(wanted)}: {loss}. ")
+        assert text.startswith(f"{paths[0]} holds {np.dtype(stored)} and is read as {np.dtype(wanted)}: {loss}. ")
 
 
 def test_scaled_elements_are_not_judged(tmp_path, caplog):

@@ -78,7 +78,7 @@ def test_a_frame_that_promises_more_than_there_is(root):
     _, report = read(root)
     assert not report.valid[0]
     assert report.errors[0].damage
-    assert "a frame of Blosc has" in str(report.errors[0].error)
+    assert "a Blosc frame has" in str(report.errors[0].error)
 
 
 def test_a_shard_that_ends_before_a_chunk(tmp_path):
@@ -94,7 +94,7 @@ def test_a_shard_that_ends_before_a_chunk(tmp_path):
     out, report = read(tmp_path / "a")
     assert report.valid.tolist() == [False, True]
     assert report.errors[0].damage
-    assert "needs bytes 10000 to 10239 of c/0/0, which ends before them" in str(report.errors[0].error)
+    assert "needs bytes 10000 to 10239 of c/0/0, which is shorter" in str(report.errors[0].error)
     np.testing.assert_array_equal(out[1], DATA[4:])
 
 

@@ -150,7 +150,7 @@ def test_pipelines_of_crops_take_the_same_options(bucket, files_at, proxy):
         np.testing.assert_array_equal(crop, DATA[tuple(map(slice, place.start, place.stop))])
     small = crops.Config(samples_per_batch=1, sample_shape=(1,), max_read_op_bytes=1000)
     assert small.remote_options.max_read_bytes == 1000
-    with pytest.raises(crops.InvalidArgument, match="remote is RemoteOptions"):
+    with pytest.raises(crops.InvalidArgument, match="remote must be RemoteOptions"):
         crops.Config(samples_per_batch=1, sample_shape=(1,), remote="s3")
 
 
@@ -175,7 +175,7 @@ def test_an_array_that_has_gone_is_an_error(layout, bucket, files_at, proxy):
             _, report = read(reader, request)
             assert not report.valid.any()
             assert not any(error.damage for error in report.errors)
-            assert "has gone since it was opened" in str(report.errors[0].error)
+            assert "was moved or deleted after it was opened" in str(report.errors[0].error)
         document = ".zarray" if layout == "v2" else "zarr.json"
         assert sum(path.endswith(document) for path, _ in proxy.asked("HEAD")) == 1
 

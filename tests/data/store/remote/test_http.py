@@ -139,7 +139,7 @@ def test_a_server_without_ranges_says_so(server, files):
     assert "the server sends whole objects only" in str(error)
     assert len(server.asked) == 1
     for read in (files.read_head, files.read_tail):
-        with pytest.raises(TransferError, match="serve the data by a server that answers range requests"):
+        with pytest.raises(TransferError, match="use a server that supports range requests"):
             read(url, 2)
 
 

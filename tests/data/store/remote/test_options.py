@@ -25,14 +25,14 @@ from rankwise.errors import ConfigError
 )
 def test_numbers_out_of_range_are_refused(wrong):
     """The message names the option."""
-    with pytest.raises(ConfigError, match=rf"RemoteOptions\.{next(iter(wrong))} wants"):
+    with pytest.raises(ConfigError, match=rf"RemoteOptions\.{next(iter(wrong))} must be"):
         RemoteOptions(**wrong)
 
 
 def test_options_that_a_store_does_not_know_are_refused():
     """At the first request; by name, without values."""
     files = RemoteFiles(RemoteOptions(store={"bogus": "hush"}))
-    with pytest.raises(ConfigError, match=r"no store can be opened for s3://b with the options .*'bogus'") as caught:
+    with pytest.raises(ConfigError, match=r"cannot open a store for s3://b with the options .*'bogus'") as caught:
         files.read_document("s3://b/x")
     assert "hush" not in str(caught.value)
 

@@ -65,5 +65,5 @@ def test_objects_take_turns_each_in_its_own_order():
 @pytest.mark.parametrize("fields", [{"offset": -1, "length": 2}, {"length": -1}, {"offset": 4}])
 def test_impossible_ranges_are_refused(fields):
     """A range names its place or means the whole object."""
-    with pytest.raises(ConfigError, match="s3://b/x: a range wants offset >= 0"):
+    with pytest.raises(ConfigError, match="s3://b/x: a range needs offset >= 0"):
         RemoteRange(url="s3://b/x", **fields)

@@ -63,10 +63,10 @@ def test_what_passes_is_tried_again(data, proxy, files_at, fault):
     [
         ("503", r"503 Service Unavailable \(SlowDown\).*lower RemoteOptions.concurrency"),
         ("500", "500 Internal Server Error"),
-        ("reset", "the connection ended in the middle of the answer"),
-        ("cut", "the connection ended in the middle of the answer"),
-        ("stall", "nothing arrived in time"),
-        ("drip", "nothing arrived in time"),
+        ("reset", "the connection ended in the middle of the response"),
+        ("cut", "the connection ended in the middle of the response"),
+        ("stall", "no response in time"),
+        ("drip", "no response in time"),
     ],
 )
 def test_what_does_not_pass_is_given_up_and_explained(data, proxy, files_at, fault, reason):
@@ -83,7 +83,12 @@ def test_what_does_not_pass_is_given_up_and_explained(data, proxy, files_at, fau
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [("403", "refuses: 403 Forbidden.*Give keys"), ("401", "refuses: 401"), ("400", "refuses: 400"), ("501", "501")],
+    [
+        ("403", "refused the request: 403 Forbidden.*Set keys"),
+        ("401", "refused the request: 401"),
+        ("400", "refused the request: 400"),
+        ("501", "501"),
+    ],
 )
 def test_what_cannot_pass_is_raised_at_once(data, proxy, files_at, fault, reason):
     """No second request for an answer that will not change; it is no damage either."""
@@ -115,7 +120,7 @@ def test_one_error_never_loses_the_others(data, proxy, files_at, bucket):
     assert (bytes(first), bytes(fits)) == (BODY[:5], BODY[99_000:])
     assert isinstance(refused, TransferError)
     assert isinstance(past, ObjectChangedError)
-    assert str(past).startswith(f"{URL}: wanted bytes 99500 to 100000, but the object has 100000")
+    assert str(past).startswith(f"{URL}: requested bytes 99500 to 100000, but the object has 100000")
 
 
 def test_ranges_that_begin_past_the_end_are_damage(data, proxy, files_at):
@@ -123,7 +128,7 @@ def test_ranges_that_begin_past_the_end_are_damage(data, proxy, files_at):
     error = error_of(files_at(proxy.url), ranges((200_000, 5)))
     assert isinstance(error, ObjectChangedError)
     assert error.damage
-    assert "wanted bytes 200000 to 200004, but the object ends before them" in str(error)
+    assert "requested bytes 200000 to 200004, but the object is shorter" in str(error)
     assert len(proxy.requests) == 1
 
 
@@ -136,9 +141,9 @@ def test_missing_is_not_denied_and_not_an_unknown_bucket(data, proxy, files_at):
     assert files.read_head(none, 4) is None
     assert files.read_tail(none, 4) is None
     proxy.spoil("403")
-    with pytest.raises(TransferError, match=r"none \(the whole object\): the store refuses: 403 Forbidden"):
+    with pytest.raises(TransferError, match=r"none \(the whole object\): the store refused the request: 403 Forbidden"):
         files.read_document(none)
-    with pytest.raises(TransferError, match=r"there is no such bucket or container\. Check its name, the endpoint"):
+    with pytest.raises(TransferError, match=r"no such bucket or container\. Check its name, the endpoint"):
         files.read_document("s3://no-such-bucket/none")
 
 
@@ -146,7 +151,7 @@ def test_a_range_of_an_object_that_has_gone_is_an_error(data, proxy, files_at):
     """Who asks for a range knows the object: that it is not there is damage, not a chunk that was never written."""
     error = error_of(files_at(proxy.url), ranges((3, 4), url="s3://bucket/none"))
     assert isinstance(error, ObjectChangedError)
-    assert "wanted bytes 3 to 6, but there is no such object (any more): it was deleted" in str(error)
+    assert "requested bytes 3 to 6, but the object no longer exists: it was deleted" in str(error)
 
 
 def test_an_object_that_was_replaced_is_refused(bucket, proxy, files_at):
@@ -162,7 +167,7 @@ def test_an_object_that_was_replaced_is_refused(bucket, proxy, files_at):
     assert bytes(before) == b"oldold"
     assert isinstance(error, ObjectChangedError)
     assert error.damage
-    assert f"{url} (bytes 0 to 5): it was replaced since it was opened" in str(error)
+    assert f"{url} (bytes 0 to 5): it was replaced after it was opened" in str(error)
     assert files.stats.fetched_bytes == 4 + 6
     assert proxy.requests[-1].headers["if-match"] == etag
 
@@ -253,7 +258,7 @@ def test_closing_gives_up_what_waits_and_reading_opens_anew(data, proxy, files_a
     files.close()
     [piece] = pending.result()
     assert isinstance(piece, TransferError)
-    assert "not read, its reader was closed" in str(piece)
+    assert "not read, because its reader was closed" in str(piece)
     assert bytes(files.fetch(ranges((0, 5)))[0]) == BODY[:5]
 
 

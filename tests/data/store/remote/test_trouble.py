@@ -34,12 +34,12 @@ def status(code):
             r"no connection (No route to host)",
         ),
         (GenericError("invalid peer certificate: UnknownIssuer\nkind: Connect,"), "refused", "certificate"),
-        (GenericError("Received redirect without LOCATION"), "refused", "elsewhere"),
+        (GenericError("Received redirect without LOCATION"), "refused", "another location"),
         (GenericError("Error performing PUT http://169.254.169.254/latest"), "denied", "no credentials"),
         (GenericError("x <Code>NoSuchBucket</Code>"), "refused", "no such bucket"),
         (GenericError("something new\nwith details"), "refused", "something new"),
         (FileNotFoundError("x"), "missing", "no such object"),
-        (TruncatedError("3 bytes came where 4 were announced"), "passing", "cut: 3 bytes"),
+        (TruncatedError("3 bytes arrived, but 4 were announced"), "passing", "truncated: 3 bytes"),
     ],
 )
 def test_failures_are_told_apart(error, kind, reason):

@@ -28,13 +28,13 @@ def test_a_url_is_a_store_and_a_path(url, parts):
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("/local/path", "no URL of a store"),
-        ("ftp://host/x", "wanted one that begins with s3, "),
+        ("/local/path", "not the URL of a store"),
+        ("ftp://host/x", "it must begin with s3, "),
         ("s3:///x", "names no bucket"),
         ("s3://bucket/a//b", "has an empty part"),
         ("s3://bucket/../b", r"has an empty part, or a part \. or \.\."),
         ("https://host/x?token=hush", "has a query or a fragment"),
-        ("https://me:hush@host/x", "holds a user name or password"),
+        ("https://me:hush@host/x", "contains a user name or password"),
     ],
 )
 def test_urls_that_cannot_work_are_refused(url, reason):

@@ -73,13 +73,13 @@ def advise(meta: ArrayMeta, now: CropCost, layout: Layout, sizes: StoredSizes | 
     good_size = _LEAST_CHUNK <= meta.chunk_bytes <= _MOST_CHUNK
     if layout.speedup >= _WORTH or (not good_size and layout.speedup >= 1):
         said.append(
-            f"write chunks of {_shape(layout.chunks)} ({_size(_chunk_bytes(meta, layout.chunks))}): decodes "
-            f"{layout.decode_waste:.1f} times what is asked instead of {now.decode_waste:.1f}, about "
+            f"write chunks of {_shape(layout.chunks)} ({_size(_chunk_bytes(meta, layout.chunks))}): reads decode "
+            f"{layout.decode_waste:.1f} times the requested bytes instead of {now.decode_waste:.1f}, about "
             f"{layout.speedup:.1f} times faster (estimate)"
         )
     if now.chunks > _WORTH * now.aligned_chunks:
         said.append(
-            f'crop with align="chunk" where the place may be rounded: {now.aligned_chunks:.0f} chunks per crop instead '
+            f'crop with align="chunk" where positions may be rounded: {now.aligned_chunks:.0f} chunks per crop instead '
             f"of {now.chunks:.1f}"
         )
     files, then = num_files(meta), _count(meta, layout.shards)
@@ -87,9 +87,7 @@ def advise(meta: ArrayMeta, now: CropCost, layout: Layout, sizes: StoredSizes | 
         said.append(f"write shards of {_shape(layout.shards)}: {then:,} instead of {files:,} files for this array")
     name = codec_name(meta)
     if name == "zstd" or (name.startswith("zstd-") and not name.endswith(("-1", "-0"))):
-        said.append(
-            "zstd at level 1 decodes faster and is hardly larger; blosc-lz4 decodes faster still, and is larger"
-        )
+        said.append("zstd at level 1 decodes faster and is hardly larger; blosc-lz4 decodes even faster, but is larger")
     return said
 
 
@@ -100,7 +98,7 @@ def warn(meta: ArrayMeta, crop: tuple[int, ...], now: CropCost, *, num_arrays: i
         said.append(f"no fast path: zarr-python decodes this array ({meta.codec.why})")
     long = [_axis(meta, axis) for axis in range(meta.ndim) if meta.chunks[axis] > min(crop[axis], meta.shape[axis])]
     if long:
-        said.append(f"a chunk is longer than the crop along {', '.join(long)}: the rest is decoded for nothing")
+        said.append(f"a chunk is longer than the crop along {', '.join(long)}: the rest is decoded in vain")
     too_long = [_axis(meta, axis) for axis in range(meta.ndim) if crop[axis] > meta.shape[axis]]
     if too_long:
         said.append(f"the crop is longer than the array along {', '.join(too_long)}: it needs pad=")

@@ -185,7 +185,7 @@ def _sizes(group: Sequence[Fitting], most_files: int) -> tuple[StoredSizes | Non
     seen = [sample_sizes(fitting.meta, most_files=most_files) for fitting in group[::step][:_SAMPLED_ARRAYS]]
     known = [sizes for sizes in seen if sizes is not None]
     if not known:
-        why = "as asked" if most_files < 1 else "sizes of remote or unusually indexed files are not looked at"
+        why = "as asked" if most_files < 1 else "sizes of remote or unusually indexed files are not read"
         return None, f"metadata only ({why})"
     total = StoredSizes.together(known)
     return total, f"metadata and {total.files_sampled} files ({total.chunks_sampled} chunks)"

@@ -42,7 +42,7 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.audit.batch < 1:
-            raise ConfigError(f"a measurement wants rounds and batch >= 1, got {self.rounds} and {self.audit.batch}")
+            raise ConfigError(f"a measurement needs rounds and batch >= 1, got {self.rounds} and {self.audit.batch}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,23 +185,23 @@ def _bottleneck(group: GroupAudit, timed: Sequence[_Round], predicted: AuditRepo
     slow = sum(one.report.slow_chunks for one in timed)
     busy = cpu_s / (wall_s * predicted.threads)
     if slow and not sum(one.report.fast_chunks for one in timed):
-        return f"zarr-python decodes these arrays ({group.fittings[0].meta.codec.why}): there is no fast path for them"
+        return f"zarr-python decodes these arrays ({group.fittings[0].meta.codec.why}): they have no fast path"
     if busy < 0.6:
         return (
-            f"the cores are busy {busy:.0%} of the time: storage, or other work on this machine. Run it again (the "
-            "page cache is warm then); if it is faster, it is the storage"
+            f"the cores are busy {busy:.0%} of the time: storage or other work on this machine limits. Run again (the "
+            "page cache is warm then); if it is faster, storage is the limit"
         )
     if plan_s > 0.3 * wall_s:
-        return f"planning takes {plan_s / wall_s:.0%} of the time: the chunks are small, write larger ones"
+        return f"planning takes {plan_s / wall_s:.0%} of the time: the chunks are small; write larger ones"
     return _WORDS[_largest_part(group, predicted)].format(codec=group.codec, waste=group.cost.decode_waste)
 
 
 _WORDS = {
-    "decode": "decoding {codec}: {waste:.1f} bytes are decoded for each that is asked; more cores, "
+    "decode": "decoding {codec}: {waste:.1f} bytes are decoded for each requested byte; more cores, "
     'align="chunk", chunks that fit the crop or a faster codec help',
     "read": "copying encoded bytes out of the page cache; smaller chunks or a codec that compresses help",
     "cast": "casting into the batch; a narrower dtype (bfloat16, or the stored one) moves fewer bytes",
-    "chunks": "work per chunk, whatever its size: the chunks are small, write larger ones",
+    "chunks": "work per chunk, whatever its size: the chunks are small; write larger ones",
 }
 
 

@@ -206,7 +206,7 @@ def load_rates(path: Path | None = None) -> Rates:
     except FileNotFoundError:
         return Rates()
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{path} is no table of decoding speeds ({error}): delete it, or measure again") from error
+        raise ConfigError(f"{path} is not a table of decoding speeds ({error}): delete it or measure again") from error
     return replace(
         Rates(), decode={**_DECODE, **own}, origin=f"table measured here ({', '.join(sorted(own))}; else built-in)"
     )

@@ -144,7 +144,7 @@ def fit(
         ConfigError: the crop has an extent below 1, or no array has enough axes.
     """
     if not crop or min(crop) < 1:
-        raise ConfigError(f"a crop wants an extent >= 1 for each axis, such as 16,128,128; got {list(crop)}")
+        raise ConfigError(f"a crop needs an extent >= 1 for each axis, such as 16,128,128; got {list(crop)}")
     fitting, others = [], []
     for found in arrays:
         meta = found.meta
@@ -157,9 +157,7 @@ def fit(
             fitting.append(Fitting(meta=meta, crop=whole, level=found.level))
     if not fitting:
         listing = "; ".join(others[:4]) or "there is no array"
-        raise ConfigError(
-            f"a crop of {list(crop)} wants arrays of at least {len(crop)} axes that hold something: {listing}"
-        )
+        raise ConfigError(f"a crop of {list(crop)} needs non-empty arrays of at least {len(crop)} axes: {listing}")
     return fitting, others
 
 

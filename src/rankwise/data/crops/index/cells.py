@@ -378,7 +378,7 @@ def given_cells(mask: NDArray, frame: Frame, image: int, *, name: str) -> CellGr
         chosen = np.expand_dims(chosen, tuple(range(frame.num_stepped)))
     if chosen.ndim != frame.num_axes or 0 in chosen.shape:
         raise ConfigError(
-            f"the mask of image {name!r} has shape {list(np.shape(mask))}; it covers the image along the axes "
+            f"the mask of image {name!r} has shape {list(np.shape(mask))}; it must cover the image along the axes "
             f"{', '.join(frame.axes[frame.num_stepped :])}, at any resolution"
         )
     size: FloatArray = frame.sizes[image] / np.array(chosen.shape)

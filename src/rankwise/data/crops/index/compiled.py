@@ -108,7 +108,7 @@ def _lattice(frame: Frame, rules: Rules) -> Lattice:
         stride[frame.num_stepped :] = rules.stride
     if rules.align and (stride % np.minimum(frame.chunks, frame.sizes)).any():
         raise ConfigError(
-            f'align="chunk" wants a stride of whole chunks: the stride is {stride.tolist()}, the chunks of '
+            f'align="chunk" needs a stride of whole chunks: the stride is {stride.tolist()}, the chunks of '
             f"{frame.levels[0].array.place} are {frame.chunks[0].tolist()} along these axes"
         )
     return tile_lattice(frame.sizes, frame.extent, stride, edges=rules.edges)
@@ -159,7 +159,7 @@ def _tiles(
     if tiles.num_crops == 0:
         raise ConfigError(
             f"no crop of {list(frame.shape)} is left in {len(frame.levels)} images: the images are smaller (see "
-            "edges=), or mask= and where= leave out everything"
+            "edges=), or mask= and where= exclude everything"
         )
     return tiles, [block.tolist(), tiles.ends.tobytes(), b"" if tiles.kept is None else tiles.kept.packed.tobytes()]
 
@@ -185,7 +185,7 @@ def _draws(
     weights = image_weights(images, rules.weights)
     allowed = None if maps.mask is None else CellTable.of(maps.mask)
     amounts = room if allowed is None else np.where(room > 0, allowed.counts, 0).astype(np.float64)
-    bounds = image_bounds(weights, amounts, what="no image has room for a crop (mask=, where= and weights= included)")
+    bounds = image_bounds(weights, amounts, what="no image has room for a crop (after mask=, where= and weights=)")
     labelled: CellTable | None = None
     labelled_bounds: FloatArray | None = None
     if maps.foreground is not None:
@@ -216,8 +216,8 @@ def _no_label(rules: Rules, images: Sequence[CropImage]) -> str:
     place = images[0].level(wanted.part, wanted.level).array.place
     more = ", ..." if len(images) > 1 else ""
     return (
-        f"foreground={wanted.part!r}: nothing is labelled where crops may lie. Level {wanted.level} of the labels was "
-        f"looked at ({place}{more}), and {classes} there"
+        f"foreground={wanted.part!r}: nothing is labelled where crops may be. Level {wanted.level} of the labels was "
+        f"read ({place}{more}): {classes}"
     )
 
 
@@ -306,7 +306,7 @@ class Stages:
         if callable(self.curriculum):
             stage = self.curriculum(epoch)
             if not isinstance(stage, Stage):
-                raise ConfigError(f"curriculum= returns a Stage, for epoch {epoch} it returned {stage!r:.80}")
+                raise ConfigError(f"curriculum= must return a Stage, but for epoch {epoch} it returned {stage!r:.80}")
             return stage
         begun = [first for first in self.curriculum if first <= epoch]
         return self.curriculum[max(begun)] if begun else Stage()
@@ -331,7 +331,7 @@ def _checked(curriculum: Curriculum | None, rules: Rules) -> Curriculum | None:
         return None
     if rules.num_random is None:
         raise ConfigError(
-            "curriculum= is for random crops: tiles come exactly once per epoch, and their number may not change. Give "
+            "curriculum= is for random crops: tiles come exactly once per epoch, and their number may not change. Use "
             "num_random=, the crops of an epoch"
         )
     if callable(curriculum):
@@ -339,6 +339,6 @@ def _checked(curriculum: Curriculum | None, rules: Rules) -> Curriculum | None:
     stages = dict(curriculum)
     if not stages or not all(isinstance(s, Stage) and isinstance(e, int) and e >= 0 for e, s in stages.items()):
         raise ConfigError(
-            f"curriculum= maps epochs (from 0) to Stages, or is a function of the epoch; got {curriculum!r:.120}"
+            f"curriculum= must map epochs (from 0) to Stages, or be a function of the epoch; got {curriculum!r:.120}"
         )
     return stages

@@ -282,7 +282,7 @@ class CropIndex(BaseSamples):
             ConfigError: there are none, or no crop is left.
         """
         if not len(numbers):
-            raise ConfigError("an index wants at least one image, got none")
+            raise ConfigError("an index needs at least one image, got none")
         rules = self.rules
         if isinstance(rules.weights, Sequence) and not isinstance(rules.weights, str):
             rules = replace(rules, weights=tuple(rules.weights[number] for number in numbers))
@@ -352,7 +352,7 @@ def _chosen_images(
     found = gather_images(given, labels=labels, root=None if root is None else os.fspath(root))
     chosen = found if where is None else tuple(image for image in found if where(image))
     if not chosen:
-        raise ConfigError(f"where= leaves out all {len(found)} images")
+        raise ConfigError(f"where= excludes all {len(found)} images")
     return chosen
 
 
@@ -371,12 +371,12 @@ def _named_takes(
     fields: Mapping[str, Take] | Sequence[str] | None, first: CropImage, pad: Pad | None
 ) -> dict[str, Take]:
     if isinstance(fields, str):
-        raise ConfigError(f"fields= is a mapping or a list of names, got the text {fields!r}")
+        raise ConfigError(f"fields= must be a mapping or a list of names, got the string {fields!r}")
     if fields is None:
         fields = list(first.parts)
     takes = dict(fields) if isinstance(fields, Mapping) else {name: Take() for name in fields}
     if not takes or not all(isinstance(take, Take) for take in takes.values()):
-        raise ConfigError(f"fields= maps names to Take(...), at least one; got {fields!r:.120}")
+        raise ConfigError(f"fields= must map at least one name to Take(...); got {fields!r:.120}")
     first_name, first_take = next(iter(takes.items()))
     if first_take.dtype is None:
         takes[first_name] = replace(first_take, dtype=np.float32)  # as in `Config`

@@ -65,8 +65,8 @@ def make_frame(images: Sequence[CropImage], *, part: str, level: int, shape: tup
     for image, other in zip(images, levels, strict=True):
         if other.axes != first.axes:
             raise ConfigError(
-                f"the images of an index have the same axes: {part!r} of {images[0].name!r} has "
-                f"{', '.join(first.axes)}, that of {image.name!r} has {', '.join(other.axes)}; make two indexes"
+                f"the images of an index must have the same axes: {part!r} of {images[0].name!r} has "
+                f"{', '.join(first.axes)} and that of {image.name!r} has {', '.join(other.axes)}; make two indexes"
             )
     cropped, stepped = _split_axes(first, len(shape))
     where = (*stepped, *cropped)
@@ -96,7 +96,7 @@ def _split_axes(level: Level, num_cropped: int) -> tuple[list[int], list[int]]:
     if not 1 <= num_cropped <= len(free):
         raise ConfigError(
             f"{level.array.place} has {ndim} axes ({', '.join(level.axes)}), the shape of the crops {num_cropped} "
-            "extents: give one for each axis, or for the last ones"
+            "extents: pass one for each axis, or for the last ones"
         )
     stepped = free[: len(free) - num_cropped]
     unnamed = [
@@ -105,7 +105,7 @@ def _split_axes(level: Level, num_cropped: int) -> tuple[list[int], list[int]]:
     if unnamed:
         raise ConfigError(
             f"{level.array.place} has {ndim} axes of shape {list(level.array.shape)}, the shape of the crops "
-            f"{num_cropped} extents, and the first axes have no names that say what they are: give an extent for "
+            f"{num_cropped} extents, but the first axes have no names that identify them: pass an extent for "
             "every axis (None = the whole axis, 1 = one element at a time)"
         )
     return free[len(free) - num_cropped :], stepped
@@ -114,11 +114,11 @@ def _split_axes(level: Level, num_cropped: int) -> tuple[list[int], list[int]]:
 def _extent(part: str, sizes: IntArray, extent: int | None) -> int:
     if extent is not None:
         if extent < 1:
-            raise ConfigError(f"the extents of a crop are at least 1 (or None for a whole axis), got {extent}")
+            raise ConfigError(f"the extents of a crop must be at least 1 (or None for a whole axis), got {extent}")
         return int(extent)
     if (sizes != sizes[0]).any():
         raise ConfigError(
-            f"None takes a whole axis, but the arrays of {part!r} differ in it: {int(sizes.min())} to "
-            f"{int(sizes.max())} elements; give an extent"
+            f"None means a whole axis, but the arrays of {part!r} differ in it: {int(sizes.min())} to "
+            f"{int(sizes.max())} elements; pass an extent"
         )
     return int(sizes[0])

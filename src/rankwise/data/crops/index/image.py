@@ -71,7 +71,7 @@ def plain_level(array: ArrayMeta, *, spacing: tuple[float, ...] | None = None) -
     spacing = (1.0,) * array.ndim if spacing is None else spacing
     if len(spacing) != array.ndim or not all(distance > 0 for distance in spacing):
         raise ConfigError(
-            f"{array.place} has {array.ndim} axes and wants a spacing above 0 for each; got {list(spacing)}"
+            f"{array.place} has {array.ndim} axes and needs a spacing above 0 for each; got {list(spacing)}"
         )
     axes = tuple(name or str(axis - array.ndim) for axis, name in enumerate(array.dimension_names))
     return Level(
@@ -140,7 +140,7 @@ class CropImage:
         levels = self.levels(part)
         if not -len(levels) <= number < len(levels):
             raise ConfigError(
-                f"part {part!r} of image {self.name!r} has {len(levels)} levels (0 is the finest); asked for {number}"
+                f"part {part!r} of image {self.name!r} has {len(levels)} levels (0 is the finest), not {number}"
             )
         return levels[number]
 
@@ -183,11 +183,11 @@ class Take:
 
     def __post_init__(self) -> None:
         if self.pad not in (None, "fill", "edge", "reflect"):
-            raise ConfigError(f'pad is "fill", "edge", "reflect" or None, got {self.pad!r}')
+            raise ConfigError(f'pad must be "fill", "edge", "reflect" or None, got {self.pad!r}')
         if self.shape is not None and not all(extent >= 1 for extent in self.shape):
-            raise ConfigError(f"a shape has extents of at least 1, got {list(self.shape)}")
+            raise ConfigError(f"a shape needs extents of at least 1, got {list(self.shape)}")
         if self.channel is not None and not isinstance(self.channel, str | int) and len(self.channel) == 0:
-            raise ConfigError("channel is one channel, several, or None for all; got an empty list")
+            raise ConfigError("channel must be one channel, several, or None for all; got an empty list")
         check_normalise(self.normalise)
         if self.dtype is not None:
             _dtype(self.dtype)
@@ -264,7 +264,7 @@ def _number_of_all(name: str, axis: int, images: Sequence[CropImage], levels: Se
     if other is not None:
         raise ConfigError(
             f"field {name!r} takes all channels, but {images[0].name!r} has {sizes[0]} and {images[other].name!r} "
-            f"{sizes[other]}: name those you want, Take(channel=[...])"
+            f"{sizes[other]}: select some with Take(channel=[...])"
         )
     return sizes[0]
 
@@ -305,7 +305,7 @@ def _column(name: str, images: Sequence[CropImage], label: Callable[[CropImage],
     for image, row in zip(images, rows, strict=True):
         if row.dtype.kind not in "?biuf" or row.shape != rows[0].shape:
             raise ConfigError(
-                f"labels={name!r} returns numbers of one shape for every image; for {image.name!r} it returned "
+                f"labels={name!r} must return numbers of one shape for every image; for {image.name!r} it returned "
                 f"{row.dtype}{list(row.shape)}, for {images[0].name!r} {rows[0].dtype}{list(rows[0].shape)}"
             )
     return np.stack(rows)

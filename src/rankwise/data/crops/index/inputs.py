@@ -42,7 +42,7 @@ def gather_images(given: Images, *, labels: Collection[str] = (), root: str | No
     """
     found = tuple(_Gatherer(labels, root).images(given))
     if not found:
-        raise ConfigError("an index wants at least one image, got none")
+        raise ConfigError("an index needs at least one image, got none")
     return found
 
 
@@ -69,7 +69,7 @@ class _Gatherer:
                 yield from self.images(one)
         else:
             raise ConfigError(
-                "images are URIs, a catalogue, opened images or arrays, mappings of parts to those, or several of "
+                "images must be URIs, a catalogue, opened images or arrays, mappings of parts to those, or several of "
                 f"them; got a {type(given).__name__}"
             )
 
@@ -93,7 +93,7 @@ class _Gatherer:
     def _of_parts(self, parts: Mapping[str, Any]) -> CropImage:
         """Return one image made of arrays or images by part."""
         if not parts:
-            raise ConfigError('an image wants at least one array, such as {"image": "volume.zarr"}; got none')
+            raise ConfigError('an image needs at least one array, such as {"image": "volume.zarr"}; got none')
         levels = {name: _levels(part) for name, part in parts.items()}
         first = next(iter(parts.values()))
         place = first.place if isinstance(first, Image) else next(iter(levels.values()))[0].array.place
@@ -112,7 +112,7 @@ class _Gatherer:
         try:
             return str(path.relative_to(top))
         except ValueError:
-            raise ConfigError(f"{place} does not lie below root={self._root}") from None
+            raise ConfigError(f"{place} is not below root={self._root}") from None
 
 
 def _store(part: Any) -> str:
@@ -137,7 +137,7 @@ def _levels(part: Any) -> tuple[Level, ...]:
     if isinstance(part, list | tuple) and part:
         return tuple(level for one in part for level in _levels(one))
     raise ConfigError(
-        "a part of an image is a URI, an array, an image, a level, or a list of levels, the finest first; got "
+        "a part of an image must be a URI, an array, an image, a level, or a list of levels, the finest first; got "
         f"{part!r:.80}"
     )
 
@@ -179,8 +179,8 @@ def _strata(groups: Sequence[str], strata: Sequence[str]) -> IntArray:
     for group, stratum in zip(groups, strata, strict=True):
         if found.setdefault(group, stratum) != stratum:
             raise ConfigError(
-                f"stratify= wants what is the same for all images of a group; {group!r} has {found[group]!r} and "
-                f'{stratum!r}: split by="array", or stratify by something else'
+                f"stratify= needs one value for all images of a group; {group!r} has {found[group]!r} and "
+                f'{stratum!r}: use by="array", or stratify by something else'
             )
     return np.unique(list(found.values()), return_inverse=True)[1].astype(np.int64)
 
@@ -191,10 +191,10 @@ def _group(image: CropImage, by: By) -> str:
     if by == "array":
         return image.name
     if by not in ("plate", "well"):
-        raise ConfigError(f'a split goes by "plate", "well", "array" or a function of an image; got {by!r}')
+        raise ConfigError(f'a split needs by="plate", "well", "array" or a function of an image; got {by!r}')
     if not image.plate or (by == "well" and not image.well):
         raise ConfigError(
-            f'image {image.name!r} has no {by}: split by="array", or by a function of the image, such as '
+            f'image {image.name!r} has no {by}: use by="array", or a function of the image, such as '
             "lambda image: image.meta['donor']"
         )
     return image.plate if by == "plate" else f"{image.plate}/{image.well}"
@@ -204,7 +204,7 @@ def _refuse_same_names(groups: Sequence[str]) -> None:
     twice = next((group for group, count in Counter(groups).items() if count > 1), None)
     if twice is not None:
         raise ConfigError(
-            f"several images are named {twice!r}, so a split by name cannot tell them apart: give root=, below which "
+            f"several images are named {twice!r}, so a split by name cannot distinguish them: pass root=, below which "
             "their paths are their names, or split by a function of the image"
         )
 
@@ -221,14 +221,14 @@ def _say(groups: Sequence[str], parts: Sequence[Sequence[int]], rule: SplitRule,
     empty = [name for name, part in zip(rule.names, parts, strict=True) if not part]
     if empty:
         raise ConfigError(
-            f"the split by {kind} leaves {', '.join(empty)} empty ({text}): {total} {kind}s are few for a split by "
-            "hash. Take exact=True, another seed, larger fractions, or smaller groups"
+            f"the split by {kind} leaves {', '.join(empty)} empty ({text}): {total} {kind}s are too few for a split by "
+            "hash. Use exact=True, another seed, larger fractions, or smaller groups"
         )
     _LOG.info("split by %s: %s", kind, text)
     asked = [(count, fraction) for count, fraction in zip(counts, rule.asked, strict=True) if fraction is not None]
     if not rule.exact and any(abs(count / total - fraction) > fraction / 2 for count, fraction in asked):
         warnings.warn(
-            f"the split is far from what was asked for: {text}; exact=True counts instead of drawing", stacklevel=4
+            f"the split is far from the requested one: {text}; exact=True counts instead of drawing", stacklevel=4
         )
 
 
@@ -268,7 +268,7 @@ def make_together(
         if error is None and fingerprint != wanted:
             error = DesyncError(
                 f"the index of rank {world.rank} has the fingerprint {fingerprint}, that of the main rank {wanted}: "
-                "the ranks were given other arguments, or a function among them (labels=, weights=, curriculum=) "
-                "returns something else on each rank"
+                "the ranks got different arguments, or a function among them (labels=, weights=, curriculum=) "
+                "returns a different result on each rank"
             )
     world.raise_together(error)

@@ -67,7 +67,7 @@ def tile_lattice(sizes: IntArray, extent: IntArray, stride: IntArray, *, edges: 
         ConfigError: `edges` is unknown, or an image is smaller than a tile and `edges` is "shift".
     """
     if edges not in get_args(Edges):
-        raise ConfigError(f"edges is one of {', '.join(get_args(Edges))}; got {edges!r}")
+        raise ConfigError(f"edges must be one of {', '.join(get_args(Edges))}; got {edges!r}")
     room = sizes - extent
     whole = room // stride + 1
     if edges == "drop":
@@ -135,8 +135,8 @@ def snapped_lattice(lattice: Lattice, ratio: FloatArray, shift: FloatArray, *, t
     if lost.any():
         image = int(np.flatnonzero(lost)[0])
         raise ConfigError(
-            f"snap=True: in image {image} boxes of a field would begin between two of its elements (starts that fit "
-            f"lie {period[image].tolist()} apart): take {mend}, or fields that lie on the reference's grid"
+            f"snap=True: in image {image} boxes of a field would begin between two of its elements (valid starts "
+            f"are {period[image].tolist()} apart): use {mend}, or fields on the reference's grid"
         )
     if tiles:
         return lattice
@@ -154,9 +154,9 @@ def _fitting_starts(ratio: FloatArray, shift: FloatArray) -> tuple[int, int]:
     fits = np.flatnonzero((np.abs(starts - np.round(starts)) < _NEAR).all(axis=1))
     if period > _MOST_PERIOD or not len(fits):
         raise ConfigError(
-            f"snap=True: no crop begins with a whole element of every field: an element of the first field is "
-            f"{ratio.tolist()} elements of the fields, their boxes begin {shift.tolist()} elements off. A shape in "
-            f"steps of {period} may do, or fields that lie on the reference's grid"
+            f"snap=True: no crop begins at an element boundary of every field: an element of the first field is "
+            f"{ratio.tolist()} elements of the fields, and their boxes begin {shift.tolist()} elements off. A shape in "
+            f"steps of {period} may work, or fields on the reference's grid"
         )
     return period, int(fits[0])
 
@@ -167,8 +167,8 @@ def _refuse_small(sizes: IntArray, extent: IntArray) -> None:
         image = int(np.flatnonzero(small)[0])
         raise ConfigError(
             f"crops of {extent.tolist()} do not fit into image {image}, which has {sizes[image].tolist()} along these "
-            f"axes ({int(small.sum())} of {len(sizes)} images are too small): take smaller crops, leave those images "
-            'out with where=, or choose pad="fill", "edge" or "reflect" (for tiles with edges="pad")'
+            f"axes ({int(small.sum())} of {len(sizes)} images are too small): use smaller crops, exclude those images "
+            'with where=, or set pad="fill", "edge" or "reflect" (for tiles with edges="pad")'
         )
 
 

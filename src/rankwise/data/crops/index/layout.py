@@ -153,7 +153,7 @@ def _refuse_unlinked(
             if level.array.shape[axis] != 1:
                 raise ConfigError(
                     f"field {name!r} has {level.array.shape[axis]} elements along axis {level.axes[axis]} of image "
-                    f"{image.name!r}, an axis that the reference has not: which of them belong to a crop is unclear"
+                    f"{image.name!r}, an axis that the reference lacks: it is unclear which of them belong to a crop"
                 )
 
 
@@ -163,7 +163,7 @@ def _extents(
     """Return the extent of a box along each axis; 1 along axes that the reference lacks."""
     if take.shape is not None and len(take.shape) != len(frame.shape):
         raise ConfigError(
-            f"Take(shape={take.shape}) of field {name!r} wants {len(frame.shape)} extents, one for each cropped axis"
+            f"Take(shape={take.shape}) of field {name!r} needs {len(frame.shape)} extents, one for each cropped axis"
         )
     extents = []
     for axis, reference in enumerate(linked):
@@ -183,7 +183,7 @@ def _same_extent(name: str, wanted: FloatArray, images: Sequence[CropImage]) -> 
     if len(other):
         raise ConfigError(
             f"in elements of field {name!r} a crop is {rounded[0]:g} long in image {images[0].name!r}, but "
-            f"{rounded[other[0]]:g} in {images[int(other[0])].name!r}, as their spacings differ: give the field a shape"
+            f"{rounded[other[0]]:g} in {images[int(other[0])].name!r}, as their spacings differ: set the field's shape"
         )
     return int(rounded[0])
 
@@ -202,8 +202,8 @@ def _sample_shape(
     kept = [axis for axis, reference in enumerate(linked) if reference >= frame.num_stepped or axis == channel_axis]
     if num_boxes > 1 and kept[0] != channel_axis:
         raise ConfigError(
-            f"field {name!r} takes the channels {take.channel!r}, which do not follow each other, along an axis that "
-            "is not the first: take all channels and choose in transform=, or make each a field of its own"
+            f"field {name!r} takes the channels {take.channel!r}, which are not contiguous, along an axis that "
+            "is not the first: take all channels and select in transform=, or make each one a separate field"
         )
     if isinstance(take.channel, str | int):
         kept = [axis for axis in kept if axis != channel_axis]
@@ -217,7 +217,7 @@ def _common_dtype(name: str, take: Take, arrays: Sequence[ArrayMeta]) -> DType:
         if other is not None:
             raise ConfigError(
                 f"field {name!r} would take the dtype of its arrays, but {arrays[0].place} holds {stored} and "
-                f"{other.place} {other.dtype}: choose one, Take(dtype=...)"
+                f"{other.place} {other.dtype}: set one, Take(dtype=...)"
             )
     return take.chosen_dtype(stored)
 
@@ -233,8 +233,8 @@ def _kept_inside(name: str, layout: FieldLayout, lattice: Lattice) -> FieldLayou
         image, axis = (int(place[0]) for place in np.nonzero(outside))
         raise ConfigError(
             f"boxes of field {name!r} would leave {layout.arrays[image].place}: along axis {axis} they begin at "
-            f"{int(first[image, axis])} to {int(last[image, axis])} and are {layout.shape[axis]} long, the array has "
-            f'{int(sizes[image, axis])} elements: choose Take(pad="fill", "edge" or "reflect"), or smaller crops'
+            f"{int(first[image, axis])} to {int(last[image, axis])} and are {layout.shape[axis]} long; the array has "
+            f'{int(sizes[image, axis])} elements: set Take(pad="fill", "edge" or "reflect"), or use smaller crops'
         )
     high = np.maximum(high, 0)
     return replace(layout, bounds=np.stack([np.zeros_like(high), high]))

@@ -95,8 +95,8 @@ class IndexPipeline(FeedLoader):
     ) -> None:
         if not isinstance(index, CropIndex):
             raise ConfigError(
-                f"IndexPipeline takes a CropIndex, got {index!r}: the crops of stored arrays are CropIndex(URIs, "
-                "shape=...); samples that are pushed go through Pipeline(Config(...))"
+                f"IndexPipeline needs a CropIndex, got {index!r}: for crops of stored arrays use CropIndex(URIs, "
+                "shape=...); for pushed samples use Pipeline(Config(...))"
             )
         target: Any = device if is_jax_target(device) else None
         place = place_in_world(cast("Any", device) if target is None else None, world)
@@ -116,7 +116,7 @@ class IndexPipeline(FeedLoader):
             **options,
         )
         self._cursor.follows_world = world is None
-        self._cursor.equal_because = "the memory of a pipeline of crops is settled for these"
+        self._cursor.equal_because = "the memory of a crop pipeline is planned for these"
         _warn_small_cache(self._crops, order, rank=place.rank, world_size=place.world_size)
         self._say_few_handles(place)
         self.budget = settle_index(
@@ -132,7 +132,7 @@ class IndexPipeline(FeedLoader):
         )
         self._buffer_limit_bytes = self.budget.slot_limit_bytes
         self._caps = {"cap_bytes": self.budget.num_slots * self.budget.slot_limit_bytes, "over_cap": BudgetExceeded}
-        _LOG.info("batches of crops take\n%s", self.budget)
+        _LOG.info("batches of crops use\n%s", self.budget)
 
     def _say_few_handles(self, place: RankPlace) -> None:
         """Warn on the main rank if the steps in flight need more files than stay open."""
@@ -170,8 +170,8 @@ def _warn_small_cache(source: CropSource, order: Order, *, rank: int, world_size
     if needed > capacity and not together:
         warnings.warn(
             f"the order draws from {regions} regions at a time on each rank ({needed / 2**20:.0f} MiB decoded), the "
-            f"cache keeps {capacity / 2**20:.0f} MiB: chunks will be decoded several times. Give the pipeline "
-            f"cache={needed} or more, the order fewer lanes, or the index a smaller region_bytes",
+            f"cache keeps {capacity / 2**20:.0f} MiB: chunks will be decoded several times. Set "
+            f"cache={needed} or more on the pipeline, or use fewer lanes or a smaller region_bytes",
             stacklevel=3,
         )
 

@@ -164,7 +164,7 @@ def image_weights(images: Sequence[CropImage], weights: Weights | None) -> Float
         return None
     if isinstance(weights, str):
         if weights != "equal":
-            raise ConfigError(f'weights is "equal", numbers, or a function of an image; got {weights!r}')
+            raise ConfigError(f'weights must be "equal", numbers, or a function of an image; got {weights!r}')
         return np.ones(len(images))
     if isinstance(weights, Mapping):
         missing = [image.name for image in images if image.name not in weights]
@@ -179,7 +179,7 @@ def image_weights(images: Sequence[CropImage], weights: Weights | None) -> Float
         raise ConfigError(f"weights= has {len(found)} numbers for {len(images)} images")
     for image, weight in zip(images, found, strict=True):
         if not (math.isfinite(weight) and weight >= 0):
-            raise ConfigError(f"the weight of image {image.name!r} is {weight}: weights are finite and at least 0")
+            raise ConfigError(f"the weight of image {image.name!r} is {weight}: weights must be finite and at least 0")
     return np.array(found)
 
 

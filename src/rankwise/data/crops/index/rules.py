@@ -106,14 +106,14 @@ class Rules:
 
     def __post_init__(self) -> None:
         if self.align not in (None, "chunk"):
-            raise ConfigError(f'align is "chunk" or None, got {self.align!r}')
+            raise ConfigError(f'align must be "chunk" or None, got {self.align!r}')
         for name, least in (("num_random", 1), ("neighbourhood", 1), ("region_bytes", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ConfigError(f"{name} is at least {least}, got {value}")
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
         if self.stride is not None and (len(self.stride) != len(self.shape) or min(self.stride) < 1):
             raise ConfigError(
-                f"stride has one step of at least 1 for each of the {len(self.shape)} extents of shape, got "
+                f"stride needs one step of at least 1 for each of the {len(self.shape)} extents of shape, got "
                 f"{self.stride}"
             )
         if self.num_random is None:
@@ -132,18 +132,18 @@ class Rules:
             if value is not None:
                 raise ConfigError(
                     f"{name}= is for random crops: tiles come exactly once per epoch, all of them. Give num_random=, "
-                    "the crops of an epoch, or choose tiles with mask= or where="
+                    "the crops of an epoch, or select tiles with mask= or where="
                 )
 
     def _refuse_for_random(self) -> None:
         given = {"stride": self.stride, "edges": None if self.edges == "shift" else self.edges}
         for name, value in given.items():
             if value is not None:
-                raise ConfigError(f"{name}= is for tiles, but num_random={self.num_random} asks for random crops")
+                raise ConfigError(f"{name}= is for tiles, but num_random={self.num_random} requests random crops")
         if self.mask is not None and self.mask.share:
             raise ConfigError("a mask's share is for tiles: random crops have their centre in the mask")
 
 
 def _check_share(name: str, value: float) -> None:
     if not 0 <= value <= 1:
-        raise ConfigError(f"{name} is a share from 0 to 1, got {value}")
+        raise ConfigError(f"{name} must be a fraction from 0 to 1, got {value}")

@@ -139,7 +139,7 @@ class CropSource(BaseSource):
             if name.endswith(MASK_SUFFIX) and name.removesuffix(MASK_SUFFIX) in self.index.takes:
                 base = name.removesuffix(MASK_SUFFIX)
                 if base not in fields:
-                    raise ConfigError(f"the mask {name!r} comes with its field: ask for {base!r} too")
+                    raise ConfigError(f"the mask {name!r} is read with its field: select {base!r} too")
         chosen = object.__new__(type(self))
         vars(chosen).update(vars(self))
         chosen._names = names
@@ -154,7 +154,7 @@ class CropSource(BaseSource):
         """
         ids = np.asarray(share.ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
-            raise IndexError(f"a share asks for crops {ids.min()} to {ids.max()}: the index has {self.num_samples}")
+            raise IndexError(f"a share asks for crops {ids.min()} to {ids.max()}, but the index has {self.num_samples}")
         epoch, seed = share.step.epoch, share.step.resume.seed
         made, found = self.index.compiled(epoch), self.index.places(ids, seed=seed, epoch=epoch)
         reader = self._reader(epoch)
@@ -199,8 +199,8 @@ class CropSource(BaseSource):
         self._said_fill = True
         first = self.index.images[int(plan.images[0])]
         warnings.warn(
-            f"all {plan.crops.num_samples} crops of a batch lie where nothing was ever written (the first one in image "
-            f"{first.name!r}): they hold the fill value alone. Is a part of the store missing? Leave such places out "
+            f"all {plan.crops.num_samples} crops of a batch are where nothing was ever written (the first one in image "
+            f"{first.name!r}): they hold only the fill value. Check the store for missing parts, or exclude them "
             "with mask= or where=",
             stacklevel=2,
         )
@@ -263,7 +263,7 @@ def settle_index(
         host_cap_bytes=caps.host_bytes,
         on_host=caps.on_host,
     )
-    what = f"{ahead + 1} steps of {num_micro} batches of {rows} crops must fit ({ahead} ready, one in use), and do not"
+    what = f"{ahead + 1} steps of {num_micro} batches of {rows} crops must fit ({ahead} ready, one in use), but do not"
     mends = [
         "a smaller batch_size of the order",
         *["a smaller depth"] * (depth > 0),

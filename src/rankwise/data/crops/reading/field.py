@@ -46,7 +46,7 @@ class Scaling:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and math.isfinite(self.offset)):
-            raise ConfigError(f"a scaling wants finite numbers, got x * {self.scale} + {self.offset}")
+            raise ConfigError(f"a scaling needs finite numbers, got x * {self.scale} + {self.offset}")
 
     @classmethod
     def standard(cls, mean: float, std: float) -> Self:
@@ -56,7 +56,7 @@ class Scaling:
             ConfigError: `std` is not positive, or a number is not finite.
         """
         if not std > 0:
-            raise ConfigError(f"a standard deviation is above 0, got {std}")
+            raise ConfigError(f"a standard deviation must be above 0, got {std}")
         return cls(1.0 / std, -mean / std)
 
     @classmethod
@@ -67,7 +67,7 @@ class Scaling:
             ConfigError: `high` is not greater than `low`, or a number is not finite.
         """
         if not high > low:
-            raise ConfigError(f"a range wants low < high, got {low} and {high}")
+            raise ConfigError(f"a range needs low < high, got {low} and {high}")
         return cls(1.0 / (high - low), -low / (high - low))
 
 
@@ -86,7 +86,7 @@ def check_normalise(rule: object) -> None:
         known = rule is None or isinstance(rule, Scaling) or callable(rule)
     if not known:
         raise ConfigError(
-            "normalise= is a Scaling (such as Scaling.standard(mean, std)), a mapping of URIs of arrays or groups to "
+            "normalise= must be a Scaling (such as Scaling.standard(mean, std)), a mapping of array or group URIs to "
             f"Scalings, or a function of an array's metadata that returns one; got {rule!r:.120}"
         )
 
@@ -133,7 +133,7 @@ class CropField:
         found = _nearest(rule, array.place) if isinstance(rule, Mapping) else rule(array)
         if not isinstance(found, Scaling):
             raise ConfigError(
-                f"normalise= wants a Scaling for every array; for {array.place} it has "
+                f"normalise= needs a Scaling for every array; for {array.place} it has "
                 f"{'none' if found is None else repr(found)}"
             )
         return found
@@ -170,7 +170,7 @@ class FieldBoxes:
     def __post_init__(self) -> None:
         if self.starts.shape != (len(self.which), len(self.shape)):
             raise ConfigError(
-                f"{len(self.which)} boxes of shape {list(self.shape)} want starts of shape "
+                f"{len(self.which)} boxes of shape {list(self.shape)} need starts of shape "
                 f"{[len(self.which), len(self.shape)]}, got {list(self.starts.shape)}"
             )
 
@@ -212,8 +212,8 @@ def unreadable(field: CropField, boxes: FieldBoxes, ids: IntArray, rows: IntArra
     for box in _outside(field, boxes):
         row, array = int(rows[box // per_sample]), boxes.arrays[int(boxes.which[box])]
         text = (
-            f"it sticks out of the array, whose shape is {list(array.shape)}: move it inside, or choose what stands "
-            'for the outside with pad="fill", "edge" or "reflect"'
+            f"it extends beyond the array, whose shape is {list(array.shape)}: move it inside or fill "
+            'the outside with pad="fill", "edge" or "reflect"'
         )
         found.setdefault(row, _error(InvalidSample, text, boxes=boxes, box=box, sample=int(ids[row])))
     return found
@@ -223,7 +223,7 @@ def _whole_array(field: CropField, array: ArrayMeta, boxes: FieldBoxes) -> tuple
     """Return an error that affects every box of an array, if there is one."""
     if array.ndim != len(boxes.shape):
         return RankMismatch, (
-            f"it has {len(boxes.shape)} axes and the array {array.ndim} (shape {list(array.shape)}): give one "
+            f"it has {len(boxes.shape)} axes, but the array {array.ndim} (shape {list(array.shape)}): pass one "
             "(start, stop) for each axis of the array"
         )
     try:

@@ -39,7 +39,7 @@ def field_jobs(
     if len(rows) and per_sample * math.prod(boxes.shape) != math.prod(field.shape):
         raise ConfigError(
             f"field {name!r} takes {list(field.shape)} elements of each sample; {per_sample} boxes of "
-            f"{list(boxes.shape)} do not fill it"
+            f"{list(boxes.shape)} do not match it"
         )
     for first, stop in _runs(rows, readable):
         part = slice(first * per_sample, stop * per_sample)
@@ -139,7 +139,7 @@ class CropReader:
             ConfigError: `boxes` has other fields than this reader.
         """
         if boxes.keys() != self.fields.keys():
-            raise ConfigError(f"the reader has the fields {sorted(self.fields)}, the boxes are for {sorted(boxes)}")
+            raise ConfigError(f"the reader has the fields {sorted(self.fields)}, but the boxes are for {sorted(boxes)}")
         groups = {name: (given,) if isinstance(given, FieldBoxes) else tuple(given) for name, given in boxes.items()}
         bad = dict(failed or {})
         for name, parts in groups.items():

@@ -26,12 +26,12 @@ def unwrapped(model: Any) -> Any:
         ConfigError: it is not callable, or its weights are sharded over the ranks.
     """
     if not callable(model):
-        raise ConfigError(f"model= is a torch module or a function, got {type(model).__name__}")
+        raise ConfigError(f"model= must be a torch module or a function, got {type(model).__name__}")
     if not _is_module(model):
         return model
     if any(name.startswith("FSDP") or name == "FullyShardedDataParallel" for name in _class_names(model)):
         raise ConfigError(
-            "the weights of the model are shared out over the ranks (FSDP), which run unequal numbers of batches here: "
+            "the weights of the model are sharded over the ranks (FSDP), which run unequal numbers of batches here: "
             "gather them into a plain module on each rank first"
         )
     return model.module if type(model).__name__ in _WRAPPERS else model

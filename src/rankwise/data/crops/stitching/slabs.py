@@ -39,7 +39,7 @@ def tile_window(window: Window | NDArray, extent: Sequence[int]) -> NDArray:
     """
     if isinstance(window, str):
         if window not in get_args(Window):
-            raise ConfigError(f"window is one of {', '.join(get_args(Window))}, or an array of weights; got {window!r}")
+            raise ConfigError(f"window must be {', '.join(get_args(Window))} or an array of weights; got {window!r}")
         weights: NDArray = np.ones(())
         for length in extent:
             place = np.arange(length) + 0.5
@@ -52,7 +52,7 @@ def tile_window(window: Window | NDArray, extent: Sequence[int]) -> NDArray:
     given = np.asarray(window, dtype=np.float64)
     if given.shape != tuple(extent) or not (np.isfinite(given).all() and (given > 0).all()):
         raise ConfigError(
-            f"window= wants one finite weight above 0 for each element of a tile, shape {list(extent)}; got shape "
+            f"window= needs one finite weight above 0 for each element of a tile, shape {list(extent)}; got shape "
             f"{list(given.shape)} with values from {given.min() if given.size else 0:g}"
         )
     highest = given.max()
@@ -119,7 +119,7 @@ class SlabPlan:
         made = index.compiled(0)
         if not isinstance(made.placement, Tiles):
             raise ConfigError(
-                "a stitcher takes an index of tiles: leave num_random= out, and let tiles overlap with stride="
+                "a stitcher needs an index of tiles: remove num_random=, and let tiles overlap with stride="
             )
         self.frame = made.frame
         if made.placement.kept is None:
@@ -232,9 +232,9 @@ def _refuse_gaps(index: CropIndex, tiles: Tiles) -> None:
     if gaps.any():
         image, axis = (int(place[0]) for place in np.nonzero(gaps))
         raise ConfigError(
-            f"the tiles leave places of image {index.images[image].name!r} out along axis {frame.axes[axis]}: a "
-            f'stitcher wants a stride of at most the shape {list(frame.shape)}, and edges="shift" or "pad"; what is to '
-            "be left out is said with mask="
+            f"the tiles do not cover image {index.images[image].name!r} along axis {frame.axes[axis]}: a "
+            f'stitcher needs a stride of at most the shape {list(frame.shape)}, and edges="shift" or "pad"; to leave '
+            "places out use mask="
         )
 
 

@@ -145,10 +145,10 @@ class Stitcher:
         **options: Unpack[StitchOptions],
     ) -> None:
         if not isinstance(index, CropIndex):
-            raise ConfigError(f"a stitcher takes a CropIndex of tiles, got {type(index).__name__}")
+            raise ConfigError(f"a stitcher needs a CropIndex of tiles, got {type(index).__name__}")
         for name, value in (("channels", channels), ("batch_size", batch_size)):
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name} is a whole number of at least 1, got {value!r}")
+                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
         self.index = index
         self._model, self._predict = unwrapped(model), predict
         self._channels, self._finish = channels, finish
@@ -182,8 +182,8 @@ class Stitcher:
         caps = Caps.of(place, max_gpu_memory_bytes=None, max_host_memory_bytes=cap)
         if self.window_bytes > caps.host_bytes:
             raise BudgetExceeded(
-                f"the sums of the tiles that are under way take {self.window_bytes / 2**20:.0f} MiB on a rank, it may "
-                f"take {caps.host_bytes / 2**20:.0f} MiB: take fewer channels, smaller chunks or shards, or stitch the "
+                f"the sums of unfinished tiles need {self.window_bytes / 2**20:.0f} MiB on a rank, which may "
+                f"use {caps.host_bytes / 2**20:.0f} MiB: use fewer channels, smaller chunks or shards, or stitch the "
                 "volume in parts"
             )
 
@@ -288,7 +288,7 @@ class Stitcher:
             if differing:
                 raise DesyncError(
                     f"ranks {', '.join(map(str, differing))} would stitch with another {name} than rank 0: every rank "
-                    "gives the same index, arguments and weights of the model"
+                    "must pass the same index, arguments and model weights"
                 )
 
     def _stitch(self, slabs: Sequence[tuple[int, int]], *, resumed: bool) -> None:
@@ -300,8 +300,8 @@ class Stitcher:
             for at in range(0, layer.high - layer.low, self._batch_size)
         ]
         _LOG.info(
-            "stitching %d slabs of %d volumes in %d batches%s; sums take %.1f MiB", len(slabs),
-            len({image for image, _ in slabs}), len(cuts), ", after what was finished before" if resumed else "",
+            "stitching %d slabs of %d volumes in %d batches%s; sums use %.1f MiB", len(slabs),
+            len({image for image, _ in slabs}), len(cuts), ", resuming after those finished before" if resumed else "",
             self.window_bytes / 2**20,
         )  # fmt: skip
         if not cuts:
@@ -337,7 +337,7 @@ class Stitcher:
 
     def _stop_if_failed(self, run: Run) -> None:
         if (self._targets[run.image].partial / "failed").exists():
-            raise DesyncError("another rank failed, its error says why; what is finished stays")
+            raise DesyncError("another rank failed, see its error; finished parts are kept")
 
     def _add(self, run: Run, canvas: Canvas, batch: Any) -> None:
         frame = self._plan.frame
@@ -352,8 +352,8 @@ class Stitcher:
         if values.shape != wanted or values.dtype.kind not in "fiub":
             raise StepError(
                 f"the model returned {values.dtype}{list(values.shape)} for {len(batch.ids)} tiles of image "
-                f"{self.index.images[run.image].name!r}; a stitcher wants real numbers of shape {list(wanted)}: the "
-                f"tiles, {'channels=' + str(self._channels) if lead else 'no channels (channels= says how many)'}, and "
+                f"{self.index.images[run.image].name!r}; a stitcher needs real numbers of shape {list(wanted)}: the "
+                f"tiles, {'channels=' + str(self._channels) if lead else 'no channels (channels= sets how many)'}, and "
                 "the shape of the index"
             )
         places = self.index.places(batch.ids, seed=0)

@@ -82,8 +82,8 @@ class Target:
         if overwrite:
             return False
         raise DataError(
-            f"{self.path} holds something else than would be stitched here ({different}): choose another output, "
-            "remove it, or give overwrite=True"
+            f"{self.path} holds a different result than would be stitched here ({different}): choose another output, "
+            "remove it, or pass overwrite=True"
         )
 
     def prepare(self, num_slabs: int, *, overwrite: bool) -> set[int]:
@@ -101,8 +101,8 @@ class Target:
                 return {slab for slab in done if slab < num_slabs}
             if not overwrite:
                 raise DataError(
-                    f"{self.partial} holds an unfinished result of something else ({different}): go on with what it "
-                    "was begun with, remove it, or give overwrite=True"
+                    f"{self.partial} holds the unfinished result of another call ({different}): continue with the "
+                    "same arguments, remove it, or pass overwrite=True"
                 )
         shutil.rmtree(self.partial, ignore_errors=True)
         (self.partial / "done").mkdir(parents=True)
@@ -227,16 +227,16 @@ def output_paths(output: Any, images: Sequence[Any]) -> list[Path]:
         given = [output]
     else:
         raise ConfigError(
-            f"the index has {len(images)} images: give output= as a function of an image that returns its path, such "
+            f"the index has {len(images)} images: pass output= as a function of an image that returns its path, such "
             'as lambda image: f"stitched/{image.name}"'
         )
     for path in given:
         if not isinstance(path, str | os.PathLike) or "://" in os.fspath(path):
-            raise ConfigError(f"output= is a path of a local file system, got {path!r}")
+            raise ConfigError(f"output= must be a path of a local file system, got {path!r}")
     paths = [Path(path).absolute() for path in given]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
-        raise ConfigError(f"several images would be stitched into {twice}: output= wants a path of its own for each")
+        raise ConfigError(f"several images would be stitched into {twice}: output= needs a separate path for each")
     return paths
 
 
@@ -257,10 +257,10 @@ def grid_of(
     for name, given in (("chunks", chunks), ("shards", shards)):
         if given is not None and (len(given) != len(frame.shape) or min(given) < 1):
             raise ConfigError(
-                f"{name}= has an extent of at least 1 for each of {len(frame.shape)} cropped axes, got {list(given)}"
+                f"{name}= needs an extent of at least 1 for each of {len(frame.shape)} cropped axes, got {list(given)}"
             )
     if shards is not None and any(shard % chunk for shard, chunk in zip(shards, chunks, strict=True)):
-        raise ConfigError(f"shards={list(shards)} hold whole chunks={list(chunks)} only")
+        raise ConfigError(f"shards={list(shards)} must be multiples of chunks={list(chunks)}")
     lead = (1,) * num_stepped
     return (*lead, *map(int, chunks)), None if shards is None else (*lead, *map(int, shards))
 
@@ -277,13 +277,13 @@ def settle_values(
     """
     if finish is None:
         if dtype is not None and dtype.kind != "f":
-            raise ConfigError(f"means of predictions are fractions: dtype={dtype} wants finish=, which rounds them")
+            raise ConfigError(f"means of predictions are fractions: dtype={dtype} needs finish=, which rounds them")
         return channels, dtype or np.dtype(np.float32)
     few = tuple(min(extent, 2) for extent in extents)
     made = np.asarray(finish(np.zeros((*(() if channels is None else (channels,)), *few), dtype=np.float32)))
     if few not in (made.shape, made.shape[1:]):
         raise ConfigError(
-            f"finish= takes the means of a part of the volume and returns {list(few)} or [K, "
+            f"finish= gets the means of a part of the volume and must return {list(few)} or [K, "
             f"{', '.join(map(str, few))}] for one of {list(few)}; it returned {list(made.shape)}"
         )
     if dtype is not None and not np.can_cast(made.dtype, dtype, "same_kind"):

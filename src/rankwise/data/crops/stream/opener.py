@@ -111,7 +111,7 @@ class Openings:
             try:
                 found = self._pool.submit(self._open, uri, request)
             except RuntimeError as error:  # the pool is shut down
-                raise ShutdownError("the pipeline was closed while arrays were opened") from error
+                raise ShutdownError("the pipeline was closed while arrays were being opened") from error
             self._kept[uri] = found
             if len(self._kept) > self._capacity:
                 self._kept.popitem(last=False)
@@ -138,7 +138,7 @@ class Openings:
             raise
         except Exception as error:
             if self._closing.is_set():
-                raise ShutdownError("the pipeline was closed while arrays were opened") from error
+                raise ShutdownError("the pipeline was closed while arrays were being opened") from error
             raise _explained(error, uri, sample, self._remote) from error
 
     def close(self) -> None:

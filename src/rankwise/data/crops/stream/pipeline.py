@@ -56,8 +56,8 @@ class Pipeline:
         if not isinstance(config, Config) or order is not None:
             more = "" if order is None else " and an order"
             raise ConfigError(
-                f"Pipeline takes a Config, for samples that are pushed, got {config!r}{more}. "
-                "The crops of an index come from IndexPipeline(CropIndex(URIs, shape=...), order=Order(index, "
+                f"Pipeline needs a Config, for pushed samples, got {config!r}{more}. "
+                "For the crops of an index use IndexPipeline(CropIndex(URIs, shape=...), order=Order(index, "
                 "batch_size=...)), where batch_size counts the crops of all ranks together"
             )
         self.config = config
@@ -73,7 +73,7 @@ class Pipeline:
             host_bytes=host_memory_bytes(),
         )
         _say_what_is_idle(config)
-        _LOG.info("a stream of crops takes\n%s", budget)
+        _LOG.info("a stream of crops uses\n%s", budget)
         self._stages = Stages(config, place, budget, self._placer)
         self._parked = Parked()
         self._lock = threading.Lock()
@@ -103,9 +103,9 @@ class Pipeline:
             ShutdownError: the pipeline was closed.
         """
         if isinstance(samples, Sample):
-            raise InvalidArgument("push takes an iterable of samples, got one Sample: push([sample])")
+            raise InvalidArgument("push needs an iterable of samples, got one Sample: push([sample])")
         if not isinstance(samples, Iterable) or isinstance(samples, str | bytes | Mapping):
-            raise InvalidArgument(f"push takes an iterable of samples, got {type(samples).__name__}")
+            raise InvalidArgument(f"push needs an iterable of samples, got {type(samples).__name__}")
         if isinstance(samples, list | tuple):
             for number, sample in enumerate(samples[: self.config.lookahead]):
                 check_sample(sample, self.config, number)
@@ -151,7 +151,7 @@ class Pipeline:
             TypeError: an iterable without a length was pushed.
         """
         if self._num_pushed is None:
-            raise TypeError("the number of batches is not known: something without a length was pushed")
+            raise TypeError("the number of batches is unknown: an iterable without a length was pushed")
         left, size = max(0, self._num_pushed - self._stages.num_taken), self.config.samples_per_batch
         return left // size if self.config.drop_last else -(-left // size)
 
@@ -224,7 +224,7 @@ class Pipeline:
             return fields
         made = self.config.batch_transform(dict(fields), self._placer.keys(item.key))
         if not isinstance(made, Mapping):
-            raise InvalidArgument(f"batch_transform= returns a dict of fields, it returned {type(made).__name__}")
+            raise InvalidArgument(f"batch_transform= must return a dict of fields, it returned {type(made).__name__}")
         return made
 
     def _stream(self) -> int:
@@ -255,9 +255,9 @@ def _warn_all_fill(item: Ready) -> None:
     uris = sorted({sample.uri for sample in item.samples})
     some = ", ".join(uris[:3]) + (", ..." if len(uris) > 3 else "")
     warnings.warn(
-        f"a whole batch of crops (samples {int(item.numbers[0])} to {int(item.numbers[-1])}, of {some}) holds nothing "
-        "but fill values: no chunk was ever written there. Is the copy whole, and is it the right level? Later ones "
-        "are counted in stats().fill_batches only",
+        f"a whole batch of crops (samples {int(item.numbers[0])} to {int(item.numbers[-1])}, of {some}) holds only "
+        "fill values: no chunk was ever written there. Check that the copy is complete and the level right. Later ones "
+        "are only counted in stats().fill_batches",
         UserWarning,
         stacklevel=4,
     )
@@ -269,4 +269,4 @@ def _say_what_is_idle(config: Config) -> None:
     idle = [name for name in _GPU_ONLY if getattr(config, name) != defaults[name] and name not in _said]
     if idle:
         _said.update(idle)
-        _LOG.warning("no effect here, where chunks are decoded on the CPU: %s", ", ".join(idle))
+        _LOG.warning("no effect here, as chunks are decoded on the CPU: %s", ", ".join(idle))

@@ -100,8 +100,8 @@ class StreamReader:
         self.doing = ""
         self._full = (
             f"all {budget.num_slots} batch buffers (host_buffer_waves={config.host_buffer_waves}) and what the memory "
-            "caps allow beside them are in use: release batches, and drop the arrays, tensors and views that share "
-            "their memory, clone the part that is to stay, or raise max_host_memory_bytes (max_gpu_memory_bytes)"
+            "caps allow beyond them are in use: release batches, and drop the arrays, tensors and views that share "
+            "their memory, clone the part you need, or raise max_host_memory_bytes (max_gpu_memory_bytes)"
         )
 
     def _is_awaited(self) -> bool:
@@ -264,7 +264,7 @@ class BatchJudge:
         if not serious and self.num_skipped + len(errors) <= self._allowed:
             self.num_skipped += len(errors)
             for error in errors:
-                _LOG.warning("left out (%d of at most %d): %s", self.num_skipped, self._allowed, error)
+                _LOG.warning("skipped (%d of at most %d): %s", self.num_skipped, self._allowed, error)
             return None
         first = (serious or list(errors))[0]
         first.others = tuple(error for error in errors if error is not first)
@@ -272,11 +272,11 @@ class BatchJudge:
             first.add_note(f"in the same batch: {error}")
         if self._allowed and not serious:
             first.add_note(
-                f"{self.num_skipped} samples were left out before; on_bad_sample={self._allowed} allows no more"
+                f"{self.num_skipped} samples were skipped before; on_bad_sample={self._allowed} allows no more"
             )
         return first
 
     def say_total(self) -> None:
         """Log how many samples were skipped, if any."""
         if self.num_skipped:
-            _LOG.warning("%d damaged samples were left out in all (at most %d)", self.num_skipped, self._allowed)
+            _LOG.warning("%d damaged samples were skipped in total (at most %d)", self.num_skipped, self._allowed)

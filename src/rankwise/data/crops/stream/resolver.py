@@ -55,8 +55,8 @@ def check_sample(sample: object, config: Config, number: int) -> None:
     given = {name for name, _ in sample.also}
     if given != config.fields.keys():
         raise InvalidSample(
-            f"sample {number} has boxes for the further fields {sorted(given)}, the configuration names "
-            f"{sorted(config.fields)}: give also={{name: Crop(uri, box)}} for each of them",
+            f"sample {number} has boxes for the additional fields {sorted(given)}, but the configuration has "
+            f"{sorted(config.fields)}: pass also={{name: Crop(uri, box)}} for each of them",
             uri=sample.uri,
             aabb=sample.aabb,
             sample=number,
@@ -75,8 +75,8 @@ def _check_shape(crop: Crop, field: Field, name: str, number: int) -> None:
     kind = RankMismatch if len(_long(got)) != len(_long(wanted)) else InvalidSample
     what = "sample_shape" if name == "image" else f"sample_shape of field {name!r}"
     raise kind(
-        f"sample {number}: its box {box_text(crop.aabb)} of {crop.uri} has the shape {list(got)}, {what} is "
-        f"{list(wanted)}; every box of a field has that shape (axes of extent 1 may be left out)",
+        f"sample {number}: its box {box_text(crop.aabb)} of {crop.uri} has the shape {list(got)}, but {what} is "
+        f"{list(wanted)}; every box of a field must have that shape (axes of extent 1 may be omitted)",
         uri=crop.uri,
         aabb=crop.aabb,
         sample=number,
@@ -105,7 +105,7 @@ def resolve(sample: Sample, number: int, config: Config, openings: Openings) -> 
 def _boxes(crop: Crop, image: Image, number: int) -> ArrayBoxes:
     level = crop.level or 0
     if not -len(image.levels) <= level < len(image.levels):
-        raise _misfit(crop, number, f"it has {len(image.levels)} levels (0 is the finest), asked for level {level}")
+        raise _misfit(crop, number, f"it has {len(image.levels)} levels (0 is the finest), not a level {level}")
     array = image.levels[level].array
     start = tuple(first for first, _ in crop.aabb)
     if crop.channel is None:
@@ -113,7 +113,7 @@ def _boxes(crop: Crop, image: Image, number: int) -> ArrayBoxes:
     axis = image.channel_axis
     if axis is None:
         names = ", ".join(each.name for each in image.axes)
-        raise _misfit(crop, number, f"it has no axis of channels (its axes: {names}): leave channel= out")
+        raise _misfit(crop, number, f"it has no axis of channels (its axes: {names}): omit channel=")
     if len(start) + 1 != array.ndim:
         raise RankMismatch(
             f"sample {number} cannot be read: with channel= a box of {crop.uri} has {array.ndim - 1} axes (those of "
@@ -145,7 +145,7 @@ def _check_caps(boxes: ArrayBoxes, crop: Crop, config: Config, number: int) -> N
     if limit is not None and array.chunk_bytes > limit:
         raise _named(
             BudgetExceeded, crop, number,
-            f"its chunks have {array.chunk_bytes} bytes after decoding, max_chunk_uncompressed_bytes is {limit}: raise "
+            f"its chunks have {array.chunk_bytes} bytes decoded, but max_chunk_uncompressed_bytes is {limit}: raise "
             f"it to {array.chunk_bytes}",
         )  # fmt: skip
     most = config.max_shards_per_sample
@@ -161,7 +161,7 @@ def _check_caps(boxes: ArrayBoxes, crop: Crop, config: Config, number: int) -> N
     if touched > most:
         raise _named(
             InvalidSample, crop, number,
-            f"it touches {touched} files, max_shards_per_sample is {most}: raise it to {touched}, or leave it out",
+            f"it touches {touched} files, but max_shards_per_sample is {most}: raise it to {touched} or omit it",
         )  # fmt: skip
 
 

@@ -150,7 +150,7 @@ def _close(iterator: Any) -> None:
         try:
             iterator.close()
         except Exception:  # noqa: BLE001  (nobody pops any more)
-            _LOG.warning("a pushed generator raised while it was closed", exc_info=True)
+            _LOG.warning("a pushed generator raised an error while it was closed", exc_info=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +311,7 @@ class Planner:
         if item.error is not None:
             raise item.error
         if item.sample is None:
-            raise InvalidSample(f"sample {item.number} is none", sample=item.number)
+            raise InvalidSample(f"sample {item.number} is None", sample=item.number)
         boxes = resolve(item.sample, item.number, self._config, self._openings)
         for name, each in boxes.items():
             self._check_native(name, each, item.number)
@@ -326,7 +326,7 @@ class Planner:
         if dtype != array.dtype:
             raise DtypeMismatch(
                 f"sample {number} cannot be read: field {name!r} has the native dtype, which is {dtype} since {first}; "
-                f"{array.place} holds {array.dtype}: say the dtype that batches shall have",
+                f"{array.place} holds {array.dtype}: set the dtype of the batches",
                 uri=array.place,
                 sample=number,
             )

@@ -94,7 +94,7 @@ class Stages:
         self._refuse_elsewhere()
         with self._lock:
             if self._closed:
-                raise ShutdownError("the pipeline was closed: it takes no more samples")
+                raise ShutdownError("the pipeline was closed: it accepts no more samples")
             for stage in (self._pulled, self._planned, self._read):  # first: where one cannot start, nothing is pushed
                 stage.ask(0, beyond=_UNBOUNDED)
             self._puller.push(samples)
@@ -154,8 +154,8 @@ class Stages:
     def _drained(self) -> TryAgain:
         if self._num_left:
             return TryAgain(
-                f"everything was popped but {self._num_left} samples, which are no whole batch of "
-                f"{self._config.samples_per_batch}: push more, or take drop_last=False"
+                f"everything was popped except {self._num_left} samples, which do not fill a batch of "
+                f"{self._config.samples_per_batch}: push more, or use drop_last=False"
             )
         return TryAgain("everything that was pushed has been popped: push more samples, or stop")
 
@@ -165,16 +165,16 @@ class Stages:
             return doing
         if self._puller.is_away:
             return (
-                f"the pushed iterable has not given its next sample yet ({number} of the {size} of a batch are there): "
+                f"the pushed iterable has yielded no further sample yet ({number} of {size} of a batch have arrived): "
                 "it is slow, or waits for something"
             )
-        return f"{number} of the {size} samples of a batch are there"
+        return f"{number} of the {size} samples of a batch have arrived"
 
     def _refuse_elsewhere(self) -> None:
         if self._read.is_elsewhere:
             raise ShutdownError(
-                "the pipeline was made in another process, of which this one is a fork: its threads are not here. "
-                "Make a pipeline in each process"
+                "the pipeline was created in a process that this one was forked from: its threads do not exist here. "
+                "Create a pipeline in each process"
             )
 
     def close(self, *, waits: bool = True) -> None:

@@ -132,12 +132,12 @@ class HostBuffer:
             shape = (num_samples, *spec.shape)
             return (self._room(math.prod(shape), spec.dtype, exact=True).reshape(shape),)
         if name not in capacity:
-            raise ConfigError(f"the ragged field {name!r} has no capacity: its plan must say how many values it holds")
+            raise ConfigError(f"the ragged field {name!r} has no capacity: its plan must give the number of values")
         values, index = capacity[name], spec.index_dtype
         if values > np.iinfo(index).max:
             raise ConfigError(
-                f"the ragged field {name!r} has {values} values in one batch, {index} counts up to "
-                f"{np.iinfo(index).max}: take a smaller micro_batch"
+                f"the ragged field {name!r} has {values} values in one batch, but {index} counts up to "
+                f"{np.iinfo(index).max}: use a smaller micro_batch"
             )
         return self._room(values, spec.dtype), self._room(values, index), self._room(num_samples + 1, index, exact=True)
 
@@ -279,8 +279,8 @@ def _check_limit(
 
 def _too_large(num_bytes: int, limit_bytes: int) -> ConfigError:
     return ConfigError(
-        f"a batch takes at least {num_bytes} bytes, a batch buffer may take {limit_bytes}: allow more memory, or "
-        "take a smaller batch size or depth; transform= or a stage of a curriculum may have made the samples larger"
+        f"a batch needs at least {num_bytes} bytes, but a batch buffer may use {limit_bytes}: allow more memory, or "
+        "use a smaller batch size or depth; transform= or a stage of a curriculum may have made the samples larger"
     )
 
 

@@ -49,15 +49,15 @@ def scipy_csr(parts: tuple[NDArray, ...], num_cols: int) -> Any:
         ConfigError: SciPy has no sparse matrices of this dtype, for example half precision.
     """
     with needs_extra(
-        "sparse rows without a device are SciPy matrices: pip install 'rankwise[rows]', or take a device or dense rows"
+        "sparse rows without a device are SciPy matrices: pip install 'rankwise[rows]', or use a device or dense rows"
     ):
         from scipy.sparse import csr_matrix
     try:
         made = csr_matrix((len(parts[2]) - 1, num_cols), dtype=parts[0].dtype)
     except ValueError as error:
         raise ConfigError(
-            f"SciPy has no sparse matrices of {parts[0].dtype}: give the source another dtype=, take dense rows, or a "
-            "device, on which they are torch's"
+            f"SciPy has no sparse matrices of {parts[0].dtype}: give the source another dtype=, use dense rows, or a "
+            "device, where they are torch tensors"
         ) from error
     made.data, made.indices, made.indptr = parts  # the constructor would copy arrays that are views of a larger one
     return made

@@ -49,8 +49,8 @@ def done_of(event: Any) -> Done | None:
     if callable(getattr(event, "block_until_ready", None)):
         return _Computed(event)
     raise ConfigError(
-        f"release(event) takes an event (with synchronize()) or a JAX array, got {type(event).__name__}: the batch is "
-        "released, and its memory is used again when nobody has a view of it"
+        f"release(event) needs an event (with synchronize()) or a JAX array, got {type(event).__name__}: the batch is "
+        "released, and its memory is reused once no view of it is left"
     )
 
 

@@ -184,8 +184,8 @@ class MemoryPool:
         """Return the error for a consumer that waits while kept batches use up the memory."""
         # Without the lock: `_made` calls this with the lock held. The number is only for the message.
         return self._over_cap(
-            f"batches that are kept take {self._num_bytes} of the {self._cap_bytes} bytes that are allowed, and there "
-            "is no room for the next one. Keep fewer of them, or copies of what you need of them (a kept view keeps "
+            f"batches that are kept use {self._num_bytes} of the {self._cap_bytes} bytes that are allowed, and there "
+            "is no room for the next one. Keep fewer batches, or copy what you need from them (a kept view keeps "
             "its field of the whole batch), or allow more memory (max_host_memory_bytes=, max_gpu_memory_bytes=)"
         )
 
@@ -204,8 +204,8 @@ class MemoryPool:
         if self._speaks and not MemoryPool.said and self._num_bytes > 2 * self._usual_bytes + _UNSAID_BYTES:
             MemoryPool.said = True
             _LOG.warning(
-                "batches that are kept take memory of their own, beside what is read into in turn: %d MiB in all by "
-                "now instead of %d. A kept view keeps its field of the whole batch, and of what was read with it; a "
+                "batches that are kept use memory in addition to the buffers that are reused: %d MiB in total "
+                "now instead of %d. A kept view keeps its field of the whole batch and of the steps read with it; a "
                 "copy of what is needed (clone(), batch.detach()) does not",
                 self._num_bytes >> 20, self._usual_bytes >> 20,
             )  # fmt: skip

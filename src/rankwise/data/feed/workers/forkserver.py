@@ -201,9 +201,9 @@ def check_importable(what: str, value: Any) -> None:
     if kind.__module__ != "__main__" or (has_file and _finds(main, kind.__qualname__)):
         return
     raise ConfigError(
-        f"{what} {kind.__qualname__} is defined in a notebook or at a prompt, which workers cannot import: put it into "
-        'a module (%%writefile data.py) and import it, or take multiprocessing_context="fork" (safe while this process '
-        "has no other threads at work), or num_workers=0"
+        f"{what} {kind.__qualname__} is defined in a notebook or at a prompt, so workers cannot import it: put it into "
+        'a module (%%writefile data.py) and import it, or use multiprocessing_context="fork" (safe while this process '
+        "runs no other threads), or num_workers=0"
     )
 
 

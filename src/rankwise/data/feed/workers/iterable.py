@@ -74,8 +74,8 @@ def check_sendable(device: Any) -> None:
     """
     if is_jax_target(device):
         raise ConfigError(
-            "a loader of JAX arrays cannot read in workers, nor be pickled: take num_workers=0 (it reads in the "
-            "background all the same), or device=None for NumPy arrays and hand those to JAX"
+            "a loader of JAX arrays can neither read in workers nor be pickled: use num_workers=0 (it reads in the "
+            "background anyway), or device=None for NumPy arrays and convert those with JAX"
         )
 
 
@@ -89,8 +89,8 @@ def say_in_memory(device: Any, *, rank: int, worker: LoaderWorker) -> None:
     if rank or worker.number or device is None or str(device).startswith("cpu"):
         return
     _LOG.warning(
-        "workers of a DataLoader leave %s alone: batches come in the CPU's memory; batch.to(%r) moves one, and "
-        "pin_memory=True of the DataLoader lets it do so in the background",
+        "DataLoader workers do not use %s: batches are in CPU memory; batch.to(%r) moves one, and "
+        "pin_memory=True of the DataLoader makes the copy asynchronous",
         device, str(device),
     )  # fmt: skip
 

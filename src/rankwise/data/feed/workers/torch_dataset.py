@@ -57,8 +57,8 @@ def teach_collating() -> None:
 def _only(batches: Sequence[Any], *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001  (torch passes it)
     if len(batches) > 1:
         raise ConfigError(
-            f"steps of a loader are batches already, and {len(batches)} of them were to be put together: take "
-            "DataLoader(loader.as_dataset(), batch_size=None); Order(..., batch_size=...) says how many samples a step "
+            f"a loader's steps are batches already, but {len(batches)} of them were to be collated: use "
+            "DataLoader(loader.as_dataset(), batch_size=None); Order(..., batch_size=...) sets the samples of a step"
             "has"
         )
     return batches[0]

@@ -85,7 +85,7 @@ def add_rows(
         WorldError: another rank failed or has ended.
     """
     if not joined.num_rows:
-        raise ConfigError("a collection wants inputs with rows, got none")
+        raise ConfigError("a collection needs inputs with rows, got none")
     options.check_columns(joined)
     edges = cut_datasets(joined.num_rows, options.dataset_rows(joined))
     facts = ranks.from_main(lambda: _facts(folder, joined, options, edges, plan=plan, seed=seed))
@@ -234,8 +234,8 @@ def _advise(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     sums = [sum(entry["rows"] or 0 for entry in entries.values()) for entries in (old, new)]
     if old and min(sums) >= _PAYS * sum(sums):
         warnings.warn(
-            f"{folder}: {sums[1]} new rows are shuffled among themselves, beside {sums[0]} that were there. An order "
-            "over the whole collection mixes them at load time; loaders of single chunk ranges gain from a rewrite: "
+            f"{folder}: {sums[1]} new rows are shuffled among themselves, not with the {sums[0]} old ones. An order "
+            "over the whole collection mixes them at load time; for loaders of single chunk ranges rewrite: "
             "add_adatas([], reshuffle=True)",
             stacklevel=4,
         )
@@ -271,11 +271,11 @@ def _column(joined: Joined, name: str) -> ObsColumn:
     found = next((column for column in joined.columns if column.name == name), None)
     if found is None:
         held = ", ".join(repr(column.name) for column in joined.columns)
-        raise ConfigError(f"groupby wants columns of obs; no input has {name!r}, they have {held}")
+        raise ConfigError(f"groupby needs columns of obs; no input has {name!r}, they have {held}")
     lacking = [held.label for held, part in zip(joined.inputs, found.parts, strict=True) if part is None]
     if lacking:
         raise ConfigError(
-            f"groupby wants columns that all inputs have; {name!r} is missing in {', '.join(lacking)}: add it there "
+            f"groupby needs columns that all inputs have; {name!r} is missing in {', '.join(lacking)}: add it there "
             "with load_adata, or choose another column"
         )
     return found

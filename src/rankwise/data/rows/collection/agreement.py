@@ -66,8 +66,8 @@ def check_kept(members: Sequence[Input], inputs: Sequence[Input], folder: Path) 
     lacking = few_names([one.label for one in held if any(name not in one.tables for name in lost)], letters=1000)
     kept = [name for name in names if name not in lost]
     raise ConfigError(
-        f"reshuffle=True rewrites {folder} and would delete {few_names(lost)} from it, as not all rows have it: "
-        f"{lacking} lacks it. Add the new rows without reshuffle=True (--reshuffle), or say what is to stay with "
+        f"reshuffle=True rewrites {folder} and would delete {few_names(lost)} from it, because not all rows have it: "
+        f"{lacking} lacks it. Add the new rows without reshuffle=True (--reshuffle), or choose what to keep with "
         f"matrices={kept} (--layer, --obsm)"
     )
 
@@ -87,8 +87,8 @@ def check_once(inputs: Sequence[tuple[Any, str]]) -> None:
         if place in seen:
             same = "" if seen[place] == label else f", as {seen[place]} and as {label}"
             raise ConfigError(
-                f"{label} is among the inputs twice{same}: its rows would be there twice. Name it once; if you want it "
-                "so, add it again in a second call"
+                f"{label} is among the inputs twice{same}: its rows would occur twice. Pass it once; to repeat it "
+                "on purpose, add it in a second call"
             )
         seen[place] = label
 
@@ -124,9 +124,9 @@ def say_variables(joined: Joined) -> None:
             words.append(
                 f"rows of {sum(map(bool, lacking.values()))} of them are filled (no element in CSR, NaN in dense "
                 f"floats), most of all those of {most}, which lacks {lacking[most]}; join='inner' (--join inner) makes "
-                "a new collection of the shared ones alone"
+                "a new collection of only the shared ones"
             )
-        words += [f"up to {left} others of an input are left out"] * bool(left)
+        words += [f"up to {left} others of an input are dropped"] * bool(left)
         if words:
             _LOG.warning(
                 "%d of %d variables%s are in all inputs; %s",
@@ -146,10 +146,10 @@ def warn_of_repeats(inputs: Sequence[Input], writes: Sequence[Mapping[str, Any]]
     again = [held.label for held in inputs if not held.in_memory and held.label in before]
     if again:
         relative = any("://" not in label and not Path(label).is_absolute() for label in again)
-        hint = " (paths are compared as they were passed: other files want absolute ones, or other names)" * relative
+        hint = " (paths are compared as they were passed: for other files pass absolute ones or other names)" * relative
         warnings.warn(
-            f"{folder} has rows of {few_names(again, letters=1000)} already: they will be there twice{hint}. To begin "
-            "anew, delete the collection first",
+            f"{folder} already has rows of {few_names(again, letters=1000)}: they will occur twice{hint}. To start "
+            "over, delete the collection first",
             stacklevel=5,
         )
 
@@ -162,7 +162,7 @@ def _check_kind(new: Table, old: Table, label: str, folder: Path) -> None:
     words = ["sparse" if table.sparse else "dense" for table in (new, old)]
     raise ConfigError(
         f"{new.name} of {label} is {words[0]} {list(new.shape)}, in the collection {folder} it is {words[1]} "
-        f"{list(old.shape)}: rows of both could not be read together. Convert it with load_adata=, or choose other "
+        f"{list(old.shape)}: rows of both cannot be read together. Convert it with load_adata=, or choose other "
         "matrices="
     )
 
@@ -170,8 +170,8 @@ def _check_kind(new: Table, old: Table, label: str, folder: Path) -> None:
 def _check_variables(mine: Any, var: Any, label: str, folder: Path) -> None:
     if len(mine) and len(var) and not mine.index.isin(var.index).any():
         raise ConfigError(
-            f"{label} has none of the variables of the collection {folder}: its own are "
-            f"{few_names(list(mine.index))}, those of the collection {few_names(list(var.index))}. Rename them with "
+            f"{label} has none of the variables of the collection {folder}: it has "
+            f"{few_names(list(mine.index))}, the collection has {few_names(list(var.index))}. Rename them with "
             "load_adata=, or write another collection"
         )
 
@@ -188,7 +188,7 @@ def _warn_of_variables(inputs: Sequence[Input], vars_: Mapping[str, Any]) -> Non
     )
     if dropped:
         warnings.warn(
-            f"{len(dropped)} variables are not in the collection and are left out: {few_names(dropped)}", stacklevel=6
+            f"{len(dropped)} variables are not in the collection and are dropped: {few_names(dropped)}", stacklevel=6
         )
 
 
@@ -201,6 +201,6 @@ def _warn_of_names(what: str, new: Sequence[set[str]], old: set[str], folder: Pa
         words.append(f"only new rows have {few_names(more)}")
     if words:
         warnings.warn(
-            f"{what} differ from those of {folder}: {'; '.join(words)}. A loader reads by name only what all rows have",
+            f"{what} differ from those of {folder}: {'; '.join(words)}. Loaders only read by name what all rows have",
             stacklevel=6,
         )

@@ -278,5 +278,5 @@ def _fill(file: FileIO, into: NDArray) -> None:
     while view:
         count = file.readinto(view)
         if not count:
-            raise DataError(f"{file.name} became shorter while it was read")
+            raise DataError(f"{file.name} was truncated while it was read")
         view = view[count:]

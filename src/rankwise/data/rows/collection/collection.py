@@ -48,7 +48,7 @@ class DatasetCollection:
                 "collections of h5ad files are not supported; h5ad files are fine as inputs of a Zarr one"
             )
         if mode not in _MODES:
-            raise ConfigError(f"mode wants to be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
+            raise ConfigError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
         self.path, read_only = _open_folder(group, mode)
         self._mode = "r" if read_only else mode
 
@@ -208,12 +208,12 @@ class DatasetCollection:
             WorldError: the ranks of a place do not find each other.
         """
         if self._mode == "r":
-            raise ConfigError(f"{self.path} was opened to read (mode='r'): open it with mode='a' to add data")
+            raise ConfigError(f"{self.path} was opened read-only (mode='r'): open it with mode='a' to add data")
         from rankwise.data.rows.collection import writer  # reading does not import the code for writing
 
         del h5ad_compressor
         if join not in {"outer", "inner"}:
-            raise ConfigError(f"join wants 'outer' or 'inner', got {join!r}")
+            raise ConfigError(f"join must be 'outer' or 'inner', got {join!r}")
         matrices = None if matrices is None else _named(matrices, "matrices")
         modalities = [] if modalities is None else _named(modalities, "modalities")
         var_subset = None if var_subset is None else [str(name) for name in _named(var_subset, "var_subset")]
@@ -276,17 +276,15 @@ def _open_folder(group: Any, mode: str) -> tuple[Path, bool]:
             raise ConfigError(_not_local(place))
         group = _open(Path(place.removeprefix("file://")), mode)
     if not hasattr(group, "store_path"):
-        raise ConfigError(f"a collection wants a path or a Zarr group, got {type(group).__name__}")
+        raise ConfigError(f"a collection needs a path or a Zarr group, got {type(group).__name__}")
     kind = dict(group.attrs).get("encoding-type")
     if kind not in {None, COLLECTION_TYPE}:
         raise ConfigError(
-            f"{group.store_path} is a store of the type {kind!r} and no collection: give the collection a path of its "
-            "own, and the store as an input of add_adatas (or, as it is, to a Loader)"
+            f"{group.store_path} is a store of the type {kind!r}, not a collection: give the collection a separate "
+            "path and pass the store as an input of add_adatas (or unchanged to a Loader)"
         )
     if group.metadata.zarr_format != 3:
-        raise ConfigError(
-            f"a collection wants a group of Zarr v3, got one of v{group.metadata.zarr_format}: give it a new path"
-        )
+        raise ConfigError(f"a collection needs a Zarr v3 group, got v{group.metadata.zarr_format}: choose a new path")
     root = getattr(group.store, "root", None)
     if root is None:
         raise ConfigError(_not_local(group.store))
@@ -295,14 +293,14 @@ def _open_folder(group: Any, mode: str) -> tuple[Path, bool]:
 
 def _open(path: Path, mode: str) -> Any:
     if path.suffix != ".zarr":
-        warnings.warn(f"collections want names that end in .zarr, got {path}", stacklevel=4)
+        warnings.warn(f"names of collections must end in .zarr, got {path}", stacklevel=4)
     if path.is_file():
         raise ConfigError(
-            f"{path} is a file, a collection is a folder: give it a path of its own, and the file as an input of "
+            f"{path} is a file, but a collection is a folder: choose another path, and pass the file as an input of "
             "add_adatas"
         )
     if mode != "a" and not path.is_dir():
-        raise DataError(f"there is no collection at {path}; mode={mode!r} makes none, mode='a' does")
+        raise DataError(f"there is no collection at {path}; mode={mode!r} does not create one, mode='a' does")
     zarr = load_zarr()
     if mode == "a" and not any((path / name).exists() for name in ("zarr.json", ".zgroup")):
         # another rank may be creating it right now
@@ -311,13 +309,13 @@ def _open(path: Path, mode: str) -> Any:
     try:
         return zarr.open_group(str(path), mode="r" if mode == "r" else "r+")
     except (zarr.errors.ContainsArrayError, FileNotFoundError) as error:
-        raise DataError(f"{path} is no Zarr group, as a collection is: give it a path of its own ({error})") from error
+        raise DataError(f"{path} is not a Zarr group, so not a collection: choose another path ({error})") from error
 
 
 def _not_local(place: Any) -> str:
     return (
-        f"collections are written and verified in folders of a local file system, got {place}: write to a folder, and "
-        "copy that there as it is. To read what lies behind a URL pass the URL itself: Loader(URL, ...), "
+        f"collections are written and verified in folders of a local file system, got {place}: write to a folder and "
+        "copy it there unchanged. To read from a URL pass the URL itself: Loader(URL, ...), "
         "Order(URL, ...) or RowSource(URL)"
     )
 
@@ -329,7 +327,7 @@ def _named(names: Iterable[str], argument: str) -> list[str]:
         ConfigError: it is a single text, which would be read as a list of letters.
     """
     if isinstance(names, str):
-        raise ConfigError(f"{argument}= is a list of names, got the text {names!r}: write {argument}=[{names!r}]")
+        raise ConfigError(f"{argument}= must be a list of names, got the text {names!r}: write {argument}=[{names!r}]")
     return list(names)
 
 
@@ -348,7 +346,7 @@ def _check_columns(columns: Sequence[str] | None, tables: Sequence[Any], folder:
     unknown = [name for name in columns or () if name not in held]
     if unknown and tables:
         raise ConfigError(
-            f"no dataset of {folder} has the obs columns {', '.join(map(repr, unknown))}; there are "
+            f"no dataset of {folder} has the obs columns {', '.join(map(repr, unknown))}; it has "
             f"{', '.join(map(repr, held)) or 'none'}"
         )
 

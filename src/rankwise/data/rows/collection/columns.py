@@ -303,8 +303,8 @@ def _inferred(name: str, series: Any, label: str, held: str) -> Column:
 
 def _unfit(name: str, label: str, held: str) -> DataError:
     return DataError(
-        f"obs column {name!r} of {label} holds {held}, which AnnData stores cannot: make it text, numbers or "
-        "categories, or leave it out, with load_adata="
+        f"obs column {name!r} of {label} holds {held}, which AnnData cannot store: convert it to text, numbers or "
+        "categories, or drop it, with load_adata="
     )
 
 

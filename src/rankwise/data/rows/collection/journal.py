@@ -67,8 +67,8 @@ class Journal:
         failed = folder / _FAILED
         if stale is not None and not _was_started_anew(stale["boot"]) and not failed.exists():
             warnings.warn(
-                f"{folder} holds the unfinished writing of other inputs or parameters, or into other datasets; it is "
-                "thrown away",
+                f"{folder} holds the unfinished writing of other inputs or parameters, or into other datasets, and is "
+                "deleted",
                 stacklevel=5,
             )
         failed.unlink(missing_ok=True)
@@ -155,7 +155,7 @@ def _is_vain(folder: Path, error: BaseException) -> bool:
         return False
     if not any((folder / "done").glob("*")):
         return True
-    error.add_note(f"What was done lies in {folder}: the same call goes on with it, any other clears it")
+    error.add_note(f"What was done is in {folder}: the same call continues it, any other call deletes it")
     return False
 
 
@@ -187,7 +187,7 @@ def _is_mine(file: IO[str], folder: Path) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.close()
-        raise DataError(f"another process writes this collection: it holds {folder}/lock; wait for it") from error
+        raise DataError(f"another process is writing this collection: it holds {folder}/lock; wait for it") from error
     except OSError as error:
         file.close()
         raise DataError(f"{folder}/lock cannot be locked ({error}): write to a file system that has locks") from error
@@ -211,8 +211,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         return {"version": _VERSION, "datasets": {}, "writes": []}
     if manifest.get("version") != _VERSION:
         raise DataError(
-            f"the manifest of {folder} has version {manifest.get('version')!r}, wanted {_VERSION}: a newer rankwise "
-            "wrote it; use that one"
+            f"the manifest of {folder} has version {manifest.get('version')!r}, expected {_VERSION}: a newer rankwise "
+            "wrote it; use that version"
         )
     found: dict[str, Any] = manifest
     return found
@@ -286,7 +286,7 @@ def said_where_it_stands(folder: Path) -> Iterator[None]:
         ours = str(error.filename).startswith(str(folder))  # not an unreadable input
         if error.errno not in _FULL and not (error.errno in _FORBIDDEN and ours):
             raise
-        raise DataError(f"the disk does not take what is written: {error}. {where_it_stands(folder)}") from error
+        raise DataError(f"writing to the disk failed: {error}. {where_it_stands(folder)}") from error
     except KeyboardInterrupt as error:
         error.add_note(where_it_stands(folder))
         raise
@@ -296,10 +296,10 @@ def where_it_stands(folder: Path) -> str:
     """Describe what a collection contains after its write has ended early."""
     work = work_folder(folder)
     if not (work / Journal.NAME).exists():
-        return f"{folder} is as it was, nothing was begun"
+        return f"{folder} is unchanged, nothing was started"
     return (
-        f"{folder} is as it was. The same call goes on where it was left; deleting {work}, which holds the unfinished "
-        "work, gives its space back"
+        f"{folder} is unchanged. The same call continues where it stopped; delete {work}, which holds the unfinished "
+        "work, to free its space"
     )
 
 

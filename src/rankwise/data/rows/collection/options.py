@@ -41,11 +41,11 @@ class WriteOptions:
     def __post_init__(self) -> None:
         parse_size(self.dataset_size, "dataset_size")
         if self.budget < _LEAST_BUDGET:
-            raise ConfigError(f'memory_budget wants at least "1MB", got {self.memory_budget!r}')
+            raise ConfigError(f'memory_budget must be at least "1MB", got {self.memory_budget!r}')
         if isinstance(self.shuffle_chunk_size, bool) or self.shuffle_chunk_size < 1:
-            raise ConfigError(f"shuffle_chunk_size wants a number of rows >= 1, got {self.shuffle_chunk_size!r}")
+            raise ConfigError(f"shuffle_chunk_size must be a number of rows >= 1, got {self.shuffle_chunk_size!r}")
         if len(set(self.groupby)) != len(self.groupby):
-            raise ConfigError(f"the columns of groupby want to be different, got {list(self.groupby)}")
+            raise ConfigError(f"the columns of groupby must be different, got {list(self.groupby)}")
 
     @property
     def budget(self) -> int:
@@ -63,8 +63,8 @@ class WriteOptions:
         if count > _MOST_DATASETS and size < _SMALL_DATASET:
             raise ConfigError(
                 f"dataset_size={self.dataset_size!r} cuts {joined.num_rows} rows into {count} datasets of {size} rows "
-                f"of about {joined.matrix_bytes:.0f} bytes, each a store of dozens of files: take at least "
-                f"{-(-joined.num_rows // _MOST_DATASETS)} rows (a whole number is rows, a text such as '20GB' bytes)"
+                f"of about {joined.matrix_bytes:.0f} bytes, each a store of dozens of files: use at least "
+                f"{-(-joined.num_rows // _MOST_DATASETS)} rows (an integer means rows, a string such as '20GB' bytes)"
             )
         if self.shuffle and size < self.shuffle_chunk_size:
             raise ConfigError(
@@ -84,7 +84,7 @@ class WriteOptions:
         need = column.field.row_bytes * rows
         if need > self.budget / 2:
             warnings.warn(
-                f"obs column {column.name!r} takes about {column.field.row_bytes:.0f} bytes a row in memory, "
+                f"obs column {column.name!r} needs about {column.field.row_bytes:.0f} bytes a row in memory, "
                 f"{need / 2**20:.0f} MB for the {rows} rows of a dataset, of a memory_budget of "
                 f"{self.budget / 2**20:.0f} MB: lower dataset_size, raise the budget, or make it a category",
                 stacklevel=4,
@@ -103,7 +103,7 @@ def listed(sources: Any) -> list[Any]:
     """Return inputs as a list, also if there is only one."""
     alone = isinstance(sources, (str, os.PathLike)) or any(hasattr(sources, name) for name in ("obs_names", "attrs"))
     if not alone and not isinstance(sources, Iterable):
-        raise ConfigError(f"add_adatas wants a list of paths, groups or AnnData objects, got {type(sources).__name__}")
+        raise ConfigError(f"add_adatas needs a list of paths, groups or AnnData objects, got {type(sources).__name__}")
     return [sources] if alone else list(sources)
 
 
@@ -118,9 +118,7 @@ def seed_of(rng: Any) -> int | None:
     if hasattr(rng, "integers"):
         return int(rng.integers(2**63))
     if not hasattr(rng, "__index__") or isinstance(rng, bool):
-        raise ConfigError(
-            f"rng wants a numpy.random.Generator, a whole number as seed, or None; got {type(rng).__name__}"
-        )
+        raise ConfigError(f"rng must be a numpy.random.Generator, an integer seed, or None; got {type(rng).__name__}")
     return int(rng)
 
 
@@ -135,8 +133,8 @@ def warn_of_room(work: Path, spilled_bytes: float) -> None:
     free = shutil.disk_usage(work).free
     if spilled_bytes - there > free:
         warnings.warn(
-            f"all rows lie in {work} once, not compressed, before they are written: up to {_gb(spilled_bytes - there)} "
-            f"more, where {_gb(free)} are free. Take a disk with room for them, or add the inputs in several calls",
+            f"all rows are first stored uncompressed in {work}: this needs up to {_gb(spilled_bytes - there)} "
+            f"more, but {_gb(free)} are free. Use a larger disk, or add the inputs in several calls",
             stacklevel=6,
         )
 

@@ -43,8 +43,8 @@ def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None, join: st
     strange = [label for label, var in parts if len(var) and len(first) and not var.index.isin(first.index).any()]
     if strange and join == "outer":
         warnings.warn(
-            f"{few_names(strange)} has no variable in common with {parts[0][0]}, and gets columns of its own. If "
-            "it only calls them otherwise, rename them with load_adata=",
+            f"{few_names(strange)} has no variable in common with {parts[0][0]}, and gets separate columns. If "
+            "only the names differ, rename them with load_adata=",
             stacklevel=7,
         )
     anndata = load_anndata()
@@ -54,7 +54,7 @@ def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None, join: st
         joined = anndata.concat(empty, join=join, merge=merge).var
     if not len(joined) and any(len(var) for _, var in parts):
         raise ConfigError(
-            f"no variable is in all inputs, of which join='inner' takes none: {parts[0][0]} has "
+            f"no variable is in all inputs, so join='inner' keeps none: {parts[0][0]} has "
             f"{few_names(list(first.index))}, {parts[-1][0]} {few_names(list(parts[-1][1].index))}"
         )
     return joined
@@ -69,7 +69,7 @@ def choose_variables(var: Any, names: Sequence[str]) -> Any:
     chosen = var[var.index.isin(names)]
     if not len(chosen):
         raise ConfigError(
-            f"var_subset= has {len(names)} names, of which no input has any: it has {few_names(names)}, the inputs "
+            f"var_subset= has {len(names)} names, none of them in any input: it has {few_names(names)}, the inputs "
             f"{few_names(list(var.index))}"
         )
     lacking = sorted(set(names) - set(chosen.index))
@@ -96,8 +96,8 @@ def _check_unique(var: Any, label: str) -> None:
     twice = list(dict.fromkeys(var.index[var.index.duplicated()]))
     if twice:
         raise ConfigError(
-            f"{label} has variables with one name, such as {few_names(twice)}, so that they cannot be brought "
-            "together with others: call var_names_make_unique() of each AnnData, for files in load_adata="
+            f"{label} has duplicate variable names, such as {few_names(twice)}, so they cannot be joined "
+            "with others: call var_names_make_unique() of each AnnData, for files in load_adata="
         )
 
 
@@ -250,9 +250,9 @@ def _fields(inputs: Sequence[Input], num_vars: dict[str, int], sparse: Collectio
     names = [name for name in inputs[0].tables if all(name in held.tables for held in inputs)]
     some = sorted({name for held in inputs for name in held.tables} - set(names))
     if some:
-        warnings.warn(f"{', '.join(some)} are not in all inputs and are left out", stacklevel=6)
+        warnings.warn(f"{', '.join(some)} are not in all inputs and are dropped", stacklevel=6)
     if not names:
-        raise ConfigError("the inputs have no matrix in common: a collection wants at least one, such as X")
+        raise ConfigError("the inputs have no matrix in common: a collection needs at least one, such as X")
     return tuple(_field(name, inputs, num_vars, sparse=name in sparse) for name in names)
 
 
@@ -267,11 +267,11 @@ def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int], *, spar
             f"{'sparse' if table.sparse else 'dense'} {list(table.shape)} in {held.label}"
             for table, held in zip(tables, inputs, strict=True)
         )
-        raise ConfigError(f"{name} wants to be of one shape in all inputs; it is {listing}")
+        raise ConfigError(f"{name} must have one shape in all inputs; it is {listing}")
     if sparse and not all(table.sparse for table in tables):
         dense = [held.label for table, held in zip(tables, inputs, strict=True) if not table.sparse]
         warnings.warn(
-            f"{name} of {few_names(dense, letters=1000)} is dense, and becomes CSR as the others are", stacklevel=7
+            f"{name} of {few_names(dense, letters=1000)} is dense and becomes CSR like the others", stacklevel=7
         )
     row_shape = tables[0].shape[1:] if free else (num_vars[modality], *tables[0].shape[2:])
     dtype: DType = np.result_type(*(table.dtype for table in tables))
@@ -313,8 +313,8 @@ def _dense(part: NDArray, columns: IntArray, field: Field) -> NDArray:
     fill: Any = np.nan if field.dtype.kind in "fc" else 0
     if field.dtype.kind not in "fc" and kept.sum() < field.row_shape[0]:
         raise ConfigError(
-            f"the dense {field.name} of {field.dtype} has no value for variables that an input lacks: choose those "
-            "that all have with var_subset, or make it float"
+            f"the dense {field.name} of {field.dtype} has no value for variables that an input lacks: choose variables "
+            "that all inputs have with var_subset, or make it float"
         )
     made = np.full((len(part), *field.row_shape), fill, dtype=field.dtype)
     made[:, columns[kept]] = part[:, kept]

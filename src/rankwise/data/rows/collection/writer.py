@@ -80,11 +80,11 @@ def _write_inputs(
     progress: bool | None,
 ) -> None:
     if not inputs and not options.reshuffle:
-        raise ConfigError("add_adatas wants at least one input, got none")
+        raise ConfigError("add_adatas needs at least one input, got none")
     asked = plan_of(inputs, options, None)
     if ranks.from_main(lambda: asked) != asked:
         raise ConfigError(
-            f"rank {ranks.rank} was asked to write other inputs, or with other parameters, into {path} than rank 0: "
+            f"rank {ranks.rank} was called with other inputs or parameters for {path} than rank 0: "
             "every rank must make the same call"
         )
     plan = plan_of(inputs, options, seed)

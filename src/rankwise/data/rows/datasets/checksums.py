@@ -75,8 +75,8 @@ def check_files(group: Any, names: Iterable[str]) -> None:
             if known is None or array_checksums(place).get(".") == known[1].get(place.relative_to(known[0]).as_posix()):
                 continue
             raise DataError(
-                f"{lacking} is missing: {name!r} would be read as if it held nothing but zeros there, and the manifest "
-                f"of the collection says that it does not. Copy {known[0]} whole, or write it again"
+                f"{lacking} is missing: {name!r} would be read as if it held only zeros there, but the manifest "
+                f"of the collection says that it does not. Copy {known[0]} completely or write it again"
             )
 
 

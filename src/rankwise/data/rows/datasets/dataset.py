@@ -42,7 +42,7 @@ class Dataset:
         if node is None:
             raise STORES.missing(self.place)
         if node.attributes.get("encoding-type") != "anndata":
-            raise DataError(f"{self.place} is no AnnData store")
+            raise DataError(f"{self.place} is not an AnnData store")
         self._obs = self._table("obs")
         self._var = self._table("var")
 
@@ -112,7 +112,7 @@ class Dataset:
         opened = open_matrix(self._at(name), self._reader)
         if opened.num_rows != self.num_rows:
             raise DataError(
-                f"{opened.place} has {opened.num_rows} rows, the table of observations {self.num_rows}: write the "
+                f"{opened.place} has {opened.num_rows} rows, but the table of observations {self.num_rows}: write the "
                 "store again"
             )
         return opened

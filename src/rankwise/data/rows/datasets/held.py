@@ -56,7 +56,7 @@ class HeldDataset:
         self.place = self._source if self.is_file else f"the AnnData of {source.n_obs} x {source.n_vars} in memory"
         with self._open() as held:
             if self.is_file and held.attrs.get("encoding-type") != "anndata":
-                raise DataError(f"{self.place} holds no AnnData of its own kind; {_TO_MEMORY}")
+                raise DataError(f"{self.place} is not an AnnData file of a known format; {_TO_MEMORY}")
             self._columns = {name: _columns(getattr(held, name, None) if not self.is_file else held[name])
                              for name in ("obs", "var")}  # fmt: skip
 
@@ -119,7 +119,7 @@ class HeldDataset:
         with self._open() as held:
             shape, dtype, num_elements = _facts(self._element(held, name), f"{self.place}/{name}")
         if shape[0] != self.num_rows:
-            raise DataError(f"{self.place}/{name} has {shape[0]} rows, the table of observations {self.num_rows}")
+            raise DataError(f"{self.place}/{name} has {shape[0]} rows, but the table of observations {self.num_rows}")
         return HeldMatrix(
             place=f"{self.place}/{name}", shape=shape, dtype=dtype, num_elements=num_elements,
             identity=self._identity, is_file=self.is_file, load=partial(self._load, name),
@@ -222,14 +222,14 @@ class HeldDataset:
             raise DataError(f"{self.place}{element.name} cannot be read: {error}") from error
 
 
-_TO_MEMORY = "pass what your reader makes of it, an AnnData in memory, or write it with adata.write_h5ad"
+_TO_MEMORY = "pass the AnnData that your reader makes of it, or write it with adata.write_h5ad"
 
 
 def _columns(table: Any) -> tuple[str, ...]:
     if hasattr(table, "columns"):
         return tuple(map(str, table.columns))
     if not hasattr(table, "keys") or "column-order" not in table.attrs:
-        raise DataError(f"{table.file.filename}{table.name} is a table of an old kind; {_TO_MEMORY}")
+        raise DataError(f"{table.file.filename}{table.name} is a table in an old format; {_TO_MEMORY}")
     return tuple(map(str, table.attrs["column-order"]))
 
 
@@ -245,6 +245,6 @@ def _facts(element: Any, place: str) -> tuple[tuple[int, ...], np.dtype[Any], in
     if (of_file or isinstance(element, np.ndarray)) and element.dtype.kind in "biuf":
         return tuple(map(int, element.shape)), np.dtype(element.dtype), None
     raise ConfigError(
-        f"{place} is {type(element).__module__}.{type(element).__name__}: rows in memory come from NumPy arrays of "
-        "numbers and sparse matrices of SciPy; convert it, or write the data to a collection (rankwise rows write)"
+        f"{place} is {type(element).__module__}.{type(element).__name__}: rows in memory must be NumPy arrays of "
+        "numbers or SciPy sparse matrices; convert it, or write the data to a collection (rankwise rows write)"
     )

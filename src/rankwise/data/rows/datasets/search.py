@@ -32,7 +32,7 @@ def find_datasets(uris: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     """
     listed = [uris] if isinstance(uris, (str, os.PathLike)) else list(uris)
     if not listed:
-        raise ConfigError("rows want at least one AnnData store or collection, got none")
+        raise ConfigError("rows need at least one AnnData store or collection, got none")
     return tuple(place for uri in listed for place in _at(resolve_place(uri)))
 
 
@@ -44,12 +44,12 @@ def _at(place: str) -> list[str]:
     if kind == "anndata":
         return [place]
     if kind is None and node.kind != "array" and not STORES.inside(place, node):
-        raise DataError(f"{place} is an empty Zarr group; a collection gets rows by its add_adatas([...])")
+        raise DataError(f"{place} is an empty Zarr group; add rows to a collection with its add_adatas([...])")
     if kind != COLLECTION_TYPE:
         what = "a Zarr array" if node.kind == "array" else f"a Zarr group of the type {kind!r}"
         raise DataError(
-            f"{place} is {what}; rows come from AnnData stores and collections of them (arrays by themselves, whose "
-            "samples are array[i], from rankwise.data.samples.ArraySource)"
+            f"{place} is {what}; rows are read from AnnData stores and collections (for plain arrays, whose "
+            "samples are array[i], use rankwise.data.samples.ArraySource)"
         )
     listed = node.attributes.get(MANIFEST, {}).get("datasets")  # others were left by a write that was killed
     names = STORES.inside(place, node) if listed is None else listed
@@ -70,11 +70,11 @@ def _unfit(place: str) -> str:
             "OrderedLoader(FILE, order=Order(FILE, batch_size=...))"
         )
     if place.endswith(".h5mu"):
-        return f"{place} is a MuData file: {written}, with --modality NAME for each of those that you want"
+        return f"{place} is a MuData file: {written}, with --modality NAME for each modality to keep"
     return (
-        f"{place} is a file; rows come from AnnData stores, collections of them, and h5ad files: make an AnnData of it "
+        f"{place} is a file; rows are read from AnnData stores, collections and h5ad files: make an AnnData of it "
         "(anndata.io reads loom, csv and mtx files; of a table anndata.AnnData(frame)) and pass that or its file, or "
-        "wrap it as a Dataset of torch in rankwise.data.samples.DatasetLoader(dataset, order=...)"
+        "wrap it as a torch Dataset in rankwise.data.samples.DatasetLoader(dataset, order=...)"
     )
 
 

@@ -38,7 +38,7 @@ class Interleave:
 
     def __init__(self, shares: Sequence[float], lanes: int) -> None:
         if len(shares) < 2 or not all(math.isfinite(share) and share > 0 for share in shares):
-            raise ConfigError(f"mix= wants a share above 0 of each of several collections, got {list(shares)}")
+            raise ConfigError(f"mix= needs a share above 0 for each of several collections, got {list(shares)}")
         self._shares = tuple(shares)
         self._lanes = lanes
         self._names = _far_apart(lanes, math.ceil(math.log2(len(shares))))
@@ -140,11 +140,11 @@ class MixedDraws:
     def __post_init__(self) -> None:
         if len(self.shares) != len(self.edges) - 1:
             raise ConfigError(
-                f"mix= wants one share for each of {len(self.edges) - 1} collections, got {list(self.shares)}: pass "
+                f"mix= needs one share for each of {len(self.edges) - 1} collections, got {list(self.shares)}: pass "
                 "the collections as a list"
             )
         if (np.diff(self.edges) == 0).any():
-            raise ConfigError("mix= wants rows of every collection: one of them has none left")
+            raise ConfigError("mix= needs rows of every collection, but one has none left")
         Interleave(self.shares, self.lanes)  # raises for bad shares now
         if self.num_samples > MOST_POSITIONS:
             raise ConfigError(f"an epoch of a mix has at most {MOST_POSITIONS} samples, got {self.num_samples}")
@@ -260,7 +260,7 @@ def make_draws(options: DrawOptions, *, num_rows: int, edges: IntArray, groups_o
     elif options.weights is not None:
         weights = RowWeights.checked(options.weights, num_rows)
         if options.mix is not None and (np.diff(weights.before(edges)) <= 0).any():
-            raise ConfigError("mix= wants rows of every collection: all weights of one of them are zero")
+            raise ConfigError("mix= needs rows of every collection, but all weights of one are zero")
     drawn = None
     if weights is not None:
         drawn = RowDraws(
@@ -282,8 +282,8 @@ def _warn_of_many(num_groups: int, num_rows: int, column: str) -> None:
     """Warn that a column looks like measurements rather than classes."""
     if num_rows >= _ENOUGH_ROWS and num_groups > num_rows / 2:
         warnings.warn(
-            f"balance={column!r}: the column has {num_groups} different values for {num_rows} rows, so that balancing "
-            "by it changes little; it wants a column of classes",
+            f"balance={column!r}: the column has {num_groups} different values for {num_rows} rows, so balancing "
+            "by it changes little; use a column of classes",
             stacklevel=6,
         )
 
@@ -292,15 +292,15 @@ def _shares(mix: Any, names: Sequence[str]) -> tuple[float, ...]:
     if isinstance(mix, Mapping):
         given = {os.fspath(name): share for name, share in mix.items()}
         if sorted(given) != sorted(names):
-            raise ConfigError(f"mix= wants a share of each of {list(names)}, got shares of {list(given)}")
+            raise ConfigError(f"mix= needs a share for each of {list(names)}, got shares for {list(given)}")
         mix = [given[name] for name in names]
     try:
         shares = tuple(float(share) for share in mix)
     except (TypeError, ValueError):
-        raise ConfigError(f"mix= wants one share for each of {list(names)}, got {mix!r}") from None
+        raise ConfigError(f"mix= needs one share for each of {list(names)}, got {mix!r}") from None
     if len(shares) != len(names) or len(shares) < 2:
         raise ConfigError(
-            f"mix= wants a share for each of several collections; got {len(shares)} shares of {len(names)}: pass the "
+            f"mix= needs a share for each of several collections; got {len(shares)} shares of {len(names)}: pass the "
             "collections as a list"
         )
     return shares

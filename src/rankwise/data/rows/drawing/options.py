@@ -79,12 +79,12 @@ class DrawOptions:
 
     def __post_init__(self) -> None:
         if self.balance is not None and self.weights is not None:
-            raise ConfigError("balance= and weights= both say how likely rows are: give one of them")
+            raise ConfigError("balance= and weights= cannot be combined: give one")
         if self.balance is None and self.weights is None and self.mix is None:
-            raise ConfigError("drawn rows want one of balance= and weights=, or mix= for several collections")
+            raise ConfigError("drawn rows need one of balance= and weights=, or mix= for several collections")
         for name in ("num_samples", "together", "block_rows"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"draws want {name} of at least 1, got {getattr(self, name)}")
+                raise ConfigError(f"draws need {name} of at least 1, got {getattr(self, name)}")
         if self.together > 1 and self.balance is None and self.weights is None:
             raise ConfigError(
                 "together= is for balance= and weights=: a mix of whole collections reads each chunk about once anyway"
@@ -155,10 +155,10 @@ class RowWeights:
         found = np.asarray(weights)
         if found.dtype.kind not in "biuf" or found.shape != (num_rows,):
             raise ConfigError(
-                f"weights= wants one number for each of {num_rows} rows, got {found.dtype}{list(found.shape)}"
+                f"weights= needs one number for each of {num_rows} rows, got {found.dtype}{list(found.shape)}"
             )
         if not np.isfinite(found).all() or (found < 0).any() or not found.any():
-            raise ConfigError("weights= wants finite numbers of at least 0, and one above it at least")
+            raise ConfigError("weights= needs finite numbers of at least 0, at least one above 0")
         if found.dtype == np.float32:
             return cls(found.copy())
         return cls((found / found.max()).astype(np.float32))

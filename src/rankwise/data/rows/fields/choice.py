@@ -42,12 +42,12 @@ class FieldChoice:
         for name in ("matrices", "obs"):
             given = getattr(self, name)
             if isinstance(given, str):
-                raise ConfigError(f"{name}= is a list of names, got the text {given!r}: write {name}=[{given!r}]")
+                raise ConfigError(f"{name}= must be a list of names, got the text {given!r}: write {name}=[{given!r}]")
             if not isinstance(given, Iterable):
-                raise ConfigError(f"{name}= is a list of names, got {given!r}: leave it out, or write {name}=[...]")
+                raise ConfigError(f"{name}= must be a list of names, got {given!r}: omit it or write {name}=[...]")
         names = [*self.matrices, *self.obs]
         if not names or len(set(names)) < len(names):
-            raise ConfigError(f"a source of rows wants at least one field, each under its own name; asked for {names}")
+            raise ConfigError(f"a source of rows needs at least one field, each with its own name; got {names}")
         for option in ("genes", "dtype"):
             given = getattr(self, option)
             unknown = [name for name in given if name not in self.matrices] if isinstance(given, Mapping) else []
@@ -74,11 +74,11 @@ def _check_dtype(dtype: Any) -> None:
     try:
         np.dtype(dtype)
     except TypeError as error:
-        raise ConfigError(f"dtype= wants NumPy dtypes such as 'float32', got {dtype!r}") from error
+        raise ConfigError(f"dtype= must be NumPy dtypes such as 'float32', got {dtype!r}") from error
 
 
 _SHOWN = 5
-_NO_MASK = "genes= is a list of names or numbers (of a mask take numpy.flatnonzero(mask))"
+_NO_MASK = "genes= must be a list of names or numbers (for a mask use numpy.flatnonzero(mask))"
 
 
 def chosen_genes(genes: Sequence[Any], num_vars: int, names: Callable[[], Sequence[str]]) -> IntArray:
@@ -93,7 +93,7 @@ def chosen_genes(genes: Sequence[Any], num_vars: int, names: Callable[[], Sequen
         ConfigError: the list is empty or has duplicates, or names a variable that does not exist.
     """
     if isinstance(genes, str):
-        raise ConfigError(f"genes= is a list of names or numbers, got the text {genes!r}: write genes=[{genes!r}]")
+        raise ConfigError(f"genes= must be a list of names or numbers, got the text {genes!r}: write genes=[{genes!r}]")
     wanted = list(genes)
     if any(isinstance(gene, str) for gene in wanted):
         wanted = _numbers(wanted, names())
@@ -105,10 +105,10 @@ def chosen_genes(genes: Sequence[Any], num_vars: int, names: Callable[[], Sequen
         raise ConfigError(_NO_MASK) from None
     outside = [column for column in columns.tolist() if not 0 <= column < num_vars]
     if outside or len(columns) == 0:
-        raise ConfigError(f"genes= wants some of the numbers 0 to {num_vars - 1}; got {outside or 'none at all'}")
+        raise ConfigError(f"genes= needs numbers from 0 to {num_vars - 1}; got {outside or 'none at all'}")
     twice = [column for column, count in Counter(columns.tolist()).items() if count > 1]
     if twice:
-        raise ConfigError(f"genes= has {len(twice)} variables several times, the first is number {twice[0]}")
+        raise ConfigError(f"genes= has {len(twice)} variables more than once, the first is number {twice[0]}")
     return columns
 
 
@@ -117,11 +117,11 @@ def _numbers(wanted: Sequence[Any], names: Sequence[str]) -> list[Any]:
     unknown = [gene for gene in wanted if isinstance(gene, str) and gene not in place]
     if unknown:
         raise ConfigError(
-            f"genes= has {len(unknown)} names that are not there, such as {unknown[:_SHOWN]}; there are "
+            f"genes= has {len(unknown)} names that do not exist, such as {unknown[:_SHOWN]}; there are "
             f"{len(names)}, such as {list(names[:_SHOWN])}"
         )
     if len(place) < len(names):
         several = {name for name, count in Counter(names).items() if count > 1} & set(map(str, wanted))
         if several:
-            raise ConfigError(f"several variables are named {min(several)!r}: give numbers")
+            raise ConfigError(f"several variables are named {min(several)!r}: pass numbers")
     return [place[gene] if isinstance(gene, str) else gene for gene in wanted]

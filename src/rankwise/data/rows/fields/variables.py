@@ -67,9 +67,9 @@ class Variables:
         pairs = enumerate(zip(first, other, strict=False))
         at = next((i for i, (a, b) in pairs if a != b), min(len(first), len(other)))
         raise ConfigError(
-            f"the datasets want the same variables in the same order; {self._datasets[odd].place} has {len(other)} and "
-            f"{self._datasets[0].place} {len(first)}, they differ from number {at} on: choose genes=[...] by names "
-            "that all have, or write them to one collection, which brings them into one order"
+            f"the datasets need the same variables in the same order; {self._datasets[odd].place} has {len(other)} and "
+            f"{self._datasets[0].place} {len(first)}, differing from number {at} on: choose genes=[...] by names "
+            "that all have, or write them to one collection, which gives them one order"
         )
 
     def columns(self, genes: Sequence[Any], num_columns: int) -> list[IntArray]:
@@ -94,7 +94,7 @@ class Variables:
         numbers = [gene for gene in genes if not isinstance(gene, str)]
         if numbers:
             raise ConfigError(
-                f"the datasets have different variables: genes= wants names then, got the number {numbers[0]!r}"
+                f"the datasets have different variables: genes= needs names, got the number {numbers[0]!r}"
             )
         for number, dataset in enumerate(self._datasets):
             held = set(self.names(number))
@@ -102,7 +102,7 @@ class Variables:
             if missing:
                 raise ConfigError(
                     f"{dataset.place} lacks {len(missing)} of the {len(genes)} genes=, such as {missing[:_SHOWN]}: "
-                    "leave them or this store out (a collection of all stores joins their variables)"
+                    "remove them or this store (a collection of all stores joins their variables)"
                 )
 
 
@@ -122,7 +122,7 @@ def open_fields(datasets: Sequence[AnyDataset], choice: FieldChoice) -> dict[str
     genes = {name: _wanted(choice.genes, name, modality) for name, modality in found.items()}
     if choice.genes is not None and not choice.is_open and not any(wanted is not None for wanted in genes.values()):
         raise ConfigError(
-            f"genes= chooses columns of X and layers (of a modality with {{'mod/protein/X': [...]}}); asked for are "
+            f"genes= chooses columns of X and layers (for a modality use {{'mod/protein/X': [...]}}); selected are "
             f"{', '.join(choice.matrices) or 'none'}"
         )
     fields = {}
@@ -139,13 +139,13 @@ def _wanted(genes: Any, name: str, modality: str | None) -> list[Any] | None:
     if isinstance(genes, Mapping):
         given = genes.get(name)
         if given is not None and modality is None:
-            raise ConfigError(f"genes= names {name!r}, whose columns are no variables: choose them in a transform")
+            raise ConfigError(f"genes= names {name!r}, whose columns are not variables: select them in a transform")
     else:
         given = genes if modality == "" else None
     if isinstance(given, str):
-        raise ConfigError(f"genes= is a list of names or numbers, got the text {given!r}: write genes=[{given!r}]")
+        raise ConfigError(f"genes= must be a list of names or numbers, got the text {given!r}: write genes=[{given!r}]")
     if given is not None and not isinstance(given, Iterable):
-        raise ConfigError(f"genes= is a list of names or numbers, got {given!r}: write genes=[{given!r}]")
+        raise ConfigError(f"genes= must be a list of names or numbers, got {given!r}: write genes=[{given!r}]")
     return None if given is None else list(given)
 
 
@@ -178,4 +178,4 @@ def _say_dtypes(name: str, matrices: Sequence[StoredMatrix | HeldMatrix], joined
             f"{dtype} in {places[0]}{f' and {len(places) - 1} more' * (len(places) > 1)}"
             for dtype, places in held.items()
         )
-        say_once(f"{name} is {listing}: its rows come out as {joined}; dtype= chooses another one")
+        say_once(f"{name} is {listing}: its rows are read as {joined}; dtype= sets another dtype")

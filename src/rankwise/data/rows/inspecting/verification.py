@@ -138,14 +138,14 @@ def _open_sources(
     for label in labels:
         mine = parameters.get(label, {})
         if label.startswith("in memory") or mine.get("load_adata"):
-            what = "was in memory" if label.startswith("in memory") else "was turned by a function (load_adata)"
+            what = "was in memory" if label.startswith("in memory") else "was converted by a function (load_adata)"
             problems.append(f"{label} {what}: its rows cannot be compared")
             continue
         try:
             opened[label] = _side(label, vars_, mine)
         except RankwiseError as error:
             away = not Path(label).is_absolute() and not Path(label).exists() and "://" not in label
-            hint = " (src_path is what was passed: call this from the folder that it was passed in)" * away
+            hint = " (src_path is relative to the folder of the original call: run this there)" * away
             problems.append(f"{label} cannot be compared: {error}{hint}")
     return opened, problems
 
@@ -156,7 +156,7 @@ def _missing_rows(sources: dict[str, _Side], origins: list[_Origin]) -> list[str
         seen = np.concatenate([origin.rows[origin.of(label)] for origin in origins])
         lost = side.held.num_rows - len(np.unique(seen[seen < side.held.num_rows]))
         if lost or (seen >= side.held.num_rows).any():
-            problems.append(f"{label} has {side.held.num_rows} rows, {lost} of them are not in the collection")
+            problems.append(f"{label} has {side.held.num_rows} rows, but {lost} of them are not in the collection")
     return problems
 
 
@@ -187,7 +187,7 @@ def _differences(
     odd = mine[found[mine] != wanted[source_rows[mine]]]
     if len(odd):
         yield (
-            f"{name} of {len(odd)} rows of {dataset} is not that of {label}, such as row {odd[0]}, which should be row "
+            f"{name} of {len(odd)} rows of {dataset} differs from {label}, such as row {odd[0]}, which should be row "
             f"{source_rows[odd[0]]} there"
         )
 
@@ -227,7 +227,7 @@ def verify_rows(
     collection = DatasetCollection(uri, mode="r")
     entries = collection.manifest["datasets"]
     if not entries:
-        raise ConfigError(f"{uri} has no manifest to compare with: only collections that rankwise wrote have one")
+        raise ConfigError(f"{uri} has no manifest to compare with: only collections written by rankwise have one")
     problems = [f"{name} is missing" for name in entries if not (collection.path / name).is_dir()]
     with BoxReader(threads=1, cache=0) as reader:
         for place in find_datasets(collection.path):
@@ -247,7 +247,7 @@ def _files(folder: Path, expected: dict[str, str]) -> list[str]:
     problems += [f"{folder.name}/{array} was added later" for array in sorted(set(found) - set(expected))]
     same = set(found) & set(expected)
     changed = sorted(array for array in same if found[array] != expected[array])
-    return problems + [f"{folder.name}/{array} is not what was written: its checksum differs" for array in changed]
+    return problems + [f"{folder.name}/{array} changed after it was written: its checksum differs" for array in changed]
 
 
 def _rows(place: str, expected: int | None, reader: BoxReader) -> list[str]:
@@ -274,10 +274,10 @@ def _sources(collection: Any) -> list[str]:
     obs = collection.obs(["src_path", "src_row"])
     known = obs[obs["src_row"] >= 0]
     twice = int(known.duplicated().sum())
-    problems = [f"{twice} rows are there twice, by their src_path and src_row"] if twice else []
+    problems = [f"{twice} rows occur twice, by their src_path and src_row"] if twice else []
     counts = known.groupby("src_path", observed=True)["src_row"].agg(["size", "max"])
     short = counts[counts["max"] + 1 > counts["size"]]
     return problems + [
-        f"of {label} {row['size']} rows are there, but row {row['max']} is among them: some are lost"
+        f"{row['size']} rows of {label} were found, including row {row['max']}: some are lost"
         for label, row in short.iterrows()
     ]

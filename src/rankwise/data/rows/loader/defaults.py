@@ -47,12 +47,12 @@ def choose_sampler(sampler: Sampler | None, arguments: Mapping[str, Any]) -> Sam
     if sampler is not None:
         if not isinstance(sampler, Sampler):
             raise TypeError(
-                f"batch_sampler wants a sampler of rankwise.data.rows.samplers, or a subclass of "
+                f"batch_sampler must be a sampler of rankwise.data.rows.samplers, or a subclass of "
                 f"rankwise.data.rows.abc.Sampler, got {type(sampler).__name__}"
             )
         if passed:
             raise ConfigError(
-                f"Cannot specify {', '.join(passed)} when providing batch_sampler: give them to the sampler instead"
+                f"Cannot specify {', '.join(passed)} when providing batch_sampler: pass them to the sampler instead"
             )
         return sampler
     sizes: dict[str, Any] = {
@@ -61,9 +61,7 @@ def choose_sampler(sampler: Sampler | None, arguments: Mapping[str, Any]) -> Sam
     if arguments["shuffle"]:
         return RandomSampler(**sizes, rng=arguments["rng"])
     if arguments["shuffle"] is None:
-        say_once(
-            "rows come in their stored order: pass shuffle=True (or shuffle=False, which says that it is meant so)"
-        )
+        say_once("rows are read in their stored order: pass shuffle=True (or shuffle=False to silence this warning)")
     return SequentialSampler(**sizes)
 
 
@@ -73,8 +71,8 @@ def say_idle_workers(sampler: Sampler) -> None:
     if worker is None or worker.number or worker.count == 1 or sampler.handles_workers or sampler.rng is not None:
         return
     say_once(
-        f"one of {worker.count} workers reads everything: {type(sampler).__name__} has no rng, so that the workers may "
-        "draw differently; assign one and draw from self.rng, or take num_workers=1"
+        f"one of {worker.count} workers reads everything: {type(sampler).__name__} has no rng, so the workers may "
+        "draw differently; assign one and draw from self.rng, or use num_workers=1"
     )
 
 
@@ -83,7 +81,7 @@ def say_no_batch(sampler: Sampler, n_obs: int) -> None:
     if current_worker() is None:  # one of several workers may have nothing to do
         say_once(
             f"a pass over {n_obs} rows had no batch: {type(sampler).__name__} makes batches of {sampler.batch_size} "
-            "rows and leaves out what fills none; take a smaller batch_size, or drop_last=False"
+            "rows and drops incomplete ones; use a smaller batch_size, or drop_last=False"
         )
 
 
@@ -101,12 +99,12 @@ def sharded_batches(sharding: Any, sampler: Sampler, *, to: Any) -> ShardRows | 
     if sharding is None:
         return None
     if to != "jax":
-        raise ConfigError("sharding= is for JAX arrays: pass to='jax' with it")
+        raise ConfigError("sharding= is for JAX arrays: also pass to='jax'")
     if not isinstance(sampler, DistributedSampler) or not sampler.has_equal_batches:
         raise ConfigError(
-            "sharding= wants batches that are as long and as many on every rank: batch_sampler=DistributedSampler("
-            "RandomSampler(...), dist_info='jax'), with any of the samplers here inside and equal batches; or "
-            "order=Order(collection, batch_size=...) instead of a sampler, with weights that tell padding"
+            "sharding= needs batches of equal size and number on every rank: batch_sampler=DistributedSampler("
+            "RandomSampler(...), dist_info='jax'), with any sampler inside and equal batches; or "
+            "order=Order(collection, batch_size=...) instead of a sampler, where weights mark padding"
         )
     assert sampler.batch_size is not None
     rank, world_size = sampler.rank, sampler.world_size
@@ -125,11 +123,11 @@ def global_batch(rows: Any, sharded: ShardRows) -> Any:
     """
     if rows.shape[0] != sharded.num_rows:
         raise ConfigError(
-            f"a batch has {rows.shape[0]} rows, and every part of a global array wants {sharded.num_rows}: pass "
+            f"a batch has {rows.shape[0]} rows, but every part of a global array needs {sharded.num_rows}: pass "
             "drop_last=True to the sampler, or a num_samples that is a multiple of batch_size"
         )
     if not isinstance(rows, np.ndarray):
-        say_once("X is sparse, and global arrays of JAX are dense: its rows come as dense ones")
+        say_once("X is sparse, but global JAX arrays are dense: its rows are read as dense ones")
     dense: NDArray = rows if isinstance(rows, np.ndarray) else rows.toarray()
     return sharded.global_array(narrowed("X", dense))
 
@@ -149,7 +147,7 @@ def check_library(to: Any) -> None:
     if to is None:
         return
     if to not in get_args(Library):
-        raise ConfigError(f"to wants None, 'torch' or 'jax', got {to!r}")
+        raise ConfigError(f"to must be None, 'torch' or 'jax', got {to!r}")
     if find_spec(to) is None:
         raise MissingExtraError(f"to={to!r} needs {to}: pip install 'rankwise[{_EXTRAS[to]}]'")
 
@@ -197,10 +195,10 @@ def check_gpu(to: Any, *, wanted: bool) -> None:
     """
     if not wanted:
         return
-    mend = "leave preload_to_gpu out: rows are put into their shuffled order while they are decoded, not on a GPU"
+    mend = "omit preload_to_gpu: rows are shuffled while they are decoded, not on a GPU"
     if to != "torch":
-        raise ConfigError(f"preload_to_gpu=True wants to='torch', got to={to!r}; {mend}")
+        raise ConfigError(f"preload_to_gpu=True needs to='torch', got to={to!r}; {mend}")
     import torch
 
     if not torch.cuda.is_available():
-        raise ConfigError(f"preload_to_gpu=True wants a CUDA device, and torch finds none; {mend}")
+        raise ConfigError(f"preload_to_gpu=True needs a CUDA device, but torch finds none; {mend}")

@@ -48,7 +48,7 @@ def kind_of(dataset: Any) -> Kind:
         return "sparse"
     raise TypeError(
         f"rows are loaded from {_TAKEN}; got {type(dataset).__module__}.{type(dataset).__name__}: convert it "
-        "(to_numpy(), tocsr()), write it to a collection (rankwise rows write), or, a Dataset of torch, take "
+        "(to_numpy(), tocsr()), write it to a collection (rankwise rows write), or, for a torch Dataset, use "
         "rankwise.data.samples.DatasetLoader(dataset, order=...)"
     )
 
@@ -67,7 +67,7 @@ def check_table(name: str, table: Any, num_rows: int | None) -> None:
     if not isinstance(table, pd.DataFrame):
         raise TypeError(f"{name} must be a pandas DataFrame or None, got {type(table).__name__}")
     if num_rows is not None and len(table) != num_rows:
-        raise ConfigError(f"{name} has {len(table)} rows where the matrix has {num_rows}: pass those of this matrix")
+        raise ConfigError(f"{name} has {len(table)} rows, but the matrix has {num_rows}: pass those of this matrix")
 
 
 _STORED: tuple[Kind, ...] = ("backed sparse", "backed dense")
@@ -148,7 +148,7 @@ class HeldDatasets:
         kind = kind_of(matrix)
         shape = tuple(int(extent) for extent in matrix.shape)
         if len(shape) < 2:
-            raise ConfigError(f"rows want a matrix or an array of at least 2 axes, got the shape {list(shape)}")
+            raise ConfigError(f"rows need a matrix or an array of at least 2 axes, got the shape {list(shape)}")
         check_table("obs", obs, shape[0])
         check_table("var", var, shape[1] if len(shape) == 2 else None)  # for images no axis matches the table
         self._check_fit(matrix, kind, shape, obs, var)
@@ -197,12 +197,12 @@ class HeldDatasets:
         if kind != self._kind:
             raise ConfigError(
                 f"All datasets on a given loader must be of the same type {self._type}, got {type(matrix)}: bring them "
-                "into one form, or take a loader for each"
+                "into one form, or use a loader for each"
             )
         if shape[1:] != self._shapes[0][1:]:
             raise ConfigError(
                 f"all datasets must have rows of the same shape, {list(self._shapes[0][1:])}; the new one has "
-                f"{list(shape[1:])}: cut them to the columns that they share"
+                f"{list(shape[1:])}: select their shared columns"
             )
         for name, given, has in (("obs", obs, bool(self._obs)), ("var", var, self._var is not None)):
             if (given is not None) != has:
@@ -216,7 +216,7 @@ class HeldDatasets:
     def _say_dtypes(self, dtype: DType) -> None:
         if self._dtypes and dtype not in self._dtypes:
             _LOG.warning(
-                "a dataset of %s joins others of %s: rows come out as %s",
+                "a dataset of %s is added to others of %s: rows are read as %s",
                 dtype,
                 ", ".join(sorted({str(known) for known in self._dtypes})),
                 np.result_type(dtype, *self._dtypes),

@@ -76,7 +76,7 @@ class Loader:
         """Make a loader; for torch its class also inherits from `IterableDataset`."""
         if order is not None:
             raise ConfigError(
-                "Loader takes a sampler; OrderedLoader(collection, order=...) draws rows as an order says, with a "
+                "Loader needs a sampler; OrderedLoader(collection, order=...) draws rows by an order, with a "
                 "position that can be saved"
             )
         return super().__new__(iterable_class(cls, to))
@@ -217,7 +217,7 @@ class Loader:
         with closing(self._standing.foreseen_pass(sampler).orders(self._datasets.num_rows)) as orders:
             order = next(orders, None)
         if order is None:
-            raise ConfigError("no batch is left to look at, or the loader has no rows")
+            raise ConfigError("peek found no further batch, or the loader has no rows")
         first, last = order.edges[:2]
         order = RowOrder(rows=order.rows[first:last], edges=(0, last - first))
         about = self._datasets.obs()
@@ -261,8 +261,8 @@ class Loader:
         """
         if self._has_collection:
             raise RuntimeError(
-                "this loader has a collection already, and collections are shuffled each on its own: write them into "
-                "one, or add further data with add_adatas"
+                "this loader already has a collection, and collections are shuffled separately: write them into "
+                "one, or add more data with add_adatas"
             )
         self.add_adatas([load_adata(group) for group in iter_groups(collection)])
         self._has_collection = True
@@ -276,7 +276,7 @@ class Loader:
             TypeError: rows cannot be loaded from the X of one.
         """
         if not len(adatas):
-            raise ConfigError("add_adatas wants at least one AnnData, got none")
+            raise ConfigError("add_adatas needs at least one AnnData, got none")
         for adata in adatas:
             self.add_adata(adata)
         return self
@@ -294,7 +294,7 @@ class Loader:
         ignored = [f"{table}/{key}" for table in ("obsm", "layers") for key in getattr(adata, table) if key is not None]
         if ignored:
             say_once(
-                f"batches hold X, obs and var; {', '.join(sorted(ignored))} are left out (an ordered loader takes them "
+                f"batches hold X, obs and var; {', '.join(sorted(ignored))} are ignored (an ordered loader reads them "
                 "by name: OrderedLoader(..., order=...))"
             )
         return self.add_dataset(adata.X, adata.obs if len(adata.obs.columns) else None, adata.var)

@@ -73,7 +73,7 @@ class SavedPass:
             raise ConfigError(f"the state has version {state['version']!r}; this rankwise reads version {_VERSION}")
         for name in ("epoch", "batches", "rows", "rank"):
             if isinstance(state[name], bool) or not isinstance(state[name], int) or state[name] < 0:
-                raise ConfigError(f"the state of a loader wants a whole number for {name}, got {state[name]!r}")
+                raise ConfigError(f"the state of a loader needs an integer for {name}, got {state[name]!r}")
         return cls(**{name: value for name, value in state.items() if name != "version"})
 
     def differences(self, here: SavedPass) -> list[str]:
@@ -91,7 +91,7 @@ def _flat(saved: SavedPass) -> dict[str, Any]:
 
 
 WITH_AN_ORDER = (
-    "pass order=Order(collection, batch_size=...) instead of a sampler: its position goes on at any number of ranks"
+    "pass order=Order(collection, batch_size=...) instead of a sampler: its position works at any number of ranks"
 )
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class UnderWay:
                 num_left_out -= min(num_left_out, len(splits))
                 request = next(requests, None)
         if num_left_out:
-            raise ConfigError(f"the saved state lies {num_left_out} batches behind the end of its pass")
+            raise ConfigError(f"the saved state is {num_left_out} batches beyond the end of its pass")
 
     def counted(self, batch: T) -> T:
         """Count a batch that is handed out, and return it."""
@@ -148,8 +148,8 @@ class UnderWay:
             return 0
         if saved.worker is None and current_worker() is not None:
             raise ConfigError(
-                "a loader that goes on inside an epoch cannot be shared among workers of a DataLoader: take "
-                f"num_workers=0 (reading goes on in the background all the same), or {WITH_AN_ORDER}"
+                "a loader that resumes inside an epoch cannot be shared among DataLoader workers: use "
+                f"num_workers=0 (it reads in the background anyway), or {WITH_AN_ORDER}"
             )
         self.num_done = saved.batches
         return saved.batches
@@ -192,12 +192,12 @@ class Standing:
         """
         if current_worker() is None and self._sampler.passed_elsewhere:
             raise ConfigError(
-                "workers of a DataLoader read the batches, and this process does not know how far they are: take "
-                f"num_workers=0 (reading goes on in the background all the same), or {WITH_AN_ORDER}"
+                "DataLoader workers read the batches, so this process does not know their position: use "
+                f"num_workers=0 (it reads in the background anyway), or {WITH_AN_ORDER}"
             )
         saved = self._saved(*self._position())
         if saved.batches and saved.sampler is None:
-            say_once(f"a position inside an epoch was saved that cannot be gone on from: {self._unknown()}")
+            say_once(f"the saved position inside an epoch cannot be resumed: {self._unknown()}")
         return saved.to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -238,7 +238,7 @@ class Standing:
     def _saved(self, epoch: int, batches: int, salt: int) -> SavedPass:
         sampler, worker = self._sampler, current_worker()
         if not self._datasets.num_rows:
-            raise ConfigError("a position belongs to data: call use_collection, add_adatas or add_datasets first")
+            raise ConfigError("a position needs data: call use_collection, add_adatas or add_datasets first")
         settings = known_settings(sampler)
         return SavedPass(
             epoch=epoch,
@@ -258,11 +258,11 @@ class Standing:
         if saved.seed is None or here.seed is None:
             return "one of the samplers has a generator, the other has none"
         if self._sampler.is_seeded:
-            return "the sampler was given another rng: give it the same seed"
+            return "the sampler got another rng: pass the same seed"
         if saved.rank != here.rank:
             return (
-                f"it is that of rank {saved.rank}, this is rank {here.rank}, and each drew a seed of its own: save the "
-                "state of every rank, or give the sampler a seed, rng=0"
+                f"it belongs to rank {saved.rank}, this is rank {here.rank}, and each drew its own seed: save the "
+                "state of every rank, or pass a seed to the sampler, rng=0"
             )
         return ""
 
@@ -274,13 +274,13 @@ class Standing:
             why = [f"an epoch has {self._num_batches()} batches here"]
         if why:
             raise ConfigError(
-                f"the state lies {saved.batches} batches inside epoch {saved.epoch}, which this loader would not make "
-                f"again: {'; '.join(why)}. Let data, sampler and number of ranks be as they were, begin with another "
+                f"the state is {saved.batches} batches into epoch {saved.epoch}, which this loader would not make "
+                f"again: {'; '.join(why)}. Restore data, sampler and number of ranks, begin with another "
                 f"epoch (set_epoch({saved.epoch + 1})), or {WITH_AN_ORDER}"
             )
 
     def _unknown(self) -> str:
         return (
-            f"{type(self._sampler).__name__} does not tell what decides its batches. Where it draws from self.rng "
-            f"alone, let its method pass_settings() return its settings; else {WITH_AN_ORDER}"
+            f"{type(self._sampler).__name__} does not declare what sets its batches. If it draws only from self.rng, "
+            f"return its settings from its method pass_settings(); otherwise {WITH_AN_ORDER}"
         )

@@ -45,13 +45,13 @@ def order_rows(request: LoadRequest, n_obs: int) -> RowOrder:
     rows = _listed(request["requests"])
     if len(rows) and not (rows.min() >= 0 and rows.max() < n_obs):
         raise ConfigError(
-            f"a sampler asked for rows {rows.min()} to {rows.max()}, the loader has {n_obs}, counted from 0"
+            f"a sampler requested rows {rows.min()} to {rows.max()}, but the loader has {n_obs}, counted from 0"
         )
     splits = [_places(split) for split in request["splits"]]
     places = np.concatenate([np.empty(0, dtype=np.int64), *splits]).astype(np.int64, copy=False)
     if len(places) and not (places.min() >= 0 and places.max() < len(rows)):
         raise ConfigError(
-            f"a sampler's splits name places {places.min()} to {places.max()} of a request of {len(rows)} rows"
+            f"a sampler's splits have indices {places.min()} to {places.max()} into a request of {len(rows)} rows"
         )
     edges = np.cumsum([0, *(len(split) for split in splits)])
     return RowOrder(rows=rows[places], edges=tuple(edges.tolist()))
@@ -61,14 +61,14 @@ def _listed(requests: Any) -> IntArray:
     if isinstance(requests, np.ndarray):
         if requests.ndim != 1 or requests.dtype.kind not in "iu":
             raise ConfigError(
-                f"requests want whole numbers along one axis, or slices; got {requests.dtype}{list(requests.shape)}"
+                f"requests must be integers along one axis, or slices; got {requests.dtype}{list(requests.shape)}"
             )
         return requests.astype(np.int64, copy=False)
     runs = list(requests)
     wrong = [run for run in runs if not _is_run(run)]
     if wrong:
         raise ConfigError(
-            "requests are slices with a start, a stop and the step 1, or a NumPy array of whole numbers; got "
+            "requests must be slices with a start, a stop and the step 1, or a NumPy array of integers; got "
             f"{wrong[0]!r}"
         )
     starts = np.array([run.start for run in runs], dtype=np.int64)
@@ -86,7 +86,7 @@ def _places(split: Any) -> IntArray:
     found = np.asarray(split)
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
         raise ConfigError(
-            f"splits are lists of places in a request, whole numbers along one axis (of a mask take "
+            f"splits must be lists of indices into a request, integers along one axis (for a mask use "
             f"numpy.flatnonzero(mask)); got {found.dtype}{list(found.shape)}"
         )
     return found
@@ -229,7 +229,7 @@ class Requests:
             Exception: the error of drawing or reading it.
         """
         if self.is_elsewhere:
-            raise RuntimeError("a pass does not go on in a process that was forked in its midst: iterate anew there")
+            raise RuntimeError("a pass cannot continue in a process that was forked during it: iterate again there")
         return next(self._passing, None)
 
     def _pass(
@@ -263,7 +263,7 @@ class Requests:
     def _read(self) -> ReadRequest:
         taken = self._ahead.take()
         if taken is None:
-            raise RuntimeError("this process ends: nothing is read any more")
+            raise RuntimeError("this process is ending: nothing more is read")
         return taken
 
     def leave(self) -> None:

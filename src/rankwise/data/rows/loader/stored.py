@@ -56,7 +56,7 @@ def adopt_matrix(dataset: Any, reader: BoxReader) -> StoredMatrix:
     pointers = RowPointers(indptr, data.shape[0], reader, lengths=lengths, num_cols=num_cols)
     if pointers.num_rows != dataset.shape[0]:
         raise DataError(
-            f"{indptr.place} wants {dataset.shape[0] + 1} row pointers, one more than rows; it has "
+            f"{indptr.place} needs {dataset.shape[0] + 1} row pointers, one more than rows; it has "
             f"{pointers.num_rows + 1}: copy or write the matrix again"
         )
     return StoredSparse(place=place, num_cols=num_cols, data=data, indices=indices, pointers=pointers)
@@ -196,7 +196,7 @@ def iter_groups(collection: Any) -> Iterator[Any]:
         return
     if not hasattr(collection, "is_empty"):
         raise TypeError(
-            "use_collection wants a DatasetCollection, or the place of one or of AnnData stores, got "
+            "use_collection needs a DatasetCollection, or the path of one or of AnnData stores, got "
             f"{type(collection).__name__}; an AnnData goes to add_adata, a matrix to add_dataset"
         )
     if collection.is_empty:
@@ -230,7 +230,7 @@ def _backed(element: Any) -> Any:
     kind = element.attrs.get("encoding-type")
     if kind != "csr_matrix":
         raise TypeError(
-            f"{element.store_path} holds {kind!r}: rows are read from CSR matrices and dense arrays; write it by rows, "
+            f"{element.store_path} holds {kind!r}: rows are read from CSR matrices and dense arrays; store it by rows, "
             "for example with adata.X = adata.X.tocsr()"
         )
     return load_anndata().io.sparse_dataset(element)

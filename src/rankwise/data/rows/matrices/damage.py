@@ -102,7 +102,7 @@ class PointerJudge:
                 continue
             what = self._wrong(part, place)
             if not what and self._num_elements and _is_blank(part) and self._is_lost(place, chunk, ask):
-                what = f"row {place} and those behind it would be empty"
+                what = f"row {place} and those after it would be empty"
             if what:
                 found[number] = what
             elif last and part[0] < last[-1][1]:
@@ -161,7 +161,7 @@ def stray_columns(plan: MatrixPlan, reports: Sequence[BoxReport]) -> tuple[BoxRe
 def _damaged(plan: MatrixPlan, error: BoxError) -> BoxError:
     request = plan.boxes[1].request
     place = request.arrays[int(request.which[error.box])].place
-    what = DataError(f"{place} names columns that the matrix has not, beyond {request.dtype}: copy or write it again")
+    what = DataError(f"{place} has column numbers outside the matrix, beyond {request.dtype}: copy or write it again")
     return replace(error, place=place, error=what, damage=True, unfit=False)
 
 
@@ -192,8 +192,8 @@ def find_gaps(plan: MatrixPlan, reports: Sequence[BoxReport], indices: NDArray) 
         place = held.request.arrays[int(held.request.which[assumed[0]])].place
         say_once(
             f"{name_lacking(held, int(assumed[0]))}: its values count as zeros, for which Zarr writes no file, as "
-            "their column numbers are there. If the store was copied, look whether it is whole; further chunks of this "
-            "array are not named",
+            "their column numbers exist. If the store was copied, check that it is complete; further chunks of this "
+            "array are not reported",
             key=f"zeros of {place}",
         )
     lost = ((0, values), (1, columns & ~values))
@@ -216,8 +216,8 @@ def _names_twice(rows: IntArray, indices: NDArray, runs: Runs) -> bool:
 def _gap(plan: MatrixPlan, part: int, box: int) -> BoxError:
     held = plan.boxes[part]
     error = DataError(
-        f"{name_lacking(held, box)}: copy it whole or write it again; if all its elements are stored zeros, "
-        "eliminate_zeros() before writing leaves them out"
+        f"{name_lacking(held, box)}: copy it completely or write it again; if all its elements are stored zeros, "
+        "eliminate_zeros() before writing removes them"
     )
     return BoxError(box=box, place=held.request.arrays[int(held.request.which[box])].place, error=error)
 
@@ -308,7 +308,7 @@ class RowErrors:
                 dataset, _ = self._where(place)
                 where = f"{dataset.place}/{name}" if name else dataset.place
                 what = DataError(
-                    f"it names columns that the matrix {f'{where} ' if name else ''}has not (it has "
+                    f"it has column numbers outside the matrix{f' {where}' if name else ''} (it has "
                     f"{specs[name].shape[0]}): copy or write it again"
                 )
                 self._add(place, what, where, damage=True)

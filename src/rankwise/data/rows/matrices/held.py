@@ -120,17 +120,17 @@ class HeldStack:
         size = sum(matrix.row_bytes * matrix.num_rows for matrix in files)
         if size > MOST_FILE_BYTES:
             raise ConfigError(
-                f"{files[0].place}{' and others' * (len(files) > 1)} would take {size / 1e9:.3g} GB of every rank's "
+                f"{files[0].place}{' and others' * (len(files) > 1)} would need {size / 1e9:.3g} GB of every rank's "
                 f"memory; HDF5 files of up to {MOST_FILE_BYTES / 1e9:.2g} GB are read into it. Write them to a "
                 "collection once, `rankwise rows write COLLECTION.zarr FILE.h5ad`, or pass anndata.read_h5ad(FILE) if "
-                "there is room for it"
+                "it fits into memory"
             )
 
     def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
         """Return the plan for reading rows; see `MatrixStack.plan`."""
         del reader, to_spread  # nothing is decoded
         if len(rows) and not (rows.min() >= 0 and rows.max() < self.num_rows):
-            raise IndexError(f"rows {rows.min()} to {rows.max()} were asked for, there are {self.num_rows}")
+            raise IndexError(f"rows {rows.min()} to {rows.max()} were requested, but there are {self.num_rows}")
         lengths = self._lengths(rows) if self.spec.ragged else None
         return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows), held=rows)
 

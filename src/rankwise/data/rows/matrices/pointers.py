@@ -283,12 +283,12 @@ class RowPointers:
     ) -> None:
         if array.ndim != 1 or array.shape[0] < 1 or array.dtype.kind not in "iu":
             raise DataError(
-                f"{array.place} wants to be the row pointers of a CSR matrix, whole numbers along one axis; it is "
+                f"{array.place} must be the row pointers of a CSR matrix, integers along one axis; it is "
                 f"{array.dtype}{list(array.shape)}"
             )
         if lengths is not None and (lengths.shape != (array.shape[0] - 1,) or lengths.dtype.kind not in "iu"):
             raise DataError(
-                f"{lengths.place} wants to be the lengths of {array.shape[0] - 1} rows, whole numbers along one axis; "
+                f"{lengths.place} must be the lengths of {array.shape[0] - 1} rows, integers along one axis; "
                 f"it is {lengths.dtype}{list(lengths.shape)}: write the matrix again"
             )
         self.array = array
@@ -377,5 +377,5 @@ class RowPointers:
             if lengths.any():
                 self._filled.add(chunk)
             else:
-                found[index] = f"row {start} and those behind it would be empty"
+                found[index] = f"row {start} and those after it would be empty"
         return found

@@ -84,25 +84,24 @@ def stack_matrices(
         ConfigError: they do not fit together.
     """
     if not matrices:
-        raise ConfigError("a stack wants at least one matrix, got none")
+        raise ConfigError("a stack needs at least one matrix, got none")
     held = [isinstance(matrix, HeldMatrix) for matrix in matrices]
     if any(held) and not all(held):
         raise ConfigError(
-            f"{matrices[held.index(True)].place} lies in memory and {matrices[held.index(False)].place} in a store: "
-            "write them to one collection (rankwise rows write), or take all of them into memory"
+            f"{matrices[held.index(True)].place} is in memory and {matrices[held.index(False)].place} in a store: "
+            "write them to one collection (rankwise rows write), or load all of them into memory"
         )
     sparse = [_is_sparse(matrix) for matrix in matrices]
     if any(sparse) and not all(sparse):
         names = {True: "CSR", False: "dense"}
         listing = ", ".join(f"{matrix.place} is {names[kind]}" for matrix, kind in zip(matrices, sparse, strict=True))
-        raise ConfigError(f"the matrices of all datasets want to be of one kind; {listing}")
+        raise ConfigError(f"the matrices of all datasets must be of one kind; {listing}")
     shapes = {matrix.row_shape for matrix in matrices}
     inner = {shape[1:] for shape in shapes} if side_by_side and all(shapes) else shapes
     if len(inner) > 1:
         listing = ", ".join(f"{matrix.place} has {list(matrix.row_shape)}" for matrix in matrices)
         raise ConfigError(
-            f"the rows of all datasets want to have one shape; {listing}: write them to one collection, which "
-            "joins them"
+            f"the rows of all datasets must have one shape; {listing}: write them to one collection, which joins them"
         )
     chosen = np.result_type(*(matrix.dtype for matrix in matrices)) if dtype is None else np.dtype(dtype)
     if all(held):
@@ -144,7 +143,7 @@ class _Rows:
     def find(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """Return the matrix of each row and its row there, int64[n] twice."""
         if len(rows) and not (rows.min() >= 0 and rows.max() < self.num_rows):
-            raise IndexError(f"rows {rows.min()} to {rows.max()} were asked for, there are {self.num_rows}")
+            raise IndexError(f"rows {rows.min()} to {rows.max()} were requested, but there are {self.num_rows}")
         if len(self.matrices) == 1:
             return np.zeros(len(rows), dtype=np.int64), rows
         which: IntArray = np.searchsorted(self._ends, rows, side="right")

@@ -47,8 +47,8 @@ class StoredSparse:
         if self.data.ndim != 1 or self.data.shape != self.indices.shape or self.indices.dtype.kind not in "iu":
             listing = ", ".join(f"{name} has {list(shape)}" for name, shape in shapes.items())
             raise DataError(
-                f"the CSR matrix {self.place} wants data and indices of the same length along one axis, and whole "
-                f"numbers as indices; {listing}, indices are {self.indices.dtype}: copy or write it again"
+                f"the CSR matrix {self.place} needs data and indices of the same length along one axis, and integers "
+                f"as indices; {listing}, indices are {self.indices.dtype}: copy or write it again"
             )
 
     @property
@@ -209,7 +209,7 @@ def _num_cols(place: str, attributes: Mapping[str, Any], num_rows: int) -> int:
     shape = _shape(attributes)
     if shape is None or shape[0] != num_rows:
         raise DataError(
-            f"the CSR matrix {place} wants an attribute shape=[{num_rows}, columns] that fits its row pointers; got "
+            f"the CSR matrix {place} needs an attribute shape=[{num_rows}, columns] that fits its row pointers; got "
             f"{attributes.get('shape')!r}: write it again"
         )
     return shape[1]
@@ -218,7 +218,7 @@ def _num_cols(place: str, attributes: Mapping[str, Any], num_rows: int) -> int:
 def _unfit(place: str, kind: Any) -> str:
     if kind == "csc_matrix":
         return (
-            f"the matrix {place} is stored column by column (CSC): reading its rows would decode all of it; write it "
+            f"the matrix {place} is stored column by column (CSC): reading its rows would decode all of it; store it "
             "by rows, for example with adata.X = adata.X.tocsr()"
         )
-    return f"{place} holds {'no matrix' if kind is None else repr(kind)}; rows come from CSR matrices and dense arrays"
+    return f"{place} holds {'no matrix' if kind is None else repr(kind)}; rows need CSR matrices or dense arrays"

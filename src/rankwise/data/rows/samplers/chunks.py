@@ -248,13 +248,13 @@ class RandomSampler(_ChunkSampler):
         asked = self._asked(n_obs)
         if not self._replacement and asked > stop - start:
             raise ConfigError(
-                f"num_samples ({asked}) cannot exceed the {stop - start} rows of the range [{start}, {stop}): ask for "
-                "fewer, or draw with replacement=True"
+                f"num_samples ({asked}) cannot exceed the {stop - start} rows of the range [{start}, {stop}): use "
+                "fewer samples, or draw with replacement=True"
             )
         if self._replacement and asked > stop - start < self._sizes.chunk_size:
             raise ConfigError(
                 f"the {stop - start} rows of the range [{start}, {stop}) are smaller than chunk_size "
-                f"({self._sizes.chunk_size}), and num_samples ({asked}) wants more than them: take a smaller "
+                f"({self._sizes.chunk_size}), but num_samples ({asked}) needs more: use a smaller "
                 "chunk_size, a larger mask, or at most as many samples"
             )
 
@@ -280,6 +280,6 @@ def _refuse_workers() -> None:
     worker = current_worker()
     if worker is not None and worker.count > 1:
         raise ConfigError(
-            f"a DataLoader with {worker.count} workers would mix the stored order: take num_workers=0 (reading goes on "
-            "in the background all the same) or 1"
+            f"a DataLoader with {worker.count} workers would mix the stored order: use num_workers=0 (it reads "
+            "in the background anyway) or 1"
         )

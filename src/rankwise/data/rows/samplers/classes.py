@@ -140,7 +140,7 @@ def check_classes(classes: Any) -> Any:
         )
     missing = int((classes.codes < 0).sum())
     if missing:
-        raise ConfigError(f"classes contains {missing} NA values: give these rows a class, or leave them out")
+        raise ConfigError(f"classes contains {missing} NA values: give these rows a class, or exclude them")
     return classes.codes
 
 
@@ -188,7 +188,7 @@ def check_runs(codes: Any, weights: FloatArray, bounds: tuple[int, int], *, chun
         raise ConfigError(
             f"every run of rows of one class must be at least chunk_size ({chunk_size}) long, but {int(short.sum())} "
             f"are shorter (classes {named}), the shortest {int(lengths[short].min())}: write the collection with "
-            "groupby=, take a smaller chunk_size, or give these classes the weight 0"
+            "groupby=, use a smaller chunk_size, or set the weight of these classes to 0"
         )
 
 

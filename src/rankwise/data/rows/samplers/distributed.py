@@ -33,12 +33,12 @@ def find_rank(dist_info: DistInfo) -> tuple[int, int]:
     known = {"torch": _torch, "jax": _jax}
     if not callable(dist_info) and dist_info not in known:
         raise ConfigError(
-            f"dist_info wants 'torch', 'jax', or a function that returns (rank, ranks); got {dist_info!r}"
+            f"dist_info must be 'torch', 'jax', or a function that returns (rank, ranks); got {dist_info!r}"
         )
     found = dist_info() if callable(dist_info) else known[dist_info]()
     rank, world_size = (int(value) for value in found)
     if not 0 <= rank < world_size:
-        raise ConfigError(f"dist_info wants (rank, ranks) with 0 <= rank < ranks; got ({rank}, {world_size})")
+        raise ConfigError(f"dist_info needs (rank, ranks) with 0 <= rank < ranks; got ({rank}, {world_size})")
     return rank, world_size
 
 
@@ -161,8 +161,8 @@ class DistributedSampler(Sampler):
             if not sampler.can_draw(part):
                 raise ConfigError(
                     f"rank {rank} of {self._world_size} has the rows {part.start} to {part.stop - 1}, of which no "
-                    "class has a positive weight: let classes lie in all parts of the data (write the collection with "
-                    "groupby=, in more datasets than ranks), take fewer ranks, or other weights"
+                    "class has a positive weight: spread classes over all parts of the data (write the collection with "
+                    "groupby=, in more datasets than ranks), use fewer ranks, or other weights"
                 )
 
     def pass_settings(self) -> Mapping[str, JSON] | None:
@@ -210,8 +210,7 @@ class DistributedSampler(Sampler):
         size = stop - start
         if size < self._world_size and not self._equal:  # the same on every rank
             raise ConfigError(
-                f"{self._world_size} ranks share {size} rows, so that some have none: take fewer ranks, or a larger "
-                "mask"
+                f"{self._world_size} ranks share {size} rows, so some have none: use fewer ranks, or a larger mask"
             )
         first = start + size * rank // self._world_size
         end = start + size * (rank + 1) // self._world_size
@@ -223,12 +222,12 @@ class DistributedSampler(Sampler):
     def _equal_rows(self, size: int) -> int:
         batch_size = self._sampler.batch_size
         if batch_size is None:
-            raise ConfigError("equal batches want the sampler's batch_size to be set, or enforce_equal_batches=False")
+            raise ConfigError("equal batches need the sampler's batch_size, or enforce_equal_batches=False")
         rows = size // self._world_size // batch_size * batch_size
         if rows == 0:
             raise ConfigError(
                 f"{self._world_size} ranks share {size} rows, {size // self._world_size} for each, which is less than "
-                f"batch_size ({batch_size}): no rank would have a batch. Take a smaller batch_size, fewer ranks, a "
+                f"batch_size ({batch_size}): no rank would have a batch. Use a smaller batch_size, fewer ranks, a "
                 "larger mask, or enforce_equal_batches=False"
             )
         return rows

@@ -114,7 +114,7 @@ def codecs_of(given: Any, argument: str) -> tuple[Any, ...] | None:
     found = () if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
     if not found or not all(hasattr(codec, "to_dict") for codec in found):
         raise ConfigError(
-            f"{argument}= is a list of Zarr's codecs, such as [zarr.codecs.ZstdCodec(level=3)]; got {given!r}"
+            f"{argument}= must be a list of Zarr codecs, such as [zarr.codecs.ZstdCodec(level=3)]; got {given!r}"
         )
     return found
 

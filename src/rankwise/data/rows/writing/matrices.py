@@ -97,7 +97,7 @@ class ArrayStream:
         if self._num_held:
             self._flush()
         if self._written != self._array.shape[0]:
-            raise RuntimeError(f"{self._array.path} was to get {self._array.shape[0]} rows, it got {self._written}")
+            raise RuntimeError(f"{self._array.path} should get {self._array.shape[0]} rows, but got {self._written}")
 
     def _flush(self) -> None:
         end = self._written + self._num_held
@@ -134,7 +134,7 @@ class MatrixFormat:
     def __post_init__(self) -> None:
         parse_size(self.shard_size, "shard_size")
         if not isinstance(self.n_obs_per_chunk, int) or self.n_obs_per_chunk < 1:
-            raise ConfigError(f"n_obs_per_chunk wants a whole number of rows >= 1, got {self.n_obs_per_chunk!r}")
+            raise ConfigError(f"n_obs_per_chunk must be an integer of rows >= 1, got {self.n_obs_per_chunk!r}")
 
     @property
     def codecs(self) -> Any:

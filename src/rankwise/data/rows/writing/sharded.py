@@ -56,20 +56,20 @@ def write_sharded(
         n_obs_per_chunk=n_obs_per_chunk, shard_size=shard_size, compressors=codecs, align_rows=align_rows
     )
     if not hasattr(adata, "obs_names"):
-        raise ConfigError(f"write_sharded wants an AnnData, got {type(adata).__name__}: anndata.AnnData(X) makes one")
+        raise ConfigError(f"write_sharded needs an AnnData, got {type(adata).__name__}: anndata.AnnData(X) makes one")
     anndata, zarr = load_anndata(), load_zarr()
     if isinstance(group, (str, os.PathLike)):
         group = zarr.open_group(group, mode="a", zarr_format=3)
     if not hasattr(group, "store_path"):
-        raise ConfigError(f"write_sharded wants a Zarr group, or the path of one, got {type(group).__name__}")
+        raise ConfigError(f"write_sharded needs a Zarr group, or the path of one, got {type(group).__name__}")
     if group.metadata.zarr_format != 3:
-        raise ConfigError(f"write_sharded wants a group of Zarr v3, got one of v{group.metadata.zarr_format}: {group}")
+        raise ConfigError(f"write_sharded needs a Zarr v3 group, got v{group.metadata.zarr_format}: {group}")
     if group.store.read_only:
-        raise ConfigError(f"{group.store_path} was opened to read: write_sharded wants a group that can be written to")
+        raise ConfigError(f"{group.store_path} was opened read-only: write_sharded needs a writeable group")
     if group.metadata.consolidated_metadata is not None:  # written before; anndata refuses such metadata
         group = zarr.open_group(group.store, path=group.path, mode="r+", use_consolidated=False)
     if not adata.n_obs:
-        raise ConfigError(f"write_sharded wants an AnnData with rows, got {adata.shape}")
+        raise ConfigError(f"write_sharded needs an AnnData with rows, got {adata.shape}")
     with quiet_anndata():
         anndata.experimental.write_dispatched(
             group, "/" if key is None else key, adata, callback=_Callback(form, adata.n_obs)

@@ -78,7 +78,7 @@ class ShardStream:
             if self._num_held:
                 self._flush()
             if self._place != self._stop:
-                raise RuntimeError(f"{self._array.path} was to get rows up to {self._stop}, it got {self._place}")
+                raise RuntimeError(f"{self._array.path} should get rows up to {self._stop}, but got {self._place}")
         return self.digests
 
     def _room(self) -> int:
@@ -159,7 +159,7 @@ def parse_size(size: int | str, name: str) -> int:
     if match:
         size = int(float(match[1]) * 1024 ** _POWERS[match[2].upper()])
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigError(f'{name} wants a size such as "1GB" or "512MB", or a whole number >= 1; got {size!r}')
+        raise ConfigError(f'{name} must be a size such as "1GB" or "512MB", or an integer >= 1; got {size!r}')
     return size
 
 

@@ -62,7 +62,7 @@ class BoxRequest:
         if self.pad is None:
             self._refuse_outside()
         elif self.pad not in get_args(Pad):
-            raise ConfigError(f"pad wants one of {', '.join(get_args(Pad))} or None, got {self.pad!r}")
+            raise ConfigError(f"pad must be one of {', '.join(get_args(Pad))} or None, got {self.pad!r}")
         elif self.pad != "fill":
             self._refuse_empty()
 
@@ -70,40 +70,40 @@ class BoxRequest:
         ndim = len(self.shape)
         if any(array.ndim != ndim for array in self.arrays):
             got = ", ".join(f"{array.place} has {array.ndim}" for array in self.arrays if array.ndim != ndim)
-            raise ConfigError(f"boxes of shape {list(self.shape)} want arrays of {ndim} axes; {got}")
+            raise ConfigError(f"boxes of shape {list(self.shape)} need arrays of {ndim} axes; {got}")
         if self.starts.shape != (len(self.which), ndim) or any(extent < 1 for extent in self.shape):
             raise ConfigError(
-                f"a request for {len(self.which)} boxes of shape {list(self.shape)} wants starts of shape "
+                f"a request for {len(self.which)} boxes of shape {list(self.shape)} needs starts of shape "
                 f"{[len(self.which), ndim]} and extents >= 1; got starts of shape {list(self.starts.shape)}"
             )
         if self.which.dtype != np.int64 or self.starts.dtype != np.int64:
-            raise ConfigError(f"which and starts want int64, got {self.which.dtype} and {self.starts.dtype}")
+            raise ConfigError(f"which and starts must be int64, got {self.which.dtype} and {self.starts.dtype}")
         if len(self.which) and not 0 <= self.which.min() <= self.which.max() < len(self.arrays):
             raise ConfigError(
-                f"which wants numbers from 0 to {len(self.arrays) - 1}, one for each array; got numbers from "
+                f"which must hold numbers from 0 to {len(self.arrays) - 1}, one for each array; got numbers from "
                 f"{self.which.min()} to {self.which.max()}"
             )
         longest = 0 if self.runs is None else int(self.runs.lengths.max(initial=0))
         far = max(longest, np.abs(self.starts).max(initial=0), -int(self.starts.min(initial=0)), *self.shape, 0)
         if far > _FARTHEST:
-            raise ConfigError(f"boxes want starts and extents of at most 2^61 either way, got {far}")
+            raise ConfigError(f"boxes need starts and extents of at most 2^61 in magnitude, got {far}")
 
     def _check_runs(self) -> None:
         if self.runs is None:
             return
         if len(self.runs.lengths) != len(self.which) or self.shape[:1] != (1,) or self.pad is not None:
             raise ConfigError(
-                f"runs want a length for each of the {len(self.which)} boxes, the shape of one row, [1, ...], and no "
+                f"runs need a length for each of the {len(self.which)} boxes, the shape of one row, [1, ...], and no "
                 f"pad; got {len(self.runs.lengths)} lengths, the shape {list(self.shape)} and pad={self.pad!r}"
             )
 
     def _check_scaling(self) -> None:
         if (self.scale is None) != (self.offset is None):
-            raise ConfigError("scale and offset want to be given together: offset 0 or scale 1 changes nothing")
+            raise ConfigError("scale and offset must be given together: offset 0 or scale 1 changes nothing")
         for name, values in (("scale", self.scale), ("offset", self.offset)):
             if values is not None and (values.shape != (len(self.arrays),) or values.dtype != np.float64):
                 raise ConfigError(
-                    f"{name} wants float64[{len(self.arrays)}], one for each array; got {values.dtype}"
+                    f"{name} must be float64[{len(self.arrays)}], one for each array; got {values.dtype}"
                     f"{list(values.shape)}"
                 )
 
@@ -112,7 +112,7 @@ class BoxRequest:
             if 0 in self.arrays[which].shape:
                 raise ConfigError(
                     f"{self.arrays[which].place} has the shape {list(self.arrays[which].shape)}: pad={self.pad!r} "
-                    'repeats elements and there are none; take pad="fill"'
+                    'repeats elements, but there are none; use pad="fill"'
                 )
 
     def _refuse_outside(self) -> None:
@@ -123,9 +123,9 @@ class BoxRequest:
             box, axis = (int(first[0]) for first in np.nonzero(outside))
             first = int(self.starts[box, axis])
             raise ConfigError(
-                f"box {box} takes elements {first} to {first + int(self.extents[box, axis]) - 1} of axis {axis} of "
+                f"box {box} covers elements {first} to {first + int(self.extents[box, axis]) - 1} of axis {axis} of "
                 f"{self.arrays[int(self.which[box])].place}, which has {int(shapes[box, axis])}: move it inside, or "
-                'choose what stands for the outside with pad="fill", "edge" or "reflect"'
+                'fill the outside with pad="fill", "edge" or "reflect"'
             )
 
     @property

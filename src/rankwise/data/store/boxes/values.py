@@ -25,14 +25,12 @@ def check_conversion(stored: DType, wanted: DType, *, scaled: bool, place: str) 
         return
     if scaled and not is_float(wanted):
         raise ConfigError(
-            f"{place}: scaled elements are fractions, they cannot come out as {wanted}; take a float dtype"
+            f"{place}: scaled elements are fractions, which cannot be read as {wanted}; use a float dtype"
         )
     if stored.kind == "c" and wanted.kind != "c":
-        raise ConfigError(
-            f"{place} holds {stored}, which cannot come out as {wanted}: it would lose its imaginary part"
-        )
+        raise ConfigError(f"{place} holds {stored}, which cannot be read as {wanted}: it would lose its imaginary part")
     if not (stored.kind in _NUMBERS or is_float(stored)) or not (wanted.kind in _NUMBERS or is_float(wanted)):
-        raise ConfigError(f"{place} holds {stored}, which cannot come out as {wanted}: take its own dtype")
+        raise ConfigError(f"{place} holds {stored}, which cannot be read as {wanted}: use its own dtype")
 
 
 def conversion_loss(stored: DType, wanted: DType, *, scaled: bool) -> str:
@@ -49,15 +47,15 @@ def conversion_loss(stored: DType, wanted: DType, *, scaled: bool) -> str:
     if stored == wanted or stored.kind == "b" or scaled:
         return ""
     if wanted.kind == "b":
-        return "every element but 0 becomes True"
+        return "every element except 0 becomes True"
     if is_float(stored) and wanted.kind in "iu":
-        return "fractions are cut towards zero"
+        return "fractions are truncated towards zero"
     most = float(np.finfo(np.float16).max)
     if wanted == np.float16 and (is_float(stored) or np.iinfo(stored).max > most):
-        return f"what is beyond {most:,.0f} becomes infinite"
+        return f"values beyond {most:,.0f} become infinite"
     if wanted.kind == "f" and stored.kind in "iu" and wanted.itemsize > 2:
         exact = 2 ** (np.finfo(wanted).nmant + 1)
-        return f"whole numbers beyond {exact:,} are rounded" if np.iinfo(stored).max > exact else ""
+        return f"integers beyond {exact:,} are rounded" if np.iinfo(stored).max > exact else ""
     return ""
 
 
@@ -136,7 +134,7 @@ class Runs:
         for name, values in (("lengths", self.lengths), ("places", self.places)):
             if values.dtype != np.int64 or values.shape != (len(self.lengths),):
                 raise ConfigError(
-                    f"{name} of runs want int64[{len(self.lengths)}], got {values.dtype}{list(values.shape)}"
+                    f"{name} of runs must be int64[{len(self.lengths)}], got {values.dtype}{list(values.shape)}"
                 )
         filled = np.flatnonzero(self.lengths)  # also keeps negative lengths, to find them
         in_order = filled[np.argsort(self.places[filled])]
@@ -146,8 +144,8 @@ class Runs:
         if len(wrong):
             at = int(wrong[0])
             raise ConfigError(
-                f"runs want rows of their own among the {self.num_rows} of the output; run {int(in_order[at])} takes "
-                f"{int(length[at])} rows from {int(begin[at])} on, where {int(edges[at])} is the next run's or the end"
+                f"runs must not overlap among the {self.num_rows} rows of the output; run {int(in_order[at])} takes "
+                f"{int(length[at])} rows from {int(begin[at])} on, but {int(edges[at])} is the next run's or the end"
             )
 
     @classmethod
@@ -198,15 +196,15 @@ class Spread:
             or not self.columns.flags.c_contiguous
         ):
             raise ConfigError(
-                f"columns want uint16 or int32 along one axis, C-contiguous; got {self.columns.dtype}"
+                f"columns must be uint16 or int32 along one axis, C-contiguous; got {self.columns.dtype}"
                 f"{list(self.columns.shape)}"
             )
         tables = [None] * len(self.num_cols) if self.places is None else list(self.places)
         fits = 1 <= self.width < 2**31 and len(tables) == len(self.num_cols) >= 1
         if not (fits and all(map(self._fits, self.num_cols, tables))):
             raise ConfigError(
-                f"places of {self.num_cols} columns want int32 for each of them, from 0 to {self.width}, the width of "
-                "dense rows; without them there is one place for each column"
+                f"places of {self.num_cols} columns must be int32, one each, from 0 to {self.width}, the width of "
+                "dense rows; without places there is one place for each column"
             )
 
     def _fits(self, num_cols: int, places: npt.NDArray[np.int32] | None) -> bool:

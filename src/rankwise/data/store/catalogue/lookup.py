@@ -160,7 +160,7 @@ class Catalogue:
         if place in self.bad:
             return DataError(f"{place} could not be read when the catalogue was made: {self.bad[place]}")
         roots = ", ".join(self.roots[:4]) + (", ..." if len(self.roots) > 4 else "")
-        return DataError(f"{place} is not in the catalogue, which was made of {roots or 'nothing'}")
+        return DataError(f"{place} is not in the catalogue, which was made from {roots or 'nothing'}")
 
     def _key(self, row: int) -> tuple[str, int, int]:
         return self._table.kinds[row], int(self._table.documents[row]), int(self._table.attributes[row])

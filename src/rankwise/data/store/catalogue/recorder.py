@@ -116,8 +116,8 @@ def check_stores(table: Table, node_at: Callable[[str], Node | None], *, workers
     if found:
         others = f" and {len(found) - 1} others" if len(found) > 1 else ""
         raise DataError(
-            f"the metadata of {found[0]}{others} changed after the catalogue was made, or are gone: "
-            "make it again with rankwise data index"
+            f"the metadata of {found[0]}{others} changed after the catalogue was made, or is missing: "
+            "create it again with rankwise data index"
         )
 
 

@@ -125,12 +125,12 @@ def unpack_table(packed: bytes, place: str) -> Table:
     """
     head, payload = packed[: len(_MAGIC) + 36], packed[len(_MAGIC) + 36 :]
     if not head.startswith(_MAGIC):
-        raise DataError(f"{place} is no catalogue of rankwise; make one with: rankwise data index URI... -o FILE")
+        raise DataError(f"{place} is not a rankwise catalogue; create one with: rankwise data index URI... -o FILE")
     version = int.from_bytes(head[len(_MAGIC) : len(_MAGIC) + 4], "little")
     if version != _VERSION:
-        raise DataError(f"the catalogue {place} has version {version}, this rankwise reads {_VERSION}; make it again")
+        raise DataError(f"the catalogue {place} has version {version}, this rankwise reads {_VERSION}; create it again")
     if hashlib.sha256(payload).digest() != head[len(_MAGIC) + 4 :]:
-        raise DataError(f"the catalogue {place} does not match its checksum: it was cut or damaged; make it again")
+        raise DataError(f"the catalogue {place} does not match its checksum: truncated or damaged; create it again")
     return _table(zlib.decompress(payload))
 
 

@@ -44,18 +44,18 @@ def choose_decoder() -> tuple[Decoder, str]:
     """
     asked = os.environ.get(VARIABLE, "")
     if asked not in ("", *_CHOICES):
-        raise ConfigError(f"{VARIABLE} wants one of {', '.join(_CHOICES)}, got {asked!r}")
+        raise ConfigError(f"{VARIABLE} must be one of {', '.join(_CHOICES)}, got {asked!r}")
     with forks_wait:
         decoder, why = _chosen(asked)
     if asked == "kernel" and decoder.name != "kernel":
-        raise ConfigError(f"{VARIABLE} asks for the compiled decoder, which does not work here: {why}")
+        raise ConfigError(f"{VARIABLE} requests the compiled decoder, which does not work here: {why}")
     return decoder, why
 
 
 @functools.cache
 def _chosen(asked: str) -> tuple[Decoder, str]:
     if asked == "threads":
-        return ThreadsDecoder(), f"{VARIABLE} asks for it"
+        return ThreadsDecoder(), f"{VARIABLE} requests it"
     try:
         return _kernel(), ""
     except Exception as error:  # noqa: BLE001  (whatever goes wrong while compiling: there is another way)
@@ -100,13 +100,13 @@ def self_test(decoder: Decoder) -> None:
             status, detail = int(tasks.status[chunk]), int(tasks.detail[chunk])
             if status != OK:
                 told = describe(status, detail, length=int(tasks.length[chunk]), chunk_bytes=values.nbytes)
-                raise SelfTestError(f"a known chunk ({name}) {told}")
+                raise SelfTestError(f"a test chunk ({name}) {told}")
             if not np.array_equal(out[chunk], np.full(_EXTENT, _FILL) if kind == KIND_FILL else values[region]):
-                raise SelfTestError(f"the elements of a known chunk ({name}) come out wrong")
+                raise SelfTestError(f"the elements of a test chunk ({name}) are decoded wrongly")
         cut = [(name, kind, frame[:-1]) for name, kind, frame in frames if kind != KIND_FILL]
         tasks, _ = _run(decoder, cut, values, scratch)
         if (tasks.status == OK).any():
-            raise SelfTestError(f"a damaged chunk passed ({cut[int(np.argmin(tasks.status))][0]})")
+            raise SelfTestError(f"a damaged test chunk was accepted ({cut[int(np.argmin(tasks.status))][0]})")
 
 
 def _frames(values: NDArray) -> list[tuple[str, int, bytes]]:

@@ -85,12 +85,12 @@ class DenseRows:
         object.__setattr__(self, "places", np.array(addresses, dtype=np.int64))
         object.__setattr__(self, "_held", held)
         if not len(self.rows) == len(self.tables) == len(self.marks):
-            raise ValueError("dense rows want a row, a table and a mark for each target")
+            raise ValueError("dense rows need a row, a table and a mark for each target")
         ends = {"rows": len(self.lengths), "tables": len(self.num_cols)}
         for name, end in ends.items():
             numbers = getattr(self, name)
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < end:
-                raise ValueError(f"{name} of dense rows want numbers from 0 to {end - 1}")
+                raise ValueError(f"{name} of dense rows must be numbers from 0 to {end - 1}")
         # in the order of targets: rows come in any order, and a random lookup waits for memory
         object.__setattr__(self, "_row_lengths", self.lengths[self.rows])
         settings = {
@@ -114,11 +114,11 @@ class DenseRows:
         """
         wanted = (len(self.lengths), self.spread.width)
         if out.shape != wanted or not (out.flags.c_contiguous and out.flags.writeable):
-            raise ValueError(f"dense rows want a C-contiguous and writeable output of {wanted}, got {out.shape}")
+            raise ValueError(f"dense rows need a C-contiguous and writeable output of {wanted}, got {out.shape}")
         if tasks.reach >= len(self.spread.columns):
-            raise ValueError(f"targets reach element {tasks.reach}, there are {len(self.spread.columns)} columns")
+            raise ValueError(f"targets reach element {tasks.reach}, but there are {len(self.spread.columns)} columns")
         if tasks.ndim != 1 or tasks.scaled or len(self.rows) != len(tasks.dst_start):
-            raise ValueError("dense rows want targets of one axis that are not scaled, and a row for each")
+            raise ValueError("dense rows need unscaled targets of one axis, and a row for each")
 
     def check_columns(self, tasks: ChunkTasks, named: ChunkTasks, first: int, last: int) -> None:
         """Refuse chunks of columns, from `first` to `last`, whose targets differ from those of the elements.
@@ -130,7 +130,7 @@ class DenseRows:
         alike = tasks.bounds is named.bounds or np.array_equal(tasks.bounds[bounds], named.bounds[bounds])
         alike &= tasks.extent is named.extent or np.array_equal(tasks.extent[targets], named.extent[targets])
         if not alike or not is_castable(named.fill.dtype, self.spread.columns.dtype, scaled=named.scaled):
-            raise ValueError("columns want the targets of their elements, and whole numbers that are not scaled")
+            raise ValueError("columns need the targets of their elements, and unscaled integers")
 
     def join(self, tasks: ChunkTasks, cut: IntArray, slabs: Sequence[tuple[int, int]]) -> IntArray:
         """Let rows whose two pieces are decoded in sequence be written as a whole; return these rows, int64[n].

@@ -264,7 +264,7 @@ class ChunkTasks:
         if (self.src_start < 0).any() or (self.extent < 1).any() or (ends > self.chunk_shape[owner]).any():
             raise ValueError("a target's region leaves its chunk, or is empty")
         if self.dst_strides[-1] != 1 or (self.dst_strides < 0).any() or (self.dst_start < 0).any():
-            raise ValueError("targets want a start >= 0 and strides >= 0, the last of them 1")
+            raise ValueError("targets need a start >= 0 and strides >= 0, the last stride 1")
         return int((self.dst_start + (self.extent - 1) @ self.dst_strides).max(initial=-1))
 
 
@@ -282,7 +282,7 @@ def memory_at(address: int, num_bytes: int) -> NDArray:
 def _check_table(name: str, table: NDArray | None, shape: tuple[int, ...], dtype: Any) -> None:
     if table is None or table.shape != shape or table.dtype != dtype or not table.flags.c_contiguous:
         got = "None" if table is None else f"{table.dtype}{list(table.shape)}"
-        raise ValueError(f"table {name} wants {np.dtype(dtype)}{list(shape)}, C-contiguous; got {got}")
+        raise ValueError(f"table {name} must be {np.dtype(dtype)}{list(shape)}, C-contiguous; got {got}")
 
 
 _NAMES = (
@@ -336,15 +336,15 @@ def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
     size = "another number of" if detail < 0 else f"{detail}"
     return {
         OK: "is well",
-        CUT_SHORT: f"is cut short: {detail} of {length} bytes could be read",
+        CUT_SHORT: f"is truncated: {detail} of {length} bytes could be read",
         OS_ERROR: f"cannot be read: {_system_error(status, detail)} (errno {detail})",
-        BAD_FRAME: f"is damaged: its decoder refuses its {length} bytes (code {detail})",
-        WRONG_SIZE: f"is damaged: it decodes to {size} bytes, a chunk has {chunk_bytes}",
-        WRONG_LENGTH: f"is damaged: it has {length} bytes and should have {size}",
-        OUT_OF_RANGE: "holds values that do not fit the dtype that was asked for: choose a wider dtype",
+        BAD_FRAME: f"is damaged: its decoder rejects its {length} bytes (code {detail})",
+        WRONG_SIZE: f"is damaged: it decodes to {size} bytes, but a chunk has {chunk_bytes}",
+        WRONG_LENGTH: f"is damaged: it has {length} bytes, but should have {size}",
+        OUT_OF_RANGE: "holds values that do not fit the requested dtype: choose a wider dtype",
         UNKNOWN_COMPRESSOR: f"is compressed with {_compressor(detail)}, which this build of numcodecs does not know",
-        TOO_LONG: f"is damaged: it has {length} bytes, no encoder needs more than {detail} for a chunk",
-        UNKNOWN_KIND: f"is of the unknown kind {detail}",
+        TOO_LONG: f"is damaged: it has {length} bytes, but no encoder needs more than {detail} for a chunk",
+        UNKNOWN_KIND: f"has an unknown kind {detail}",
         NOT_RUN: "was not reached",
     }.get(status, f"failed with the unknown status {status} (detail {detail})")
 

@@ -103,11 +103,11 @@ class Standing:
         try:
             now = read_meta(array.place)
         except DataError as error:
-            return DataError(f"belongs to an array that has gone or cannot be opened any more: {error}")
+            return DataError(f"belongs to an array that was removed or can no longer be opened: {error}")
         if now.fingerprint != array.fingerprint:
             return DataError(
-                f"belongs to an array that was written anew or resized since it was opened (shape {array.shape} then, "
-                f"{now.shape} now): open it anew, and do not write to it while it is read"
+                f"belongs to an array that was rewritten or resized after it was opened (shape {array.shape} then, "
+                f"{now.shape} now): reopen it, and do not write to it while it is read"
             )
         with self._lock:  # attributes do not matter
             self._stamps[array.place] = stamp
@@ -123,7 +123,7 @@ class Standing:
             found = self._remote().size(url)
         except DataError as error:
             return error
-        gone = f"the array {array.place} has gone since it was opened (moved or deleted): bring it back, open it anew"
+        gone = f"the array {array.place} was moved or deleted after it was opened: restore and reopen it"
         answer = None if found is not None else TransferError(gone, url=url)
         with self._lock:
             self._known[array.place] = answer
@@ -312,7 +312,7 @@ def _look_at(array: ArrayMeta, path: str) -> FileFacts:
     except (FileNotFoundError, NotADirectoryError):
         return FileFacts(path=path, size=_ABSENT, identity=(), index=None)
     if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{path} should be a chunk of an array and is no regular file")
+        raise DataError(f"{path} should be a chunk of an array, but is not a regular file")
     index = None
     if array.index is not None:
         index = read_index(Path(path), array.index).reshape(math.prod(array.index.chunks_per_shard), 2)

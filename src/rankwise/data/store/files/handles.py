@@ -67,7 +67,7 @@ def local_size(path: str) -> int:
     except (FileNotFoundError, NotADirectoryError):
         return -1
     except OSError as error:
-        raise DataError(f"the file {path} cannot be looked at: {error}") from error
+        raise DataError(f"cannot read the status of the file {path}: {error}") from error
 
 
 class OpenFile:
@@ -169,18 +169,18 @@ def say_few_handles(*, wanted: int, capacity: int, local_ranks: int, system_limi
     """
     if wanted > capacity:
         _LOG.warning(
-            "the steps in flight of a rank lie in up to %d files, its reader keeps %d open: files are opened again and "
+            "the steps in flight of a rank use up to %d files, its reader keeps %d open: files are reopened again and "
             "again. %s",
             wanted,
             capacity,
             f"Raise the limit (ulimit -n {limit_for(wanted)} or more), or store larger shards"
             if wanted <= MOST_FILES
-            else "Store larger shards, or take a smaller batch",
+            else "Store larger shards or use a smaller batch",
         )
     together = min(wanted, capacity) * local_ranks
     if system_limit is not None and together > system_limit:
         _LOG.warning(
-            "the %d ranks of this machine may keep %d files open together, the system allows %d: take a smaller depth "
+            "the %d ranks of this machine may keep %d files open together, the system allows %d: use a smaller depth "
             "or batch, or raise fs.file-max",
             local_ranks,
             together,

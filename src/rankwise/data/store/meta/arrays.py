@@ -30,7 +30,7 @@ def array_of(node: Node) -> ArrayMeta:
         meta = parse_array(node.document, node.attributes, zarr_format=node.zarr_format)
     except UnreadableError as error:
         name = node.names[1 if node.zarr_format == 2 else 0]
-        raise DataError(f"the array {node.place} cannot be read after its {name}: {error}") from error
+        raise DataError(f"the array {node.place} cannot be read with its {name}: {error}") from error
     return replace(meta, place=node.place)
 
 

@@ -86,7 +86,7 @@ def _instead(place: str) -> str:
     try:
         inside = sorted(os.listdir(place))  # noqa: PTH208
     except NotADirectoryError:
-        unpack = "; stores in ZIP files are not read, unpack it" if place.endswith(".zip") else ""
+        unpack = "; stores in ZIP files are not supported, unpack it" if place.endswith(".zip") else ""
         return f": it is a file, not a folder{unpack}"
     except FileNotFoundError:
         return ": no such folder"
@@ -105,10 +105,10 @@ def node_of(place: str, document: Mapping[str, Any]) -> Node:
     """
     kind = document.get("node_type")
     if kind not in ("array", "group"):
-        raise DataError(f"{place}/zarr.json has the node_type {kind!r}, wanted 'array' or 'group'")
+        raise DataError(f"{place}/zarr.json has the node_type {kind!r}, expected 'array' or 'group'")
     attributes = document.get("attributes")
     if not isinstance(attributes, dict | None):
-        raise DataError(f"{place}/zarr.json has attributes {attributes!r:.80}, wanted an object")
+        raise DataError(f"{place}/zarr.json has attributes {attributes!r:.80}, expected an object")
     return Node(
         place=place,
         kind="array" if kind == "array" else "group",
@@ -131,7 +131,7 @@ def ome_attributes(node: Node) -> Mapping[str, Any]:
     if isinstance(ome, dict):
         return ome
     if ome is not None and node.zarr_format == 3:
-        raise DataError(f"the attribute 'ome' of {node.place} is {ome!r:.80}, wanted an object")
+        raise DataError(f"the attribute 'ome' of {node.place} is {ome!r:.80}, expected an object")
     return {key: node.attributes[key] for key in _OME_KEYS if key in node.attributes}
 
 
@@ -144,9 +144,9 @@ def parse_object(found: bytes, place: str, name: str) -> dict[str, Any]:
     try:
         parsed = json.loads(found)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}/{name} is not JSON ({error}); it is damaged or half written") from error
+        raise DataError(f"{place}/{name} is not JSON ({error}); it is damaged or incompletely written") from error
     if type(parsed) is not dict:
-        raise DataError(f"{place}/{name} holds {parsed!r:.80}, wanted an object")
+        raise DataError(f"{place}/{name} holds {parsed!r:.80}, expected an object")
     return parsed
 
 
@@ -212,7 +212,7 @@ def _v2_node(place: str, name: str, document: Any, attributes: Any) -> Node:
 
 def _checked(document: Any, path: str) -> Mapping[str, Any]:
     if not isinstance(document, dict):
-        raise DataError(f"the consolidated metadata of {path} are {document!r:.80}, wanted an object")
+        raise DataError(f"the consolidated metadata of {path} are {document!r:.80}, expected an object")
     return document
 
 

@@ -86,7 +86,7 @@ def _facts(array: Any, zarr_format: int) -> Vetted:
     stored = np.dtype(array.dtype)
     if stored.hasobject or stored.kind in "OT":
         raise UnreadableError(
-            f"it has dtype {array.dtype}: strings of variable length and objects cannot form a batch; "
+            f"it has dtype {array.dtype}: variable-length strings and objects cannot form a batch; "
             "store numbers (or codes and a list of categories)"
         )
     dtype = stored.newbyteorder("=")
@@ -112,7 +112,7 @@ def _keys(metadata: Any, zarr_format: int) -> KeyEncoding:
         return KeyEncoding(prefix="", separator=metadata.dimension_separator)
     encoding = metadata.chunk_key_encoding.to_dict()
     if encoding["name"] not in ("default", "v2"):
-        raise UnreadableError(f"chunk keys of the encoding {encoding['name']!r} are not known")
+        raise UnreadableError(f"chunk key encoding {encoding['name']!r} is unknown")
     separator = encoding["configuration"]["separator"]
     return KeyEncoding(prefix="c" if encoding["name"] == "default" else "", separator=separator)
 
@@ -211,7 +211,7 @@ def _coding(document: Mapping[str, Any], found: Vetted, zarr_format: int, why: s
         codec = ChunkCodec(kind="zarr", why=str(unusual) if is_core(found.dtype) else why)
         return Coding(chunks=found.chunks, files=found.files, codec=codec, index=index)
     if coding.chunks != found.chunks:
-        raise UnreadableError(f"its chunks are {list(coding.chunks)} to us and {list(found.chunks)} to zarr-python")
+        raise UnreadableError(f"its chunks are {list(coding.chunks)} here but {list(found.chunks)} in zarr-python")
     return coding
 
 
@@ -283,7 +283,7 @@ def _dimension_names(
         return (None,) * ndim
     fits = type(names) is list and len(names) == ndim and all(name is None or type(name) is str for name in names)
     if not fits and zarr_format == 3:
-        raise UnreadableError(f"its dimension_names are {names!r}, wanted a list of {ndim} names")
+        raise UnreadableError(f"its dimension_names are {names!r}, expected a list of {ndim} names")
     return tuple(names) if fits else (None,) * ndim
 
 
@@ -291,16 +291,14 @@ def _refuse_extensions(document: Mapping[str, Any]) -> None:
     for key in sorted(document.keys() - _V3_KEYS):
         value = document[key]
         if type(value) is not dict or value.get("must_understand") is not False:
-            raise UnreadableError(
-                f"its metadata have the field {key!r}, an extension that must be understood and is not"
-            )
+            raise UnreadableError(f"its metadata have the field {key!r}, an unknown extension that must be understood")
     if document.get("storage_transformers"):
         raise UnreadableError(f"its storage_transformers {document['storage_transformers']!r} are not supported")
 
 
 def _checked(meta: ArrayMeta) -> ArrayMeta:
     if not meta.shape:
-        raise UnreadableError("the array has no axis; boxes and samples are cut along axes")
+        raise UnreadableError("the array has no axis; boxes and samples need at least one")
     cuts = list(zip(meta.shape, meta.chunks, meta.files, strict=True))
     if any(extent > 0 and 0 in (chunk, file) for extent, chunk, file in cuts):
         raise UnreadableError(f"its chunks {list(meta.chunks)} in files of {list(meta.files)} cannot be empty")
@@ -310,5 +308,5 @@ def _checked(meta: ArrayMeta) -> ArrayMeta:
     num_chunks = math.prod(-(-extent // chunk) for extent, chunk in zip(meta.shape, chunks, strict=True))
     sizes = (*meta.shape, *files, num_chunks, math.prod(files) * meta.dtype.itemsize)
     if max(sizes) > _LARGEST:
-        raise UnreadableError(f"its shape {list(meta.shape)} or chunks {list(files)} are beyond any memory")
+        raise UnreadableError(f"its shape {list(meta.shape)} or chunks {list(files)} exceed any memory")
     return meta if (chunks, files) == (meta.chunks, meta.files) else replace(meta, chunks=chunks, files=files)

@@ -21,13 +21,13 @@ def describe_group(group: Node, nodes: Nodes) -> str:
     try:
         ome = ome_attributes(group)
         if "plate" in ome:
-            return "is an OME-Zarr plate; its images are found with open_plate or iter_images"
+            return "is an OME-Zarr plate; open its images with open_plate or iter_images"
         if "multiscales" in ome:
             levels = _listed(ome["multiscales"][0]["datasets"])
             return f"is an OME-Zarr image with the levels {levels}: read one of them, or use open_image"
         return f"holds {_inside(group, nodes)}"
     except (DataError, KeyError, IndexError, TypeError):
-        return "holds what cannot be listed"
+        return "holds items that cannot be listed"
 
 
 def _inside(group: Node, nodes: Nodes) -> str:

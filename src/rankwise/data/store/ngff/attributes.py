@@ -41,7 +41,7 @@ def take(values: Any, key: str, kind: type | tuple[type, ...], place: str, defau
         DataError: it is missing or has another type.
     """
     if not isinstance(values, dict):
-        raise DataError(f"{place} is {values!r:.80}, wanted an object")
+        raise DataError(f"{place} is {values!r:.80}, expected an object")
     if key not in values:
         if default is ...:
             raise DataError(f"{place} has no {key!r}; it has {', '.join(map(repr, sorted(values))) or 'nothing'}")
@@ -49,7 +49,7 @@ def take(values: Any, key: str, kind: type | tuple[type, ...], place: str, defau
     value = values[key]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
         wanted = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
-        raise DataError(f"{key!r} of {place} is {value!r:.80}, wanted {wanted}")
+        raise DataError(f"{key!r} of {place} is {value!r:.80}, expected {wanted}")
     return value
 
 
@@ -66,7 +66,7 @@ def take_numbers(values: Any, key: str, place: str, num_axes: int) -> tuple[floa
         one for one in found if isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
     ]
     if len(numbers) != len(found) or len(found) != num_axes:
-        raise DataError(f"{key!r} of {place} is {found!r:.80}, wanted {num_axes} numbers, one for each axis")
+        raise DataError(f"{key!r} of {place} is {found!r:.80}, expected {num_axes} numbers, one for each axis")
     return tuple(map(float, numbers))
 
 
@@ -84,7 +84,7 @@ def read_axes(multiscale: Any, place: str) -> tuple[Axis, ...]:
     axes = tuple(_axis(one, f"an axis of {place}") for one in found)
     names = [axis.name for axis in axes]
     if not names or len(set(names)) != len(names):
-        raise DataError(f"{place} has the axes {names}, wanted one name for each")
+        raise DataError(f"{place} has the axes {names}, expected one name for each")
     return axes
 
 
@@ -122,7 +122,7 @@ def compose(*lists: Any, num_axes: int, place: str) -> Placing:
     scale, translation = (1.0,) * num_axes, (0.0,) * num_axes
     for transforms in lists:
         if not isinstance(transforms, list):
-            raise DataError(f"{place} has the coordinateTransformations {transforms!r:.80}, wanted a list")
+            raise DataError(f"{place} has the coordinateTransformations {transforms!r:.80}, expected a list")
         for transform in transforms:
             scale, translation = _apply(transform, scale, translation, place)
     return scale, translation
@@ -135,18 +135,18 @@ def _apply(transform: Any, scale: tuple[float, ...], translation: tuple[float, .
         return scale, translation
     if kind not in {"scale", "translation"}:
         raise DataError(
-            f"{where} has the type {kind!r}; images here are placed by 'scale' and 'translation' alone, as "
+            f"{where} has the type {kind!r}; images must be placed by 'scale' and 'translation' only, as "
             "OME-Zarr 0.4 and 0.5 do"
         )
     if kind not in transform and "path" in transform:
         raise DataError(
-            f"{where} keeps its numbers in {transform['path']!r}, apart from the metadata; write them there"
+            f"{where} stores its numbers in {transform['path']!r}, outside the metadata; write them into the metadata"
         )
     numbers = take_numbers(transform, kind, where, len(scale))
     if kind == "translation":
         return scale, tuple(old + new for old, new in zip(translation, numbers, strict=True))
     if not all(number > 0 for number in numbers):
-        raise DataError(f"{where} has the scale {list(numbers)}, wanted numbers above 0")
+        raise DataError(f"{where} has the scale {list(numbers)}, expected numbers above 0")
     return (
         tuple(old * new for old, new in zip(scale, numbers, strict=True)),
         tuple(old * new for old, new in zip(translation, numbers, strict=True)),

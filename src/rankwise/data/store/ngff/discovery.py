@@ -146,7 +146,7 @@ def look(spot: Spot, nodes: Nodes) -> Seen:
     node = spot.node or nodes.node(spot.ref.place)
     if node is None:
         if spot.expect != "any":
-            raise DataError(f"there is no Zarr group at {spot.ref.place}; the metadata above it name it")
+            raise DataError(f"there is no Zarr group at {spot.ref.place}, but its parent's metadata name it")
         return Seen(more=_children(spot, None, nodes))
     if node.kind == "array":
         return Seen(ref=replace(spot.ref, kind="array"), node=node)
@@ -162,7 +162,7 @@ def _look_into(spot: Spot, group: Node, nodes: Nodes) -> Seen:
     if "multiscales" in ome:
         return Seen(ref=spot.ref, node=group)
     if spot.expect != "any":
-        raise DataError(f"the group {spot.ref.place} has no 'multiscales'; the metadata above it name it as an image")
+        raise DataError(f"the group {spot.ref.place} has no 'multiscales', but its parent names it as an image")
     return Seen(more=_series(spot, group, nodes) or _children(spot, group, nodes))
 
 
@@ -193,7 +193,7 @@ def _series(spot: Spot, node: Node, nodes: Nodes) -> list[Spot]:
 
 def _children(spot: Spot, node: Node | None, nodes: Nodes) -> list[Spot]:
     if spot.depth >= _DEEPEST:
-        raise DataError(f"{spot.ref.place} lies {_DEEPEST} folders deep; do links lead in circles?")
+        raise DataError(f"{spot.ref.place} is {_DEEPEST} folders deep; check for circular links")
     inside = nodes.inside(spot.ref.place, node)
     return [replace(_inner(spot, name), node=known) for name, known in inside.items()]
 

@@ -24,7 +24,7 @@ def choose_level(image: Image, spacing: float | Sequence[float] | Mapping[str, f
     """Return the index of the coarsest level that is at least as fine as requested; see `Image.level_for`."""
     wanted = _by_axis(image, spacing)
     if not all(distance > 0 for distance in wanted.values()):
-        raise DataError(f"a spacing must be above 0, asked the image {image.place} for {spacing!r}")
+        raise DataError(f"a spacing must be above 0, got {spacing!r} for the image {image.place}")
     fine = [
         number
         for number, level in enumerate(image.levels)
@@ -41,7 +41,7 @@ def _by_axis(image: Image, spacing: float | Sequence[float] | Mapping[str, float
     if len(values) != len(axes):
         names = ", ".join(image.axes[axis].name for axis in axes) or "none"
         raise DataError(
-            f"the image {image.place} has {len(axes)} axes of space ({names}) and wants one spacing for each; "
+            f"the image {image.place} has {len(axes)} axes of space ({names}) and needs one spacing for each; "
             f"got {spacing!r}"
         )
     return dict(zip(axes, values, strict=True))
@@ -144,7 +144,7 @@ class Image:
         several = f"the channels {numbers} are all named {wanted!r}; choose one by its number"
         raise DataError(
             f"the image {self.place} has {num_channels} channels, named "
-            f"{', '.join(map(repr, self.channels)) or 'by nothing but their numbers'}; "
+            f"{', '.join(map(repr, self.channels)) or 'only by their numbers'}; "
             f"{several if len(numbers) > 1 else f'there is no channel {wanted!r} among them'}"
         )
 
@@ -204,11 +204,11 @@ def image_of(node: Node, nodes: Nodes, *, multiscale: int = 0) -> Image:
     ome = ome_attributes(node)
     if "multiscales" not in ome:
         raise DataError(
-            f"the group {node.place} is no OME-Zarr image (no 'multiscales'); it {describe_group(node, nodes)}"
+            f"the group {node.place} is not an OME-Zarr image (no 'multiscales'); it {describe_group(node, nodes)}"
         )
     described = take_list(ome, "multiscales", node.place)
     if not 0 <= multiscale < len(described):
-        raise DataError(f"{node.place} describes {len(described)} images, asked for number {multiscale}")
+        raise DataError(f"{node.place} describes {len(described)} images, but number {multiscale} was requested")
     return _read(node, ome, described[multiscale], nodes)
 
 
@@ -237,7 +237,7 @@ def _levels(node: Node, multiscale: Any, axes: tuple[Axis, ...], nodes: Nodes) -
     place = f"the image {node.place}"
     datasets = take_list(multiscale, "datasets", place)
     if not datasets:
-        raise DataError(f"{place} has no levels: its 'datasets' are empty")
+        raise DataError(f"{place} has no levels: its 'datasets' list is empty")
     of_all = multiscale.get("coordinateTransformations") or []
     levels = [_level(node, dataset, of_all, axes, nodes) for dataset in datasets]
     if any("coordinateTransformations" in dataset for dataset in datasets):
@@ -250,11 +250,11 @@ def _level(node: Node, dataset: Any, of_all: Any, axes: tuple[Axis, ...], nodes:
     place = f"level {path!r} of the image {node.place}"
     inner = _below(node, path, nodes)
     if inner is None or inner.kind != "array":
-        raise DataError(f"{place} is {'missing' if inner is None else 'a group'}; the image names it as an array")
+        raise DataError(f"{place} is {'missing' if inner is None else 'a group'}, but the image lists it as an array")
     array = nodes.array(inner)
     if array.ndim != len(axes):
         raise DataError(
-            f"{place} has {array.ndim} axes (shape {list(array.shape)}), the image names {len(axes)}: "
+            f"{place} has {array.ndim} axes (shape {list(array.shape)}), but the image lists {len(axes)}: "
             f"{', '.join(axis.name for axis in axes)}"
         )
     own = dataset.get("coordinateTransformations") or []
@@ -266,7 +266,7 @@ def _below(node: Node, path: str, nodes: Nodes) -> Node | None:
     """Return the node at a path below a group; from its consolidated metadata if `Nodes.inside` trusts them."""
     name, _, rest = path.partition("/")
     if ".." in path.split("/"):
-        raise DataError(f"the image {node.place} names the level {path!r}, which lies outside of it")
+        raise DataError(f"the image {node.place} lists the level {path!r}, which is outside the image")
     if node.consolidated is None:
         return nodes.node(f"{node.place}/{path}")
     inner = nodes.inside(node.place, node).get(name)
@@ -312,7 +312,7 @@ def label_names(place: str, nodes: Nodes) -> tuple[str, ...]:
         return ()
     names = take_list(ome_attributes(node), "labels", f"the group {node.place}", default=[])
     if not all(isinstance(name, str) for name in names):
-        raise DataError(f"'labels' of the group {node.place} are {names!r:.80}, wanted a list of names")
+        raise DataError(f"'labels' of the group {node.place} are {names!r:.80}, expected a list of names")
     return tuple(name.strip("/") for name in names)
 
 

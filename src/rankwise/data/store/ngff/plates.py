@@ -85,7 +85,7 @@ class Well:
         """
         node = self.nodes.node(self.place)
         if node is None:
-            raise DataError(f"the well {self.path!r} at {self.place} is missing; its plate names it")
+            raise DataError(f"the well {self.path!r} at {self.place} is missing, but its plate lists it")
         return fields_of(node, self.nodes)
 
 
@@ -140,7 +140,7 @@ def open_plate(uri: str | os.PathLike[str], *, nodes: Nodes = STORES) -> Plate:
     if node is None:
         raise nodes.missing(place)
     if node.kind == "array" or "plate" not in ome_attributes(node):
-        raise DataError(f"{place} is no OME-Zarr plate: {node.kind} without the attribute 'plate'")
+        raise DataError(f"{place} is not an OME-Zarr plate: {node.kind} without the attribute 'plate'")
     return plate_of(node, nodes)
 
 
@@ -185,7 +185,7 @@ def _well(found: Any, node: Node, rows: tuple[str, ...], columns: tuple[str, ...
         _named(found, "columnIndex", columns, where, default=column),
     )
     if stated != (row, column):
-        raise DataError(f"{where} has the path {path!r}, but its indices name row {stated[0]!r}, column {stated[1]!r}")
+        raise DataError(f"{where} has the path {path!r}, but its indices give row {stated[0]!r}, column {stated[1]!r}")
     return Well(path=path, place=f"{node.place}/{path}", row=row, column=column, nodes=nodes)
 
 
@@ -194,7 +194,7 @@ def _named(found: Any, key: str, names: tuple[str, ...], where: str, *, default:
     if number is None:
         return default
     if not 0 <= number < len(names):
-        raise DataError(f"{where} has the {key} {number}, the plate names {len(names)} of them")
+        raise DataError(f"{where} has the {key} {number}, but the plate has {len(names)}")
     return names[number]
 
 
@@ -211,5 +211,5 @@ def _acquisition(found: Any, where: str) -> Acquisition:
 def _path(path: str, where: str) -> str:
     parts = path.strip("/").split("/")
     if not path.strip("/") or ".." in parts:
-        raise DataError(f"{where} has the path {path!r}, wanted one below it")
+        raise DataError(f"{where} has the path {path!r}, expected one below it")
     return "/".join(parts)

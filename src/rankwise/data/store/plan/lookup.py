@@ -161,14 +161,14 @@ def _look_up(files: list[FileFacts], file: IntArray, entry: IntArray, offset: In
 def _failure(path: str, error: DataError | OSError | None) -> LookupFailure:
     if isinstance(error, DataError):
         return LookupFailure(path, error, damage=getattr(error, "damage", True))
-    return LookupFailure(path, DataError(f"the file {path} cannot be looked at: {error}"), damage=False)
+    return LookupFailure(path, DataError(f"cannot read the status of the file {path}: {error}"), damage=False)
 
 
 def _cut(path: str) -> LookupFailure:
     return LookupFailure(
         path,
         DataError(
-            f"the index of {path} promises bytes that the file does not have: it was cut; copy or write it again"
+            f"the index of {path} refers to bytes beyond the end of the file: it was truncated; copy or write it again"
         ),
         damage=True,
     )
@@ -192,7 +192,7 @@ class _StillThere:
             return self._book.standing.trouble(array) or answer
         if not any((Path(place) / name).exists() for name in ("zarr.json", ".zarray")):
             return FileNotFoundError(
-                f"the array {place} has gone since it was opened (moved, deleted or unmounted): bring it back"
+                f"the array {place} was moved, deleted or unmounted after it was opened: restore it"
             )
         self._seen.add(place)
         return answer

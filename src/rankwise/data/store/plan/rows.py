@@ -124,7 +124,7 @@ def _loops() -> tuple[Callable[[int], int], Callable[[int], int]] | None:
         with forks_wait:
             return _loaded_loops()
     except Exception as error:  # noqa: BLE001  (whatever goes wrong while compiling: there is another way)
-        _LOG.debug("plans of rows are made by NumPy, which takes longer: %s: %s", type(error).__name__, error)
+        _LOG.debug("row plans are made by NumPy, which is slower: %s: %s", type(error).__name__, error)
         return None
 
 

@@ -59,7 +59,7 @@ class CheckedStore(WrapperStore[Store]):
                 raise trouble
             return None
         if isinstance(byte_range, RangeByteRequest) and len(found) != byte_range.end - byte_range.start:
-            raise DataError(f"needs bytes {byte_range.start} to {byte_range.end - 1} of {key}, which ends before them")
+            raise DataError(f"needs bytes {byte_range.start} to {byte_range.end - 1} of {key}, which is shorter")
         if byte_range is not None or key.rpartition("/")[2] not in _DOCUMENTS:
             return found
         return prototype.buffer.from_bytes(_renamed(found.to_bytes()))
@@ -154,7 +154,7 @@ def _check(frame: Any) -> None:
     size = frame.nbytes
     says = int.from_bytes(frame.tobytes()[12:_HEADER_BYTES], "little")
     if size < _HEADER_BYTES or says != size:
-        raise ValueError(f"a frame of Blosc has {size} bytes and should have {max(says, _HEADER_BYTES)}")
+        raise ValueError(f"a Blosc frame has {size} bytes but should have {max(says, _HEADER_BYTES)}")
 
 
 register_codec(_NAME, _CheckedV3)

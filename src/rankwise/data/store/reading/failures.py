@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 REPLACED = (
-    "lies in a file that was replaced or written to after it was first looked at: open the store anew, and do not "
+    "is in a file that was replaced or changed after it was first read: reopen the store, and do not "
     "write to it while it is read"
 )
 
@@ -154,8 +154,8 @@ def say_slow_arrays(arrays: Iterable[ArrayMeta]) -> None:
         _said.add(why)
         if speaking_rank(os.environ) == 0:
             _LOG.warning(
-                "%s is decoded by zarr-python, chunk by chunk, which is slower than the compiled kernel: %s. Arrays of "
-                "this kind are not named again; statistics count their chunks as slow",
+                "%s is decoded by zarr-python, chunk by chunk, which is slower than the compiled kernel: %s. Other "
+                "arrays of this kind are not reported; statistics count their chunks as slow",
                 array.place,
                 why,
             )
@@ -181,8 +181,8 @@ def say_loss(place: str, stored: DType, wanted: DType, *, scaled: bool = False) 
     loss = conversion_loss(stored, wanted, scaled=scaled)
     if loss and speaking_rank(os.environ) == 0:
         _LOG.warning(
-            "%s holds %s and comes out as %s: %s. Another dtype= keeps them; arrays of these dtypes are not named "
-            "again",
+            "%s holds %s and is read as %s: %s. Another dtype= keeps them; other arrays of these dtypes are not "
+            "reported",
             place,
             stored,
             wanted,

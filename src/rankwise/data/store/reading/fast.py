@@ -294,7 +294,7 @@ class FastChunks:
                 for at in range(first, last):
                     self._decode(at, at + 1)
                 return
-            what = f"cannot be decoded: there is no memory for its {int(self._chunk_bytes[first])} bytes"
+            what = f"cannot be decoded: not enough memory for its {int(self._chunk_bytes[first])} bytes"
             self._refuse(first, ChunkFailure(what, damage=False, cause=error))
 
     def _refuse(self, at: int, failure: ChunkFailure) -> None:

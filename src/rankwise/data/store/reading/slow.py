@@ -105,7 +105,7 @@ def _check_same(array: ArrayMeta, opened: Any) -> None:
     chunks = tuple(max(1, extent) for extent in opened.chunks)
     if (tuple(opened.shape), chunks, dtype) != (array.shape, array.chunks, array.dtype):
         raise DataError(
-            f"belongs to an array that was written anew since its metadata were read: it had the shape "
+            f"belongs to an array that was rewritten after its metadata were read: it had the shape "
             f"{list(array.shape)}, chunks {list(array.chunks)} and dtype {array.dtype}, now it has "
-            f"{list(opened.shape)}, {list(opened.chunks)} and {dtype}; open the store anew"
+            f"{list(opened.shape)}, {list(opened.chunks)} and {dtype}; reopen the store"
         )

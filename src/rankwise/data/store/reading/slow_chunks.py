@@ -20,7 +20,7 @@ from rankwise.errors import DataError
 
 __all__ = ["SlowChunks"]
 
-_UNFIT = "holds values that do not fit the dtype that was asked for: choose a wider dtype"
+_UNFIT = "holds values that do not fit the requested dtype: choose a wider dtype"
 _NO_MEMORY = "cannot be decoded: there is not enough memory"
 
 

@@ -107,7 +107,7 @@ class Tools:
 @functools.cache
 def _say_slower(why: str) -> None:
     """Warn once per process, for any number of readers."""
-    _LOG.warning("chunks are decoded by threads of Python, which is slower than the compiled kernel: %s", why)
+    _LOG.warning("chunks are decoded by Python threads, which is slower than the compiled kernel: %s", why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

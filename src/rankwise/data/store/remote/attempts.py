@@ -78,7 +78,7 @@ class Requests:
                 raise
             self.counters.add(RemoteStats(failures=1))
             raise TransferError(
-                f"{ask.url} ({ask.span}): the store answers as if a part of it were wanted", url=ask.url
+                f"{ask.url} ({ask.span}): the store answered as if a part had been requested", url=ask.url
             ) from error
         if part is not None:
             self.counters.add(RemoteStats(fetched_bytes=part.data.nbytes))
@@ -122,7 +122,7 @@ class Requests:
                         trouble, f"{url} ({what})", url=url, attempts=attempt, elapsed_s=elapsed_s, error=error
                     )
             self._wait(attempt)
-        raise TransferError(f"{url} ({what}): not read, its reader was closed", url=url, attempts=attempt)
+        raise TransferError(f"{url} ({what}): not read, because its reader was closed", url=url, attempts=attempt)
 
     def _once(self, call: Callable[[], T], *, retried: bool) -> T:
         with self._slots:  # released during the pause before the next attempt: others send theirs meanwhile
@@ -156,7 +156,7 @@ class Requests:
         mend = f". {trouble.mend[:1].upper()}{trouble.mend[1:]}" if trouble.mend else ""
         if trouble.kind == "changed":
             raise ObjectChangedError(
-                f"{where}: {trouble.reason}. Open the data again, and do not write to data that are being read", url=url
+                f"{where}: {trouble.reason}. Reopen the data, and do not write to data while they are read", url=url
             ) from error
         if trouble.kind == "passing":
             raise TransferError(
@@ -167,5 +167,5 @@ class Requests:
                 attempts=attempts,
             ) from error
         raise TransferError(
-            f"{where}: the store refuses: {trouble.reason}{mend}", url=url, attempts=attempts
+            f"{where}: the store refused the request: {trouble.reason}{mend}", url=url, attempts=attempts
         ) from error

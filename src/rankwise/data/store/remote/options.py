@@ -57,15 +57,15 @@ class RemoteOptions:
             self._refuse(name, at_least=0.001)
         if not isinstance(self.store, Mapping) or not all(isinstance(name, str) for name in self.store):
             raise ConfigError(
-                'RemoteOptions.store wants a mapping from names to values, such as {"region": "eu-west-1"}'
+                'RemoteOptions.store must be a mapping from names to values, such as {"region": "eu-west-1"}'
             )
 
     def _refuse(self, name: str, *, at_least: float) -> None:
         value = getattr(self, name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value >= at_least:
-            raise ConfigError(f"RemoteOptions.{name} wants a number >= {at_least}; got {value!r}")
+            raise ConfigError(f"RemoteOptions.{name} must be a number >= {at_least}; got {value!r}")
         if isinstance(at_least, int) and not name.endswith("_s") and not isinstance(value, int):
-            raise ConfigError(f"RemoteOptions.{name} wants a whole number; got {value!r}")
+            raise ConfigError(f"RemoteOptions.{name} must be an integer; got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +138,10 @@ def locate(url: str) -> Location:
     scheme, _, rest = url.partition("://")
     kind = _SCHEMES.get(scheme.lower())
     if kind is None:
-        raise ConfigError(f"{url!r} is no URL of a store; wanted one that begins with {', '.join(_SCHEMES)} and ://")
+        raise ConfigError(f"{url!r} is not the URL of a store; it must begin with {', '.join(_SCHEMES)} and ://")
     bucket, _, path = rest.partition("/")
     if not bucket and kind not in ("file", "memory"):
-        raise ConfigError(f"{url!r} names no bucket, container or host: wanted {scheme}://NAME/path")
+        raise ConfigError(f"{url!r} names no bucket, container or host: expected {scheme}://NAME/path")
     if kind == "http":
         _check_http(scheme, bucket, path)
         path = unquote(path)
@@ -164,11 +164,11 @@ def _check_http(scheme: str, host: str, path: str) -> None:
     where = f"{scheme}://{host.rpartition('@')[2]}/..."
     if "@" in host:
         raise ConfigError(
-            f"the URL {where} holds a user name or password: "
-            'give them as store={"default_headers": {"authorization": ...}}'
+            f"the URL {where} contains a user name or password: "
+            'pass them as store={"default_headers": {"authorization": ...}}'
         )
     if "?" in path or "#" in path:
         raise ConfigError(
-            f"the URL {where} has a query or a fragment, to which names of chunks cannot be appended: "
-            "give the token in the options of the store (for buckets use s3://, gs:// or az://)"
+            f"the URL {where} has a query or a fragment, so chunk names cannot be appended: "
+            "pass the token in the store options (for buckets use s3://, gs:// or az://)"
         )

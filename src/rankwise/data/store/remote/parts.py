@@ -102,7 +102,7 @@ def _tail_by_size(requests: Requests, url: str, num_bytes: int) -> Part | None:
     except NoRangesError as error:
         raise _no_ranges(url) from error
     except BeyondError as error:
-        raise ObjectChangedError(f"{url} was cut while it was being opened", url=url) from error
+        raise ObjectChangedError(f"{url} was truncated while it was opened", url=url) from error
     return _counted(requests, part)
 
 
@@ -137,7 +137,7 @@ def _ask_run(requests: Requests, run: Run, stop: int) -> Part:
     part = _asked(requests, ask)
     if part is None:
         raise ObjectChangedError(
-            f"{run.url}: wanted {ask.span}, but there is no such object (any more): it was deleted", url=run.url
+            f"{run.url}: requested {ask.span}, but the object no longer exists: it was deleted", url=run.url
         )
     return part
 
@@ -150,21 +150,21 @@ def _asked(requests: Requests, ask: Ask) -> Part | None:
         raise _no_ranges(ask.url) from error
     except BeyondError as error:
         raise ObjectChangedError(
-            f"{ask.url}: wanted {ask.span}, but the object ends before them: it was cut or replaced", url=ask.url
+            f"{ask.url}: requested {ask.span}, but the object is shorter: it was truncated or replaced", url=ask.url
         ) from error
 
 
 def _past_end(url: str, start: int, length: int, size: int) -> ObjectChangedError:
     return ObjectChangedError(
-        f"{url}: wanted bytes {start} to {start + length - 1}, but the object has {size}: it was cut or replaced",
+        f"{url}: requested bytes {start} to {start + length - 1}, but the object has {size}: truncated or replaced",
         url=url,
     )
 
 
 def _no_ranges(url: str) -> TransferError:
     return TransferError(
-        f"{url}: the server sends whole objects only, and parts are wanted: serve the data by a server that answers "
-        "range requests, or copy them to a disk",
+        f"{url}: the server sends whole objects only, but parts are needed: use a server that supports "
+        "range requests, or copy the data to a disk",
         url=url,
     )
 
@@ -200,13 +200,12 @@ def list_below(requests: Requests, url: str) -> Listing:
     try:
         found = requests.run(lambda: store.list_with_delimiter(location.path or None), url=url, what="a listing")
     except (NoRangesError, BeyondError) as error:
-        raise TransferError(f"{url}: the server has no listings", url=url) from error
+        raise TransferError(f"{url}: the server does not list objects", url=url) from error
     except TransferError as error:
         if location.kind != "http":
             raise
         raise TransferError(
-            f"{url}: a plain web server has no listings that object stores understand; name the arrays one by one "
-            f"({error})",
+            f"{url}: a plain web server cannot list objects; name the arrays one by one ({error})",
             url=url,
         ) from error
     if found is None:
@@ -243,7 +242,7 @@ class RemoteRange:
     def __post_init__(self) -> None:
         if self.offset < 0 or (self.length or 0) < 0 or (self.length is None and self.offset):
             raise ConfigError(
-                f"{self.url}: a range wants offset >= 0 and length >= 0, or neither for the whole object; "
+                f"{self.url}: a range needs offset >= 0 and length >= 0, or neither for the whole object; "
                 f"got offset {self.offset}, length {self.length}"
             )
 

@@ -80,30 +80,29 @@ class Trouble(NamedTuple):
 _PASSING_STATUS = (408, 425, 429)
 _LASTING_STATUS = (501, 505)
 _CREDENTIALS = (
-    "give keys in the environment or in RemoteOptions.store; for data that anyone may read: "
-    'RemoteOptions(store={"anonymous": True})'
+    'set keys in the environment or in RemoteOptions.store; for public data: RemoteOptions(store={"anonymous": True})'
 )
 
 
 def judge(error: BaseException) -> Trouble:
     """Return the meaning of an exception that obstore raised."""
     if isinstance(error, TruncatedError):
-        return Trouble("passing", f"the answer was cut: {error}")
+        return Trouble("passing", f"the response was truncated: {error}")
     text = str(error)
     if "NoSuchBucket" in text or "ContainerNotFound" in text:
-        return Trouble("refused", "there is no such bucket or container", "check its name, the endpoint and the region")
+        return Trouble("refused", "no such bucket or container", "check its name, the endpoint and the region")
     if isinstance(error, FileNotFoundError):
-        return Trouble("missing", "there is no such object")
+        return Trouble("missing", "no such object")
     return _by_type(type(error).__name__, text) or _by_place(text) or _by_status(text) or _by_kind(text)
 
 
 def _by_type(name: str, text: str) -> Trouble | None:
     if name == "PreconditionError":
-        return Trouble("changed", "it was replaced since it was opened")
+        return Trouble("changed", "it was replaced after it was opened")
     if name in ("PermissionDeniedError", "UnauthenticatedError"):
         return _denied(text)
     if name == "NotSupportedError":
-        return Trouble("no_ranges", "the server does not answer requests for parts of it")
+        return Trouble("no_ranges", "the server does not support range requests for it")
     return None
 
 
@@ -139,15 +138,15 @@ def _by_status(text: str) -> Trouble | None:
     if status == 416:
         return Trouble("beyond", "it ends before the range begins")
     passing = status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_STATUS)
-    mend = "ask less at once: lower RemoteOptions.concurrency" if status in (429, 503) else ""
+    mend = "send fewer requests at once: lower RemoteOptions.concurrency" if status in (429, 503) else ""
     return Trouble("passing" if passing else "refused", _status(text), mend)
 
 
 def _by_kind(text: str) -> Trouble:
     if "NotPartial" in text:
-        return Trouble("no_ranges", "the server does not answer requests for parts of it")
+        return Trouble("no_ranges", "the server does not support range requests for it")
     if "redirect" in text:
-        return Trouble("refused", "the store points elsewhere", "check the endpoint and the region")
+        return Trouble("refused", "the store redirects to another location", "check the endpoint and the region")
     if re.search(r"certificate|UnknownIssuer", text):
         return Trouble("refused", _first_line(text), 'its certificate is not trusted: store={"root_certificate": ...}')
     found = re.search(r"kind: (Timeout|Interrupted|Connect|Request|Decode),", text)
@@ -160,10 +159,10 @@ def _by_kind(text: str) -> Trouble:
 
 def _network_reason(kind: str, text: str) -> str:
     if kind == "Timeout":
-        return "nothing arrived in time"
+        return "no response in time"
     system = re.search(r'message: "([^"]*)"', text)
     if "IncompleteBody" in text or kind == "Interrupted":
-        return f"the connection ended in the middle of the answer{f' ({system[1]})' if system else ''}"
+        return f"the connection ended in the middle of the response{f' ({system[1]})' if system else ''}"
     if kind == "Connect":
         return f"no connection{f' ({system[1]})' if system else ''}"
     return _first_line(text)
@@ -247,7 +246,7 @@ def send(store: Any, location: Location, ask: Ask) -> Part:
         meta, (first, last) = result.meta, result.range
         data = memoryview(result.bytes())
         if data.nbytes != last - first:
-            raise TruncatedError(f"{data.nbytes} bytes came where {last - first} were announced")
+            raise TruncatedError(f"{data.nbytes} bytes arrived, but {last - first} were announced")
     part = Part(data, int(meta["size"]), _version(meta))
     if ask.etag is not None and part.etag is not None and part.etag != ask.etag:
         raise ObjectChangedError(_replaced(ask, part), url=ask.url)
@@ -278,6 +277,6 @@ def _version(meta: Any) -> str | None:
 
 def _replaced(ask: Ask, part: Part) -> str:
     return (
-        f"{ask.url} was replaced while it was open: its version was {ask.etag}, now it is {part.etag} "
-        f"({part.size} bytes). Open the data again, and do not write to data that are being read"
+        f"{ask.url} was replaced while it was open: its version was {ask.etag}, now {part.etag} "
+        f"({part.size} bytes). Reopen the data, and do not write to data while they are read"
     )

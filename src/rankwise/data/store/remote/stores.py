@@ -70,7 +70,7 @@ def load_obstore() -> ModuleType:
     if first != os.getpid():
         raise WorldError(
             f"process {os.getpid()} was forked from process {first}, which had read from an object store: "
-            "its network threads do not exist here and a request would wait for ever. Start workers with the "
+            "its network threads do not exist here, so a request would wait forever. Start workers with the "
             'method "spawn" or "forkserver", or open object stores in the workers only'
         )
     return obstore
@@ -124,7 +124,7 @@ def _connect(location: Location, client: Mapping[str, Any], config: Mapping[str,
     except Exception as error:
         text = str(error).partition("\n")[0]
         raise ConfigError(
-            f"no store can be opened for {location.root} with the options {sorted({*client, *config})}: {text}"
+            f"cannot open a store for {location.root} with the options {sorted({*client, *config})}: {text}"
         ) from error
 
 

@@ -90,7 +90,7 @@ class ZarrView(Store):
         Raises:
             ValueError: always.
         """
-        raise ValueError(f"{self._below(key)} was opened for reading; {len(value)} bytes are not written")
+        raise ValueError(f"{self._below(key)} was opened for reading; {len(value)} bytes were not written")
 
     async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, bytes]]) -> NoReturn:
         """Raise an error. Only older versions of zarr-python call it.
@@ -98,7 +98,7 @@ class ZarrView(Store):
         Raises:
             ValueError: always.
         """
-        raise ValueError(f"{self} was opened for reading; {sum(1 for _ in key_start_values)} values are not written")
+        raise ValueError(f"{self} was opened for reading; {sum(1 for _ in key_start_values)} values were not written")
 
     async def delete(self, key: str) -> NoReturn:
         """Raise an error.
@@ -106,7 +106,7 @@ class ZarrView(Store):
         Raises:
             ValueError: always.
         """
-        raise ValueError(f"{self._below(key)} was opened for reading; it is not deleted")
+        raise ValueError(f"{self._below(key)} was opened for reading; it was not deleted")
 
     async def list(self) -> AsyncIterator[str]:
         """Yield all keys."""

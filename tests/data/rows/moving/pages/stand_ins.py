@@ -73,7 +73,7 @@ OF_RANKS = ("docs/tutorials/distributed.ipynb", 9, r"\[rank [^[\n]+")
 TWICE = "a file once more, as the page says; that its rows are there twice, and how they lie, is said here"
 WARNED = {  # page: what the warnings say that its blocks cause, why
     "docs/tutorials/scrnaseq.ipynb": (
-        ("scrnaseq_collection.zarr has rows of human_dataset_1.h5ad already", TWICE),
+        ("scrnaseq_collection.zarr already has rows of human_dataset_1.h5ad", TWICE),
         ("scrnaseq_collection.zarr: 99457 new rows are shuffled among themselves", TWICE),
     ),
 }

@@ -69,7 +69,7 @@ def join_modalities(parts: Sequence[Parts], names: Sequence[str], whole: Any, la
 def _unique(index: Column, label: str) -> NDArray:
     found = _hashes(index)
     if len(np.unique(found)) < len(found):
-        raise DataError(f"{label} has names of observations that come twice: its rows cannot be found by name")
+        raise DataError(f"{label} has duplicate observation names: its rows cannot be found by name")
     return found
 
 
@@ -103,7 +103,7 @@ def _own_columns(
         return {}
     held = _hashes(index)
     if len(np.unique(held)) < len(held) or not np.isin(common, held).all():
-        warnings.warn(f"obs of {label} does not name the rows of its modalities; it is left out", stacklevel=7)
+        warnings.warn(f"obs of {label} does not match the rows of its modalities; it is dropped", stacklevel=7)
         return {}
     rows = _rows_of(wanted, held)
     return {column.name: taken(column, rows) for column in mine}
@@ -187,7 +187,7 @@ def open_input(
             )
             tables = _tables(parts, label, matrices)
         if parts.raw and matrices is None:
-            warnings.warn(f"raw of {label} is left out; move it to a layer with load_adata to keep it", stacklevel=4)
+            warnings.warn(f"raw of {label} is dropped; move it to a layer with load_adata to keep it", stacklevel=4)
         _check_rows(parts, tables, label)
         _check_names(parts, label)
         return Input(
@@ -209,7 +209,7 @@ def _named(label: str) -> Iterator[None]:
     except (RankwiseError, Warning):
         raise
     except Exception as error:
-        raise DataError(f"{label} is damaged, or no AnnData: {error}. Copy or write it again") from error
+        raise DataError(f"{label} is damaged or not an AnnData: {error}. Copy or write it again") from error
 
 
 def _check_names(parts: Parts, label: str) -> None:
@@ -218,7 +218,7 @@ def _check_names(parts: Parts, label: str) -> None:
         odd = [name for name in names if "/" in name]
         if odd:
             raise ConfigError(
-                f"{table} of {label} has columns with a slash in their names, which Zarr takes for folders: "
+                f"{table} of {label} has columns with a slash in their names, which Zarr treats as folders: "
                 f"{', '.join(map(repr, odd[:5]))}; rename them with load_adata="
             )
 
@@ -227,7 +227,7 @@ def _check_rows(parts: Parts, tables: dict[str, Table], label: str) -> None:
     for table in tables.values():
         if table.shape[0] != parts.index.num_rows:
             raise DataError(
-                f"{table.name} of {label} has {table.shape[0]} rows, its observations are {parts.index.num_rows}"
+                f"{table.name} of {label} has {table.shape[0]} rows, but there are {parts.index.num_rows} observations"
             )
 
 
@@ -239,18 +239,18 @@ def _parts(source: Any, label: str, modalities: Sequence[str]) -> Parts:
     else:
         kind = dict(source.attrs).get("encoding-type")
         if kind not in {"anndata", "MuData"}:
-            raise DataError(f"{label} is no AnnData store")
+            raise DataError(f"{label} is not an AnnData store")
         held = source["mod"] if kind == "MuData" else None
     read = parts_in_memory if memory else stored_parts
     if held is None:
         if modalities:
-            raise ConfigError(f"{label} is an AnnData without modalities; modalities={list(modalities)} wants a MuData")
+            raise ConfigError(f"{label} is an AnnData without modalities; modalities={list(modalities)} needs a MuData")
         return read(source, label)
     names = sorted(held.keys())
     unknown = [name for name in modalities if name not in names]
     if unknown or not modalities:
         what = f"has no {', '.join(map(repr, unknown))}" if unknown else "is a MuData"
-        raise ConfigError(f"{label} {what}: choose of {', '.join(names)} with modalities= (--modality)")
+        raise ConfigError(f"{label} {what}: choose from {', '.join(names)} with modalities= (--modality)")
     parts = [read(held[name], f"{label}/mod/{name}") for name in modalities]
     return join_modalities(parts, modalities, source, label)
 
@@ -277,11 +277,11 @@ def _open_group(source: Any, label: str) -> Any:
         return source
     path = Path(source)
     if "://" not in str(source) and not path.exists():
-        raise DataError(f"there is nothing at {label}, looked for in {Path.cwd()}")
+        raise DataError(f"nothing found at {label}, searched from {Path.cwd()}")
     if path.name.lower().endswith(_VCF_ENDINGS):
         raise DataError(
-            f"{label} is VCF, which is not supported: put its genotypes into an AnnData and give that, or write "
-            "load_adata=, which turns the path into one"
+            f"{label} is VCF, which is not supported: put its genotypes into an AnnData and pass that, or write "
+            "load_adata=, which converts the path to one"
         )
     try:
         if path.is_file():
@@ -291,15 +291,15 @@ def _open_group(source: Any, label: str) -> Any:
         return load_zarr().open_group(os.fspath(source), mode="r")
     except Exception as error:
         raise DataError(
-            f"{label} cannot be opened as an h5ad file or a Zarr store: {error}. For other formats write load_adata=, "
-            "which turns the path into an AnnData"
+            f"{label} cannot be opened as an h5ad file or a Zarr store: {error}. For other formats pass load_adata=, "
+            "which converts the path to an AnnData"
         ) from error
 
 
 def _loaded(load_adata: Callable[[Any], Any], source: Any, label: str) -> Any:
     made = load_adata(source)
     if not hasattr(made, "obs_names"):
-        raise ConfigError(f"load_adata= returns an AnnData, of {label} it returned {type(made).__name__}")
+        raise ConfigError(f"load_adata= must return an AnnData, but for {label} it returned {type(made).__name__}")
     return made
 
 
@@ -312,7 +312,7 @@ def _tables(parts: Parts, label: str, matrices: Iterable[str] | None) -> dict[st
     tables = {name: table_of(name, *found[name]) for name in names}
     odd = [name for name, table in tables.items() if table is None]
     if odd:
-        warnings.warn(f"{', '.join(odd)} of {label} hold no rows of numbers and are left out", stacklevel=5)
+        warnings.warn(f"{', '.join(odd)} of {label} hold no rows of numbers and are dropped", stacklevel=5)
     return {name: _labelled(table, label) for name, table in tables.items() if table is not None}
 
 

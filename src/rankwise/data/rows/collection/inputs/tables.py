@@ -212,7 +212,7 @@ def _spread(source: Any, folder: Path) -> list[tuple[Any, bool]]:
         return [(source, False)]
     if Path(place).resolve() == folder.resolve():
         raise ConfigError(
-            f"{folder} is among its own inputs: leave it out to add the others, or pass reshuffle=True (--reshuffle) "
+            f"{folder} is among its own inputs: remove it to add the others, or pass reshuffle=True (--reshuffle) "
             "to bring its rows into one order with theirs"
         )
     return [(dataset, True) for dataset in find_datasets(source)]
