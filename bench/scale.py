@@ -28,7 +28,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from rankwise._process.place import Place
-from rankwise.checkpoint.manifest import CheckpointInfo, FileRecord, PartRecord, encode_manifest, read_manifest
+from rankwise.checkpoint.format.manifest import CheckpointInfo, FileRecord, PartRecord, encode_manifest, read_manifest
 from rankwise.world.collectives.handshake import FRAME_BYTES, Call, decode_frame, encode_frame
 from rankwise.world.rendezvous.arrival import Card, Mail, meet
 from rankwise.world.rendezvous.small_store import open_small_store

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rankwise.checkpoint.commit import Disk
-from rankwise.checkpoint.payload import encode, read_payload, write_payload
+from rankwise.checkpoint.format.payload import encode, read_payload, write_payload
 from rankwise.errors import CheckpointError
 
 TREE = {

@@ -11,7 +11,7 @@ from rankwise.cli import main
 from rankwise.cli.rows import plain_failure
 from rankwise.data.rows import DatasetCollection
 from rankwise.errors import RankFailure
-from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from rankwise import Order, Trainer
 from rankwise.data import crops
 from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
-from rankwise.testing.row_stores import make_stores
-from rankwise.testing.small_rows import csr_parts
+from rankwise.testing.stores.row_stores import make_stores
+from rankwise.testing.stores.small_rows import csr_parts
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 

@@ -12,8 +12,8 @@ from rankwise.data import crops
 from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.samplers import ClassSampler, DistributedSampler, SequentialSampler
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
-from rankwise.testing.row_stores import make_stores
-from rankwise.testing.small_rows import csr_parts
+from rankwise.testing.stores.row_stores import make_stores
+from rankwise.testing.stores.small_rows import csr_parts
 
 NUM = 50
 IMAGES = np.random.default_rng(0).random((NUM, 3, 4), dtype="f4")

@@ -21,7 +21,7 @@ from rankwise.testing import ArrayLoader
 from rankwise.testing.held_ports import hold_port
 from rankwise.testing.patience import until
 from rankwise.tracking import MlflowSink, Refused, Service, Tracker, WandbSink
-from rankwise.tracking.outbox import Outbox, RunFacts
+from rankwise.tracking.services.outbox import Outbox, RunFacts
 from rankwise.train import Hooks, Predictions, Trainer
 from rankwise.train.loop.configuration import environment_record
 from rankwise.world import World

@@ -10,10 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from rankwise.checkpoint.bucket import Bucket, is_url
 from rankwise.checkpoint.commit import Disk, Fence, Storage, folder_name
-from rankwise.checkpoint.interruption import Interruption
-from rankwise.checkpoint.manifest import (
+from rankwise.checkpoint.format.manifest import (
     CheckpointInfo,
     folders,
     read_manifest,
@@ -22,12 +20,14 @@ from rankwise.checkpoint.manifest import (
     step_of,
     verify,
 )
-from rankwise.checkpoint.object_path import ObjectPath
+from rankwise.checkpoint.interruption import Interruption
 from rankwise.checkpoint.parts import as_part
 from rankwise.checkpoint.restore import RestoreReport, decide, load_part, read_part
 from rankwise.checkpoint.retention import Keeping
 from rankwise.checkpoint.save import Asking, SaveJob, Saving, checked_step, save_job
 from rankwise.checkpoint.snapshot import HostBuffers
+from rankwise.checkpoint.storage.bucket import Bucket, is_url
+from rankwise.checkpoint.storage.object_path import ObjectPath
 from rankwise.checkpoint.together import take_together
 from rankwise.data.contract import JSON
 from rankwise.errors import CheckpointError, ConfigError, Interrupted

@@ -10,10 +10,10 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from rankwise.checkpoint.bucket import Bucket, is_url
-from rankwise.checkpoint.manifest import CheckpointInfo, folders, read_manifest, verify
-from rankwise.checkpoint.payload import read_payload
-from rankwise.checkpoint.pieces import join_ranks, whole_tree
+from rankwise.checkpoint.format.manifest import CheckpointInfo, folders, read_manifest, verify
+from rankwise.checkpoint.format.payload import read_payload
+from rankwise.checkpoint.format.pieces import join_ranks, whole_tree
+from rankwise.checkpoint.storage.bucket import Bucket, is_url
 from rankwise.errors import CheckpointError, ConfigError, MissingExtraError
 
 __all__ = ["FORMATS", "check_all", "describe", "export_part", "find_one", "text_of", "whole_state"]

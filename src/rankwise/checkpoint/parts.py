@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankwise.checkpoint.pieces import ordered_like
+from rankwise.checkpoint.format.pieces import ordered_like
 from rankwise.data.contract import Stateful
 from rankwise.errors import ConfigError
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankwise.checkpoint.manifest import CheckpointInfo, PartRecord
-from rankwise.checkpoint.payload import read_payload
-from rankwise.checkpoint.pieces import join_ranks, whole_tree
+from rankwise.checkpoint.format.manifest import CheckpointInfo, PartRecord
+from rankwise.checkpoint.format.payload import read_payload
+from rankwise.checkpoint.format.pieces import join_ranks, whole_tree
 from rankwise.data.contract import JSON, Stateful
 from rankwise.errors import CheckpointError
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rankwise.checkpoint.manifest import CheckpointInfo
+from rankwise.checkpoint.format.manifest import CheckpointInfo
 from rankwise.errors import ConfigError
 
 __all__ = ["Keeping"]

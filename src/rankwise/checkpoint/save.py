@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise._version import __version__
 from rankwise.checkpoint.commit import Fence, Storage
-from rankwise.checkpoint.manifest import CheckpointInfo, FileRecord, PartRecord, encode_manifest
+from rankwise.checkpoint.format.manifest import CheckpointInfo, FileRecord, PartRecord, encode_manifest
+from rankwise.checkpoint.format.payload import encode, write_payload
+from rankwise.checkpoint.format.pieces import only_pieces
 from rankwise.checkpoint.parts import as_part
-from rankwise.checkpoint.payload import encode, write_payload
-from rankwise.checkpoint.pieces import only_pieces
 from rankwise.checkpoint.snapshot import HostBuffers
 from rankwise.checkpoint.together import gather_together
 from rankwise.data.contract import JSON

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from rankwise.checkpoint.format.pieces import Piece, Pieces, ordered_like
 from rankwise.checkpoint.parts import Replicated, plain_name
-from rankwise.checkpoint.pieces import Piece, Pieces, ordered_like
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -2,13 +2,13 @@
 
 from rankwise.tracking.default_dir import default_run_dir
 from rankwise.tracking.metrics_file import read_metrics
-from rankwise.tracking.mlflow import MlflowSink
-from rankwise.tracking.outbox import Line, Refused, RunFacts, Service
-from rankwise.tracking.progress import Progress
 from rankwise.tracking.run_dir import RunDir
+from rankwise.tracking.services.mlflow import MlflowSink
+from rankwise.tracking.services.outbox import Line, Refused, RunFacts, Service
+from rankwise.tracking.services.wandb import WandbSink
 from rankwise.tracking.sink import Sink
+from rankwise.tracking.terminal.progress import Progress
 from rankwise.tracking.tracker import Tracker
-from rankwise.tracking.wandb import WandbSink
 
 __all__ = [
     "Line",

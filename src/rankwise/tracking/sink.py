@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from rankwise.tracking.outbox import Table
+from rankwise.tracking.services.outbox import Table
 
 __all__ = ["Sink", "TableSink"]
 

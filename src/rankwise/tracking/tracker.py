@@ -15,12 +15,12 @@ from rankwise.tracking.config import as_json
 from rankwise.tracking.files import read_json, write_json
 from rankwise.tracking.jsonl import JsonlSink
 from rankwise.tracking.metrics_file import RESERVED
-from rankwise.tracking.mlflow import MlflowSink
-from rankwise.tracking.outbox import Outbox, RunFacts, Service, Table
 from rankwise.tracking.run_dir import RunDir
+from rankwise.tracking.services.mlflow import MlflowSink
+from rankwise.tracking.services.outbox import Outbox, RunFacts, Service, Table
+from rankwise.tracking.services.wandb import WandbSink
 from rankwise.tracking.sink import Sink, TableSink
 from rankwise.tracking.verdict import on_main, world_or_current
-from rankwise.tracking.wandb import WandbSink
 
 if TYPE_CHECKING:
     from rankwise.world import World
@@ -210,7 +210,7 @@ class Tracker:
         opened: list[Sink] = [lines]
         for sink in sinks:
             if sink == "tensorboard":
-                from rankwise.tracking.tensorboard import TensorBoardSink
+                from rankwise.tracking.services.tensorboard import TensorBoardSink
 
                 opened.append(TensorBoardSink(folder / "tensorboard"))
             elif sink in ("mlflow", "wandb") or isinstance(sink, Service):

@@ -20,7 +20,7 @@ from rankwise.data.contract import sample_keys
 from rankwise.data.crops import CropIndex
 from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.data.samples import ArraySource
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 GOLDEN = Path(__file__).with_name("golden.json")
 SEQUENTIAL = {"kind": "sequential"}

@@ -12,8 +12,8 @@ from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import RankwiseError
 from rankwise.testing.new_threads import mark_threads, threads_since
-from rankwise.testing.row_stores import make_stores
 from rankwise.testing.shares import RankPlace
+from rankwise.testing.stores.row_stores import make_stores
 
 NUM = 50
 IMAGES = np.random.default_rng(0).random((NUM, 3, 4), dtype="f4")

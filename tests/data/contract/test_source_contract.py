@@ -21,9 +21,9 @@ from rankwise.data.crops import CropIndex, IndexPipeline
 from rankwise.data.rows import RowSource
 from rankwise.data.samples import ArraySource
 from rankwise.errors import ConfigError, SampleError
-from rankwise.testing.row_stores import make_stores
 from rankwise.testing.shares import share_of
 from rankwise.testing.small import PlainMemory
+from rankwise.testing.stores.row_stores import make_stores
 
 
 def images(seed):

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.errors import DataError, SampleError
-from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.new_threads import threads_end, threads_since
 from rankwise.testing.patience import until
 from rankwise.testing.shares import loader_of
+from rankwise.testing.stores.free_plans import FreePlan, FreeSource
 
 
 class Noted(FreeSource):

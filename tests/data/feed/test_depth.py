@@ -6,7 +6,7 @@ import pytest
 from rankwise import Order
 from rankwise.data.contract import FieldSpec
 from rankwise.data.feed.rank_loader import window_depth
-from rankwise.testing.free_plans import FreeSource
+from rankwise.testing.stores.free_plans import FreeSource
 
 
 def source(*, row_bytes=1000, ragged=True, fields=(), **more):

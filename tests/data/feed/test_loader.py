@@ -14,10 +14,10 @@ import torch
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.errors import ConfigError, SampleError
-from rankwise.testing.free_plans import FreeSource
 from rankwise.testing.new_threads import threads_end, threads_since
 from rankwise.testing.patience import until
 from rankwise.testing.shares import loader_of
+from rankwise.testing.stores.free_plans import FreeSource
 
 
 class PlainPlan:

@@ -11,9 +11,9 @@ from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import HostBuffer
 from rankwise.data.feed.place import make_placer
 from rankwise.errors import ConfigError, MissingExtraError
-from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.shares import loader_of
-from rankwise.testing.small_rows import csr_parts
+from rankwise.testing.stores.free_plans import FreePlan, FreeSource
+from rankwise.testing.stores.small_rows import csr_parts
 
 RAGGED = {
     "r": FieldSpec(shape=(6,), dtype=np.dtype("f4"), ragged=True),

@@ -7,8 +7,8 @@ from rankwise import Order
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
-from rankwise.testing.free_plans import FreeSource
 from rankwise.testing.shares import RankPlace
+from rankwise.testing.stores.free_plans import FreeSource
 from rankwise.world import World, adopt
 
 

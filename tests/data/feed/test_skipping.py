@@ -13,9 +13,9 @@ import pytest
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport, sample_keys
 from rankwise.errors import ConfigError, SampleError
-from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.shares import loader_of
-from rankwise.testing.small_rows import csr_parts
+from rankwise.testing.stores.free_plans import FreePlan, FreeSource
+from rankwise.testing.stores.small_rows import csr_parts
 
 
 class Damaged(FreeSource):

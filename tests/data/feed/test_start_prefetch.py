@@ -13,9 +13,9 @@ from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.samples import SampleLoader
 from rankwise.errors import ConfigError, DataError
-from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.new_threads import threads_end, threads_since
 from rankwise.testing.shares import loader_of
+from rankwise.testing.stores.free_plans import FreePlan, FreeSource
 from rankwise.world import World
 
 

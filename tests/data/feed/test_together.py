@@ -6,9 +6,9 @@ import pytest
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.errors import DataError, SampleError
-from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.patience import until
 from rankwise.testing.shares import loader_of
+from rankwise.testing.stores.free_plans import FreePlan, FreeSource
 
 
 class Kept(FreeSource):

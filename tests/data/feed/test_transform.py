@@ -9,8 +9,8 @@ import torch
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport, sample_keys
 from rankwise.errors import ConfigError
-from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.shares import loader_of
+from rankwise.testing.stores.free_plans import FreePlan, FreeSource
 
 
 class Squares(FreeSource):

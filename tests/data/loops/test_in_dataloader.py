@@ -12,8 +12,8 @@ from rankwise import Order
 from rankwise.data.crops import CropIndex, IndexPipeline
 from rankwise.data.rows import OrderedLoader
 from rankwise.data.samples import ArraySource, SampleLoader
-from rankwise.testing.row_stores import make_stores
 from rankwise.testing.shares import RankPlace
+from rankwise.testing.stores.row_stores import make_stores
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 

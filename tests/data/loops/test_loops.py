@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
-from rankwise.testing.row_stores import make_stores
+from rankwise.testing.stores.row_stores import make_stores
 
 SCRIPT = Path(__file__).with_name("all_loops.py")
 SAVED_STEPS = 4

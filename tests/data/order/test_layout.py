@@ -5,7 +5,7 @@ from rankwise import Order
 from rankwise.data.contract import FieldSpec
 from rankwise.data.order.layout import Facts, choose_lanes, choose_window, whole
 from rankwise.errors import ConfigError
-from rankwise.testing.free_plans import FreeSource
+from rankwise.testing.stores.free_plans import FreeSource
 
 
 def source(**fields):

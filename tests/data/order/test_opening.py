@@ -5,7 +5,7 @@ import pytest
 from rankwise import Order
 from rankwise.data.order import BatchSampler, openers
 from rankwise.errors import ConfigError
-from rankwise.testing.free_plans import FreeSource
+from rankwise.testing.stores.free_plans import FreeSource
 
 
 class Drawable(FreeSource):

@@ -12,7 +12,7 @@ from rankwise import Order
 from rankwise.data.contract import FieldSpec, OrderState, num_micro_batches, shares
 from rankwise.data.contract import Order as OrderProtocol
 from rankwise.errors import ConfigError
-from rankwise.testing.free_plans import FreeSource
+from rankwise.testing.stores.free_plans import FreeSource
 
 WORLDS = st.one_of(st.integers(1, 130), st.sampled_from([40, 48, 56, 72]))
 

@@ -5,7 +5,7 @@ import scipy.sparse as sp
 import zarr
 
 from rankwise.data.store import BoxReader
-from rankwise.testing.small_rows import random_csr, write_csr
+from rankwise.testing.stores.small_rows import random_csr, write_csr
 
 
 @pytest.fixture

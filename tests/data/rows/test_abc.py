@@ -7,7 +7,7 @@ from rankwise import Order
 from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler
-from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 
 class Blocks(Sampler):

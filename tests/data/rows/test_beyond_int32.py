@@ -16,7 +16,7 @@ from rankwise.data.rows.samplers import RandomSampler
 from rankwise.data.rows.writing import MatrixFormat, create_sparse
 from rankwise.data.store import BoxReader, read_meta
 from rankwise.testing.shares import RankPlace
-from rankwise.testing.small_rows import random_csr, write_anndata
+from rankwise.testing.stores.small_rows import random_csr, write_anndata
 
 LONG, NUM_LONG, NUM_COLS = 2**30, 3, 40  # rows that nobody reads, before those that are
 ROWS = random_csr(60, NUM_COLS, seed=4)

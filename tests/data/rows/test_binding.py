@@ -8,8 +8,8 @@ import pytest
 from rankwise import Order
 from rankwise.data.rows import DatasetCollection, OrderedLoader, RowSource
 from rankwise.errors import ConfigError
-from rankwise.testing.row_stores import make_stores
-from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.testing.stores.row_stores import make_stores
+from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 
 @pytest.fixture(scope="module")

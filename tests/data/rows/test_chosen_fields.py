@@ -5,9 +5,9 @@ import pytest
 
 from rankwise.data.rows import Log1pCounts, RowSource
 from rankwise.errors import ConfigError
-from rankwise.testing.row_stores import make_stores
 from rankwise.testing.shares import share_of
 from rankwise.testing.small import PlainMemory
+from rankwise.testing.stores.row_stores import make_stores
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from rankwise import Order
 from rankwise.data.rows import Loader, OrderedLoader, RowSource, write_sharded
 from rankwise.data.rows.samplers import SequentialSampler
 from rankwise.errors import SampleError
-from rankwise.testing.row_stores import make_stores
-from rankwise.testing.small_rows import random_csr, write_anndata
+from rankwise.testing.stores.row_stores import make_stores
+from rankwise.testing.stores.small_rows import random_csr, write_anndata
 
 NUM_ROWS, NUM_COLS, INTACT = 60, 11, 7  # chunks of 4 rows, files of 12; an intact store of 7 rows lies before
 

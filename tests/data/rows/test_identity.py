@@ -23,8 +23,8 @@ from rankwise.data.rows.samplers import (
     WeightedClassSampler,
 )
 from rankwise.errors import ConfigError
-from rankwise.testing.row_bricks import BRICK_LAYOUTS, make_bricks
 from rankwise.testing.shares import RankPlace
+from rankwise.testing.stores.row_bricks import BRICK_LAYOUTS, make_bricks
 
 KINDS = {"sparse": BRICK_LAYOUTS[:4], "dense": BRICK_LAYOUTS[4:]}
 SIZES = [(4, 4, 4), (1, 8, 8), (8, 2, 16), (5, 3, 1), (3, 8, 6)]

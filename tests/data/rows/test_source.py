@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from rankwise import Order
 from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.errors import ConfigError, DataError
-from rankwise.testing.row_stores import NUM_COLS, make_stores
 from rankwise.testing.shares import loader_of, share_of
 from rankwise.testing.small import PlainMemory
-from rankwise.testing.small_rows import random_csr, write_anndata, write_csr
+from rankwise.testing.stores.row_stores import NUM_COLS, make_stores
+from rankwise.testing.stores.small_rows import random_csr, write_anndata, write_csr
 
 ALL = ("X", "layers/counts", "layers/full", "obsm/pca")
 OBS = ("kind", "n")

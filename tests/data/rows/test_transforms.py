@@ -7,9 +7,9 @@ import torch
 from rankwise import Order
 from rankwise.data.rows import Log1pCounts, OrderedLoader, RowSource, log1p_cpm
 from rankwise.errors import ConfigError
-from rankwise.testing.row_stores import make_stores
 from rankwise.testing.shares import RankPlace
-from rankwise.testing.small_rows import random_csr
+from rankwise.testing.stores.row_stores import make_stores
+from rankwise.testing.stores.small_rows import random_csr
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from scipy import stats
 
 from rankwise.data.rows import DatasetCollection, RowSource
-from rankwise.testing.small_rows import write_anndata
+from rankwise.testing.stores.small_rows import write_anndata
 
 CHANCE = 1e-4
 

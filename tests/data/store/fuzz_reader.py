@@ -26,8 +26,8 @@ import zarr
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
 from rankwise.errors import RankwiseError
-from rankwise.testing.any_arrays import UnwritableError, write_any
-from rankwise.testing.plain_boxes import open_plainly
+from rankwise.testing.stores.any_arrays import UnwritableError, write_any
+from rankwise.testing.stores.plain_boxes import open_plainly
 
 HANG_S = 60
 ROOM_BYTES = 1536 * 2**20

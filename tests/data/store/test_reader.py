@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.testing.plain_boxes import read_plainly
+from rankwise.testing.stores.plain_boxes import read_plainly
 
 CODECS = {
     "zstd": {"compressors": [ZstdCodec(level=1)]},

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from rankwise.data.store import BoxReader, BoxRequest, ChunkCache, read_meta
 from rankwise.errors import ConfigError
-from rankwise.testing.any_arrays import DTYPES, UnwritableError, write_any
-from rankwise.testing.plain_boxes import read_plainly
+from rankwise.testing.stores.any_arrays import DTYPES, UnwritableError, write_any
+from rankwise.testing.stores.plain_boxes import read_plainly
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = [np.dtype(code) for code in ("f2", "f4", "f8")] + [BFLOAT16]

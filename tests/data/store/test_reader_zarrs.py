@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.testing.any_arrays import UnwritableError, write_any
+from rankwise.testing.stores.any_arrays import UnwritableError, write_any
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:zarr", "ignore::UserWarning:numcodecs")
 PIPELINES = {

@@ -19,8 +19,8 @@ from rankwise import Order
 from rankwise._process.loader_worker import LoaderWorker, current_worker
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.errors import ConfigError, SampleError
-from rankwise.testing.free_plans import FreeSource
 from rankwise.testing.shares import loader_of
+from rankwise.testing.stores.free_plans import FreeSource
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),

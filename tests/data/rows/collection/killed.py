@@ -13,7 +13,7 @@ from rankwise.data.rows.collection import additions, buckets, ranks
 from rankwise.data.rows.collection.steps import contents, tables
 from rankwise.data.rows.writing import shards
 from rankwise.testing.faults import end_at
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 # Where a kill falls: owner, name, which call, and whether before or after it.
 PLACES = {

@@ -19,7 +19,7 @@ from rankwise.data.rows.writing import shards
 from rankwise.errors import DataError
 from rankwise.testing.faults import end_at
 from rankwise.testing.held_ports import hold_port
-from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 from rankwise.world import store_channel
 
 # Where rank 1 ends: owner, name, which call, and what comes of it.

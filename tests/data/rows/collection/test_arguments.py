@@ -9,7 +9,7 @@ import zarr
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection.options import listed, seed_of
 from rankwise.errors import ConfigError
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 
 def test_one_input_is_a_list_of_one(tmp_path):

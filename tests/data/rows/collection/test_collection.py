@@ -13,7 +13,7 @@ import zarr
 
 from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.errors import ConfigError, DataError
-from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 
 def add(place, inputs, **options):

@@ -8,7 +8,7 @@ import scipy.sparse
 
 from rankwise.data.rows import DatasetCollection, Loader, RowSource, verify_rows
 from rankwise.errors import ConfigError
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 NEW_ROWS = "new rows are shuffled among themselves"
 

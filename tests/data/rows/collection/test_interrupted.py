@@ -7,7 +7,7 @@ import pytest
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection.buckets import Buckets
 from rankwise.errors import DataError
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 
 def fails(error):

@@ -13,7 +13,7 @@ import zarr
 from rankwise import Order
 from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource
 from rankwise.errors import ConfigError, DataError
-from rankwise.testing.small_rows import random_csr, small_anndata, write_anndata
+from rankwise.testing.stores.small_rows import random_csr, small_anndata, write_anndata
 
 NEW_ROWS = "ignore:.*new rows are shuffled among themselves"
 

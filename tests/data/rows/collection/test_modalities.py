@@ -10,7 +10,7 @@ import zarr
 from rankwise import Order
 from rankwise.data.rows import DatasetCollection, OrderedLoader, RowSource, verify_rows
 from rankwise.errors import ConfigError
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 MODALITIES = ["rna", "protein"]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection.buckets import Text
 from rankwise.data.rows.collection.places import find_repeats, hash_names, rename
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=60))

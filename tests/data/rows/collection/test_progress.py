@@ -8,7 +8,7 @@ import pytest
 
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection import progress, watched_progress
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 
 def test_rows_and_time_left_are_shown(tmp_path, capsys):

@@ -20,7 +20,7 @@ from rankwise.data.rows.collection.journal import locked, work_folder
 from rankwise.data.rows.datasets import find_datasets
 from rankwise.errors import DataError, RankwiseError
 from rankwise.testing.ranks import run_ranks
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 SCRIPT = Path(__file__).with_name("ranked.py")
 

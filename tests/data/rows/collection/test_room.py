@@ -7,7 +7,7 @@ import pytest
 
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection.options import warn_of_room
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 
 def test_a_disk_that_is_too_small(tmp_path, monkeypatch):

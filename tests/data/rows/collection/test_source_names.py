@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.data.rows import DatasetCollection, verify_rows
-from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 
 @pytest.fixture

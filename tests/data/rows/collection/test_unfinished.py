@@ -14,7 +14,7 @@ from rankwise.data.rows.collection import additions
 from rankwise.data.rows.collection.buckets import Buckets
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.collection.steps import contents
-from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 THROWN = "unfinished writing of other inputs or parameters, or into other datasets, and is deleted"
 

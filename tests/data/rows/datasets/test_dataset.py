@@ -7,7 +7,7 @@ import zarr
 
 from rankwise.data.rows.datasets import COLLECTION_TYPE, Dataset, find_datasets
 from rankwise.errors import ConfigError, DataError
-from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 
 @pytest.fixture(params=[2, 3], ids=["v2", "v3"])

@@ -14,7 +14,7 @@ from rankwise import Order
 from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource, log1p_cpm
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.shares import RankPlace
-from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 ALL = ("X", "layers/counts", "obsm/pca")
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows.fields.row_field import spread_rows
-from rankwise.testing.small_rows import random_csr
+from rankwise.testing.stores.small_rows import random_csr
 
 
 def spread(matrix, *, places=None, index="i4", width=None):

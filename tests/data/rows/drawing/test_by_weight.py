@@ -8,8 +8,8 @@ from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.data.rows.drawing import DrawOptions, RowDraws, RowWeights
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
-from rankwise.testing.row_stores import make_stores
 from rankwise.testing.shares import RankPlace
+from rankwise.testing.stores.row_stores import make_stores
 
 WEIGHTS = np.array([0, 1, 2, 0, 0, 3, 0, 10, 4, 0], dtype=np.float64)
 

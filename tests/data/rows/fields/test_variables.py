@@ -12,7 +12,7 @@ import zarr
 from rankwise import Order
 from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.errors import ConfigError
-from rankwise.testing.small_rows import random_csr, write_anndata
+from rankwise.testing.stores.small_rows import random_csr, write_anndata
 
 GENES = (["a", "b", "c", "d"], ["d", "x", "b", "y", "a"])
 

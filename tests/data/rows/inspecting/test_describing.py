@@ -4,7 +4,7 @@ import pandas as pd
 
 from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.data.rows.inspecting import describe_rows, text_of_rows
-from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 
 def test_it_fits_a_terminal(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import zarr
 
 from rankwise.data.rows import DatasetCollection, verify_rows
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.inspecting import decode_factor
 from rankwise.data.rows.matrices import open_matrix, stack_matrices
 from rankwise.data.store import BoxReader
-from rankwise.testing.small_rows import small_anndata, write_csr
+from rankwise.testing.stores.small_rows import small_anndata, write_csr
 
 
 @pytest.mark.parametrize("align", [True, False])

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from rankwise.data.rows.loader import stored
-from rankwise.testing.hundred_rows import write_hundred
+from rankwise.testing.stores.hundred_rows import write_hundred
 
 
 @pytest.fixture(scope="session")

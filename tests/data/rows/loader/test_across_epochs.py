@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rankwise.data.rows import Loader
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, SampleError
-from rankwise.testing.hundred_rows import hundred_obs, loader_of_hundred, rows_of
 from rankwise.testing.new_threads import threads_end
+from rankwise.testing.stores.hundred_rows import hundred_obs, loader_of_hundred, rows_of
 
 
 def test_one_request_more_is_read_and_used(hundred, reads):

@@ -6,7 +6,7 @@ import scipy.sparse as sp
 import torch
 
 from rankwise.data.rows.loader.defaults import check_library, convert
-from rankwise.testing.small_rows import random_csr
+from rankwise.testing.stores.small_rows import random_csr
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "u1", "i8"])

@@ -11,14 +11,14 @@ import pytest
 
 from rankwise.data.feed.prefetch import Conveyor
 from rankwise.data.rows.samplers import SequentialSampler
-from rankwise.testing.hundred_rows import loader_of_hundred, rows_of
 from rankwise.testing.new_threads import threads_since
 from rankwise.testing.patience import until
+from rankwise.testing.stores.hundred_rows import loader_of_hundred, rows_of
 
 SCRIPT = """
 import atexit, os, signal, threading
 atexit.register(lambda: print('left:', [t.name for t in threading.enumerate() if 'rankwise' in t.name]))
-from rankwise.testing.hundred_rows import loader_of_hundred
+from rankwise.testing.stores.hundred_rows import loader_of_hundred
 loader = loader_of_hundred({place!r})
 """
 OPEN = "batches = iter(loader)\nnext(batches)\n"
@@ -45,7 +45,7 @@ def test_the_interpreter_exits(hundred, ending, wanted):
 
 FORKS = """
 import os
-from rankwise.testing.hundred_rows import loader_of_hundred, rows_of
+from rankwise.testing.stores.hundred_rows import loader_of_hundred, rows_of
 loader = loader_of_hundred({place!r})
 batches = iter(loader)
 next(batches)

@@ -18,7 +18,7 @@ from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSour
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.samplers import ClassSampler, DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import DataError, SampleError
-from rankwise.testing.small_rows import random_csr, small_anndata, write_anndata, write_csr
+from rankwise.testing.stores.small_rows import random_csr, small_anndata, write_anndata, write_csr
 
 SIZES = (41, 7, 60)
 

@@ -22,7 +22,7 @@ from rankwise.data.rows.samplers import (
     WeightedClassSampler,
 )
 from rankwise.errors import ConfigError
-from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 

@@ -10,8 +10,8 @@ import zarr
 from rankwise.data.rows import Loader
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import SampleError
-from rankwise.testing.hundred_rows import hundred_obs, loader_of_hundred, rows_of
 from rankwise.testing.new_threads import threads_end
+from rankwise.testing.stores.hundred_rows import hundred_obs, loader_of_hundred, rows_of
 
 SAMPLERS = {
     "random": lambda: RandomSampler(5, 4, 10, rng=0),

@@ -16,7 +16,7 @@ from rankwise.data.rows import Loader, notices
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.samplers import ClassSampler, DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import SampleError
-from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),

@@ -11,7 +11,7 @@ import zarr
 from rankwise import Order
 from rankwise.data.rows import OrderedLoader, RowSource, notices
 from rankwise.errors import SampleError
-from rankwise.testing.small_rows import random_csr, write_anndata
+from rankwise.testing.stores.small_rows import random_csr, write_anndata
 
 NUM_ROWS = 40
 

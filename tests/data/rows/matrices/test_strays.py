@@ -10,7 +10,7 @@ from rankwise import Order
 from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.samplers import SequentialSampler
 from rankwise.errors import SampleError
-from rankwise.testing.small_rows import random_csr, write_anndata
+from rankwise.testing.stores.small_rows import random_csr, write_anndata
 
 NUM_ROWS, NUM_COLS, BAD = 40, 30, {3, 17, 18}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 SCRIPT = Path(__file__).with_name("read_by_annbatch.py")
 PYTHON = os.environ.get("RANKWISE_ANNBATCH_PYTHON")

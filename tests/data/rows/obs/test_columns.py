@@ -12,7 +12,7 @@ from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.obs import read_column, read_groups
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
-from rankwise.testing.small_rows import write_anndata
+from rankwise.testing.stores.small_rows import write_anndata
 
 
 def table(kinds, categories, *, seed=0):

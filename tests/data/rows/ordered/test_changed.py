@@ -8,7 +8,7 @@ import pytest
 from rankwise import Order
 from rankwise.data.rows import DatasetCollection, OrderedLoader
 from rankwise.errors import ConfigError, SampleError
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 
 def rows_seen(loader, meanwhile):

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader
 from rankwise import Order
 from rankwise.data.rows import OrderedLoader, RowSource, log1p_cpm
 from rankwise.testing import run_ranks
-from rankwise.testing.row_stores import NUM_COLS, make_stores
 from rankwise.testing.shares import RankPlace
-from rankwise.testing.small_rows import csr_parts
+from rankwise.testing.stores.row_stores import NUM_COLS, make_stores
+from rankwise.testing.stores.small_rows import csr_parts
 from rankwise.train import ExactStep
 from rankwise.world import World
 

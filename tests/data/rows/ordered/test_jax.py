@@ -15,7 +15,7 @@ from rankwise.data.rows import Loader, Log1pCounts, OrderedLoader, RowSource
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler
 from rankwise.errors import ConfigError
-from rankwise.testing.row_stores import make_stores
+from rankwise.testing.stores.row_stores import make_stores
 from rankwise.train import Balance
 from rankwise.world import World
 

@@ -16,10 +16,10 @@ from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.errors import SampleError
 from rankwise.testing import run_ranks
 from rankwise.testing.new_threads import threads_since
-from rankwise.testing.row_stores import NUM_COLS, make_stores
 from rankwise.testing.shares import RankPlace
 from rankwise.testing.shares import loader_of as rank_loader_of
-from rankwise.testing.small_rows import csr_parts
+from rankwise.testing.stores.row_stores import NUM_COLS, make_stores
+from rankwise.testing.stores.small_rows import csr_parts
 from rankwise.train import ExactStep, prepare
 from rankwise.world import World
 

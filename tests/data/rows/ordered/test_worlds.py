@@ -8,8 +8,8 @@ import pytest
 from rankwise import Order
 from rankwise.data.rows import DatasetCollection, OrderedLoader, RowSource, log1p_cpm
 from rankwise.testing import run_ranks
-from rankwise.testing.row_stores import make_stores
 from rankwise.testing.shares import RankPlace
+from rankwise.testing.stores.row_stores import make_stores
 from rankwise.world import World
 
 BATCH = 16

@@ -10,7 +10,7 @@ from rankwise import Order
 from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource, describe_rows, verify_rows
 from rankwise.data.rows.samplers import RandomSampler
 from rankwise.errors import ConfigError, SampleError
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")

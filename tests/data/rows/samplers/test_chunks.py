@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows.samplers import RandomSampler, SequentialSampler
-from rankwise.testing.small_rows import sampled_rows
+from rankwise.testing.stores.small_rows import sampled_rows
 
 
 @st.composite

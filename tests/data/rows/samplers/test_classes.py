@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows.samplers import ClassSampler, DistributedSampler, WeightedClassSampler
-from rankwise.testing.small_rows import sampled_rows
+from rankwise.testing.stores.small_rows import sampled_rows
 
 
 def runs_of(lengths, names="abc"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rankwise.data.rows.samplers import ClassSampler, DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, WorldError
 from rankwise.testing import run_ranks
-from rankwise.testing.small_rows import sampled_rows
+from rankwise.testing.stores.small_rows import sampled_rows
 
 
 def on_ranks(world, make, **options):

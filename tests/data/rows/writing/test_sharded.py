@@ -17,7 +17,7 @@ from rankwise.data.rows.matrices import stack_matrices
 from rankwise.data.rows.writing import parse_size, quiet_anndata, sharded
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.stores.small_rows import small_anndata
 
 
 def read_rows(place, name, rows):

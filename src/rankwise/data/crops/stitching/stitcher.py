@@ -27,7 +27,7 @@ from rankwise.data.crops.stitching.model import as_numpy, evaluating, model_dige
 from rankwise.data.crops.stitching.slabs import Canvas, Run, SlabPlan, TileOrder, Window, tile_window
 from rankwise.data.crops.stitching.target import Target, grid_of, output_paths, settle_values, wait_for_all
 from rankwise.errors import ConfigError, DesyncError, StepError
-from rankwise.tracking.progress import Progress
+from rankwise.tracking.terminal.progress import Progress
 from rankwise.world import World
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.data.rows.collection.buckets import Buckets, Field, Text, append_record, scan_records
-from rankwise.testing.small_rows import random_csr
+from rankwise.testing.stores.small_rows import random_csr
 
 TEXTS = st.lists(st.none() | st.text(max_size=9), max_size=20)
 

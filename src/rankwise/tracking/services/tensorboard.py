@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.errors import MissingExtraError
-from rankwise.tracking.outbox import Table
+from rankwise.tracking.services.outbox import Table
 
 __all__ = ["TensorBoardSink"]
 

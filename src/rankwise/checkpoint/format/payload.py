@@ -11,12 +11,12 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from rankwise.checkpoint.arrays_file import read_arrays, write_arrays
 from rankwise.checkpoint.commit import Storage
-from rankwise.checkpoint.manifest import FileRecord, open_inside
-from rankwise.checkpoint.pieces import Piece, ordered_like
+from rankwise.checkpoint.format.arrays_file import read_arrays, write_arrays
+from rankwise.checkpoint.format.manifest import FileRecord, open_inside
+from rankwise.checkpoint.format.pieces import Piece, ordered_like
+from rankwise.checkpoint.format.tensors_file import MARK, read_tensors, write_tensors
 from rankwise.checkpoint.snapshot import HostBuffers
-from rankwise.checkpoint.tensors_file import MARK, read_tensors, write_tensors
 from rankwise.data.contract import NDArray
 from rankwise.errors import CheckpointError
 

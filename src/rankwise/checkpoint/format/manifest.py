@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from rankwise._version import __version__
-from rankwise.checkpoint.object_path import ObjectPath
+from rankwise.checkpoint.storage.object_path import ObjectPath
 from rankwise.data.contract import JSON
 from rankwise.errors import CheckpointError
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.testing.small_rows import write_anndata
+from rankwise.testing.stores.small_rows import write_anndata
 
 __all__ = ["BRICK_LAYOUTS", "Bricks", "make_bricks"]
 

@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from rankwise.checkpoint.dtypes import dtype_named, name_of_dtype
-from rankwise.checkpoint.pieces import Piece, ordered_like
+from rankwise.checkpoint.format.dtypes import dtype_named, name_of_dtype
+from rankwise.checkpoint.format.pieces import Piece, ordered_like
 from rankwise.errors import CheckpointError
 
 __all__ = ["MARK", "read_tensors", "write_tensors"]

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from rankwise.errors import MissingExtraError
 from rankwise.tracking.files import read_json, write_json
-from rankwise.tracking.outbox import Line, RunFacts, Table
+from rankwise.tracking.services.outbox import Line, RunFacts, Table
 
 __all__ = ["WandbSink"]
 

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from rankwise.errors import ConfigError
-from rankwise.tracking.live import LiveLine
-from rankwise.tracking.meter import Meter, format_bytes, format_seconds, peak_memory
+from rankwise.tracking.terminal.live import LiveLine
+from rankwise.tracking.terminal.meter import Meter, format_bytes, format_seconds, peak_memory
 
 if TYPE_CHECKING:
     from rankwise.world import World

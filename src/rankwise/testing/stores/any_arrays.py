@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType, NDArray
-from rankwise.testing.any_codecs import v2_codecs, v3_chain
+from rankwise.testing.stores.any_codecs import v2_codecs, v3_chain
 
 __all__ = ["DTYPES", "UnwritableError", "any_fill", "any_values", "write_any"]
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from rankwise.checkpoint.dtypes import dtype_named, is_foreign, name_of_dtype
+from rankwise.checkpoint.format.dtypes import dtype_named, is_foreign, name_of_dtype
 from rankwise.data.contract import NDArray
 
 __all__ = ["read_arrays", "write_arrays"]

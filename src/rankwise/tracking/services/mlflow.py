@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankwise.errors import MissingExtraError
-from rankwise.tracking.outbox import Line, Refused, RunFacts, Table
+from rankwise.tracking.services.outbox import Line, Refused, RunFacts, Table
 
 __all__ = ["MlflowSink"]
 

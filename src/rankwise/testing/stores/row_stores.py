@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import NDArray
-from rankwise.testing.small_rows import random_csr, write_anndata, write_csr
+from rankwise.testing.stores.small_rows import random_csr, write_anndata, write_csr
 
 __all__ = ["NUM_COLS", "RowStores", "make_stores"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from rankwise.checkpoint.commit import Fence, folder_name
-from rankwise.checkpoint.manifest import read_manifest
-from rankwise.checkpoint.object_path import ObjectPath, asking
+from rankwise.checkpoint.format.manifest import read_manifest
+from rankwise.checkpoint.storage.object_path import ObjectPath, asking
 from rankwise.errors import CheckpointError, ConfigError, needs_extra
 
 __all__ = ["Bucket", "is_url"]

@@ -1,0 +1,1 @@
+"""Stores, arrays and rows for tests."""

@@ -1,0 +1,1 @@
+"""Tracking services: MLflow, Weights & Biases, TensorBoard, and the way of numbers to them."""
