@@ -172,7 +172,11 @@ def measured() -> dict[str, float]:
     files = [path for path in DATA.rglob("*.py") if path.name != "__init__.py"]
     doors = list(DATA.rglob("__init__.py"))
     sizes = [lines(path) for path in files]
-    folders = [sum(path.suffix == ".py" for path in door.parent.iterdir()) for door in doors]
+    folders = {
+        door.parent: sum(path.suffix == ".py" for path in door.parent.iterdir())
+        for door in (ROOT / "src/rankwise").rglob("__init__.py")
+    }
+    everywhere = [lines(path) for path in (ROOT / "src").rglob("*.py") if path.name != "__init__.py"]
     private, all_lines = 0, 0
     for path in (ROOT / "tests").rglob("*.py"):
         count = lines(path)
@@ -189,8 +193,10 @@ def measured() -> dict[str, float]:
         "files": len(files) + len(doors),
         "lines": sum(sizes) + sum(map(lines, doors)),
         "median lines of a file": -statistics.median(sizes),
-        "most files in a folder": max(folders),
+        "most files in a folder": max(folders[door.parent] for door in doors),
+        "most files in a folder of any room": max(folders.values()),
         "files under 60 lines": sum(size < 60 for size in sizes),
+        "files under 60 lines in all rooms": sum(size < 60 for size in everywhere),
         "modules that end in -ing": sum(path.stem.endswith("ing") for path in files),
         "comments in 100 lines of code where threads meet": -round(thread_comments(), 1),
         "modules of ours that a rows loader loads": sum(name.startswith("rankwise") for name in modules_of_a_loader()),
@@ -208,10 +214,12 @@ LIMITS = {
     "frames from the reader's thread to the read of a file": (14, 14),
     "probes of a source, an order, a loader": (0, 0),
     "files": (244, 200),
-    "lines": (45_820, 28_000),
+    "lines": (45_790, 28_000),
     "median lines of a file": (-212, -130),
     "most files in a folder": (14, 14),
+    "most files in a folder of any room": (17, 14),
     "files under 60 lines": (7, 30),
+    "files under 60 lines in all rooms": (41, 50),
     "modules that end in -ing": (7, 10),
     "comments in 100 lines of code where threads meet": (-6.5, -6),
     "modules of ours that a rows loader loads": (133, 160),
