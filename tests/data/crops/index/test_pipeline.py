@@ -194,7 +194,9 @@ def test_shares_are_equal(volumes):
             pipeline.set_speeds([1])
         for speeds in ("speed", [1]):
             balance = Balance(nn.Linear(1, 1), World.single(), speeds=speeds)
-            with pytest.raises(ConfigError, match="this IndexPipeline cuts equal ones only: the memory of a pipeline"):
+            with pytest.raises(
+                ConfigError, match="this IndexPipeline makes equal shares only: the memory of a pipeline"
+            ):
                 next(balance.steps(pipeline))
 
 
