@@ -45,7 +45,7 @@ def test_the_readme_example_runs_on_two_ranks(tmp_path):
     assert (tmp_path / "runs" / "train" / "finished.json").exists()
     again = run([sys.executable, "train.py"], tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert "is finished (5 epochs, 80 steps, 2 ranks): its model was restored, nothing was trained" in again.stdout
+    assert "is finished (5 epochs, 80 steps, 2 ranks): its model was restored and nothing was trained" in again.stdout
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
 
 

@@ -65,12 +65,12 @@ def test_the_text_holds_every_section():
 @pytest.mark.parametrize(
     ("variables", "place"),
     [
-        ({}, "rank 0 of 1: nobody has launched this process"),
+        ({}, "rank 0 of 1: no launcher started this process"),
         (
             {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
-            "rank 3 of 8, local rank 1, by the variables of torchrun; they meet at h:1",
+            "rank 3 of 8, local rank 1, by the variables of torchrun; the ranks meet at h:1",
         ),
-        ({"RANK": "3"}, "none can be found: RANK=3 is set but WORLD_SIZE, LOCAL_RANK"),
+        ({"RANK": "3"}, "cannot be determined: RANK=3 is set but WORLD_SIZE, LOCAL_RANK"),
     ],
 )
 def test_the_place_is_told(variables, place):
@@ -95,6 +95,6 @@ def test_what_nvidia_smi_says(tmp_path, monkeypatch):
     assert (device["name"], device["memory_total"], device["compute_cap"]) == ("NVIDIA X", "81559", "9.0")
     assert device["numa_node"] == "unknown"
     tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
-    assert hardware.gpus()["note"] == "nvidia-smi ended with 9: NVIDIA-SMI has failed"
+    assert hardware.gpus()["note"] == "nvidia-smi failed with exit code 9: NVIDIA-SMI has failed"
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert hardware.gpus()["note"] == "no nvidia-smi on PATH"

@@ -84,7 +84,7 @@ def test_everything_that_is_recorded_is_told(tmp_path):
         "3 MiB",
         "Straggler: rank 1",
         "RW101",
-        "doctor: 1 check(s) say fail",
+        "doctor: 1 check(s) with status fail",
         "loss is not finite at 1 of 20 points",
         "1 lines of earlier attempts were left behind",
         "steps_per_s",
@@ -231,7 +231,7 @@ def test_a_pipe_in_the_run_is_not_waited_for(tmp_path):
         os.mkfifo(run / place)
     (run / "lint.json").write_text("[" * 100_000)
     page = page_of(run)
-    assert "profile.json is no file" in page
+    assert "profile.json is not a file" in page
     assert "lint.json cannot be read" in page
     assert "0 skipped 3 damaged samples" in page
 

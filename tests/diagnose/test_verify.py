@@ -32,7 +32,7 @@ def test_a_right_script_passes_also_killed():
     assert (code, verdict["same"], verdict["findings"]) == (0, True, []), err
     against, killed = verdict["agreement"]
     assert against.startswith("2 ranks against 1 rank: 5 steps, the same samples, loss ")
-    assert killed == "2 ranks with a kill at step 3: began again, as nothing was saved before, bits"
+    assert killed == "2 ranks with a kill at step 3: started again, as nothing had been saved, bits"
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,13 @@ def test_a_right_script_passes_also_killed():
             "no_set_epoch,padded_evaluation,unsynchronised_move",
             (2,),
             [
-                ("replicas", 0, "the gradient of 0.weight on rank 1 is not that of rank 0", "made after the wrap"),
-                ("epoch order", 3, "pass 1 over loader 0 has the order of the one before", "set_epoch"),
+                (
+                    "replicas",
+                    0,
+                    "the gradient of 0.weight on rank 1 differs from that of rank 0",
+                    "created after the wrap",
+                ),
+                ("epoch order", 3, "pass 1 over loader 0 has the same order as the pass before", "set_epoch"),
                 ("evaluation", 3, "counted more than once in pass 0 over loader 1: sample 11", "repeats samples"),
             ],
         ),
@@ -52,8 +57,13 @@ def test_a_right_script_passes_also_killed():
             "rank_dependent_split",
             (2,),
             [
-                ("split", 0, "trained on by one rank and held out by another: samples 11, 27", "depends on the rank"),
-                ("samples", 0, "trained on by rank 0 and by rank 1: sample 14", "do not share"),
+                (
+                    "split",
+                    0,
+                    "used for training on one rank and held out on another: samples 11, 27",
+                    "depends on the rank",
+                ),
+                ("samples", 0, "used for training on both rank 0 and rank 1: sample 14", "not divided among"),
             ],
         ),
     ],
@@ -116,7 +126,7 @@ def made_run(name, ids, *, loss=1.0, grad=1.0, dtype="float64", layers=(), autoc
         ({"ids": [[1], [2, 3, 4]], "grad": 1.5}, None, "gradients", "the ranks have [1, 3] samples"),
         ({"ids": [[1, 2], [3, 4]], "grad": 1.5, "layers": ["BatchNorm2d"]}, None, "gradients", "BatchNorm2d sees one"),
         ({"ids": [[1, 2], [3, 4]], "loss": 1.5, "layers": ["Dropout"]}, None, "loss", "draws its own mask"),
-        ({"ids": [[1, 2, 3, 4], [5, 6, 7, 8]]}, None, "samples", "the global batch grows with them"),
+        ({"ids": [[1, 2, 3, 4], [5, 6, 7, 8]]}, None, "samples", "the global batch grows with the number of ranks"),
         ({"ids": [[1, 2], [3, 3]]}, None, "samples", "repeats samples"),
     ],
 )
@@ -143,7 +153,7 @@ EXAMPLES = {
     "cells": ("cells/train.py", "--collection", "cells.zarr", "--epochs", 2, "--float64"),
     "volumes": ("--ranks", "1,3", "volumes/train.py", "--store", "volumes.zarr", "--epochs", 1),
 }
-TOLD = {"digits": "went on from step 23, bits", "tokens": "under autocast to bfloat16"}
+TOLD = {"digits": "continued from step 23, bits", "tokens": "under autocast to bfloat16"}
 
 
 @pytest.mark.slow

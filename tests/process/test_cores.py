@@ -25,9 +25,9 @@ def test_the_choice(requested, environ, cores, sharers, threads):
 
 def test_nonsense_is_refused():
     """Zero threads and OMP_NUM_THREADS=lots are errors that say so."""
-    with pytest.raises(ConfigError, match="threads is a number of at least 1, got 0"):
+    with pytest.raises(ConfigError, match="threads must be at least 1, got 0"):
         choose_threads(0, environ={}, cores=4, sharers=1)
-    with pytest.raises(ConfigError, match="OMP_NUM_THREADS is a number of at least 1, it is 'lots'"):
+    with pytest.raises(ConfigError, match="OMP_NUM_THREADS must be a number of at least 1, it is 'lots'"):
         choose_threads(None, environ={"OMP_NUM_THREADS": "lots"}, cores=4, sharers=1)
 
 

@@ -59,7 +59,7 @@ def test_half_a_family_matters_only_without_a_whole_one(slurm_step):
         ({"RANK": "8"}, "RANK=8 contradicts WORLD_SIZE=8"),
         ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2 contradicts LOCAL_WORLD_SIZE=2"),
         ({"RANK": "-1"}, "RANK must be at least 0, it is -1"),
-        ({"RANK": "one"}, "RANK must be a whole number, it is 'one'"),
+        ({"RANK": "one"}, "RANK must be an integer, it is 'one'"),
         ({"MASTER_PORT": "80000"}, "MASTER_PORT must be a port between 1 and 65535, it is 80000"),
         ({"LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE=9 is larger than WORLD_SIZE=8"),
         ({"GROUP_RANK": "2", "GROUP_WORLD_SIZE": "2"}, "GROUP_RANK=2 contradicts GROUP_WORLD_SIZE=2"),

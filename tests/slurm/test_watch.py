@@ -70,9 +70,9 @@ def test_what_cannot_be_asked_is_named(cluster, hanging):
     waiting = cluster.sbatch("--hold", "--mem=10M", script="#!/bin/sh\nsleep 1\n")
     first = hanging["first"]
     for words, said in (
-        (["--slurm", "999999"], "Slurm knows no job '999999'"),
+        (["--slurm", "999999"], "Slurm has no job '999999'"),
         (["--slurm", waiting], f"job {waiting} is PENDING (JobHeldUser)"),
-        (["--slurm", f"{first}.7"], f"no node of job {first} has an answer: node1: no ranks of step 7"),
+        (["--slurm", f"{first}.7"], f"no node of job {first} answered: node1: no ranks of step 7"),
         (["--slurm", first, "123"], "not both"),
     ):
         done = cluster.rankwise("watch", *words, check=False)

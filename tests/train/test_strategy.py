@@ -114,9 +114,9 @@ def refused(world):
 def test_what_a_sharded_step_cannot_be_exact_with_is_refused():
     """On every rank and before the first step, with the mend."""
     wanted = {
-        "state": "AdamW has taken steps already, and strategy='fsdp' shards its state",
-        "strange": "holds a tensor of shape [6, 4] that was no parameter of the model",
-        "mesh": "sharded over a mesh of shape (1, 2), and this world has 2 ranks",
+        "state": "AdamW has already taken steps, and strategy='fsdp' shards its state",
+        "strange": "holds a tensor of shape [6, 4] that was not a parameter of the model",
+        "mesh": "sharded over a mesh of shape (1, 2), but this world has 2 ranks",
         "norm": "norm of the model tracks batch statistics",
         "units": "branches.0, branches.0; rank 1: the model, branches.1, branches.1)",
         "unused": "branches.1.weight, branches.1.bias, branches.0.weight, branches.0.bias",
@@ -156,12 +156,12 @@ def test_compiled_models_train_the_same():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"strategy": "zero3"}, "strategy is 'ddp', 'zero1', 'fsdp' or 'auto', got 'zero3'"),
-        ({"comm_hook": "int8"}, "comm_hook is 'fp16', 'bf16', 'powersgd' or a hook"),
-        ({"comm_hook": "powersgd", "strategy": "fsdp"}, "comm_hook is 'fp16' or 'bf16' there"),
+        ({"strategy": "zero3"}, "strategy must be 'ddp', 'zero1', 'fsdp' or 'auto', got 'zero3'"),
+        ({"comm_hook": "int8"}, "comm_hook must be 'fp16', 'bf16', 'powersgd' or a hook"),
+        ({"comm_hook": "powersgd", "strategy": "fsdp"}, "comm_hook must be 'fp16' or 'bf16' there"),
         ({"static_graph": True, "strategy": "fsdp"}, "fully_shard has no option static_graph"),
         ({"find_unused": True, "find_unused_parameters": True}, "find_unused_parameters .* under two names"),
-        ({"units": []}, "units= are gathered one at a time by strategy='fsdp', and this is 'ddp'"),
+        ({"units": []}, "units= are only valid with strategy='fsdp', which gathers them one at a time; this is 'ddp'"),
         ({"mesh": None, "strategy": "fsdp"}, "prepare decides mesh"),
     ],
 )
@@ -204,7 +204,7 @@ def test_auto_decides_from_evidence():
     # parameters 4 MiB, gradients twice, two moments; zero1 holds half of those, fsdp half of all and a layer twice
     assert first[100].bytes_per_rank == {"ddp": 20 * MIB, "zero1": 16 * MIB, "fsdp": 10 * MIB}
     assert [first[mib].strategy for mib in (100, 33, 24, 4)] == ["ddp", "zero1", "fsdp", "fsdp"]
-    assert "none that may be taken fits" in first[4].reasons[0]
+    assert "no allowed strategy fits" in first[4].reasons[0]
     assert first["sgd"].strategy == "ddp"
     assert first["sgd"].bytes_per_rank["ddp"] == 12 * MIB
     assert "two moments each" in first["unknown"].reasons[0]
@@ -243,7 +243,7 @@ def with_auto(world):
     )
     trainer.fit(make_loader(world, (0, 0, 1, 1)), epochs=2)
     logging.getLogger("rankwise.train").removeHandler(lines)
-    said = [line for line in lines.said if "strategy='auto' takes" in line]
+    said = [line for line in lines.said if "strategy='auto' chooses" in line]
     return torch.cat([p.detach().flatten() for p in model.parameters()]), said
 
 
@@ -255,5 +255,5 @@ def test_a_trainer_decides_by_its_first_batches():
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     assert nothing == []
     (line,) = said
-    assert line.startswith("strategy='auto' takes ddp: ")
+    assert line.startswith("strategy='auto' chooses ddp: ")
     assert "find_unused=True" in line

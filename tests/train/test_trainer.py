@@ -176,11 +176,11 @@ def test_without_a_run_directory_nothing_is_written(tmp_path):
 
 def test_wrong_options_are_named():
     """Unknown or impossible numbers are refused with what there is."""
-    with pytest.raises(ConfigError, match="no option log_evry; its numbers are log_every"):
+    with pytest.raises(ConfigError, match="no option log_evry; its options are log_every"):
         make_trainer(log_evry=3)
-    with pytest.raises(ConfigError, match="save_every is a whole number of at least 1, got 0"):
+    with pytest.raises(ConfigError, match="save_every must be an integer of at least 1, got 0"):
         make_trainer(save_every=0)
-    with pytest.raises(ConfigError, match="epochs is at least 1"):
+    with pytest.raises(ConfigError, match="epochs must be at least 1"):
         make_trainer().fit(make_loader(), epochs=0)
 
 

@@ -96,7 +96,7 @@ def test_further_parts_are_kept_and_restored():
     averaged_until(5, "run")
     # the hook runs before the save of its own step, so nothing is counted twice
     assert averaged_until(None, "run") == wanted
-    with pytest.raises(ConfigError, match="parts= names model, which the trainer keeps itself"):
+    with pytest.raises(ConfigError, match="parts= names model, which the trainer uses itself"):
         make_trainer(parts={"model": {}})
     with pytest.raises(ConfigError, match=r"has a state but no scope; .*Replicated\(ema\)"):
         make_trainer(parts={"ema": Averaged()})
@@ -199,14 +199,18 @@ def lone_share(world):
 def test_a_lone_share_is_told_too():
     """3 samples on 2 ranks: one of them has one alone, and every rank says so."""
     for said in run_ranks(lone_share, 2):
-        assert "the last step of an epoch has 3 of 27 samples, shared by 2 ranks: a rank has one alone" in said
+        assert (
+            "the last step of an epoch has 3 of 27 samples, shared by 2 ranks, so a rank gets a single sample" in said
+        )
 
 
 def test_a_lone_micro_batch_is_told_too():
     """27 samples in batches of 8 leave 3; micro-batches of at most 2 cut one off; full steps have 4 x 2."""
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).double()
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), step, world=World.single(), run=False)
-    with pytest.raises(StepError, match=r"has 3 of 27 samples, cut into 2 micro-batches of at most 2: a rank has one"):
+    with pytest.raises(
+        StepError, match=r"has 3 of 27 samples, cut into 2 micro-batches of at most 2, so a rank gets a"
+    ):
         trainer.fit(make_loader(samples=27, micro_batch=2))
 
 

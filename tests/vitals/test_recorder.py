@@ -126,7 +126,7 @@ def test_long_phase_is_cut_between_characters(running):
 
 def test_second_start_is_refused(running):
     """One process is one rank."""
-    with pytest.raises(LaunchError, match="run already"):
+    with pytest.raises(LaunchError, match="already running"):
         vitals.start(running, 4)
 
 

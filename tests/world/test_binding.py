@@ -105,7 +105,7 @@ def test_two_ranks_find_each_other(tmp_path, family):
         assert answer["sum"] == 1
         assert answer["timeout"] == 120
         assert answer["backend"] == "gloo"
-        assert "this process is bound already" in answer["second"]
+        assert "this process is already bound" in answer["second"]
     assert answers[0]["draws"] == answers[1]["draws"]
 
 
@@ -231,10 +231,10 @@ def test_a_group_of_one_on_request(monkeypatch):
 @pytest.mark.parametrize(
     ("wishes", "error", "message"),
     [
-        ({"seed": -1}, ConfigError, "seed is a whole number from 0"),
-        ({"timeout": 0}, ConfigError, "timeout is positive"),
-        ({"threads": 0}, ConfigError, "threads is a number of at least 1"),
-        ({"device": "tpu"}, ConfigError, 'device is "auto"'),
+        ({"seed": -1}, ConfigError, "seed must be an integer from 0"),
+        ({"timeout": 0}, ConfigError, "timeout must be positive"),
+        ({"threads": 0}, ConfigError, "threads must be at least 1"),
+        ({"device": "tpu"}, ConfigError, 'device must be "auto"'),
         ({"device": "cuda:99"}, WorldError, "cuda:99"),
     ],
 )

@@ -151,22 +151,22 @@ def test_other_seeds_are_refused_on_every_rank(tmp_path):
         assert (err, code) == ("", 0)
         error = json.loads(out)
         assert "rank 2 (host " in error
-        assert ") has seed 8, rank 0 (host " in error
+        assert ") has seed 8, but rank 0 (host " in error
         assert error.endswith(") has seed 7: give all ranks the same seed")
 
 
 @pytest.mark.parametrize(
     ("wishes", "variables", "error", "message"),
     [
-        ({"rank": 1}, {}, ConfigError, r"rank= and world_size= go together"),
-        ({"local_rank": 1}, {}, ConfigError, r"rank= and world_size= go together"),
+        ({"rank": 1}, {}, ConfigError, r"rank= and world_size= must be given together"),
+        ({"local_rank": 1}, {}, ConfigError, r"rank= and world_size= must be given together"),
         ({"rank": 2, "world_size": 2}, {}, ConfigError, r"0 <= rank < world_size, got rank=2, world_size=2"),
-        ({"rank": 1, "world_size": 2}, {}, WorldError, r"set MASTER_PORT to one free port"),
+        ({"rank": 1, "world_size": 2}, {}, WorldError, r"set MASTER_PORT to the same free port"),
         (
             {"rank": 1, "world_size": 2},
             {"MASTER_ADDR": "node01", "MASTER_PORT": "1234"},
             ConfigError,
-            r"at MASTER_ADDR=node01 .* pass local_rank= too",
+            r"at MASTER_ADDR=node01 .* pass local_rank= as well",
         ),
         ({}, {"RANK": "1", "WORLD_SIZE": "2"}, WorldError, r"bind\(rank=, world_size=, local_rank=\)"),
     ],

@@ -30,10 +30,10 @@ def test_the_choice(request_, local_rank, world_size, visible, device):
 @pytest.mark.parametrize(
     ("request_", "local_rank", "world_size", "visible", "message"),
     [
-        ("auto", 4, 8, FOUR, "local rank 4 needs at least 5 CUDA devices, this process sees 4"),
+        ("auto", 4, 8, FOUR, "local rank 4 needs at least 5 CUDA devices, but this process sees 4"),
         ("cuda:4", 0, 1, FOUR, "device='cuda:4' needs at least 5"),
         ("cuda", 0, 1, CPU, "finds no CUDA device"),
-        ("mps", 0, 2, APPLE, "MPS serves one rank, this world has 2"),
+        ("mps", 0, 2, APPLE, "MPS supports one rank, but this world has 2"),
         ("mps", 0, 1, CPU, "finds no MPS device"),
     ],
 )

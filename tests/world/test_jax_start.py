@@ -220,7 +220,7 @@ def test_mistakes_are_told_to_all(jobs):
     """Different calls, a rank with an error and values that cannot travel: an error on every rank, then on it goes."""
     first, second = jobs.said("launched")
     for said in (first, second):
-        assert said["desync"].startswith("DesyncError: the ranks make different calls")
+        assert said["desync"].startswith("DesyncError: the ranks made different calls")
         assert "rank 1: all_reduce(sum) at" in said["desync"]
         assert said["tensor"].startswith("ConfigError: tree is a str")
         assert "jax.lax.all_gather" in said["grad"]
@@ -297,7 +297,7 @@ def test_devices_that_were_started_before():
     assert first.startswith("WorldError rank 1 (host ")
     assert "ConfigError: JAX looked for its devices before World.init_jax()" in first
     assert second.startswith("ConfigError JAX looked for its devices before World.init_jax()")
-    assert "call it before anything that computes" in second
+    assert "call World.init_jax() before anything that computes" in second
 
 
 def test_a_store_that_is_lost_is_an_error_of_the_world(monkeypatch):
@@ -326,7 +326,9 @@ def test_an_initialised_jax_with_other_numbers(monkeypatch):
     monkeypatch.setattr(jax_start, "jax_client", object)
     monkeypatch.setattr(jax_start, "jax_numbers", lambda: (0, 1))
     monkeypatch.setattr(jax_start, "find_place", lambda _: Place(family="torchrun", rank=1, world_size=2))
-    with pytest.raises(ConfigError, match=r"already as process 0 of 1, but this process is rank 1 of 2: leave jax\."):
+    with pytest.raises(
+        ConfigError, match=r"already initialised as process 0 of 1, but this process is rank 1 of 2: leave jax\."
+    ):
         World.init_jax()
 
 
@@ -378,9 +380,9 @@ def test_under_torchrun(tmp_path, how, backend):
 
 def test_bad_arguments_are_refused():
     """Seeds and timeouts out of range, before anything is started."""
-    with pytest.raises(ConfigError, match="seed is a whole number"):
+    with pytest.raises(ConfigError, match="seed must be an integer"):
         World.init_jax(seed=-1)
-    with pytest.raises(ConfigError, match="timeout is at least a second"):
+    with pytest.raises(ConfigError, match="timeout must be at least one second"):
         World.init_jax(timeout=0.5)
 
 

@@ -51,7 +51,7 @@ def test_messages_that_are_there_come_together(monkeypatch):
         if world.rank == 2:
             assert world.channel.client.key_value_dir_get_bytes(f"{world.channel.name}/none") == []
             world.channel.client._store.set(f"{world.channel.name}/strange/1", "AAAA")
-            with pytest.raises(RuntimeError, match="is not of this job"):
+            with pytest.raises(RuntimeError, match="is from another job"):
                 world.channel.client.key_value_dir_get_bytes(f"{world.channel.name}/strange")
         return world.all_gather_object(world.rank)
 
@@ -88,7 +88,7 @@ def test_a_rank_that_dies_is_named():
     for end in (first, third):
         assert isinstance(end, WorldError)
         assert "lost the other ranks in all_gather_object" in str(end)
-        assert "rank 1 is gone without a word" in str(end)
+        assert "rank 1 has ended without a message" in str(end)
 
 
 def test_a_rank_of_a_subgroup_that_dies_is_named_as_the_job_does():
@@ -104,7 +104,7 @@ def test_a_rank_of_a_subgroup_that_dies_is_named_as_the_job_does():
 
     end = run_over_store(3, body)[0]
     assert isinstance(end, WorldError)
-    assert "rank 2 is gone without a word" in str(end)
+    assert "rank 2 has ended without a message" in str(end)
 
 
 def test_what_was_sent_before_the_end_is_heard():
@@ -115,7 +115,7 @@ def test_what_was_sent_before_the_end_is_heard():
     keys.key_value_set_bytes("p/talk/1/1", b"\x00 bytes \xff")
     shelf.set(keys.gone(1), "")
     assert keys.blocking_key_value_get_bytes("p/talk/1/1", 10_000) == b"\x00 bytes \xff"
-    with pytest.raises(RuntimeError, match="rank 1 is gone without a word"):
+    with pytest.raises(RuntimeError, match="rank 1 has ended without a message"):
         keys.blocking_key_value_get_bytes("p/talk/2/1", 10_000)
     with pytest.raises(RuntimeError, match=r"timed out: rank 2 has sent nothing for 0\.01 s"):
         keys.blocking_key_value_get_bytes("p/talk/2/2", 10)
@@ -135,7 +135,7 @@ def test_a_message_of_a_stranger_is_refused():
     """Who does not know the secret of the job cannot let a rank unpickle anything."""
     shelf = Kept()
     Mail(shelf, "guessed").put("p/talk/1/1", "AAAA")
-    with pytest.raises(RuntimeError, match="is not of this job"):
+    with pytest.raises(RuntimeError, match="is from another job"):
         StoreKeys(shelf, "p", "secret").blocking_key_value_get_bytes("p/talk/1/1", 10)
 
 

@@ -47,13 +47,15 @@ def choose_threads(requested: int | None, *, environ: Mapping[str, str], cores: 
     """
     if requested is not None:
         if requested < 1:
-            raise ConfigError(f"threads is a number of at least 1, got {requested}")
+            raise ConfigError(f"threads must be at least 1, got {requested}")
         return requested
     text = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if not text:
         return max(1, cores // max(1, sharers))
     if not text.isdigit() or int(text) < 1:
-        raise ConfigError(f"OMP_NUM_THREADS is a number of at least 1, it is {environ['OMP_NUM_THREADS']!r}: unset it")
+        raise ConfigError(
+            f"OMP_NUM_THREADS must be a number of at least 1, it is {environ['OMP_NUM_THREADS']!r}: unset it"
+        )
     return int(text)
 
 

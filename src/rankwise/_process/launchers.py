@@ -52,7 +52,7 @@ def torchrun_place(environ: Mapping[str, str]) -> Place | None:
         }
     )
     if local_size is not None and local_size > size:
-        raise WorldError(f"LOCAL_WORLD_SIZE={local_size} is larger than WORLD_SIZE={size}: mend what sets them")
+        raise WorldError(f"LOCAL_WORLD_SIZE={local_size} is larger than WORLD_SIZE={size}: fix whatever sets them")
     return Place(
         family="torchrun",
         rank=rank,
@@ -131,7 +131,7 @@ def _mpich_port(environ: Mapping[str, str]) -> int:
     port = port_of(environ, "MASTER_PORT")
     if port is None:
         raise WorldError(
-            "mpiexec does not say at which port the ranks can meet: pass one that is free on rank 0's machine, for "
+            "mpiexec does not set the port where the ranks meet: pass one that is free on rank 0's machine, for "
             "example `mpiexec -genv MASTER_PORT 20123 ...`"
         )
     return port
@@ -151,8 +151,8 @@ def kubeflow_place(environ: Mapping[str, str]) -> Place | None:
     processes = environ.get("PET_NPROC_PER_NODE", "").strip()
     if processes.isdigit() and int(processes) > 1:
         raise WorldError(
-            f"this job wants {processes} processes in each pod (PET_NPROC_PER_NODE={processes}) and this one was "
-            "started without a launcher: make the container's command `rankwise run train.py`, which starts all of them"
+            f"this job needs {processes} processes in each pod (PET_NPROC_PER_NODE={processes}), but this process was "
+            "started without a launcher: make `rankwise run train.py` the container's command, it starts all of them"
         )
     rank, size = int_of(environ, names[0]) or 0, int_of(environ, names[1]) or 0
     check_ranges({(names[0], names[1]): (rank, size)})

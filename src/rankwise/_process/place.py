@@ -58,7 +58,7 @@ def given_place(environ: Mapping[str, str], *, rank: int, world_size: int, local
         WorldError: MASTER_PORT is missing or invalid.
     """
     if not 0 <= rank < world_size:
-        raise ConfigError(f"bind wants 0 <= rank < world_size, got rank={rank}, world_size={world_size}")
+        raise ConfigError(f"bind needs 0 <= rank < world_size, got rank={rank}, world_size={world_size}")
     with contextlib.suppress(WorldError):
         place = find_place(environ)
         if (place.rank, place.world_size, local_rank) in {
@@ -71,14 +71,14 @@ def given_place(environ: Mapping[str, str], *, rank: int, world_size: int, local
     address, port = environ.get("MASTER_ADDR", "").strip() or "127.0.0.1", port_of(environ, "MASTER_PORT")
     if port is None:
         raise WorldError(
-            f"rank {rank} of {world_size} does not know where the ranks meet: set MASTER_PORT to one free port for all "
-            "of them before they are started, for example os.environ['MASTER_PORT'] = '20123'"
+            f"rank {rank} of {world_size} does not know where the ranks meet: set MASTER_PORT to the same free port "
+            "for all of them before they start, for example os.environ['MASTER_PORT'] = '20123'"
         )
     here = bool(loopback_address(address))
     if local_rank is None and not here:
         raise ConfigError(
-            f"bind(rank={rank}, world_size={world_size}) at MASTER_ADDR={address} does not tell which rank of its own "
-            "machine this is: pass local_rank= too, or MASTER_ADDR=127.0.0.1 if all ranks are on this machine"
+            f"bind(rank={rank}, world_size={world_size}) at MASTER_ADDR={address} does not determine the local rank: "
+            "pass local_rank= as well, or set MASTER_ADDR=127.0.0.1 if all ranks are on this machine"
         )
     return Place(
         family="given",
@@ -155,9 +155,9 @@ def _refuse_half_a_family(environ: Mapping[str, str]) -> None:
     there = [f"{name}={environ[name]}" for name in WANTED if first_set(environ, name)]
     missing = [name for name in WANTED if first_set(environ, name) is None]
     raise WorldError(
-        f"{', '.join(there)} is set but {', '.join(missing)} is not, so this process cannot find its place: "
-        "start it with `rankwise run` or torchrun, which set all of them, say who it is with "
-        "bind(rank=, world_size=, local_rank=), or unset what is left over to run as one rank"
+        f"{', '.join(there)} is set but {', '.join(missing)} is not, so the rank of this process is unknown: start it "
+        "with `rankwise run` or torchrun, which set all of them, pass bind(rank=, world_size=, local_rank=), "
+        "or unset what is left over to run as one rank"
     )
 
 

@@ -74,8 +74,8 @@ def _alone(environ: Mapping[str, str]) -> Place:
     tasks = first_set(environ, "SLURM_NTASKS")
     asked = f" of {environ[tasks]} tasks" if tasks else ""
     return Place(
-        note=f"this process is inside a Slurm allocation{asked} but was not started by srun as one of its tasks: "
-        "it runs as one rank. For all ranks start it with `srun python ...` or `rankwise run`."
+        note=f"this process is inside a Slurm allocation{asked} but was not started by srun as one of its tasks: it "
+        "runs as one rank. To run all ranks, start it with `srun python ...` or `rankwise run`."
     )
 
 

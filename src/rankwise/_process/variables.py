@@ -62,11 +62,9 @@ def int_of(environ: Mapping[str, str], *names: str) -> int | None:
     try:
         value = int(text)
     except ValueError:
-        raise WorldError(
-            f"{name} must be a whole number, it is {environ[name]!r}: unset it or mend the launcher"
-        ) from None
+        raise WorldError(f"{name} must be an integer, it is {environ[name]!r}: unset it or fix the launcher") from None
     if value < 0:
-        raise WorldError(f"{name} must be at least 0, it is {value}: unset it or mend the launcher")
+        raise WorldError(f"{name} must be at least 0, it is {value}: unset it or fix the launcher")
     return value
 
 
@@ -94,8 +92,8 @@ def check_ranges(pairs: Mapping[tuple[str, str], tuple[int | None, int | None]])
     for (index_name, count_name), (index, count) in pairs.items():
         if index is not None and count is not None and index >= count:
             raise WorldError(
-                f"{index_name}={index} contradicts {count_name}={count}: the first must be below the second; "
-                "these variables come from one launcher: start all ranks with it, or unset them to run as one rank"
+                f"{index_name}={index} contradicts {count_name}={count}: the first must be below the second; both must "
+                "come from the same launcher: start all ranks with one launcher, or unset them to run as one rank"
             )
 
 
@@ -116,6 +114,6 @@ def mpi_address(environ: Mapping[str, str], launcher: str, example: str, *, one_
     if one_machine:
         return "127.0.0.1"
     raise WorldError(
-        f"{launcher} does not say on which machine rank 0 is, and these ranks are on several: "
-        f"pass its host name, for example `{example}`"
+        f"{launcher} does not set the machine of rank 0, and the ranks are on several machines: pass its host name, "
+        f"for example `{example}`"
     )

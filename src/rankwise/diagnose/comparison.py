@@ -106,7 +106,12 @@ def look_inside(run: Run) -> list[Finding]:
     if len(set(counts)) > 1:
         told = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
         found.append(
-            Finding(run=run.name, step=min(counts), what="steps", text=f"the ranks took other numbers: {told}")
+            Finding(
+                run=run.name,
+                step=min(counts),
+                what="steps",
+                text=f"the ranks took different numbers of steps: {told}",
+            )
         )
     for number, lines in enumerate(run.steps()):
         apart = _apart(run, number, lines) or _twice(run, number, lines)
@@ -123,8 +128,8 @@ def _epoch_order(run: Run) -> list[Finding]:
             line.get("epoch"),
         )
         if same and line["sampler"] == "DistributedSampler" and line.get("shuffle"):
-            text = f"pass {line['turn']} over loader {line['loader']} has the order of the one before it"
-            reason = "the sampler was not told the epoch: sampler.set_epoch(epoch) before each one"
+            text = f"pass {line['turn']} over loader {line['loader']} has the same order as the pass before it"
+            reason = "the sampler did not get the epoch: call sampler.set_epoch(epoch) before each pass"
             return [Finding(run=run.name, step=line["step"], what="epoch order", text=text, reason=reason)]
     return []
 
@@ -141,7 +146,7 @@ def _evaluation(run: Run) -> list[Finding]:
     for (loader, turn), seen in sorted(passes.items()):
         whole = Counter(itertools.chain.from_iterable(seen))
         if any(split != splits[0] for split in splits) and (leaked := sorted(trained & whole.keys())):
-            text = f"trained on by one rank and held out by another: {_some(leaked)}"
+            text = f"used for training on one rank and held out on another: {_some(leaked)}"
             reason = (
                 "the split depends on the rank: draw it from one seed on all ranks "
                 "(random_split(..., generator=torch.Generator().manual_seed(0)))"
@@ -152,8 +157,8 @@ def _evaluation(run: Run) -> list[Finding]:
         if repeated and any(Counter(ids) != whole and Counter(ids) != Counter(seen[0]) for ids in seen):
             text = f"counted more than once in pass {turn} over loader {loader}: {_some(repeated)}"
             reason = (
-                "the sampler repeats samples to give all ranks as many, and the metric counts them: evaluate without "
-                "padding (rankwise.train.evaluate, or a sequential Order)"
+                "the sampler repeats samples to give all ranks equal numbers, and the metric counts them: evaluate "
+                "without padding (rankwise.train.evaluate, or a sequential Order)"
             )
             step = next(line["step"] for line in run.of("look", 0) if (line["loader"], line["turn"]) == (loader, turn))
             return [Finding(run=run.name, step=step, what="evaluation", text=text, reason=reason)]
@@ -168,14 +173,17 @@ def _apart(run: Run, number: int, lines: list[Mapping[str, Any]]) -> Finding | N
             if not odd:
                 continue
             if name in run.model["late"]:
-                reason = f"{name} was made after the wrap, which does not know it: change and move first, then wrap"
+                reason = (
+                    f"{name} was created after the wrap, so DistributedDataParallel does not know it: change and move "
+                    "the model first, then wrap it"
+                )
             elif run.model["wrapped"] and not lines[0]["forwards"]:
-                reason = "the forward went past the wrapper (model.module(...)): call the wrapped model"
+                reason = "the forward bypassed the wrapper (model.module(...)): call the wrapped model"
             elif run.model["wrapped"]:
-                reason = "the backward did not synchronise: under no_sync, or a model moved after the wrap"
+                reason = "the backward did not synchronise: it ran under no_sync, or the model was moved after the wrap"
             else:
-                reason = "nothing adds the gradients up: wrap the model (rankwise.prepare)"
-            text = f"the {what} of {name} on rank {odd[0]} is not that of rank 0"
+                reason = "nothing reduces the gradients over the ranks: wrap the model (rankwise.prepare)"
+            text = f"the {what} of {name} on rank {odd[0]} differs from that of rank 0"
             return Finding(run=run.name, step=number, what="replicas", text=text, reason=reason)
     return None
 
@@ -184,8 +192,8 @@ def _twice(run: Run, number: int, lines: list[Mapping[str, Any]]) -> Finding | N
     seen = [set(line["ids"] or ()) for line in lines]
     for (one, mine), (other, theirs) in itertools.combinations(enumerate(seen), 2):
         if both := sorted(mine & theirs):
-            text = f"trained on by rank {one} and by rank {other}: {_some(both)}"
-            reason = "the ranks do not share the samples out: DistributedSampler, or an Order"
+            text = f"used for training on both rank {one} and rank {other}: {_some(both)}"
+            reason = "the samples are not divided among the ranks: use a DistributedSampler or an Order"
             return Finding(run=run.name, step=number, what="samples", text=text, reason=reason)
     return None
 
@@ -211,22 +219,22 @@ def compare_runs(wanted: Run, run: Run, tolerance: float | None, verdict: Verdic
             name, apart = _loss_apart(old, new) if what == "loss" else tensors_apart(old[0][kind], new[0][kind])
             worst[what] = max(worst[what], apart)
             if apart > allowed:
-                text = f"{name} differs by {apart:.2g} relative, rounding is up to {allowed:.1g}"
+                text = f"{name} differs by {apart:.2g} relative, rounding allows up to {allowed:.1g}"
                 reason = _why(run, new)
                 if base != _ROUNDING["float64"] and tolerance is None and apart < _MAYBE_ROUNDING * allowed:
-                    reason += "; or rounding of long sums that cancel: in float64 it would be gone"
+                    reason += "; or rounding of long sums that cancel, which would disappear in float64"
                 found = Finding(run=run.name, step=number, what=what, text=text, reason=reason)
         if found is not None:
             verdict.findings.append(found)
             return
     if (counts := (wanted.num_steps, run.num_steps))[0] != counts[1]:
-        text = f"{counts[1]} steps, {wanted.name} took {counts[0]}"
+        text = f"{counts[1]} steps, but {wanted.name} took {counts[0]}"
         verdict.findings.append(Finding(run=run.name, step=min(counts), what="steps", text=text))
     if "evaluation" not in seen:
         _values(wanted, run, base, verdict)
     told = ", ".join(f"{what} {'bits' if apart == 0 else f'rounding ({apart:.1g})'}" for what, apart in worst.items())
     known = all(line["ids"] is not None for lines in run.steps() for line in lines)
-    samples = "the same samples" if known else "samples not known"
+    samples = "the same samples" if known else "samples unknown"
     under = f", under autocast to {autocast}" if autocast else ""
     verdict.agreement.append(f"{run.name} against {wanted.name}: {min(counts)} steps, {samples}, {told}{under}")
 
@@ -244,12 +252,13 @@ def samples_apart(
     reason = ""
     if sum(now.values()) == sum(before.values()) * len(new) // len(old) and len(new) != len(old):
         reason = (
-            "the batch size is that of one rank, so the global batch grows with them: divide it by the number of ranks"
+            "the batch size is that of one rank, so the global batch grows with the number of ranks: divide it by that "
+            "number"
         )
     elif any(count > 1 for count in now.values()):
-        reason = "the sampler repeats samples to give all ranks as many"
+        reason = "the sampler repeats samples to give all ranks equal numbers"
     text = (
-        f"{sum(now.values())} samples, wanted {sum(before.values())}; missing {_some(missing)}; too many {_some(more)}"
+        f"{sum(now.values())} samples, expected {sum(before.values())}; missing {_some(missing)}; extra {_some(more)}"
     )
     return Finding(run=run.name, step=number, what="samples", text=text, reason=reason)
 
@@ -266,7 +275,7 @@ def _loss(lines: Sequence[Mapping[str, Any]]) -> float:
 
 def _loss_apart(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
     before, now = _loss(old), _loss(new)
-    return f"the loss ({now:.6g}, wanted {before:.6g})", _relative([before], [now])
+    return f"the loss ({now:.6g}, expected {before:.6g})", _relative([before], [now])
 
 
 def tensors_apart(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, float]:
@@ -300,21 +309,27 @@ def _why(run: Run, lines: Sequence[Mapping[str, Any]]) -> str:
     """Return the likely cause of different gradients for the same samples."""
     layers = run.model["layers"]
     if norms := [layer for layer in layers if layer.startswith("BatchNorm")]:
-        return f"{norms[0]} sees one rank's samples: another cut of a batch is another model (SyncBatchNorm, GroupNorm)"
+        return (
+            f"{norms[0]} sees one rank's samples, so a batch divided differently gives a different model: use "
+            "SyncBatchNorm or GroupNorm"
+        )
     shares = [len(line["ids"] or ()) for line in lines]
     weighed = all(weight is not None for line in lines for _, weight in line["losses"])
     if not weighed and len(set(shares)) > 1:
         return (
-            f"mean of means: the ranks have {shares} samples, and DDP takes the mean of their means (ExactStep, Window)"
+            f"mean of means: the ranks have {shares} samples, but DDP takes the mean of their means: use ExactStep or "
+            "Window"
         )
     if drops := [layer for layer in layers if "Dropout" in layer]:
         return f"{drops[0]}: each rank draws its own mask"
     if not weighed:
         return (
-            "mean of means: each rank divides by its own count (tokens, masks, weights); give Window sums and weights"
+            "mean of means: each rank divides by its own count (tokens, masks, weights): pass sums and weights to "
+            "Window"
         )
     return (
-        "the step depends on how samples are cut into ranks: batch statistics, contrastive or Dice losses, random draws"
+        "the step depends on how the samples are divided among the ranks: batch statistics, contrastive or Dice "
+        "losses, random draws"
     )
 
 
@@ -325,7 +340,7 @@ def _values(wanted: Run, run: Run, base: float, verdict: Verdict) -> None:
         for name, value in old["values"].items():
             now = new["values"].get(name, math.nan)
             if not (math.isnan(value) and math.isnan(now)) and not _relative([value], [now]) <= limit:
-                text = f"{name} is {now:.6g}, wanted {value:.6g}"
+                text = f"{name} is {now:.6g}, expected {value:.6g}"
                 reason = "a mean of the ranks' means, or other samples: reduce sums and weights (rankwise.metrics)"
                 verdict.findings.append(
                     Finding(run=run.name, step=new["step"], what="values", text=text, reason=reason)

@@ -140,12 +140,12 @@ def _place(environ: Mapping[str, str]) -> str:
     try:
         place = find_place(environ)
     except WorldError as error:
-        return f"none can be found: {error}"
+        return f"cannot be determined: {error}"
     if place.family == "none":
-        return "rank 0 of 1: nobody has launched this process"
+        return "rank 0 of 1: no launcher started this process"
     return (
         f"rank {place.rank} of {place.world_size}, local rank {place.local_rank}, by the variables of {place.family}; "
-        f"they meet at {place.master_addr}:{place.master_port}"
+        f"the ranks meet at {place.master_addr}:{place.master_port}"
     )
 
 

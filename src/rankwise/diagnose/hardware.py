@@ -75,8 +75,8 @@ def ask_nvidia_smi(query: str) -> list[list[str]] | str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"nvidia-smi: {error}"
     if done.returncode:
-        lines = (done.stdout + done.stderr).strip().splitlines() or ["nothing said"]
-        return f"nvidia-smi ended with {done.returncode}: {lines[0]}"
+        lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+        return f"nvidia-smi failed with exit code {done.returncode}: {lines[0]}"
     return [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
 
 
@@ -156,7 +156,7 @@ def _by_launch(reached: list[str], address: str) -> str:
     """
     interface = next((name for name in map(interface_of, reached) if name), "none of them")
     if address.startswith("127."):
-        return f"{interface}; gloo alone takes {address}, which no other machine reaches: set GLOO_SOCKET_IFNAME"
+        return f"{interface}; gloo alone would use {address}, which no other machine can reach: set GLOO_SOCKET_IFNAME"
     return interface
 
 

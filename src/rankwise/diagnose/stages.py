@@ -127,5 +127,5 @@ def _told(section: str, finding: Finding) -> Check:
     short = lines if len(lines) <= 12 else [*lines[:4], "...", *lines[-7:]]
     name = "first steps" if finding.what == "failed" else f"differs: {finding.what}"
     ranks = {"one rank": 1, "two ranks": 2}[section]
-    mend = finding.reason or f"mend what is said here; by itself: rankwise run --nproc {ranks} SCRIPT"
+    mend = finding.reason or f"fix the error above; to run this stage alone: rankwise run --nproc {ranks} SCRIPT"
     return failed(section, name, at + "\n           ".join(short), mend)

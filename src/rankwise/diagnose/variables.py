@@ -102,4 +102,4 @@ def judge_name(name: str, *, surely: bool = False) -> tuple[str, str] | None:
     near = difflib.get_close_matches(name, KNOWN, 1, 0.9 if surely else 0.85)
     if near:
         return "unknown", f"did you mean {near[0]}?"
-    return None if surely else ("unknown", "nothing that we know reads it: remove it, or ignore this")
+    return None if surely else ("unknown", "no known program reads it: remove it, or ignore this")

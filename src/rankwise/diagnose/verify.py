@@ -61,9 +61,9 @@ def verify_script(
         ConfigError: an argument is out of range.
     """
     if not ranks or min(ranks) < 1 or len(set(ranks)) < len(ranks):
-        raise ConfigError(f"verify wants different numbers of ranks, each at least 1, got {list(ranks)}")
+        raise ConfigError(f"verify needs different numbers of ranks, each at least 1, got {list(ranks)}")
     if steps < 1:
-        raise ConfigError(f"steps is at least 1, got {steps}")
+        raise ConfigError(f"steps must be at least 1, got {steps}")
     verdict, runs = Verdict(), []
     chosen = _Script(path=script, args=tuple(args), folder=folder, num_steps=steps, stop=stop, timeout_s=timeout_s)
     for size in ranks:
@@ -108,7 +108,8 @@ def _record(script: _Script, size: int, verdict: Verdict, *, kill: str = "") -> 
         verdict.findings.append(Finding(run=name, step=None, what="failed", text=outcome.text.strip()))
     elif not run.num_steps:
         reason = (
-            "the optimizers are not torch's, or the run was found finished: give its folder as {dir} in the arguments"
+            "the optimizers are not from torch, or the run was already finished: pass its folder as {dir} in the "
+            "arguments"
         )
         verdict.findings.append(Finding(run=name, step=None, what="failed", text="no optimizer step", reason=reason))
     else:
@@ -125,8 +126,8 @@ def _killed(script: _Script, wanted: Run, verdict: Verdict) -> None:
     states = [lines[0]["before"] for lines in wanted.steps()]
     new = list(run.steps())
     if new[0][0]["before"] not in states:
-        text = f"killed at step {at}, it went on from a state that the undisturbed run never had"
-        reason = "something is not in the checkpoint: optimizer, scheduler, random state, position of the data"
+        text = f"after the kill at step {at}, it continued from a state that the undisturbed run never had"
+        reason = "something is missing from the checkpoint: optimizer, scheduler, random state, position of the data"
         verdict.findings.append(Finding(run=run.name, step=at, what="restart", text=text, reason=reason))
         return
     begin = states.index(new[0][0]["before"])
@@ -139,5 +140,5 @@ def _killed(script: _Script, wanted: Run, verdict: Verdict) -> None:
         if found is not None:
             verdict.findings.append(found)
             return
-    told = f"went on from step {begin}" if begin else "began again, as nothing was saved before"
+    told = f"continued from step {begin}" if begin else "started again, as nothing had been saved"
     verdict.agreement.append(f"{run.name} at step {at}: {told}, bits")

@@ -114,8 +114,8 @@ def decide(model: nn.Module, world: World, evidence: Evidence) -> Decision:
     sizes = ", ".join(f"{kind} {_size(num_bytes)}" for kind, num_bytes in needed.items())
     reasons = [
         f"parameters, gradients and optimizer state{assumed} take about {sizes} a rank, activations not counted, and "
-        f"{_SHARE:.0%} of the smallest device's {_size(smallest)} is for them"
-        + ("" if needed[strategy] <= _SHARE * smallest else f": none that may be taken fits, {strategy} is smallest")
+        f"may use {_SHARE:.0%} of the smallest device's {_size(smallest)}"
+        + ("" if needed[strategy] <= _SHARE * smallest else f": no allowed strategy fits, {strategy} is the smallest")
     ]
     batches = [size for size in world.all_gather_object(evidence.batch_per_rank) if size is not None]
     few = bool(norms and batches and min(batches) < _FEW_SAMPLES)
@@ -136,7 +136,7 @@ def decide(model: nn.Module, world: World, evidence: Evidence) -> Decision:
         reasons=tuple(reasons),
     )
     if world.is_main and world.world_size > 1:
-        _LOG.warning("strategy='auto' takes %s: %s", strategy, "; ".join(reasons))
+        _LOG.warning("strategy='auto' chooses %s: %s", strategy, "; ".join(reasons))
     return decision
 
 
@@ -165,7 +165,7 @@ def _estimate(model: nn.Module, world_size: int, optimizer: Any) -> tuple[dict[s
     every = sum(p.nbytes for p in model.parameters())
     trained = [p.nbytes for p in model.parameters() if p.requires_grad]
     grads, ratio = sum(trained), _state_ratio(optimizer)
-    assumed = " (two moments each, as nothing tells its state)" if ratio is None else ""
+    assumed = " (assumed two moments each)" if ratio is None else ""
     ratio = 2.0 if ratio is None else ratio
     units = [sum(p.nbytes for p in unit.parameters()) for unit in units_of(model)]
     rest = every - sum(units)
@@ -266,7 +266,7 @@ def prepare(
     world = joined_world(world, "prepare")
     _refuse_unfit(model, world)
     if strategy not in ("ddp", "zero1", "fsdp", "auto"):
-        raise ConfigError(f"strategy is 'ddp', 'zero1', 'fsdp' or 'auto', got {strategy!r}")
+        raise ConfigError(f"strategy must be 'ddp', 'zero1', 'fsdp' or 'auto', got {strategy!r}")
     if strategy == "auto":
         decision = decide(model, world, evidence or Evidence())
         strategy, find_unused = decision.strategy, find_unused or decision.find_unused or None
@@ -274,7 +274,7 @@ def prepare(
     own = {"static_graph": static_graph, "find_unused_parameters": find_unused, "bucket_cap_mb": bucket_mb}
     own = {name: value for name, value in own.items() if value is not None}
     if doubled := sorted(own.keys() & options.keys()):
-        raise ConfigError(f"{', '.join(doubled)} of DistributedDataParallel was given under two names")
+        raise ConfigError(f"{', '.join(doubled)} of DistributedDataParallel is given under two names")
     options = {**options, **own}
     _check_options(strategy, options, comm_hook, units)
     compiler = None if compile is False else {} if compile is True else dict(compile)
@@ -309,12 +309,12 @@ def prepare(
 def _refuse_unfit(model: nn.Module, world: World) -> None:
     if world.backend == "jax":
         raise ConfigError(
-            "prepare wraps a module of torch, and this world, of a JAX program (World.init_jax), has no group of "
-            "torch's: enter rankwise.bind() first and call world.init_jax() inside it, to have both"
+            "prepare wraps a torch module, but this world, of a JAX program (World.init_jax), has no process group of "
+            "torch: to use both, enter rankwise.bind() first and call world.init_jax() inside it"
         )
     refuse_strategies(model)
     if unwrapped(model) is not model or is_sharded(model):
-        raise ConfigError(f"prepare wants a plain module, got a {type(model).__name__}: pass the module inside it")
+        raise ConfigError(f"prepare needs a plain module, got a {type(model).__name__}: pass the module inside it")
 
 
 def _check_options(strategy: str, options: Mapping[str, Any], comm_hook: Any, units: Any) -> None:
@@ -333,11 +333,15 @@ def _check_options(strategy: str, options: Mapping[str, Any], comm_hook: Any, un
     if unknown:
         raise ConfigError(f"{kind.__name__} has no option {', '.join(unknown)}; it has {', '.join(known)}")
     if units is not None and strategy != "fsdp":
-        raise ConfigError(f"units= are gathered one at a time by strategy='fsdp', and this is {strategy!r}")
+        raise ConfigError(
+            f"units= are only valid with strategy='fsdp', which gathers them one at a time; this is {strategy!r}"
+        )
     if isinstance(comm_hook, str) and comm_hook not in ("fp16", "bf16", "powersgd"):
-        raise ConfigError(f"comm_hook is 'fp16', 'bf16', 'powersgd' or a hook, got {comm_hook!r}")
+        raise ConfigError(f"comm_hook must be 'fp16', 'bf16', 'powersgd' or a hook, got {comm_hook!r}")
     if strategy == "fsdp" and comm_hook not in (None, "fp16", "bf16"):
-        raise ConfigError("fully_shard takes no hooks of DistributedDataParallel: comm_hook is 'fp16' or 'bf16' there")
+        raise ConfigError(
+            "fully_shard does not accept hooks of DistributedDataParallel: comm_hook must be 'fp16' or 'bf16' there"
+        )
 
 
 def wrap_options(
@@ -350,7 +354,7 @@ def wrap_options(
     """
     plain = unwrapped(model) is model and not is_sharded(model)
     if (strategy or options) and not plain:
-        raise ConfigError("strategy= and ddp= are for wrapping a plain module, but this model is wrapped already")
+        raise ConfigError("strategy= and ddp= are for wrapping a plain module, but this model is already wrapped")
     return {"strategy": strategy or "ddp", **(options or {})} if plain else None
 
 

@@ -166,7 +166,7 @@ class Trainer:
             Interrupted: a signal came, or the time limit passed: everything is saved, and the same command continues.
         """
         if epochs < 1:
-            raise ConfigError(f"epochs is at least 1, got {epochs}")
+            raise ConfigError(f"epochs must be at least 1, got {epochs}")
         train, val = as_steps(train, self.world), None if val is None else as_held_out(val, self.world)
         check_loader(train)
         check_val(val)
@@ -215,7 +215,7 @@ class Trainer:
         Args:
             reason: the reason, for `FitResult.stopped`. A request by one rank is enough.
         """
-        self.hooks.wanted_stop = reason or "asked by a hook"
+        self.hooks.wanted_stop = reason or "requested by a hook"
 
     def overfit(self, train: Any, *, steps: int = 100) -> list[float]:
         """Train repeatedly on the first global batch of `train`, and return the loss of each step.

@@ -76,8 +76,8 @@ class Recorder:
             self._page = _map_page(folder / f"rank-{rank}")
         except OSError as error:
             raise LaunchError(
-                f"rank {rank} cannot keep its vitals in {folder}: {error}; "
-                "make the folder writable, or unset RANKWISE_VITALS to run without"
+                f"rank {rank} cannot keep its vitals in {folder}: {error}; make the folder writable, or unset "
+                "RANKWISE_VITALS to run without vitals"
             ) from error
         self._signum = _register_stacks(self._stacks)
         now = time.monotonic()
@@ -235,7 +235,9 @@ def start(folder: str | os.PathLike[str], rank: int) -> None:
     """
     global _recorder  # noqa: PLW0603  (one process is one rank: its vitals are the process's)
     if _recorder is not None:
-        raise LaunchError(f"vitals of this process run already; rank {rank} cannot start them again, call stop() first")
+        raise LaunchError(
+            f"the vitals of this process are already running, so rank {rank} cannot start them again: call stop() first"
+        )
     _recorder = Recorder(Path(folder), rank)
 
 

@@ -60,18 +60,18 @@ def refuse_second_bind() -> None:
     """
     if _bound is not None and _bound.backend == "jax":
         raise WorldError(
-            "World.init_jax() has made this process a rank of a JAX program: enter bind() first and call "
-            "world.init_jax() inside it, to have both"
+            "World.init_jax() has made this process a rank of a JAX program: to use both, enter bind() first and call "
+            "world.init_jax() inside it"
         )
     if _bound is not None:
         raise WorldError(
-            "this process is bound already: leave the first `with rankwise.bind()` before the second, "
-            "or use World.current() inside it"
+            "this process is already bound: leave the first `with rankwise.bind()` before the second, or use "
+            "World.current() inside it"
         )
     if _default_group() is not None and not _ray_made_the_group():
         raise WorldError(
-            "the process group is initialised already (by Lightning, Accelerate or this script): "
-            "use World.current(), which adopts it, instead of bind()"
+            "the process group is already initialised (by Lightning, Accelerate or this script): use World.current(), "
+            "which adopts it, instead of bind()"
         )
 
 
@@ -137,10 +137,9 @@ def _without_group(place: Place) -> World:
     import torch
 
     why = (
-        f"this process was started as rank {place.rank} of {place.world_size} and no process group has been made: put "
-        "what the ranks do together inside `with rankwise.bind() as world:` (or call "
-        "torch.distributed.init_process_group first); to work alone pass world=World.single(), or unset the launcher's "
-        "variables"
+        f"this process was started as rank {place.rank} of {place.world_size}, but there is no process group: put what "
+        "the ranks do together inside `with rankwise.bind() as world:` (or call torch.distributed.init_process_group "
+        "first); to work alone, pass world=World.single(), or unset the launcher's variables"
     )
     return _world_at(
         replace(place, local_world_size=num_local_ranks(os.environ)),

@@ -43,12 +43,12 @@ class _Wishes:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed is a whole number from 0 to 2**32 - 1 (NumPy takes no other), got {self.seed}")
+            raise ConfigError(f"seed must be an integer from 0 to 2**32 - 1 (the range of NumPy), got {self.seed}")
         if self.timeout <= timedelta(0):
-            raise ConfigError(f"timeout is positive, in seconds or as timedelta; got {self.timeout}")
+            raise ConfigError(f"timeout must be positive, in seconds or as a timedelta, got {self.timeout}")
         if (self.rank is None) != (self.world_size is None) or (self.rank is None and self.local_rank is not None):
             raise ConfigError(
-                f"rank= and world_size= go together, local_rank= with them; got rank={self.rank}, "
+                f"rank= and world_size= must be given together, and local_rank= only with them; got rank={self.rank}, "
                 f"world_size={self.world_size}, local_rank={self.local_rank}"
             )
 
@@ -64,10 +64,10 @@ class _Wishes:
         place = find_place(os.environ)
         if place.family == "none" and os.environ.get("MASTER_ADDR") and multiprocessing.parent_process() is not None:
             raise WorldError(
-                f"this process was started by multiprocessing, MASTER_ADDR={os.environ['MASTER_ADDR']} is set and its "
-                "rank is not, so that every such process would be a world of one: say which it is, "
-                "bind(rank=rank, world_size=world_size), for example with mp.spawn's first argument; for a world of "
-                "one bind(rank=0, world_size=1)"
+                f"this process was started by multiprocessing, MASTER_ADDR={os.environ['MASTER_ADDR']} is set but its "
+                "rank is not, so every such process would be a world of one rank: pass bind(rank=rank, "
+                "world_size=world_size), where rank is for example mp.spawn's first argument; for a world of one rank "
+                "use bind(rank=0, world_size=1)"
             )
         return place
 

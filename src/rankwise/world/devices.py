@@ -39,7 +39,7 @@ def visible_devices() -> Visible:
     if not num_cuda and (given := given_gpus(os.environ)):
         built = "ROCm" if torch.version.hip else f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
         promised = (
-            f"node {os.uname().nodename}: Slurm has given this task GPUs ({given}), and torch {torch.__version__}, "
+            f"node {os.uname().nodename}: Slurm has given this task GPUs ({given}), but torch {torch.__version__}, "
             f"built for {built}, sees none of them "
             f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
         )
@@ -82,12 +82,10 @@ def choose_device(request: str, *, local_rank: int, world_size: int, visible: Vi
         WorldError: the device does not exist (for "auto": Slurm assigned GPUs), or cannot serve several ranks.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", request):
-        raise ConfigError(f'device is "auto", "cpu", "cuda", "cuda:<index>" or "mps"; got {request!r}')
+        raise ConfigError(f'device must be "auto", "cpu", "cuda", "cuda:<index>" or "mps", got {request!r}')
     if request == "auto":
         if visible.promised and not visible.num_cuda:
-            raise WorldError(
-                f'{visible.promised}: look at the driver and at this torch; bind(device="cpu") takes the CPU'
-            )
+            raise WorldError(f'{visible.promised}: check the driver and this build of torch, or use bind(device="cpu")')
         request = "cuda" if visible.num_cuda else "mps" if visible.mps and world_size == 1 else "cpu"
     if request == "mps":
         return _mps(world_size, visible)
@@ -96,16 +94,16 @@ def choose_device(request: str, *, local_rank: int, world_size: int, visible: Vi
 
 def _mps(world_size: int, visible: Visible) -> str:
     if not visible.mps:
-        raise WorldError('device="mps" was asked for, but torch finds no MPS device: use device="cpu"')
+        raise WorldError('device="mps" was requested, but torch finds no MPS device: use device="cpu"')
     if world_size > 1:
-        raise WorldError(f'MPS serves one rank, this world has {world_size}: use device="cpu", or start one rank')
+        raise WorldError(f'MPS supports one rank, but this world has {world_size}: use device="cpu", or start one rank')
     return "mps"
 
 
 def _cuda(request: str, turn: int, visible: Visible, local_rank: int) -> str:
     if not visible.num_cuda:
         raise WorldError(
-            f"device={request!r} was asked for, but {visible.promised or 'torch finds no CUDA device'}: check "
+            f"device={request!r} was requested, but {visible.promised or 'torch finds no CUDA device'}: check "
             'CUDA_VISIBLE_DEVICES and that this torch is built for CUDA, or use device="cpu"'
         )
     explicit = request.partition(":")[2]
@@ -113,9 +111,9 @@ def _cuda(request: str, turn: int, visible: Visible, local_rank: int) -> str:
     if index >= visible.num_cuda:
         what = f"device={request!r}" if explicit else f"local rank {local_rank}"
         raise WorldError(
-            f"{what} needs at least {index + 1} CUDA devices, this process sees {visible.num_cuda}: start at most "
-            f"{visible.num_cuda} ranks on this machine, widen CUDA_VISIBLE_DEVICES, let several share one (rankwise "
-            f'run --ranks-per-gpu), or use device="cpu"'
+            f"{what} needs at least {index + 1} CUDA devices, but this process sees {visible.num_cuda}: start at most "
+            f"{visible.num_cuda} ranks on this machine, widen CUDA_VISIBLE_DEVICES, let several ranks share one "
+            '(rankwise run --ranks-per-gpu), or use device="cpu"'
         )
     return f"cuda:{index}"
 

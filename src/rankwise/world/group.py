@@ -85,7 +85,7 @@ def _file_store(file: str, place: Place, timeout: timedelta) -> Any:
     except Exception as error:
         raise WorldError(
             f"rank {place.rank} of {place.world_size} cannot meet the others through the file {path} ({error}): all "
-            "ranks must be able to write to its folder, and its file system must know locks"
+            "ranks must be able to write to its folder, and its file system must support locks"
         ) from error
     return store
 

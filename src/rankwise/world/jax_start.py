@@ -46,9 +46,9 @@ __all__ = [
 ]
 
 _STARTED = (
-    "JAX looked for its devices before World.init_jax(), and cannot be told of other ranks any more: call it before "
-    "anything that computes or asks for devices (jax.devices(), jnp.ones(...), jax.random.key(...), also at the top of "
-    "modules that are imported earlier)"
+    "JAX looked for its devices before World.init_jax() and can no longer learn of other ranks: call World.init_jax() "
+    "before anything that computes or asks for devices (jax.devices(), jnp.ones(...), jax.random.key(...), also at the "
+    "top of modules that are imported earlier)"
 )
 _INTERRUPTED = 130
 _watched: int | None = None  # pid of the watched process; a forked child is not watched
@@ -66,9 +66,9 @@ class JaxWishes:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed is a whole number from 0 to 2**32 - 1 (NumPy takes no other), got {self.seed}")
+            raise ConfigError(f"seed must be an integer from 0 to 2**32 - 1 (the range of NumPy), got {self.seed}")
         if self.timeout < timedelta(seconds=1):
-            raise ConfigError(f"timeout is at least a second, in seconds or as timedelta; got {self.timeout}")
+            raise ConfigError(f"timeout must be at least one second, in seconds or as a timedelta, got {self.timeout}")
 
 
 def start_jax(wishes: JaxWishes) -> World:
@@ -95,7 +95,7 @@ def _already(place: Place, world: World | None) -> World:
     wanted = (place.rank, place.world_size) if world is None else (world.rank, world.world_size)
     if found != wanted and not (world is None and place.family == "none"):
         raise ConfigError(
-            f"JAX is initialised already as process {found[0]} of {found[1]}, but this process is rank {wanted[0]} of "
+            f"JAX is already initialised as process {found[0]} of {found[1]}, but this process is rank {wanted[0]} of "
             f"{wanted[1]}: leave jax.distributed.initialize() out and let World.init_jax() call it, or give it these "
             "numbers"
         )
@@ -140,7 +140,7 @@ def _join(jax: Any, place: Place, wishes: JaxWishes) -> Company:
     except OSError as error:
         raise WorldError(
             f"rank {place.rank} of {place.world_size} lost the store of rank 0 while the ranks met ({error}): look at "
-            "rank 0's output, it failed or was stopped"
+            "rank 0's output: it failed or was stopped"
         ) from error
     finally:
         if not place.agent_store:
@@ -200,13 +200,13 @@ def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, w
             found = jax.process_count()  # initialises the devices, which needs all ranks
         except (RuntimeError, ValueError) as error:
             raise WorldError(
-                f"rank {place.rank} of {place.world_size} could not start JAX, whose coordinator is at {address}: "
+                f"rank {place.rank} of {place.world_size} could not start JAX with the coordinator at {address}: "
                 f"{error}"
             ) from error
     if found != place.world_size:
         raise WorldError(
-            f"JAX sees {found} processes, the launcher started {place.world_size}: the backend "
-            f"{jax.default_backend()!r} does not work over processes; choose another with JAX_PLATFORMS"
+            f"JAX sees {found} processes, but the launcher started {place.world_size}: the backend "
+            f"{jax.default_backend()!r} does not support several processes; choose another with JAX_PLATFORMS"
         )
 
 

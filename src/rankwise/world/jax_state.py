@@ -16,7 +16,7 @@ def import_jax() -> Any:
     Raises:
         MissingExtraError: JAX is not installed.
     """
-    with needs_extra("jax is needed for this: pip install 'rankwise[jax]', or the jax of your accelerator"):
+    with needs_extra("this needs jax: pip install 'rankwise[jax]', or the jax build for your accelerator"):
         import jax
     return jax
 

@@ -27,7 +27,7 @@ def _digest(seed: int, key: tuple[int | str, ...]) -> bytes:
         elif isinstance(part, (int, np.integer)) and not isinstance(part, bool):
             parts.append(f"int:{int(part)}")
         else:
-            raise ConfigError(f"a generator's key is made of integers and strings, got {part!r} in {key!r}")
+            raise ConfigError(f"a generator's key must consist of integers and strings, got {part!r} in {key!r}")
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16, person=b"rankwise-key").digest()
 
 
@@ -43,7 +43,7 @@ def seed_generators(seed: int) -> None:
         ConfigError: the seed is out of range.
     """
     if not 0 <= seed < 2**32:
-        raise ConfigError(f"seed is a whole number from 0 to 2**32 - 1 (NumPy takes no other), got {seed}")
+        raise ConfigError(f"seed must be an integer from 0 to 2**32 - 1 (the range of NumPy), got {seed}")
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  (libraries draw from the global generator)
     with contextlib.suppress(ImportError):

@@ -48,7 +48,7 @@ def store_world(place: Place) -> Iterator[World]:
     if not (place.master_addr and place.master_port):
         raise WorldError(
             f"rank {place.rank} of {place.world_size} does not know where the ranks meet: set MASTER_ADDR and "
-            "MASTER_PORT (`rankwise run`, torchrun, srun and mpirun do), or make a process group first"
+            "MASTER_PORT (`rankwise run`, torchrun, srun and mpirun do), or create a process group first"
         )
     ours = not (place.agent_store or keeps_store(place))  # else torch's store already uses this address
     if ours and place.rank == 0:
@@ -85,7 +85,7 @@ def _met(store: Any, place: Place) -> World:
     except OSError as error:
         raise WorldError(
             f"rank {place.rank} of {place.world_size} lost the store of rank 0 while the ranks met ({error}): look at "
-            "rank 0's output, it failed or was stopped"
+            "rank 0's output: it failed or was stopped"
         ) from error
     channel = KeyChannel(keys, f"{company.prefix}/talk", place.rank, place.world_size, _COLLECTIVE)
     return make_world(place, company, channel, device="cpu", backend="store", seed=1889, threads=1)
@@ -141,7 +141,7 @@ class StoreKeys:
     def _opened(self, key: str, value: bytes) -> bytes:
         text = self._mail.opened(key, value)
         if text is None:
-            raise RuntimeError(f"the message {key} is not of this job: it has another {SECRET_VARIABLE}")
+            raise RuntimeError(f"the message {key} is from another job: it has another {SECRET_VARIABLE}")
         return base64.b64decode(text)
 
     def _await(self, key: str, patience_s: float) -> None:
@@ -156,7 +156,7 @@ class StoreKeys:
                 if not self._tells_of_deaths:
                     raise  # torch's RuntimeError
                 if is_gone:
-                    raise RuntimeError(f"rank {rank} is gone without a word") from None
+                    raise RuntimeError(f"rank {rank} has ended without a message") from None
                 if time.monotonic() >= deadline:
                     raise RuntimeError(f"timed out: rank {rank} has sent nothing for {patience_s:g} s") from None
                 # wait once more: messages sent just before its end have arrived by now

@@ -39,8 +39,8 @@ RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "
         ({}, "pass", "none set", ""),
         (RANK, "pass", "RANK=0, WORLD_SIZE=2", ""),
         (RANK | {"RANK": "2"}, "fail", "RANK=2 is not below WORLD_SIZE=2", "launcher"),
-        (RANK | {"MASTER_PORT": "80000"}, "fail", "MASTER_PORT=80000 is no port", "launcher"),
-        (RANK | {"WORLD_SIZE": "two"}, "fail", "WORLD_SIZE='two' is no number", "launcher"),
+        (RANK | {"MASTER_PORT": "80000"}, "fail", "MASTER_PORT=80000 is not a port", "launcher"),
+        (RANK | {"WORLD_SIZE": "two"}, "fail", "WORLD_SIZE='two' is not a number", "launcher"),
         ({"RANK": "0"}, "fail", "RANK set, but not WORLD_SIZE, MASTER_ADDR, MASTER_PORT", "launcher"),
     ],
 )
@@ -56,10 +56,10 @@ def test_the_place_is_judged(variables, status, evidence, mend):
         ({"NCCL_TIMEOUT": "1800"}, "warn", "init_process_group(timeout="),
         ({"NCCL_BLOCKING_WAIT": "1"}, "warn", "use TORCH_NCCL_BLOCKING_WAIT"),
         ({"NCCL_SOCKET_IFNAM": "eth0"}, "warn", "did you mean NCCL_SOCKET_IFNAME?"),
-        ({"GLOO_SOCKET_IFNAME": "eth"}, "fail", "names no interface"),
+        ({"GLOO_SOCKET_IFNAME": "eth"}, "fail", "is not an interface"),
         ({"GLOO_SOCKET_IFNAME": "eth0"}, "pass", "exactly"),
-        ({"NCCL_SOCKET_IFNAME": "eth"}, "pass", "every interface that begins so"),
-        ({"NCCL_SOCKET_IFNAME": "=eth"}, "fail", "names no interface"),
+        ({"NCCL_SOCKET_IFNAME": "eth"}, "pass", "every interface with this prefix"),
+        ({"NCCL_SOCKET_IFNAME": "=eth"}, "fail", "is not an interface"),
         ({"NCCL_SOCKET_IFNAME": "ib"}, "fail", "ib0 has no address"),
         ({"NCCL_DEBUG_FILE": "/tmp/nccl.%r"}, "warn", "%h"),
         ({"NCCL_P2P_DISABLE": "1"}, "warn", "host memory"),
@@ -90,13 +90,13 @@ def test_this_machine_is_judged():
 @pytest.mark.parametrize(
     ("check", "status", "evidence", "mend"),
     [
-        (judge_shared_memory(None), "warn", "there is none", "mount a tmpfs"),
+        (judge_shared_memory(None), "warn", "missing", "mount a tmpfs"),
         (judge_shared_memory(64 << 20), "warn", "0.06 GiB free", "docker run --shm-size 8g"),
         (judge_shared_memory(8 << 30), "pass", "8.0 GiB free", ""),
         (judge_open_files(1024, 524288), "warn", "limit 1024", "ulimit -n 65536 before the launch"),
         (judge_open_files(1024, 8192), "warn", "limit 1024", "ulimit -n 8192 before the launch"),
         (judge_open_files(1024, -1), "warn", "limit 1024", "ulimit -n 65536 before the launch"),
-        (judge_open_files(64, 64), "warn", "limit 64", "the hard limit is 64, too: lift it as root"),
+        (judge_open_files(64, 64), "warn", "limit 64", "the hard limit is 64 as well: raise it as root"),
         (judge_open_files(4096, 4096), "pass", "limit 4096", ""),
         (judge_open_files(-1, -1), "pass", "limit none", ""),
         (judge_locked_memory(65536, infiniband=True), "fail", "limit 65536 bytes", "ulimit -l unlimited"),
@@ -112,7 +112,7 @@ def test_what_this_machine_gives_is_judged(check, status, evidence, mend):
     assert bool(check.mend) == bool(mend)
 
 
-@pytest.mark.parametrize(("words", "mend"), [("-S -n 64", "ulimit -n "), ("-n 64", "the hard limit is 64, too")])
+@pytest.mark.parametrize(("words", "mend"), [("-S -n 64", "ulimit -n "), ("-n 64", "the hard limit is 64 as well")])
 def test_a_low_limit_of_the_shell_is_told(words, mend):
     """`rankwise doctor` as it is called in that shell: the limit is found, and the command itself gets by with it."""
     command = shlex.join([sys.executable, "-m", "rankwise", "doctor", "--only", "host", "--json"])
@@ -152,7 +152,7 @@ esac
     ("second", "used", "wanted"),
     [
         ("b", 3, {"GPU 0": "used by process 77 (python, 59000 MiB)"}),
-        ("b", 900, {"GPU 0": "process 77", "GPU 1": "by nobody seen here"}),
+        ("b", 900, {"GPU 0": "process 77", "GPU 1": "no process is visible here"}),
         ("a", 3, {"GPU 0": "process 77", "GPU 1": "process 77", "GPUs differ": "one UUID twice"}),
     ],
 )
@@ -187,7 +187,7 @@ def test_sections_are_chosen():
     checks, is_main = examine(only=["variables", "host"], skip=["host"])
     assert {check.section for check in checks} == {"variables"}
     assert is_main
-    with pytest.raises(ConfigError, match="no section 'hosts'; there are code, variables"):
+    with pytest.raises(ConfigError, match="no section 'hosts'; the sections are code, variables"):
         examine(skip=["hosts"])
     with pytest.raises(ConfigError, match="nothing is left"):
         examine(only=["host"], skip=["host"])

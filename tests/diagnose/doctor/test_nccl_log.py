@@ -86,7 +86,7 @@ def test_an_old_version_in_one_file(tmp_path):
     assert found["version"].evidence == "2.4.7+cuda9.2"
     assert found["ranks"].evidence == "2 of 2 ranks on 2 hosts"
     assert found["transports"].evidence == "NET/Socket 4"
-    assert (found["network"].status, found["network"].evidence) == ("warn", "Socket, by NCCL_IB_DISABLE")
+    assert (found["network"].status, found["network"].evidence) == ("warn", "Socket, because NCCL_IB_DISABLE is set")
     assert found["rings and trees"].status == "not run"
 
 
@@ -105,12 +105,12 @@ DOCKER = "n0:100:200 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>"
         ([new(r, net="Socket", via="NET/Socket/1") for r in range(4)], "network", "warn", "found no InfiniBand device"),
         ([new(0, net="Socket"), *(new(r) for r in (1, 2, 3))], "network", "fail", "Socket on rank 0 (host n0"),
         ([new(r, via="NET/IB/0") for r in range(4)], "transports", "warn", "InfiniBand without GPUDirect"),
-        ([new(0, more=LOOP), new(1), new(2), new(3)], "interface", "fail", "loopback reaches no other machine"),
+        ([new(0, more=LOOP), new(1), new(2), new(3)], "interface", "fail", "loopback cannot reach another machine"),
         ([new(0, more=DOCKER), new(1), new(2), new(3)], "interface", "warn", "inside one machine"),
         ([new(0), new(2, more="\n".join(WARN.format(i) for i in range(3)))], "warning", "warn", "(and 2 more like it)"),
-        ([["nothing of NCCL"]], "NCCL's logs", "not run", "no line of NCCL"),
+        ([["nothing of NCCL"]], "NCCL's logs", "not run", "no NCCL line"),
         ([[line.replace("Using network IB", "Using network Socket") for line in new(r)] for r in range(4)], "network",
-         "warn", "Socket, although there is mlx5_0:1/IB"),
+         "warn", "Socket, although the machine has mlx5_0:1/IB"),
         ([new(0, more="n0:100:200 [0] NCCL INFO NCCL_ALGO set by environment to Ring."), new(2)], "NCCL_ALGO", "warn",
          "not set on n1"),
         ([[line.replace("via P2P/CUMEM/read", "via SHM/direct/direct") for line in new(r)] for r in range(4)],

@@ -62,7 +62,7 @@ def test_hosts_that_reach_each_other(lab, tmp_path):
     """Three hosts: one report, every way open, clocks compared, then the group of all."""
     main, *others = examine(lab, tmp_path, 200)
     assert others == [[], []]
-    assert of(main, "every pair of hosts").evidence.startswith("6 ways between 3 hosts are open")
+    assert of(main, "every pair of hosts").evidence.startswith("6 connections between 3 hosts work")
     assert of(main, "clocks").status == "pass"
     assert of(main, "same versions").status == "pass"
     assert of(main, "collectives").status == "pass"
@@ -123,7 +123,7 @@ def test_under_rankwise_run_on_two_hosts(lab, tmp_path):
     ]
     text, _ = started[0].communicate(timeout=SECONDS)
     started[1].communicate(timeout=SECONDS)
-    assert "2 ways between 2 hosts are open" in text
+    assert "2 connections between 2 hosts work" in text
     assert started[0].returncode == 0, text
 
 

@@ -34,7 +34,7 @@ def test_the_rank_that_is_waited_for_is_named(slow, part, tmp_path):
     assert (profile.straggler.rank, profile.straggler.last_share) == (1, 1.0)
     first = profile.findings[0]
     assert (first.cause, first.rank) == ("straggler", 1)
-    assert f"loses it in {part}" in first.text
+    assert f"loses this time in {part}" in first.text
     facts = profile.to_json()
     assert facts["steps"] == list(range(4, 12))
     assert facts["ranks"][0]["ready_ms"] < facts["ranks"][1]["ready_ms"]
@@ -77,7 +77,7 @@ def test_advice_that_is_followed_helps(tmp_path):
     before = made(tmp_path / "before", "heavy=1", "find_unused=1")
     told = {finding.cause: finding for finding in before.findings}
     assert told["communication"].change.startswith("accumulate (micro-batches under no_sync")
-    assert "found none where it last told" in told["find_unused"].text
+    assert "found none in its last report" in told["find_unused"].text
     assert told["find_unused"].change.startswith("leave it out")
     after = made(tmp_path / "after", "heavy=1", "accumulate=16", "steps=240")
     assert after.share()["transfer"] < before.share()["transfer"]
@@ -90,7 +90,7 @@ def test_static_graph_is_advised_where_a_part_is_idle(tmp_path):
     """A mebibyte of parameters without a gradient: told with its size; the script runs with what is advised."""
     (found,) = [each for each in made(tmp_path / "before", "idle=1", "find_unused=1").findings if each.cost_ms is None]
     assert "last found 1 MiB of them on a rank" in found.text
-    assert found.change.startswith("static_graph=True")
+    assert found.change.startswith("use static_graph=True")
     after = made(tmp_path / "after", "idle=1", "static_graph=1")
     assert after.settings["static_graph"]
     assert "find_unused" not in {finding.cause for finding in after.findings}
@@ -198,14 +198,14 @@ def test_rankwise_loaders_are_waited_for_too(tmp_path, monkeypatch):
     assert profile.share()["data"] > 0.5
     first = profile.findings[0]
     assert (first.cause, "most of it for crops.Pipeline" in first.text) == ("data", True), first
-    assert first.change.startswith("crops.Pipeline reads ahead already")
+    assert first.change.startswith("crops.Pipeline already reads ahead")
     assert profile.straggler is None
 
 
 def test_a_script_that_is_too_short_says_by_how_much(tmp_path):
     """And one that fails says why; numbers that cannot work start nothing."""
     script = Script(path=JOB, args=("steps=4",), num_threads=1)
-    with pytest.raises(LaunchError, match="took 4 optimizer steps on rank 0 of 1, and 12 are needed"):
+    with pytest.raises(LaunchError, match="took 4 optimizer steps on rank 0 of 1, but 12 are needed"):
         profile_script(script, num_ranks=1, steps=8, skip=2, folder=tmp_path)
     with pytest.raises(ConfigError, match="at least 1, got 2, 0 and 5"):
         profile_script(script, steps=0, folder=tmp_path)

@@ -91,7 +91,7 @@ def test_real_ranks_are_measured(tmp_path):
     facts = json.loads((tmp_path / "scaling.json").read_text())
     assert (facts["mode"], facts["unit"], sorted(facts["order"])) == ("weak", "samples/s", [1, 2])
     assert sorted(run["global_batch"] for run in facts["runs"]) == [8, 16]
-    assert facts["sizes"][1]["text"] == "no verdict: it takes 3 runs of each size to know their noise"
+    assert facts["sizes"][1]["text"] == "no verdict: 3 runs of each size are needed to measure their noise"
     assert "weak scaling, 1 runs of each size" in scaling_text(facts)
     assert done.stdout.startswith("weak scaling")
 
@@ -113,11 +113,11 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="at least 1, got 0, 20 and 5"):
         measure_scaling(script, repeats=0)
     for setting, values, repeats, words in (
-        ("lr", [1, 2], 3, "a sweep changes one of bucket_mb"),
+        ("lr", [1, 2], 3, "a sweep must change one of bucket_mb"),
         ("bucket_mb", [5, 5], 3, "two different values"),
         ("bucket_mb", [0, 5], 3, "above 0"),
-        ("static_graph", [0, 2], 3, "is 0 or 1"),
-        ("static_graph", [0, 1], 2, "repeats is at least 3"),
+        ("static_graph", [0, 2], 3, "must be 0 or 1"),
+        ("static_graph", [0, 1], 2, "repeats must be at least 3"),
     ):
         with pytest.raises(ConfigError, match=words):
             sweep_setting(script, setting, values, num_ranks=2, steps=3, skip=1, repeats=repeats, folder=tmp_path)

@@ -106,7 +106,7 @@ def test_ranks_without_a_trace_are_told(tmp_path):
     write_trace(tmp_path / "rank-1.trace.json", 1, world_size=4)
     facts = profile_traces(tmp_path).to_json()
     assert (facts["world_size"], facts["missing_ranks"]) == (4, [0, 2, 3])
-    assert "no traces of rank 0, 2, 3: waiting for them looks like transfer" in profile_text(facts)
+    assert "no traces of rank 0, 2, 3: waiting for these ranks counts as transfer" in profile_text(facts)
 
 
 def test_the_late_rank_of_a_gpu_job_is_named(tmp_path):
@@ -115,7 +115,7 @@ def test_the_late_rank_of_a_gpu_job_is_named(tmp_path):
     assert (profile.straggler.rank, profile.straggler.last_share) == (1, 1.0)
     assert profile.straggler.score == pytest.approx(450 / 600)
     found = {finding.cause: finding for finding in profile.findings}
-    assert "loses it in backward: 0.3 ms against 0.2 ms" in found["straggler"].text
+    assert "loses this time in backward: 0.3 ms against 0.2 ms" in found["straggler"].text
     assert "rank 1 is the last to be ready in 100% of the steps" in profile_text(profile.to_json())
     even = tmp_path / "even"
     even.mkdir()
@@ -186,7 +186,7 @@ def test_it_is_read_in_any_pieces(monkeypatch, size, tmp_path):
 
 def test_what_is_no_trace_is_refused_with_its_name(tmp_path):
     """Cut off, another JSON, without steps, twice the same rank, nothing there: each says which file and what to do."""
-    with pytest.raises(DataError, match=r"holds no \*\.trace\.json"):
+    with pytest.raises(DataError, match=r"hold no \*\.trace\.json"):
         profile_traces(tmp_path)
     path = tmp_path / "rank-0.trace.json"
     write_trace(path, 0)
@@ -197,29 +197,29 @@ def test_what_is_no_trace_is_refused_with_its_name(tmp_path):
     odd += ['{"traceEvents": [%s' % ("[" * 100_000), '{"distributedInfo": {"rank": null}}']
     for text in ("", whole[: len(whole) // 2], "[1, 2]", '{"traceEvents": [3]}', '{"traceEvents": 3}', *odd):
         path.write_text(text)
-        with pytest.raises(DataError, match=r"rank-0\.trace\.json is no whole trace"):
+        with pytest.raises(DataError, match=r"rank-0\.trace\.json is not a complete trace"):
             profile_traces(tmp_path)
     path.write_text('{"traceEvents": []}')
     with pytest.raises(DataError, match="has no ProfilerStep"):
         profile_traces(tmp_path)
     path.with_name("cut.trace.json.gz").write_bytes(b"\x1f\x8b\x08 no gzip")
-    with pytest.raises(DataError, match=r"cut\.trace\.json\.gz is no whole trace"):
+    with pytest.raises(DataError, match=r"cut\.trace\.json\.gz is not a complete trace"):
         read_trace(tmp_path / "cut.trace.json.gz")
     packed = bytearray(gzip.compress(whole.encode()))
     packed[len(packed) // 2] ^= 0xFF
     (tmp_path / "cut.trace.json.gz").write_bytes(packed)
-    with pytest.raises(DataError, match=r"cut\.trace\.json\.gz is no whole trace"):
+    with pytest.raises(DataError, match=r"cut\.trace\.json\.gz is not a complete trace"):
         read_trace(tmp_path / "cut.trace.json.gz")
     (tmp_path / "cut.trace.json.gz").unlink()
     path.write_text(whole)
     for text in ("{", "[]", '{"settings": {}, "num_traced": null}'):
         (tmp_path / "rank-0.json").write_text(text)
-        with pytest.raises(DataError, match=r"rank-0\.json is not what"):
+        with pytest.raises(DataError, match=r"rank-0\.json is not the file"):
             profile_traces(tmp_path)
     (tmp_path / "rank-0.json").write_text('{"settings": {}, "num_traced": 0, "first_traced": 7}')
     with pytest.raises(DataError, match="ended before a step was recorded"):
         profile_traces(tmp_path)
     (tmp_path / "rank-0.json").unlink()
     path.with_name("other.trace.json").write_text(whole)
-    with pytest.raises(DataError, match="are both of rank 0"):
+    with pytest.raises(DataError, match="both belong to rank 0"):
         profile_traces(tmp_path)

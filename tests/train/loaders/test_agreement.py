@@ -157,5 +157,5 @@ def test_batches_of_another_kind_are_refused_in_words():
     """The exact step over a plain DataLoader: what it wants, and what goes with a DataLoader."""
     model = nn.Linear(3, 1).double()
     step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.1), squares, world=World.single())
-    with pytest.raises(StepError, match=r"takes the tuple of micro-batches .*got a Tensor: .*a StreamLoader"):
+    with pytest.raises(StepError, match=r"needs the tuple of micro-batches .*got a Tensor: .*a StreamLoader"):
         step(torch.ones(4, 3))

@@ -78,7 +78,7 @@ def test_a_stateful_dataloader_goes_on_in_mid_epoch(tmp_path):
 
 
 def shuffled(world):
-    with pytest.raises(ConfigError, match="2 ranks would read every sample, in an order of its own"):
+    with pytest.raises(ConfigError, match="2 ranks would read every sample in an order of its own"):
         StreamLoader(stateful.StatefulDataLoader(TensorDataset(torch.zeros(8, 1)), shuffle=True), world=world)
 
 

@@ -300,7 +300,8 @@ def test_what_cannot_go_on_begins_its_epoch_again(caplog):
     assert known.state_dict()["position"] == 0
     said = [record.getMessage() for record in caplog.records]
     assert any(
-        "begins again after 3 of its steps, whose samples come twice: these data have no state" in s for s in said
+        "starts again after 3 of its steps, so their samples are used twice: these data have no state" in s
+        for s in said
     )
     assert any("world_size was 2 and is 1" in s for s in said)
 
@@ -331,21 +332,21 @@ def refused(world):
 def test_what_would_not_share_is_refused():
     """On every rank, before a step: shuffles of each rank's own, samplers of other ranks, equal or ended data."""
     for found in run_ranks(refused, 3):
-        assert "an epoch would show each one 3 times" in found["shuffled"]
+        assert "an epoch would show each sample 3 times" in found["shuffled"]
         assert "DistributedSampler" in found["shuffled"]
-        assert "rank 1: the DistributedSampler shares out to 3 ranks and was made for rank 0" in found["other rank"]
-        assert "the same on all 3 ranks, to the bit" in found["same"]
+        assert "rank 1: the DistributedSampler was made for rank 0 of 3, but this is rank 1 of" in found["other rank"]
+        assert "is bit for bit the same on all 3 ranks" in found["same"]
         assert found["meant"] == "nothing"
         assert "no rank got a batch in epoch 0" in found["gone"]
         assert "num_micro=3" in found["micro"]
-        assert "goes over a StreamLoader: give that" in found["own"]
+        assert "wraps a StreamLoader: pass the StreamLoader itself" in found["own"]
 
 
 def test_a_step_that_is_not_marked_is_told():
     """Without mark_done nobody would know the end."""
     steps = iter(StreamLoader(Stream(0, [2, 2]), world=World.single()))
     next(steps)
-    with pytest.raises(StepError, match="wants mark_done"):
+    with pytest.raises(StepError, match="needs mark_done"):
         next(steps)
 
 

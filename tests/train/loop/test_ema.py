@@ -128,11 +128,11 @@ def test_averages_of_another_model_are_refused():
     ema = EMA(make_model())
     with pytest.raises(CheckpointError, match=r"another model.*weight.*\[1, 3\].*\[1, 4\]"):
         ema.load_state_dict(EMA(nn.Linear(4, 1)).state_dict())
-    with pytest.raises(CheckpointError, match="none of bias"):
+    with pytest.raises(CheckpointError, match="none are stored for bias"):
         ema.load_state_dict(EMA(nn.Linear(3, 1, bias=False)).state_dict())
-    with pytest.raises(ConfigError, match="decay is at least 0"):
+    with pytest.raises(ConfigError, match="decay must be at least 0"):
         EMA(make_model(), decay=1.0)
     model = make_model()
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), squares, run=False, hooks=[ema])
-    with pytest.raises(ConfigError, match="another model than the one that is trained"):
+    with pytest.raises(ConfigError, match="a model that is not the trained one"):
         trainer.fit(loader_of(World.single()))

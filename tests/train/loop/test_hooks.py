@@ -295,7 +295,7 @@ def test_sparse_and_complex_gradients_have_norms():
 @pytest.mark.parametrize(
     ("hooks", "message"),
     [
-        ([object()], "has some of the methods fit_start"),
+        ([object()], "needs at least one of the methods fit_start"),
         ([EarlyStopping("val_acc")], "watches 'val_acc', but an epoch has loss, val_loss"),
     ],
 )

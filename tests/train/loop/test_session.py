@@ -93,9 +93,7 @@ def test_a_finished_run_comes_back_as_it_was(tmp_path, capsys):
     assert all(torch.equal(state["exp_avg"], one) for state, one in zip(states, exp, strict=True))
     assert dict(result.metrics) == dict(metrics)
     assert loader.state_dict()["epoch"] == 2
-    line = (
-        f"run {tmp_path / 'run'} is finished (2 epochs, 8 steps, 2 ranks): its model was restored, nothing was trained"
-    )
+    line = f"run {tmp_path / 'run'} is finished (2 epochs, 8 steps, 2 ranks): its model was restored and nothing was "
     assert line in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -106,11 +104,13 @@ def test_a_finished_run_without_its_last_state_is_an_error():
     (last,) = Path("run/checkpoints").glob("*08")
     shutil.move(last, "kept")
     with pytest.raises(
-        CheckpointError, match=r"finished after step 8, but its newest good checkpoint is of step 6: bring"
+        CheckpointError, match=r"finished after step 8, but its newest good checkpoint is of step 6: put that of step 8"
     ):
         fit(save_every=2)
     shutil.rmtree("run/checkpoints")
-    with pytest.raises(CheckpointError, match=r"is finished, but there is no checkpoint in .* start anew with --fresh"):
+    with pytest.raises(
+        CheckpointError, match=r"is finished, but there is no checkpoint in .* start again with --fresh"
+    ):
         fit(save_every=2)
 
 
@@ -153,7 +153,7 @@ def test_what_only_the_length_tells_apart_is_said(caplog):
     assert caplog.text == ""
     FINISHED_HERE.clear()
     assert fold(2, run="run").already_finished
-    assert "the data have no fingerprint, so they were compared by their length only" in caplog.text
+    assert "the data have no fingerprint, so only their length was compared" in caplog.text
     caplog.clear()
     fit(run="whole")
     fit(run="whole")
@@ -213,11 +213,11 @@ def test_a_run_is_not_taken_back():
     """Fewer epochs or steps than it has done: neither its metrics nor its model are what was asked for."""
     fit(3)
     with pytest.raises(
-        RunDirError, match=r"12 steps \(3 whole epochs and 0 samples\), and 2 epochs are wanted; ask for"
+        RunDirError, match=r"12 steps \(3 whole epochs and 0 samples\), but 2 epochs were requested; request"
     ):
         fit(2)
     crash(6, run="other", save_every=2, epochs=3)
-    with pytest.raises(RunDirError, match=r"4 steps .* and 3 epochs and 3 steps at most are wanted"):
+    with pytest.raises(RunDirError, match=r"4 steps .* but 3 epochs and 3 steps at most were requested"):
         fit(3, run="other", save_every=2, limit_steps=3)
 
 
@@ -282,7 +282,7 @@ def test_a_run_that_has_progressed_does_not_begin_again(resume):
         fit(save_every=2, resume=resume)
     assert sorted(Path("run").rglob("*.pt")) == found
     shutil.rmtree("run/checkpoints")
-    with pytest.raises(RunDirError, match=r"has published checkpoints, and there is none .* any more: .* --fresh"):
+    with pytest.raises(RunDirError, match=r"has published checkpoints, but .* no longer holds any: .* --fresh"):
         fit(save_every=2, resume=resume)
     assert fit(save_every=2, fresh=True)[1].resumed_step == 0
 
@@ -306,7 +306,7 @@ def test_a_run_that_saved_nothing_says_that_it_begins_again(caplog):
     crash(2, save_every=4)
     assert caplog.text == ""
     assert fit(save_every=4)[1].resumed_step == 0
-    assert "begins at step 0 again: no earlier attempt has published a checkpoint" in caplog.text
+    assert "starts at step 0 again: no earlier attempt has published a checkpoint" in caplog.text
 
 
 def test_runs_of_before_go_on(caplog):

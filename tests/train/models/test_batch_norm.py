@@ -115,7 +115,7 @@ def test_what_cannot_be_is_said():
         assert len(copies) == 2
         assert [text.partition(":")[0].partition(",")[0] for text in said] == [
             "sync_batchnorm=True",
-            "sync_batchnorm is True",
+            "sync_batchnorm must be True",
             " of the model has no parameters yet",
-            "batch statistics of one value per channel over all ranks have no variance",
+            "one value per channel over all ranks has no variance",
         ]

@@ -236,7 +236,8 @@ def test_a_cut_that_leaves_a_lone_sample_is_not_taken(refused):
     for _, cuts, said, _ in refused:
         assert cuts == [None, (2, 64)]
         assert (
-            "a full step of an epoch has 8 of 150 samples, shared by 2 ranks by their speeds 3, 64: a rank has" in said
+            "a full step of an epoch has 8 of 150 samples, shared by 2 ranks by their speeds 3, 64, so a rank gets"
+            in said
         )
 
 
@@ -244,10 +245,10 @@ def test_a_trainer_refuses_data_that_are_not_cut_before_the_run_begins(refused):
     """On all ranks, also where one rank alone has such data; no run directory is made."""
     for rank, (*_, (streams, alone)) in enumerate(refused):
         assert streams[0] is ConfigError
-        assert "balance= wants a loader over an Order" in streams[1]
+        assert "balance= needs a loader over an Order" in streams[1]
         assert "got a StreamLoader" in streams[1]
         assert alone[0] is (ConfigError if rank else DesyncError)
-        assert "cuts equal ones only: it is sharded" in alone[1]
+        assert "makes equal shares only: it is sharded" in alone[1]
         assert not streams[2]
         assert not alone[2]
 

@@ -98,11 +98,11 @@ def test_models_that_do_not_synchronise_are_refused():
     wanted = {
         "plain": "Wrap it first: model = rankwise.prepare",
         "data parallel": "pass the module inside it",
-        "fsdp1": "the first FSDP of torch.*strategy='fsdp'",
-        "fsdp2": "^nothing$|prepare wants a plain module, got a FSDPSequential",
-        "fsdp2 inside": "2 trainable parameters lie outside.*2.weight|prepare wants a plain module",
-        "half": "2 trainable parameters lie outside DistributedDataParallel.*head.weight",
-        "another world": "replicated over 2 ranks, and this world has 1",
+        "fsdp1": "FSDP1.*strategy='fsdp'",
+        "fsdp2": "^nothing$|prepare needs a plain module, got a FSDPSequential",
+        "fsdp2 inside": "2 trainable parameters are outside.*2.weight|prepare needs a plain module",
+        "half": "2 trainable parameters are outside .* DistributedDataParallel.*head.weight",
+        "another world": "replicated over 2 ranks, but this world has 1",
         "compiled": "^nothing$",
     }
     import re
@@ -149,10 +149,10 @@ def test_an_optimizer_that_was_not_sharded(caplog):
 
 def test_the_optimizers_parameters_are_the_models(caplog):
     """Another instance, or a loss of one's own: refused. Parameters in no group: named once."""
-    with pytest.raises(ConfigError, match=r"4 of the 4 tensors .* no parameters of the model \(group 0\)"):
+    with pytest.raises(ConfigError, match=r"4 of the 4 tensors .* not parameters of the model \(group 0\)"):
         make_trainer(make_model(), sgd(make_model()))
     model, loss = make_model(), nn.Linear(1, 1)
-    with pytest.raises(ConfigError, match=r"2 of the 6 tensors .*\(group 1\).* put the loss module"):
+    with pytest.raises(ConfigError, match=r"2 of the 6 tensors .*\(group 1\).* loss module that learns"):
         make_trainer(model, torch.optim.SGD([{"params": model.parameters()}, {"params": loss.parameters()}], lr=0.1))
     model[0].bias.requires_grad_(False)
     optimizer = sgd(model[0])
@@ -166,9 +166,9 @@ def test_the_optimizers_parameters_are_the_models(caplog):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda m: [sgd(m), sgd(m)], "one optimizer takes the step, got a list of 2"),
-        (lambda m: torch.optim.LBFGS(m.parameters()), "LBFGS.step wants closure"),
-        (lambda _: "adam", "is an optimizer of torch, got a str"),
+        (lambda m: [sgd(m), sgd(m)], "one optimizer must take the step, got a list of 2"),
+        (lambda m: torch.optim.LBFGS(m.parameters()), "LBFGS.step needs closure"),
+        (lambda _: "adam", "must be a torch optimizer, got a str"),
     ],
     ids=["list", "closure", "text"],
 )
@@ -185,9 +185,9 @@ def test_schedulers_that_want_a_value_are_refused():
     """ReduceLROnPlateau would fail at the first step; the message says where it is stepped."""
     model = make_model()
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer := sgd(model))
-    with pytest.raises(ConfigError, match=r"ReduceLROnPlateau.step wants metrics.*epoch_end=.*parts="):
+    with pytest.raises(ConfigError, match=r"ReduceLROnPlateau.step needs metrics.*epoch_end=.*parts="):
         make_trainer(model, optimizer, scheduler=plateau)
-    with pytest.raises(ConfigError, match="scheduler= is one object with a step"):
+    with pytest.raises(ConfigError, match="scheduler= must be one object with a step"):
         ExactStep(model, optimizer, squares, world=World.single(), scheduler=[])
 
 
@@ -195,7 +195,7 @@ def test_validation_data_are_looked_at_first():
     """Before the first epoch and not after it: what has no epochs is refused, and what is said works."""
     data = TensorDataset(torch.ones(8, 4, dtype=torch.float64))
     trainer = make_trainer(model := make_model(), sgd(model))
-    with pytest.raises(ConfigError, match=r"val= wants a loader .*got a TensorDataset, which has no __iter__, set"):
+    with pytest.raises(ConfigError, match=r"val= must be a loader .*got a TensorDataset, which has no __iter__, set"):
         trainer.fit(make_loader(World.single()), val=data)
     with pytest.raises(ConfigError, match="give it to DatasetLoader"):
         trainer.fit(data)

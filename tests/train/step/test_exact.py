@@ -229,7 +229,7 @@ def changes_form(world):
 
 def test_a_step_function_keeps_to_one_form():
     """Ranks that count differently would wait for each other, so a change is refused."""
-    with pytest.raises(StepError, match="keep to one form"):
+    with pytest.raises(StepError, match="always return the same form"):
         changes_form(World.single())
 
 
@@ -266,7 +266,7 @@ def test_a_step_without_weight_is_skipped_everywhere():
 
 def test_weights_below_zero_are_refused():
     """A negative sum of weights is a mistake of the step function, and no mean."""
-    with pytest.raises(StepError, match=r"sum to -\d+\.0 over all ranks: weights are 0 or more"):
+    with pytest.raises(StepError, match=r"sum to -\d+\.0 over all ranks: weights must be 0 or more"):
         train(World.single(), lambda model, batch: (losses_of(model, batch).sum(), -len(batch.ids)), None)
 
 

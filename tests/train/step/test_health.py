@@ -78,7 +78,7 @@ def test_every_rank_names_rank_epoch_step_and_samples(how, tmp_path):
         assert f"rank {guilty} had the samples {', '.join(map(str, ids))}" in said
         assert (f"rank {1 - guilty} had" in said) == (how == "gradient")  # it is a sum: no rank is guilty alone
         assert left == ["step-0000000003"]
-        assert f"{left[0]}, is from before and intact" in said
+        assert f"{left[0]}, is older and intact" in said
     assert not (tmp_path / "run" / "finished.json").exists()
     model = nn.Linear(4, 1).double()
     Checkpointer(tmp_path / "run" / "checkpoints").restore({"model": Replicated(model)})
@@ -89,12 +89,12 @@ def test_every_rank_names_rank_epoch_step_and_samples(how, tmp_path):
 def test_the_end_of_an_epoch_and_of_a_run_looks(how, tmp_path):
     """A run shorter than log_every does not end well with a loss of null, and its epoch is not published."""
     trainer = make_trainer(World.single(), tmp_path / "run", poisoned(3, how), log_every=1000)
-    with pytest.raises(StepError, match=r"rank 0 had the samples .*No checkpoint was written yet"):
+    with pytest.raises(StepError, match=r"rank 0 had the samples .*No checkpoint has been written yet"):
         trainer.fit(make_loader(World.single()), epochs=1)
     assert list((tmp_path / "run").glob("checkpoints/step-*")) == []
     assert not (tmp_path / "run" / "finished.json").exists()
     limited = make_trainer(World.single(), False, poisoned(3, how), log_every=1000, limit_steps=6)
-    with pytest.raises(StepError, match="Nothing is written"):
+    with pytest.raises(StepError, match="run=False writes no checkpoint"):
         limited.fit(make_loader(World.single()), epochs=3)
 
 
@@ -120,7 +120,7 @@ def test_clipping_says_the_samples_at_once(tmp_path):
     options = {"max_grad_norm": 1.0, "log_every": 1000}
     for said, _, _ in run_ranks(stopped, 2, str(tmp_path / "run"), sample_of(2), "loss", options):
         assert "the loss is nan on rank" in said
-        assert "Nothing was changed by this step" in said
+        assert "This step changed nothing" in said
 
 
 def calls_of_steps(world, run, save_every):

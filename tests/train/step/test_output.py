@@ -84,8 +84,8 @@ def test_a_weight_that_counts_padding_is_refused():
         ((torch.ones((), requires_grad=True), "5"), "a number or a scalar tensor, got a str"),
         ((torch.ones((), requires_grad=True), torch.ones(2)), r"one number, got a tensor of shape \[2\]"),
         (torch.ones(5), "has no graph"),
-        ((torch.ones(5, requires_grad=True), {"acc": 0.5}), "metric 'acc' is a tensor of per-sample values"),
-        ((torch.ones(5, requires_grad=True), {"loss": torch.ones(5)}), "a metric named 'loss'.*another name"),
+        ((torch.ones(5, requires_grad=True), {"acc": 0.5}), "metric 'acc' must be a tensor of per-sample values"),
+        ((torch.ones(5, requires_grad=True), {"loss": torch.ones(5)}), "a metric named 'loss'.*rename the metric"),
     ],
     ids=str,
 )

@@ -82,5 +82,5 @@ def test_a_schedule_by_samples_counts_what_is_over():
 def test_what_may_not_change_is_named():
     """Names that nobody knows, and a text in place of a set."""
     for wrong in ({"seed"}, "batch_size"):
-        with pytest.raises(ConfigError, match="may_change holds names among batch_size, max_grad_norm"):
+        with pytest.raises(ConfigError, match="may_change accepts the names batch_size, max_grad_norm"):
             fit(False, 8, [], may_change=wrong)

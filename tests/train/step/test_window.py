@@ -28,7 +28,7 @@ def test_too_many_and_too_few_micro_batches_are_refused():
     """A window that another rank would still wait for does not pass silently."""
     model = nn.Linear(1, 1)
     window = Window(model, World.single(), num_micro=1)
-    with pytest.raises(StepError, match="wants 1 micro-batches, got 0 backward passes"):
+    with pytest.raises(StepError, match="expects 1 micro-batches, got 0 backward passes"):
         window.finish()
     with window.micro_batch():
         window.backward(model(torch.ones(1, 1)).sum(), 1)

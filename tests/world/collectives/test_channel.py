@@ -117,5 +117,5 @@ def test_a_late_rank_is_an_error():
 
 def test_it_stays_in_its_process():
     """A worker process cannot swap messages for the rank."""
-    with pytest.raises(WorldError, match="cannot travel to another process"):
+    with pytest.raises(WorldError, match="cannot be sent to another process"):
         pickle.dumps(channel(0, None))

@@ -92,7 +92,7 @@ def test_errors_in_a_subgroup_name_global_ranks():
 @pytest.mark.parametrize("ranks", [[], [0, 0], [1], [-1]])
 def test_members_must_be_ranks(ranks):
     """Empty, repeated and unknown ranks are refused, on one rank too."""
-    with pytest.raises(ConfigError, match="a subgroup is made of"):
+    with pytest.raises(ConfigError, match="a subgroup needs at least one rank"):
         World.single().subgroup(ranks)
 
 

@@ -53,7 +53,7 @@ def test_every_rank_raises_and_names_the_rank_that_differs(name):
     for kind, message, ranks, usable in found:
         assert kind == DesyncError.__name__
         assert ranks == (2,)
-        assert "not as the others: rank 2\n" in message
+        assert "unlike the others: rank 2\n" in message
         assert "ranks 0, 1: " in message
         assert "test_handshake.py:" in message
         assert usable
@@ -83,7 +83,7 @@ def test_an_error_without_text_takes_the_others_along():
     assert one == ("its own", 3)
     assert zero == two
     assert zero[0].startswith(told)
-    assert zero[0].endswith("SpeechlessError (whose text cannot be made)")
+    assert zero[0].endswith("SpeechlessError (its text cannot be made)")
 
 
 def unreadable(world):
@@ -197,7 +197,7 @@ def test_of_two_ranks_both_calls_are_shown():
     """With two ranks there is no majority: both descriptions are in the message of both."""
     for _, message, ranks, _ in run_ranks(two_differ, 2):
         assert ranks == ()
-        assert "not as the others" not in message
+        assert "unlike the others" not in message
         assert "rank 0: all_reduce(sum)" in message
         assert "rank 1: all_reduce(mean)" in message
 
@@ -226,6 +226,6 @@ def test_a_collective_of_somebody_else_is_recognised():
     """A rank that is in a collective of another library is named as that, and the group is not trusted any more."""
     first, second = run_ranks(foreign, 2)[0]
     assert first[0] == "DesyncError"
-    assert "rank 1: something that is no call of rankwise" in first[1]
+    assert "rank 1: a call that is not from rankwise" in first[1]
     assert second[0] == "WorldError"
     assert "the group cannot be used:" in second[1]

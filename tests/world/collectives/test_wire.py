@@ -58,7 +58,7 @@ def test_python_integers_are_exact(values):
     if -(2**63) <= sum(values) < 2**63:
         assert reduced(values, "sum") == sum(values)
     else:
-        with pytest.raises(WorldError, match="does not fit 64 bits"):
+        with pytest.raises(WorldError, match="does not fit in 64 bits"):
             reduced(values, "sum")
 
 
@@ -87,7 +87,7 @@ def test_half_precision_is_rounded_once(dtype):
     [
         (torch.ones(2, dtype=torch.int32), "mean", "no mean in its own dtype"),
         (np.ones(2, bool), "mean", "no mean in its own dtype"),
-        (1j, "max", "complex numbers have no order"),
+        (1j, "max", "complex numbers are not ordered"),
         (torch.zeros(1).to(torch.float8_e4m3fn), "sum", "convert it to float32"),
     ],
 )

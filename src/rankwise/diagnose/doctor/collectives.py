@@ -40,7 +40,7 @@ def check_patterns(device: Any = "cpu") -> dict[str, str]:
 
 
 def _difference(got: Any, right: Any, sender: str = "") -> str:
-    return "" if bool((got == right).all()) else f"got {got.tolist()}{sender}, wanted {right.tolist()}"
+    return "" if bool((got == right).all()) else f"got {got.tolist()}{sender}, expected {right.tolist()}"
 
 
 def judge_patterns(found: Sequence[Mapping[str, str]], hosts: Sequence[str], right: str) -> Check:
@@ -60,8 +60,8 @@ def judge_patterns(found: Sequence[Mapping[str, str]], hosts: Sequence[str], rig
     if not bad:
         return passed("group", "collectives", right)
     mend = (
-        "the transport changes data: exclude that machine; if its GPUs are right with NCCL_P2P_DISABLE=1, mend its "
-        "PCIe settings (IOMMU, ACS)"
+        "the transport changes data: exclude that machine; if its GPUs give correct results with NCCL_P2P_DISABLE=1, "
+        "fix its PCIe settings (IOMMU, ACS)"
     )
     return failed("group", "collectives", "; ".join(bad), mend)
 

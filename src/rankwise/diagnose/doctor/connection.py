@@ -16,12 +16,14 @@ __all__ = ["MENDS", "Listener", "Reached", "reach", "read_banner", "talk"]
 
 Kind = Literal["answers", "name", "refused", "filtered", "no route", "another"]
 MENDS = {
-    "name": "add the name to DNS or /etc/hosts of this machine, or give an address instead",
-    "refused": "start what should listen there, or mend address and port; some firewalls refuse, too",
-    "filtered": "open the port in firewalls and security groups: torch's ranks talk on ports of the system's choice",
-    "no route": "no network leads there from this machine: take an interface that both machines have "
+    "name": "add the name to DNS or to /etc/hosts of this machine, or use an address instead",
+    "refused": (
+        "start the program that should listen there, or correct the address and port; a firewall may also refuse"
+    ),
+    "filtered": "open the port in firewalls and security groups: the ranks of torch use ports that the system chooses",
+    "no route": "no network leads there from this machine: use an interface on a network that both machines share "
     "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
-    "another": "choose another port, or end the service that has it",
+    "another": "choose another port, or stop the service that uses it",
 }
 _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM, errno.EADDRNOTAVAIL, errno.EINVAL}
 _MOST_BYTES = 200
@@ -51,7 +53,7 @@ def reach(host: str, port: int, timeout_s: float) -> Reached:
     if isinstance(made, Reached):
         return made
     made.close()
-    return Reached(kind="answers", text=f"{host}:{port} takes connections")
+    return Reached(kind="answers", text=f"{host}:{port} accepts connections")
 
 
 def _connect(host: str, port: int, timeout_s: float) -> socket.socket | Reached:
@@ -73,7 +75,7 @@ def _connect(host: str, port: int, timeout_s: float) -> socket.socket | Reached:
         if found.getsockname() != found.getpeername():  # else nobody listened, and it connected to itself
             return found
         found.close()
-        tried = Reached(kind="refused", text=f"{where} refuses: nothing listens there")
+        tried = Reached(kind="refused", text=f"{where} refuses the connection: nothing listens there")
     return tried or Reached(kind="name", text=f"{host} has no address")
 
 
@@ -82,7 +84,10 @@ def _why_not(error: OSError, where: str, address: str, timeout_s: float) -> Reac
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         return Reached(kind="filtered", text=f"{seen} did not answer in {timeout_s:g} s: filtered, or no such machine")
     if isinstance(error, ConnectionRefusedError | ConnectionResetError):
-        return Reached(kind="refused", text=f"{seen} refuses: the machine is there, nothing listens")
+        return Reached(
+            kind="refused",
+            text=f"{seen} refuses the connection: the machine answers, but nothing listens on this port",
+        )
     if error.errno in _NO_ROUTE:
         return Reached(kind="no route", text=f"{seen}: {error.strerror}")
     return Reached(kind="no route", text=f"{seen}: {error}")

@@ -24,7 +24,7 @@ def check_devices() -> list[Check]:
     checks += [passed("devices", "driver", ", ".join(sorted(drivers)))]
     ids = [device.get("uuid") for device in devices if device.get("uuid")]
     if len(set(ids)) < len(ids):
-        mend = "the container shows a device twice: name each once"
+        mend = "the container lists a device twice: list each once"
         checks.append(failed("devices", "GPUs differ", "one UUID twice", mend))
     owners = _processes()
     for number, device in enumerate(devices):
@@ -37,11 +37,18 @@ def _busy(number: int, device: dict[str, Any], owners: list[str]) -> list[Check]
     taken = used.isdigit() and int(used) > _BUSY_MIB
     if owners:
         told = f"used by {', '.join(owners)}" + (f", {used} MiB of its memory" if taken else "")
-        mend = "end these processes if they are left over from an old run (ps -fp PID), or take another GPU"
+        mend = "end these processes if they are left over from an old run (ps -fp PID), or use another GPU"
         return [warned("devices", f"GPU {number}", told, mend)]
     if taken:
-        mend = "a process that this container does not see: ask the machine's nvidia-smi"
-        return [warned("devices", f"GPU {number}", f"{used} MiB of its memory are taken, by nobody seen here", mend)]
+        mend = "a process that this container does not see: run nvidia-smi on the machine itself"
+        return [
+            warned(
+                "devices",
+                f"GPU {number}",
+                f"{used} MiB of its memory are in use, but no process is visible here",
+                mend,
+            )
+        ]
     return []
 
 

@@ -25,10 +25,10 @@ def choose_sections(only: Collection[str] = (), skip: Collection[str] = ()) -> f
     """
     unknown = sorted({*only, *skip} - set(SECTIONS))
     if unknown:
-        raise ConfigError(f"no section {', '.join(map(repr, unknown))}; there are {', '.join(SECTIONS)}")
+        raise ConfigError(f"no section {', '.join(map(repr, unknown))}; the sections are {', '.join(SECTIONS)}")
     left = frozenset(only or SECTIONS) - frozenset(skip)
     if not left:
-        raise ConfigError("nothing is left to look at: --skip names all that --only does")
+        raise ConfigError("nothing is left to check: --skip names every section that --only names")
     return left
 
 
@@ -80,7 +80,7 @@ def examine(
     else:
         if "ranks" in sections:
             mend = "rankwise run --nproc 2 -m rankwise doctor, or srun, torchrun"
-            checks.append(not_run("ranks", "ranks of a job", "nobody has launched several ranks", mend))
+            checks.append(not_run("ranks", "ranks of a job", "no launcher started several ranks", mend))
         checks += check_group(ranks, deadline_s) if "group" in sections else []
     if is_main and "data" in sections:
         checks.append(check_data(data))

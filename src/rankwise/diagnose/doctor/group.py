@@ -127,7 +127,7 @@ def _judge(name: str, probes: Sequence[_Probe], ranks: int) -> list[Check]:
         if stage == "torch" and any("No module named 'torch'" in line for line in said):
             return [not_run("group", name, "torch is not installed", "pip install 'rankwise[train]'")]
         return [failed("group", name, evidence, _mend(stage))]
-    right = f"all_reduce, broadcast, all_gather, barrier right on {ranks} ranks"
+    right = f"all_reduce, broadcast, all_gather and barrier correct on {ranks} ranks"
     wrong = [probe.said["collectives"]["wrong"] for probe in probes]
     collectives = judge_patterns(wrong, [socket.gethostname()] * ranks, right)
     if collectives.status == "fail":
@@ -144,5 +144,5 @@ def _mend(stage: str) -> str:
     if stage == "torch":
         return "torch cannot be imported here: python -c 'import torch' shows the whole error"
     if stage in {"store", "group"}:
-        return "look at GLOO_SOCKET_IFNAME, at the machine's own name (host section), at a firewall on loopback"
-    return "look at the machine's load and memory, and try again"
+        return "check GLOO_SOCKET_IFNAME, the machine's own name (host section) and any firewall on loopback"
+    return "check the machine's load and memory, and try again"

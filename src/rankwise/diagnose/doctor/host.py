@@ -37,7 +37,7 @@ def judge_shared_memory(free_bytes: int | None) -> Check:
     """Check the space in /dev/shm for loader workers; None: there is no /dev/shm."""
     name = "shared memory (/dev/shm)"
     if free_bytes is None:
-        return warned("host", name, "there is none", "mount a tmpfs there: loader workers hand batches over through it")
+        return warned("host", name, "missing", "mount a tmpfs there: loader workers pass batches through it")
     if free_bytes < _GIB:
         mend = "docker run --shm-size 8g (or --ipc host), in Kubernetes an emptyDir with medium: Memory"
         told = f"{free_bytes / _GIB:.2f} GiB free: loader workers die of SIGBUS when it is full"
@@ -54,7 +54,7 @@ def judge_open_files(soft: int, hard: int) -> Check:
         mend = f"ulimit -n {wish} before the launch, or LimitNOFILE= of the service"
     else:  # a shell cannot raise its limit above the hard limit
         mend = (
-            f"the hard limit is {hard}, too: lift it as root (nofile in /etc/security/limits.conf, LimitNOFILE= of "
+            f"the hard limit is {hard} as well: raise it as root (nofile in /etc/security/limits.conf, LimitNOFILE= of "
             "the service, docker run --ulimit nofile=65536)"
         )
     return warned("host", "open files", f"limit {soft}: loader workers and shards need thousands", mend)
@@ -84,7 +84,7 @@ def _own_name() -> Check:
             "host",
             "own name",
             f"{name} resolves after {took_s:.1f} s",
-            "mend the name service: every rank waits for it",
+            "fix the name service: every rank waits for it",
         )
     return passed("host", "own name", f"{name} is {', '.join(found)}")
 
@@ -106,13 +106,13 @@ def _disks() -> list[Check]:
             )
             continue
         kind = kind_of(path)
-        told = f"{usage.free / _GIB:.1f} GiB free of {usage.total / _GIB:.1f}, {kind or 'file system not known'}"
+        told = f"{usage.free / _GIB:.1f} GiB free of {usage.total / _GIB:.1f}, {kind or 'file system unknown'}"
         if path == temporary and is_network(kind):
             mend = "set TMPDIR to a disk of the machine: sockets, locks and caches are slow or fail on a network"
             checks.append(warned("host", f"disk of {path}", told, mend))
             continue
         full = usage.free < max(_GIB, _FULL * usage.total)
-        mend = "make room: checkpoints are written here"
+        mend = "free some space: checkpoints are written here"
         checks.append(
             warned("host", f"disk of {path}", told, mend) if full else passed("host", f"disk of {path}", told)
         )
@@ -127,7 +127,7 @@ def _file_times() -> Check:
             os.write(file.fileno(), b"x")
             skew = Path(file.name).stat().st_mtime - before
     except OSError as error:
-        return warned("host", "clock of the file system", str(error), "run it where files can be written")
+        return warned("host", "clock of the file system", str(error), "run doctor in a writable directory")
     if abs(skew) > 2:
         return warned(
             "host", "clock of the file system", f"{skew:+.1f} s from this machine's", "synchronise both (chrony, ntpd)"

@@ -83,11 +83,14 @@ def _no_store(place: Place, error: Exception) -> Check:
     where = f"{place.master_addr}:{place.master_port}"
     told = str(error).splitlines()[0][:300]
     if place.rank == 0 and not place.agent_store:
-        mend = "end what has the port, or choose another (MASTER_PORT)"
+        mend = "stop the process that uses the port, or choose another port (MASTER_PORT)"
         return failed("network", "rendezvous", f"rank 0 cannot serve {where}: {told}", mend)
-    mend = "is it another service, or did rank 0 end? Choose another port (MASTER_PORT), look at rank 0's own report"
+    mend = (
+        "another service may use the port, or rank 0 has ended: choose another port (MASTER_PORT), or read the report "
+        "of rank 0"
+    )
     who = f"rank {place.rank} on {socket.gethostname()}"
-    return failed("network", "rendezvous", f"{who}: what answers at {where} is no store of this job: {told}", mend)
+    return failed("network", "rendezvous", f"{who}: what answers at {where} is not the store of this job: {told}", mend)
 
 
 def _compare(hosts: Hosts, place: Place, local: Sequence[Check]) -> tuple[list[dict[str, Any]], list[Check]]:
@@ -102,8 +105,8 @@ def _compare(hosts: Hosts, place: Place, local: Sequence[Check]) -> tuple[list[d
         said = {rank: json.loads(text) for rank, text in hosts.exchange("card", json.dumps(mine)).items()}
         missing = sorted(set(range(place.world_size)) - said.keys())
         if missing:
-            told = f"{len(said)} of {place.world_size} came; missing: rank {', '.join(map(str, missing))}"
-            mend = "look at their own reports; if there is none they were not started, or their machine is cut off"
+            told = f"{len(said)} of {place.world_size} ranks arrived; missing: rank {', '.join(map(str, missing))}"
+            mend = "read their own reports; ranks without a report were not started, or their machine is unreachable"
             return [], [failed("ranks", "all ranks meet", told, mend)]
         cards = [said[rank] for rank in range(place.world_size)]
         looks = {"hosts": look_at_others(cards, place.rank), "file": os.path.exists(cards[0]["file"])}  # noqa: PTH110
@@ -134,14 +137,14 @@ def judge_folder(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, bool]) -
     name = "one working directory"
     path = Path(cards[0]["file"]).parent
     if not cards[0]["file"]:
-        return not_run("ranks", name, "rank 0 cannot write in its own")
+        return not_run("ranks", name, "rank 0 cannot write in its own directory")
     blind = sorted(rank for rank, sees in seen.items() if not sees)
     if blind:  # possible on one machine too, as containers have their own file systems
         hosts = ", ".join(sorted({str(cards[rank]["host"]) for rank in blind}))
         told = f"rank {format_numbers(blind)} on {hosts} cannot see what rank 0 writes in {path}"
-        mend = "put runs and checkpoints on a file system that all ranks see; code and data must be on each machine"
+        mend = "put runs and checkpoints on a file system that all ranks share; code and data must be on each machine"
         return warned("ranks", name, told, mend)
-    return passed("ranks", name, f"{path} on {cards[0]['host']} is seen by all")
+    return passed("ranks", name, f"{path} on {cards[0]['host']} is visible to all ranks")
 
 
 def judge_others(cards: Sequence[Mapping[str, Any]]) -> list[Check]:
@@ -166,10 +169,10 @@ def _collectives(deadline: float, timeout_s: float, place: Place) -> list[Check]
             used = world.all_gather_object({"boot": _boot(), "device": str(world.device), "host": socket.gethostname()})
             rows = sweep(world.device)
     except WorldError as error:
-        mend = "look at the network section and at the other ranks' reports"
+        mend = "read the network section and the reports of the other ranks"
         return [failed("group", "group of all ranks", f"rank {place.rank}: {error}", mend)]
     checks = [judge_devices(used)]
-    right = f"right on {world.world_size} ranks, {world.device}"
+    right = f"correct on {world.world_size} ranks, {world.device}"
     checks.append(judge_patterns(wrong, [each["host"] for each in used], right))
     if checks[-1].status == "pass":
         checks.append(measured("group", "bandwidth of all_reduce", describe_sweep(rows), rows))
@@ -216,7 +219,7 @@ def judge_facts(facts: Sequence[Mapping[str, Any]]) -> list[Check]:
     """Compare the facts of all ranks: versions, rankwise's code, and variables."""
     return [
         _same("versions", [fact["versions"] for fact in facts], "install the same environment on all machines"),
-        _same("variables", [fact["variables"] for fact in facts], "set them for all ranks alike"),
+        _same("variables", [fact["variables"] for fact in facts], "set them to the same values on all ranks"),
     ]
 
 
@@ -247,6 +250,6 @@ def judge_devices(facts: Sequence[Mapping[str, Any]]) -> Check:
     if twice:
         told = "; ".join(f"{device} by ranks {', '.join(map(str, ranks))}" for device, ranks in twice)
         return failed(
-            "devices", "one GPU for each rank", told, "set the device by LOCAL_RANK, or let rankwise.bind() do it"
+            "devices", "one GPU for each rank", told, "set the device from LOCAL_RANK, or use rankwise.bind()"
         )
     return passed("devices", "one GPU for each rank", f"{len(seen)} devices")

@@ -13,7 +13,7 @@ from rankwise.diagnose.variables import judge_name
 
 __all__ = ["judge_logs"]
 
-_NONE = "set NCCL_DEBUG=INFO for the job, and NCCL_DEBUG_FILE=nccl.%h.%p.log for a file of each process"
+_NONE = "set NCCL_DEBUG=INFO for the job, and NCCL_DEBUG_FILE=nccl.%h.%p.log for one file per process"
 _INNER = ("docker", "virbr", "lo", "veth", "br-", "cni", "flannel", "podman")
 _PER_RANK = {"NCCL_DEBUG_FILE", "NCCL_HOSTID", "NCCL_IB_HCA"}  # may differ between ranks
 _SHOWN = 6
@@ -22,7 +22,7 @@ _SHOWN = 6
 def judge_logs(processes: Sequence[Process]) -> list[Check]:
     """Return checks for the processes of one job."""
     if not processes:
-        return [not_run("nccl", "NCCL's logs", "no line of NCCL in them", _NONE)]
+        return [not_run("nccl", "NCCL's logs", "no NCCL line in them", _NONE)]
     checks = [_version(processes), _ranks(processes), _interface(processes), _network(processes)]
     checks += [_transports(processes), _channels(processes), _connected(processes), *_variables(processes)]
     return [*checks, *_warnings(processes)]
@@ -31,9 +31,9 @@ def judge_logs(processes: Sequence[Process]) -> list[Check]:
 def _version(processes: Sequence[Process]) -> Check:
     found = _groups({made.name: made.version for made in processes if made.version})
     if not found:
-        return not_run("nccl", "version", "no process says its own", "NCCL_DEBUG=VERSION or INFO makes one say it")
+        return not_run("nccl", "version", "no process prints its version", "NCCL_DEBUG=VERSION or INFO prints it")
     if len(found) > 1:
-        mend = "the same torch on all machines, and no libnccl of the system before it (LD_LIBRARY_PATH)"
+        mend = "install the same torch on all machines, and remove any system libnccl before it in LD_LIBRARY_PATH"
         return failed("nccl", "version", _told(found), mend)
     return passed("nccl", "version", next(iter(found)))
 
@@ -41,16 +41,18 @@ def _version(processes: Sequence[Process]) -> Check:
 def _ranks(processes: Sequence[Process]) -> Check:
     size = max(made.num_ranks for made in processes)
     if not size:
-        return not_run("nccl", "ranks", "no communicator was made", "it stopped before: read the warnings below")
+        return not_run(
+            "nccl", "ranks", "no communicator was created", "the job stopped earlier: read the warnings below"
+        )
     whole = [made for made in processes if made.num_ranks == size]
     missing = sorted(set(range(size)) - {made.rank for made in whole if made.rank is not None})
     hosts = len({made.host for made in processes})
     told = f"{size - len(missing)} of {size} ranks on {hosts} host{'s' * (hosts > 1)}"
     if missing:
-        mend = "give the logs of all ranks; one that has none did not come as far as NCCL"
+        mend = "give the logs of all ranks; a rank without a log did not reach NCCL"
         return warned("nccl", "ranks", f"{told}; nothing of rank {_some(missing)}", mend)
     if any(made.completed for made in whole) and (late := [made.name for made in whole if not made.completed]):
-        mend = "look at those first: the others wait for them"
+        mend = "check these ranks first: the others wait for them"
         return failed("nccl", "ranks", f"{told}; never complete: {_some(late)}", mend)
     return passed("nccl", "ranks", told)
 
@@ -61,9 +63,12 @@ def _interface(processes: Sequence[Process]) -> Check:
         return not_run("nccl", "interface", "no bootstrap line", _NONE)
     told = _told(_groups({who: " ".join(pair) for who, pair in found.items()}, by_host=True))
     hosts = {made.host for made in processes}
-    mend = "name the one between the machines: NCCL_SOCKET_IFNAME==eth0 (= is exact), or exclude: ^docker0,lo"
+    mend = (
+        "name the interface between the machines: NCCL_SOCKET_IFNAME==eth0 (= is exact), or exclude the others: "
+        "^docker0,lo"
+    )
     if len(hosts) > 1 and any(_is_loopback(address) for _, address in found.values()):
-        return failed("nccl", "interface", f"{told}: loopback reaches no other machine", mend)
+        return failed("nccl", "interface", f"{told}: loopback cannot reach another machine", mend)
     if len(hosts) > 1 and any(name.startswith(_INNER) for name, _ in found.values()):
         return warned("nccl", "interface", f"{told}: that is a network inside one machine", mend)
     return passed("nccl", "interface", told)
@@ -83,7 +88,10 @@ def _network(processes: Sequence[Process]) -> Check:
         return not_run("nccl", "network", "none named", _NONE)
     if len(used) > 1:
         return failed(
-            "nccl", "network", _told(used), "the same devices and variables on all machines: ranks cannot mix"
+            "nccl",
+            "network",
+            _told(used),
+            "use the same devices and variables on all machines: ranks cannot mix networks",
         )
     (network,) = used
     if network != "Socket":
@@ -98,15 +106,15 @@ def _socket(processes: Sequence[Process]) -> Check:
     """Return a check for hosts that use sockets, with the reason if known."""
     devices = sorted({device for made in processes for device in made.ib_devices or ()})
     if any(made.variables.get("NCCL_IB_DISABLE", "0") != "0" for made in processes):
-        told, mend = "Socket, by NCCL_IB_DISABLE", "unset NCCL_IB_DISABLE if there is InfiniBand or RoCE"
+        told, mend = "Socket, because NCCL_IB_DISABLE is set", "unset NCCL_IB_DISABLE if there is InfiniBand or RoCE"
     elif devices:
-        told = f"Socket, although there is {', '.join(devices[:_SHOWN])}"
-        mend = "look at NCCL_NET, NCCL_IB_HCA and the warnings: NCCL saw the devices and did not take them"
+        told = f"Socket, although the machine has {', '.join(devices[:_SHOWN])}"
+        mend = "check NCCL_NET, NCCL_IB_HCA and the warnings: NCCL saw the devices but did not use them"
     else:
         told = "Socket: NCCL found no InfiniBand device"
         mend = (
-            "if the machines have InfiniBand or RoCE: give the container /dev/infiniband, libibverbs and unlimited "
-            "locked memory; else this is right"
+            "if the machines have InfiniBand or RoCE, give the container /dev/infiniband, libibverbs and unlimited "
+            "locked memory; otherwise this is correct"
         )
     return warned("nccl", "network", told, mend)
 
@@ -123,15 +131,20 @@ def _transports(processes: Sequence[Process]) -> Check:
         for (_, _, kind), number in made.ways.items():
             count[kind] += number
     if not count:
-        return not_run("nccl", "transports", "no channel says how it goes", "NCCL_DEBUG_SUBSYS with INIT, or unset")
+        return not_run(
+            "nccl", "transports", "no channel prints its transport", "include INIT in NCCL_DEBUG_SUBSYS, or unset it"
+        )
     told = ", ".join(f"{kind} {number}" for kind, number in count.most_common())
     if "NET/IB" in count and "NET/IB/GDRDMA" not in count:
-        mend = "load nvidia-peermem (or dma-buf), GPU and card under one PCIe switch: data go through host memory now"
+        mend = (
+            "load nvidia-peermem (or dma-buf) and put GPU and network card under one PCIe switch: data now go through "
+            "host memory"
+        )
         return warned("nccl", "transports", f"{told}: InfiniBand without GPUDirect", mend)
     if "SHM" in count and "P2P" not in count:
         why = "NCCL_P2P_DISABLE is set" if any("NCCL_P2P_DISABLE" in made.variables for made in processes) else "no P2P"
-        mend = "nvidia-smi topo -p2p r shows what is possible; IOMMU, ACS and containers without --ipc=host hinder it"
-        return warned("nccl", "transports", f"{told}: GPUs of one machine talk through its memory ({why})", mend)
+        mend = "nvidia-smi topo -p2p r shows what is possible; IOMMU, ACS and containers without --ipc=host prevent it"
+        return warned("nccl", "transports", f"{told}: GPUs of one machine communicate through its memory ({why})", mend)
     return passed("nccl", "transports", told)
 
 
@@ -140,7 +153,7 @@ def _channels(processes: Sequence[Process]) -> Check:
     if not found:
         return not_run("nccl", "channels", "none named", _NONE)
     if len(found) > 1:
-        mend = "the same GPUs, cards and NCCL_* variables on all machines; or logs that are cut off"
+        mend = "use the same GPUs, network cards and NCCL_* variables on all machines; or the logs are incomplete"
         return warned("nccl", "channels", _told(found), mend)
     return passed("nccl", "channels", next(iter(found)))
 
@@ -149,13 +162,13 @@ def _connected(processes: Sequence[Process]) -> Check:
     name = "rings and trees"
     if not any(made.rings or made.trees for made in processes):
         return not_run(
-            "nccl", name, "no process says that they are connected", "newer versions connect them at first use"
+            "nccl", name, "no process prints that they are connected", "newer versions connect them at first use"
         )
     for kind in ("rings", "trees"):
         done = [made for made in processes if getattr(made, kind)]
         late = [made.name for made in processes if made.ranks and not getattr(made, kind)]
         if done and late:
-            mend = "these wait for a neighbour: rankwise doctor on all hosts tries every pair"
+            mend = "these wait for a neighbour: rankwise doctor on all hosts tests every pair"
             return failed("nccl", name, f"{kind} not connected on {_some(late)}", mend)
     told = " and ".join(kind for kind in ("rings", "trees") if any(getattr(made, kind) for made in processes))
     return passed("nccl", name, f"{told} connected")
@@ -171,7 +184,7 @@ def _variables(processes: Sequence[Process]) -> list[Check]:
         said = {made.name: made.variables.get(name, "not set") for made in processes if made.ranks}
         found = _groups(said, by_host=True)
         if len(found) > 1 and name not in _PER_RANK:
-            checks.append(warned("nccl", name, _told(found), "set it for all ranks alike"))
+            checks.append(warned("nccl", name, _told(found), "set it to the same value on all ranks"))
     told = ", ".join(f"{name}={next(m.variables[name] for m in processes if name in m.variables)}" for name in names)
     return checks or [passed("nccl", "variables", told or "none set")]
 
@@ -187,7 +200,7 @@ def _warnings(processes: Sequence[Process]) -> list[Check]:
         who, text = said[0]
         more = f" (and {len(said) - 1} more like it)" if len(said) > 1 else ""
         checks.append(
-            warned("nccl", "warning", f"{who}: {text[:300]}{more}", "rankwise explain LOG says what is known of it")
+            warned("nccl", "warning", f"{who}: {text[:300]}{more}", "rankwise explain LOG shows what is known about it")
         )
     return checks[:_SHOWN] or [passed("nccl", "warnings", "none")]
 

@@ -146,7 +146,7 @@ def find_logs(words: Sequence[str]) -> list[Path]:
         paths = [path for path in paths if path.is_file()]
         if not paths:
             raise ConfigError(
-                f"--nccl-log wants files that NCCL or a job has written, found none for {word!r} in {Path.cwd()}"
+                f"--nccl-log needs files that NCCL or a job has written, found none for {word!r} in {Path.cwd()}"
             )
         found += paths
     return list(dict.fromkeys(found))

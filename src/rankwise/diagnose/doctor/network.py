@@ -47,7 +47,7 @@ def check_rendezvous(place: Place, deadline: float) -> Check:
     if serves:
         return passed("network", name, f"{host} resolves on rank 0, which serves port {port}")
     if banner := read_banner(host, port):
-        text = f"{who}: another service answers at {host}:{port}, it says {banner!r}"
+        text = f"{who}: another service answers at {host}:{port} with {banner!r}"
         return failed("network", name, text, f"{MENDS['another']} (MASTER_PORT)")
     return passed("network", name, f"{who}: {found.text}")
 
@@ -133,7 +133,7 @@ def look_at_others(cards: Sequence[Mapping[str, Any]], rank: int) -> list[dict[s
         for door in card["doors"]:
             address = str(door["address"])
             if loopback_address(address):
-                text = f"{card['host']} listens on {address}, which no other machine reaches ({door['who']})"
+                text = f"{card['host']} listens on {address}, which no other machine can reach ({door['who']})"
                 found.append({"to": other, "kind": "loopback", "text": text})
                 continue
             seen = talk(address, int(door["port"]), str(door["token"]), _TRY_S)
@@ -175,16 +175,18 @@ def judge_pairs(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, Sequence[
     for rank, look in bad[:_SHOWN]:
         pair = f"{cards[rank]['host']} to {cards[look['to']]['host']}"
         mend = MENDS.get(look["kind"]) or (
-            f"on {cards[look['to']]['host']}, set GLOO_SOCKET_IFNAME to the interface that the others reach, or let "
-            "its name resolve to that address"
+            f"on {cards[look['to']]['host']}, set GLOO_SOCKET_IFNAME to the interface that the others can reach, or "
+            "make its name resolve to that address"
         )
         checks.append(failed("network", pair, f"{look['kind']}: {look['text']}", mend))
     if len(bad) > _SHOWN:
-        checks.append(failed("network", name, f"{len(bad) - _SHOWN} more pairs do not reach each other", "as above"))
+        checks.append(failed("network", name, f"{len(bad) - _SHOWN} more pairs cannot reach each other", "as above"))
     if not bad:
         count = len(leaders) * (len(leaders) - 1)
         ways = sorted({door["who"] for rank in leaders for door in cards[rank]["doors"]})
-        checks.append(passed("network", name, f"{count} ways between {len(leaders)} hosts are open, {', '.join(ways)}"))
+        checks.append(
+            passed("network", name, f"{count} connections between {len(leaders)} hosts work, {', '.join(ways)}")
+        )
     if lost:
         told = "; ".join(f"{cards[rank]['host']}: {look['text']}" for rank, look in lost[:_SHOWN])
         checks.append(warned("network", "names of the hosts", told, MENDS["name"]))
@@ -200,11 +202,11 @@ def judge_clocks(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, Sequence
         if look["kind"] == "answers"
     ]
     if not pairs:
-        return not_run("network", "clocks", "no two hosts have talked")
+        return not_run("network", "clocks", "no two hosts have exchanged times")
     surely, look, rank = max(pairs, key=lambda pair: pair[0])
     pair = f"{cards[look['to']]['host']} is {look['offset_s']:+.3f} s from {cards[rank]['host']}"
     told = f"{pair}, within {look['error_s']:.3f} s"
     if surely > _SKEW_S:
-        mend = "synchronise them (chrony, ntpd): logs, leases and time-outs compare times"
+        mend = "synchronise the clocks (chrony, ntpd): logs, leases and time-outs compare times"
         return warned("network", "clocks", told, mend)
     return passed("network", "clocks", f"at most {told}")

@@ -56,24 +56,24 @@ def check_data(arguments: str | None) -> Check:
         arguments: arguments of `rankwise data bench`: a store, and the extent of a crop, by default one chunk.
     """
     if arguments is None:
-        return not_run("data", _NAME, "no data set given", "rankwise doctor --data STORE")
+        return not_run("data", _NAME, "no dataset given", "rankwise doctor --data STORE")
     try:
         words = shlex.split(arguments)
     except ValueError as error:
-        return failed(
-            "data", _NAME, f"--data {arguments!r}: {error}", "quote the store and its options as a shell would"
-        )
+        return failed("data", _NAME, f"--data {arguments!r}: {error}", "quote the store and its options as in a shell")
     if "--crop" not in words and words:
         extent = _chunk(Path(words[0]))
         if not extent:
-            mend = "name the extent: --data 'STORE --crop 16,64,64' (rankwise data bench --help)"
-            return failed("data", _NAME, f"{words[0]} is no local Zarr array, so its chunks are not known", mend)
+            mend = "give the crop size: --data 'STORE --crop 16,64,64' (rankwise data bench --help)"
+            return failed("data", _NAME, f"{words[0]} is not a local Zarr array, so its chunks are unknown", mend)
         words += ["--crop", ",".join(map(str, extent))]
     command = [sys.executable, "-m", "rankwise", "data", "bench", *words, "--json"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_MOST_S)  # noqa: S603
     except subprocess.TimeoutExpired:
-        return failed("data", _NAME, f"not done after {_MOST_S:g} s", "rankwise data bench --rounds 2 measures less")
+        return failed(
+            "data", _NAME, f"not finished after {_MOST_S:g} s", "rankwise data bench --rounds 2 measures less"
+        )
     if done.returncode:
         told = (done.stderr or done.stdout).strip()[-400:]
         return failed("data", _NAME, told, "rankwise data audit shows what is wrong with it")

@@ -58,17 +58,16 @@ def _straggler(profile: Profile) -> Finding | None:
     where = max(own_parts, key=lambda part: own[part] - middle[part])
     text = (
         f"rank {late.rank} is the last to be ready in {late.last_share:.0%} of the steps, {late.lag_ns / 1e6:.1f} ms "
-        f"after the others (score {late.score:.2f}), which wait for it {share:.0%} of their time. "
-        f"It loses it in {where}: "
-        f"{own[where]:.1f} ms against {middle[where]:.1f} ms"
+        f"after the others (score {late.score:.2f}), which wait for it {share:.0%} of their time. It loses this time "
+        f"in {where}: {own[where]:.1f} ms against {middle[where]:.1f} ms"
     )
     change = {
-        "data": f"look at what rank {late.rank} reads and from where; num_workers= and prefetch hide it",
-        "h2d": f"look at the bus and the pinned memory of rank {late.rank}",
+        "data": f"check what rank {late.rank} reads and from where; num_workers= and prefetch hide the delay",
+        "h2d": f"check the bus and the pinned memory of rank {late.rank}",
         "forward": f"compare the batch of rank {late.rank} (size, lengths) with the others', and its cores or GPU "
         "(clocks, other processes)",
         "backward": f"compare the cores or the GPU of rank {late.rank} with the others': clocks, other processes",
-    }.get(where, f"look at what the script does on rank {late.rank} only, such as logging or saving")
+    }.get(where, f"check what the script does on rank {late.rank} only, such as logging or saving")
     return _finding(profile, "straggler", share, text, change, rank=late.rank)
 
 
@@ -76,8 +75,8 @@ def _jitter(profile: Profile) -> Finding | None:
     share = profile.share()["wait"]
     if profile.straggler is not None or share < _LEAST["wait"]:
         return None
-    text = f"the ranks wait for each other {share:.0%} of their time, and it is not always the same one that is late"
-    change = "batches of equal cost (sort by length, bucket), fewer processes beside the ranks, or accumulation"
+    text = f"the ranks wait for each other {share:.0%} of their time, and it is not always the same rank that is late"
+    change = "use batches of equal cost (sort by length, bucket), fewer other processes on the machine, or accumulation"
     return _finding(profile, "jitter", share, text, change)
 
 
@@ -103,18 +102,20 @@ def _change(profile: Profile, name: str) -> str:
     workers, loader = profile.settings.get("num_workers"), profile.settings.get("loader", "DataLoader")
     if name == "data":
         if loader != "DataLoader":
-            return (
-                f"{loader} reads ahead already: look at its stats and at rankwise data bench, make transforms cheaper"
-            )
+            return f"{loader} already reads ahead: check its stats and rankwise data bench, or make transforms cheaper"
         if workers == 0:
             return "the DataLoader reads in the training process (num_workers=0): give it workers that read ahead"
         if workers:
-            return f"more than num_workers={workers}, a larger prefetch_factor, or cheaper reading and transforms"
+            return f"use more than num_workers={workers}, a larger prefetch_factor, or cheaper reading and transforms"
         return "read ahead (num_workers=, prefetch), or make reading and transforms cheaper"
     return {
-        "h2d": "pinned memory (pin_memory=True) with non_blocking=True; copy the next batch while this one is computed",
-        "optimizer": "an optimizer with fused=True (or foreach=True); sharded over the ranks with strategy='zero1'",
-        "other": "look for .item(), printing, logging and saving between the steps; do them every n-th step",
+        "h2d": (
+            "use pinned memory (pin_memory=True) with non_blocking=True; copy the next batch while this one is computed"
+        ),
+        "optimizer": (
+            "use an optimizer with fused=True (or foreach=True), or shard it over the ranks with strategy='zero1'"
+        ),
+        "other": "look for .item(), printing, logging and saving between the steps, and do them only every n-th step",
     }[name]
 
 
@@ -128,8 +129,8 @@ def _transfer(profile: Profile) -> Finding | None:
     hidden = 1 - shown / whole if whole else 0.0
     per_step = len(profile.matching.groups) / max(1, len(profile.numbers))
     text = (
-        f"communication that nothing hides takes {share:.0%} of the step; {per_step:.0f} collective(s) a step under "
-        f"way for {whole / len(steps) / 1e6:.1f} ms, {hidden:.0%} of it behind compute"
+        f"exposed communication takes {share:.0%} of the step; {per_step:.0f} collective(s) a step run for "
+        f"{whole / len(steps) / 1e6:.1f} ms, {hidden:.0%} of it behind compute"
     )
     change = (
         "accumulate (micro-batches under no_sync, or Order(micro_batch=)), compress (bf16 or fp16 hook), or find the "
@@ -149,9 +150,9 @@ def _launches(profile: Profile) -> Finding | None:
     count = statistics.fmean(step.num_kernels for step in steps)
     text = (
         f"the GPU has nothing to do in {share:.0%} of the step, between {count:.0f} kernels a step of "
-        f"{profile.kernel_us:.1f} us (median): the host cannot ask for them fast enough"
+        f"{profile.kernel_us:.1f} us (median): the host cannot launch them fast enough"
     )
-    change = "torch.compile (mode='reduce-overhead'), larger micro-batches, a fused optimizer"
+    change = "use torch.compile (mode='reduce-overhead'), larger micro-batches, a fused optimizer"
     return _finding(profile, "small kernels", share, text, change)
 
 
@@ -161,12 +162,12 @@ def _unused(profile: Profile) -> Finding | None:
     text = "DDP looks for unused parameters in every step (find_unused_parameters=True)"
     unused, try_it = profile.settings.get("unused_bytes"), "measure it: rankwise profile --sweep"
     if unused is None:
-        change = f"leave it out, or static_graph=True where the unused ones never change; {try_it} find_unused=1,0"
+        change = f"leave it out, or use static_graph=True if the unused ones never change; {try_it} find_unused=1,0"
     elif unused == 0:
-        text += " and found none where it last told: each had a gradient on every rank"
+        text += " and found none in its last report: each had a gradient on every rank"
         change = f"leave it out; {try_it} find_unused=1,0"
     else:
         text += f" and last found {unused / 2**20:.3g} MiB of them on a rank"
-        change = f"static_graph=True, if they are the same in every step; {try_it} static_graph=0,1"
-    text += "; a trace does not show all that this costs"
+        change = f"use static_graph=True if they are the same in every step; {try_it} static_graph=0,1"
+    text += "; a trace does not show the whole cost"
     return _finding(profile, "find_unused", None, text, change)

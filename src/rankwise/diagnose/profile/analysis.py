@@ -35,7 +35,7 @@ def profile_traces(folder: Path) -> Profile:
         same = [other.path.name for other in traces if other.rank == trace.rank]
         if same:
             raise DataError(
-                f"{folder}: {same[0]} and {path.name} are both of rank {trace.rank}; leave one of them there"
+                f"{folder}: {same[0]} and {path.name} both belong to rank {trace.rank}; keep only one of them"
             )
         traces.append(trace)
         beside = path.with_name(path.name.partition(".")[0] + ".json")
@@ -74,8 +74,10 @@ def _take_notes(file: Path, trace: Trace, settings: dict[str, Any]) -> int:
         first_step = int(facts["first_traced"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            f"{file} is not what `rankwise profile` notes beside a trace: {error!r}; move it away"
+            f"{file} is not the file that `rankwise profile` writes beside a trace: {error!r}; move it away"
         ) from error
     if not trace.steps:
-        raise DataError(f"{trace.path}: the script ended before a step was recorded; record again, with less --skip")
+        raise DataError(
+            f"{trace.path}: the script ended before a step was recorded; record again with a smaller --skip"
+        )
     return first_step

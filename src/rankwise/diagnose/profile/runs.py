@@ -77,9 +77,9 @@ def run_recorded(script: Script, num_ranks: int, task: Task) -> list[dict[str, A
             facts = json.loads(path.read_text())
         if len(facts["walls_ns"]) < task.timed or (task.traced and not facts["num_traced"]):
             raise LaunchError(
-                f"{script.path} took {facts['num_steps']} optimizer steps on rank {rank} of {num_ranks}, and "
-                f"{task.num_steps} are needed: let it run longer, or ask for less (--steps, --skip); only steps of "
-                "torch's optimizers are seen, in the process that was started"
+                f"{script.path} took {facts['num_steps']} optimizer steps on rank {rank} of {num_ranks}, but "
+                f"{task.num_steps} are needed: let it run longer, or reduce --steps or --skip; only steps of torch's "
+                "optimizers in the started process are recorded"
             )
         found.append(facts)
     return found
@@ -105,7 +105,7 @@ def profile_script(
         LaunchError: the script failed or is too short.
     """
     if min(num_ranks, steps, skip) < 1:
-        raise ConfigError(f"ranks, steps and skip are at least 1, got {num_ranks}, {steps} and {skip}")
+        raise ConfigError(f"ranks, steps and skip must be at least 1, got {num_ranks}, {steps} and {skip}")
     traces = folder / "traces"
     _make_room(traces)
     task = Task(folder=str(traces.resolve()), skip=skip, traced=steps, to_end=to_end)
@@ -153,7 +153,7 @@ def sweep_setting(
         facts = run_recorded(script, num_ranks, task)
         if facts[0]["settings"].get(setting) is None:
             raise LaunchError(
-                f"{script.path} wraps no model in DistributedDataParallel: nothing to sweep for {setting}"
+                f"{script.path} wraps no model in DistributedDataParallel, so there is nothing to sweep for {setting}"
             )
         times_ms[value].append(max(statistics.median(rank["walls_ns"]) for rank in facts) / 1e6)
         shutil.rmtree(place)
@@ -178,12 +178,14 @@ def judge_sweep(times_ms: Mapping[float, Sequence[float]]) -> list[dict[str, Any
 
 def _check_sweep(setting: str, values: Sequence[float], repeats: int) -> None:
     if setting not in SWEPT:
-        raise ConfigError(f"a sweep changes one of {', '.join(SWEPT)}; got {setting!r}")
+        raise ConfigError(f"a sweep must change one of {', '.join(SWEPT)}, got {setting!r}")
     if len(set(values)) < 2 or len(set(values)) < len(values):
-        raise ConfigError(f"a sweep wants two different values or more, got {list(values)}")
+        raise ConfigError(f"a sweep needs two different values or more, got {list(values)}")
     if setting == "bucket_mb" and min(values) <= 0:
-        raise ConfigError(f"bucket_mb wants megabytes above 0, got {list(values)}")
+        raise ConfigError(f"bucket_mb must be megabytes above 0, got {list(values)}")
     if setting != "bucket_mb" and not set(values) <= {0, 1}:
-        raise ConfigError(f"{setting} is 0 or 1, got {list(values)}")
+        raise ConfigError(f"{setting} must be 0 or 1, got {list(values)}")
     if repeats < LEAST_RUNS:
-        raise ConfigError(f"repeats is at least {LEAST_RUNS}: fewer runs know nothing of their noise, got {repeats}")
+        raise ConfigError(
+            f"repeats must be at least {LEAST_RUNS}, as fewer runs do not show their noise, got {repeats}"
+        )

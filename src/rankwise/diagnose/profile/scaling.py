@@ -167,14 +167,14 @@ def measure_scaling(
         LaunchError: a run failed or is too short.
     """
     if len(ranks) < 2 or min(ranks) < 1 or len(set(ranks)) < len(ranks):
-        raise ConfigError(f"scaling wants two different numbers of ranks or more, each at least 1, got {list(ranks)}")
+        raise ConfigError(f"scaling needs two different numbers of ranks or more, each at least 1, got {list(ranks)}")
     if min(repeats, steps, skip) < 1:
-        raise ConfigError(f"repeats, steps and skip are at least 1, got {repeats}, {steps} and {skip}")
+        raise ConfigError(f"repeats, steps and skip must be at least 1, got {repeats}, {steps} and {skip}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     num_threads = script.num_threads or max(1, cores // max(ranks))
     script = Script(path=script.path, args=script.args, num_threads=num_threads)
     if max(ranks) * num_threads > cores:
-        say(f"{max(ranks)} ranks of {num_threads} threads share {cores} cores: on CPUs that is a loss of its own")
+        say(f"{max(ranks)} ranks of {num_threads} threads share {cores} cores: on CPUs this alone costs time")
     source = random.Random(0)  # noqa: S311  (an order, no secret)
     runs: list[TimedRun] = []
     for repeat in range(repeats):
@@ -213,7 +213,7 @@ def judge_scaling(runs: Sequence[TimedRun], ranks: Sequence[int], mode: Mode | N
     by_size = {size: [run for run in runs if run.ranks == size] for size in ranks}
     known = {run.global_batch is not None for run in runs}
     if len(known) > 1:
-        raise LaunchError("the number of samples of a step is known of some runs only: give batches one form")
+        raise LaunchError("the number of samples of a step is known for some runs only: give all batches the same form")
     batches = {size: statistics.median(run.global_batch or 0.0 for run in mine) for size, mine in by_size.items()}
     seen = _mode(batches) if known == {True} else mode
     first = ranks[0]
@@ -239,7 +239,7 @@ def _judge(mine: Sequence[TimedRun], first: Sequence[TimedRun], work: float | No
     rates = spread([run.throughput for run in mine])
     size = mine[0].ranks
     if work is None or mine is first:
-        text = "what the others are held against" if mine is first else "strong or weak? Say --mode"
+        text = "reference for the others" if mine is first else "strong or weak is unknown: give --mode"
         one = 1.0 if mine is first and work is not None else None
         return Size(
             ranks=size,
@@ -264,7 +264,7 @@ def _judge(mine: Sequence[TimedRun], first: Sequence[TimedRun], work: float | No
         verdict = f"{'loses' if efficiency < 1 else 'gains'} {abs(1 - efficiency):.0%}"
         text = verdict + (f": {', '.join(dearest)}" if dearest and efficiency < 1 else "")
     elif min(len(mine), len(first)) < LEAST_RUNS:
-        text = f"no verdict: it takes {LEAST_RUNS} runs of each size to know their noise"
+        text = f"no verdict: {LEAST_RUNS} runs of each size are needed to measure their noise"
     else:
         text = "no verdict: the noise of the runs exceeds the effect"
     return Size(

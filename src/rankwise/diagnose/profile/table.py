@@ -34,9 +34,9 @@ def profile_text(facts: dict[str, Any]) -> str:
     lines += [_rendered(table), ""]
     if facts["missing_ranks"]:
         shown = ", ".join(map(str, facts["missing_ranks"][:8])) + ", ..." * (len(facts["missing_ranks"]) > 8)
-        lines += [f"no traces of rank {shown}: waiting for them looks like transfer", ""]
+        lines += [f"no traces of rank {shown}: waiting for these ranks counts as transfer", ""]
     if not facts["findings"]:
-        lines.append("nothing that costs enough to change it")
+        lines.append("nothing costs enough to change it")
     for finding in facts["findings"]:
         cost = "" if finding["cost_ms"] is None else f"{finding['cost_ms']:.1f} ms a step: "
         lines += [f"{finding['cause']:14} {cost}{finding['text']}", f"{'':14} change: {finding['change']}"]

@@ -126,7 +126,7 @@ def find_traces(folder: Path) -> list[Path]:
         if found:
             return found
     raise DataError(
-        f"{folder} holds no *.trace.json or *.trace.json.gz, nor does its traces/: give the folder that "
+        f"{folder} and its traces/ hold no *.trace.json or *.trace.json.gz: give the folder that "
         "torch.profiler.tensorboard_trace_handler or `rankwise profile SCRIPT` has written"
     )
 
@@ -151,7 +151,7 @@ def read_trace(path: Path) -> Trace:
                 else:
                     _head(trace, key, value)
     except _DAMAGED as error:
-        raise DataError(f"{path} is no whole trace of torch.profiler: {error}; record it again") from error
+        raise DataError(f"{path} is not a complete trace of torch.profiler: {error}; record it again") from error
     if not trace.steps:
         raise DataError(
             f"{path} has no ProfilerStep: give torch.profiler.profile a schedule and call its step() after each "
@@ -216,7 +216,7 @@ class _Text:
     def expect(self, wanted: str) -> None:
         """Consume an expected character."""
         if self.peek() != wanted:
-            raise ValueError(f"{wanted!r} wanted, {self._buffer[self._at : self._at + 20]!r} came")
+            raise ValueError(f"expected {wanted!r}, got {self._buffer[self._at : self._at + 20]!r}")
         self._at += 1
 
     def value(self) -> Any:

@@ -20,7 +20,7 @@ def attention(run: RunRecord, curves: dict[str, list[tuple[int, float]]]) -> lis
         found.append(("error", f"{len(run.failures)} start(s) of the ranks ended in a failure", "attempts"))
     num_hangs = len(_verdicts(run))
     if num_hangs:
-        found.append(("error", f"the run stood still {num_hangs} time(s)", "hangs"))
+        found.append(("error", f"the run hung {num_hangs} time(s)", "hangs"))
     if _guarded(run):
         found.append(("error", f"the guard found {len(_guarded(run))} thing(s)", "guard"))
     for name, points in curves.items():
@@ -46,7 +46,7 @@ def _checked(run: RunRecord) -> list[tuple[str, str, str]]:
     for status, level in (("fail", "error"), ("warn", "warning")):
         checks = [check for check in run.doctor or [] if as_dict(check).get("status") == status]
         if checks:
-            found.append((level, f"doctor: {len(checks)} check(s) say {status}", "doctor"))
+            found.append((level, f"doctor: {len(checks)} check(s) with status {status}", "doctor"))
     return found
 
 
@@ -78,7 +78,7 @@ def skipped(run: RunRecord) -> Markup:
         return join([told_so, _said(run.logs.skipped, "")])
     if not run.logs.are_kept:
         return el("p", "not recorded: the logs are kept by ", el("code", "rankwise run --run-dir"), class_="none")
-    return _said(run.logs.skipped, "none, as far as the logs tell")
+    return _said(run.logs.skipped, "none in the logs")
 
 
 def _said(lines: Sequence[tuple[str, str]], nothing: str) -> Markup:
@@ -99,7 +99,7 @@ def _verdicts(run: RunRecord) -> list[tuple[str, str]]:
         for one in run.failures
         if one.get("hang")
     ]
-    went_on = [("the run went on", told(one.get("text"))) for one in run.standstills]
+    went_on = [("the run continued", told(one.get("text"))) for one in run.standstills]
     saved = [(told(stall["file"]), told(as_dict(stall.get("verdict")).get("text"))) for stall in run.stalls]
     return [*ended, *went_on, *saved] or list(run.logs.hangs)
 
@@ -141,7 +141,7 @@ def doctor(run: RunRecord) -> Markup:
     ]
     bad = sum(check.get("status") in _BAD for check in checks)
     inner = table(["", "section", "check", "evidence", "mend"], rows, name=f"doctor's checks of {run.name}")
-    return el("details", el("summary", f"{len(checks)} checks, {bad} not well"), inner, open=bool(bad))
+    return el("details", el("summary", f"{len(checks)} checks, {bad} with problems"), inner, open=bool(bad))
 
 
 def badge(word: str) -> Markup:

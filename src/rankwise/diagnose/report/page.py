@@ -58,7 +58,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     """Return a short name for each run: the folder's name, with as many parents as needed to be unique."""
     whole = [path.resolve() for path in paths]
     if len(set(whole)) < len(whole):
-        raise ConfigError("report wants each run once; one of the directories was given twice")
+        raise ConfigError("report needs each run once, but one directory was given twice")
     for depth in range(1, 1 + max(len(path.parts) for path in whole)):
         names = ["/".join(path.parts[-depth:]) for path in whole]
         if len(set(names)) == len(names):

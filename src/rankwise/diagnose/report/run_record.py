@@ -93,7 +93,9 @@ def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: li
         ConfigError: the directory does not exist, or holds no run.
     """
     if not path.is_dir():
-        raise ConfigError(f"report wants a run directory; {str(path)!r} is none. Runs are in runs/ by default")
+        raise ConfigError(
+            f"report needs a run directory, but {str(path)!r} is not a directory. Runs are in runs/ by default"
+        )
     if not any((path / known).exists() for known in _OF_A_RUN):
         raise ConfigError(
             f"{str(path)!r} holds no run: none of {', '.join(_OF_A_RUN)}. "
@@ -164,7 +166,7 @@ def _load(path: Path, notes: list[str], *, wanted: bool = False) -> Any:
     """Return the content of a JSON file; if it cannot be read, add a note and return None."""
     try:
         if path.exists() and not path.is_file():  # reading a pipe would block
-            notes.append(f"{path.name} is no file")
+            notes.append(f"{path.name} is not a file")
             return None
         if path.stat().st_size > _MOST_BYTES:
             notes.append(f"{path.name} is larger than {_MOST_BYTES >> 20} MiB and was not read")
@@ -172,7 +174,7 @@ def _load(path: Path, notes: list[str], *, wanted: bool = False) -> Any:
         return json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         if wanted:
-            notes.append(f"{path.name} is missing: what made the run is not known")
+            notes.append(f"{path.name} is missing: the configuration of the run is unknown")
     except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{path.name} cannot be read: {error}")
     return None
@@ -180,7 +182,7 @@ def _load(path: Path, notes: list[str], *, wanted: bool = False) -> Any:
 
 def _metrics(path: Path, notes: list[str]) -> tuple[list[dict[str, Any]], list[tuple[int, int]], int]:
     if (path / "metrics.jsonl").exists() and not (path / "metrics.jsonl").is_file():
-        notes.append("metrics.jsonl is no file")
+        notes.append("metrics.jsonl is not a file")
         return [], [], 0
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -203,7 +205,7 @@ def _checkpoints(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
     for place in sorted(folder.glob("step-*")):
         record = as_dict(_load(place / "manifest.json", notes))
         if not isinstance(record.get("step"), int):
-            notes.append(f"checkpoints/{place.name} has no manifest that can be read: it is damaged, or being written")
+            notes.append(f"checkpoints/{place.name} has no readable manifest: it is damaged or being written")
             continue
         parts = as_dict(record.get("parts")).values()
         files = [as_dict(file) for part in parts for file in as_list(as_dict(part).get("files"))]

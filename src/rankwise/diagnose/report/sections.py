@@ -150,7 +150,7 @@ def _ending(run: RunRecord, number: int, record: dict[str, Any], following: obje
             return f"rank {told(one.get('rank'))} {told(one.get('cause'))}" if "rank" in one else told(one.get("cause"))
     if number == run.attempts[-1][0] and run.status == "running":
         return "running"
-    return "not recorded: the launcher was killed too, or it was not rankwise run --run-dir"
+    return "not recorded: the launcher was killed as well, or it was not rankwise run --run-dir"
 
 
 def checkpoints(run: RunRecord) -> Markup:
@@ -186,7 +186,7 @@ def _best(run: RunRecord) -> tuple[int | None, str]:
     if not known:
         return (
             None,
-            f"Which is best is not known: no {name} with the checkpoints, nor in the metrics of their steps.",
+            f"The best checkpoint is unknown: neither the checkpoints nor the metrics of their steps have {name}.",
         )
     return min(known)[1], f"Best of these by {name} ({'highest' if mode == 'max' else 'lowest'})."
 

@@ -45,7 +45,7 @@ def watch(stall_s: float = DEFAULT_STALL_S, *, folder: str | os.PathLike[str] | 
     """
     global _agent  # noqa: PLW0603  (one process is one rank)
     if not (isinstance(stall_s, int | float) and stall_s > 0 and math.isfinite(stall_s)):
-        raise ConfigError(f"watch(stall_s=) wants seconds above 0, got {stall_s!r}")
+        raise ConfigError(f"watch(stall_s=) must be a number of seconds above 0, got {stall_s!r}")
     front = sys.modules.get("torch.distributed")
     if front is None or not front.is_available() or not front.is_initialized():
         raise ConfigError("watch() needs a process group: call it after init_process_group() or rankwise.bind()")
@@ -57,7 +57,7 @@ def watch(stall_s: float = DEFAULT_STALL_S, *, folder: str | os.PathLike[str] | 
         _agent.folder = _agent.folder if folder is None else Path(folder).absolute()
         return
     if threading.current_thread() is not threading.main_thread():
-        raise ConfigError("call watch() from the main thread: only there can a signal for stacks be registered")
+        raise ConfigError("call watch() from the main thread: the signal for stacks can only be registered there")
     run_dir = os.environ.get("RANKWISE_RUN_DIR")
     named = folder or os.environ.get("RANKWISE_WATCH_DIR") or (Path(run_dir) / "logs" if run_dir else "rankwise-stalls")
     where = Path(named).absolute()  # the script may change the working directory
@@ -83,7 +83,7 @@ def watch_if_asked() -> None:
         if stall_s != 0 and _agent is None and threading.current_thread() is threading.main_thread():
             watch(stall_s)
     except ValueError as error:
-        print(f"RANKWISE_WATCH={asked!r} is not used, it wants seconds: {error}", file=sys.stderr)  # noqa: T201
+        print(f"RANKWISE_WATCH={asked!r} is ignored, it must be a number of seconds: {error}", file=sys.stderr)  # noqa: T201
 
 
 class Agent(threading.Thread):
@@ -142,7 +142,7 @@ class Agent(threading.Thread):
     def _look(self, entry: Entry) -> None:
         if not self._is_idle(entry):
             if self._told_at_s:
-                self._say(f"rankwise: rank {self._rank} advances again")
+                self._say(f"rankwise: rank {self._rank} is advancing again")
             self._told_at_s = 0.0
             return
         entries = self._registry.entries(self._world_size)
@@ -187,14 +187,14 @@ class Agent(threading.Thread):
         self._tell(evidence, missing, {entry.name for entry in entries if entry.host in hosts})
 
     def _tell(self, evidence: Evidence, missing: list[int], lost: set[str]) -> None:
-        headline = f"rankwise: no rank has advanced for {evidence.idle_s:.0f} s, the job goes on"
+        headline = f"rankwise: no rank has advanced for {evidence.idle_s:.0f} s, the job continues"
         if lost:
             headline += f"; no answer from {', '.join(sorted(lost))}"
         verdict, text = report(evidence, headline, missing)
         try:
             text += f"\nsaved as {save(self.folder, evidence, verdict, text)}"
         except OSError as error:
-            text += f"\nnot saved: {error}; set RANKWISE_WATCH_DIR to a folder that can be written"
+            text += f"\nnot saved: {error}; set RANKWISE_WATCH_DIR to a writable folder"
         self._told_at_s = evidence.idle_s
         self._say(text)
 
@@ -204,7 +204,8 @@ class Agent(threading.Thread):
         self._told_at_s = evidence.idle_s
         headline = (
             f"rankwise: rank {self._rank} has not advanced for {evidence.idle_s:.0f} s, and the job's store does not "
-            f"answer ({str(error).splitlines()[0][:120]}): the process that holds it (rank 0 or the launcher) has ended"
+            f"answer ({str(error).splitlines()[0][:120]}): the process that serves it (rank 0 or the launcher) has "
+            "ended"
         )
         self._say(report(evidence, headline)[1])
 

@@ -65,7 +65,7 @@ class Evidence:
                 idle_s=float(found["idle_s"]),
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not what a watched rank says: {error!r}") from error
+            raise ValueError(f"not a message of a watched rank: {error!r}") from error
 
     def with_others(self, other: Evidence) -> Evidence:
         """Return both combined."""
@@ -130,7 +130,7 @@ def report(evidence: Evidence, headline: str, missing: Sequence[int] = ()) -> tu
     silent = [rank for rank in evidence.places if rank not in running]
     text += "".join(f"\nrank {rank}: {evidence.places[rank] or 'does not answer'}" for rank in silent)
     if missing:
-        text += f"\nranks that nobody has heard of: {', '.join(map(str, missing))}"
+        text += f"\nranks without any message: {', '.join(map(str, missing))}"
     return verdict, text
 
 

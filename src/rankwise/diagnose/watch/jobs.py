@@ -102,8 +102,8 @@ def look_at(target: str) -> Evidence:
         known = "; ".join(f"{job.launcher} ({len(job.ranks)} ranks, {job.command[:60]})" for job in jobs) or "none"
         what = f"the job {target!r}" if target else "one running job"
         raise ConfigError(
-            f"rankwise watch wants {what} on this machine, found {len(found)}; running here: {known}. Give the process "
-            "id of the launcher or of a rank, or the run directory; jobs of other launchers are seen if they call "
+            f"rankwise watch needs {what} on this machine, found {len(found)}; running here: {known}. Give the process "
+            "id of the launcher or of a rank, or the run directory; jobs of other launchers are found if they call "
             "rankwise.watch() or run with RANKWISE_WATCH=180"
         )
     return collect(entries_of(found[0]))

@@ -47,11 +47,13 @@ def look_at_slurm(job: str, timeout_s: float) -> tuple[Evidence, dict[str, str]]
     job_id, _, step = job.partition(".")
     fields = job_fields(job_id)
     if fields is None:
-        raise ConfigError(f"--slurm wants a job that runs, Slurm knows no job {job_id!r} (any more): see rankwise jobs")
+        raise ConfigError(
+            f"--slurm needs a running job, but Slurm has no job {job_id!r} (or no longer): see rankwise jobs"
+        )
     state, reason = fields.get("JobState", "UNKNOWN"), fields.get("Reason", "None")
     if state != "RUNNING":
         why = "" if reason == "None" else f" ({reason})"
-        raise ConfigError(f"--slurm wants a job that runs, job {job_id} is {state}{why}: nothing of it can be asked")
+        raise ConfigError(f"--slurm needs a running job, but job {job_id} is {state}{why}")
     nodes = expand_hosts(fields["NodeList"])
     with _shared_folder() as folder:
         said = _ask(fields["JobId"], nodes, folder, step, timeout_s)
@@ -65,7 +67,7 @@ def look_at_slurm(job: str, timeout_s: float) -> tuple[Evidence, dict[str, str]]
     found = [Evidence.from_json(answer["evidence"]) for answer in answers.values() if "evidence" in answer]
     if not found:
         told = "; ".join(f"{node}: {why}" for node, why in silent.items())
-        raise ConfigError(f"no node of job {job_id} has an answer: {told}{'; srun: ' + said if said else ''}")
+        raise ConfigError(f"no node of job {job_id} answered: {told}{'; srun: ' + said if said else ''}")
     whole = found[0]
     for other in found[1:]:
         whole = whole.with_others(other)
@@ -89,7 +91,9 @@ def _answered(folder: Path, nodes: Sequence[str]) -> list[str]:
 def _ask(job_id: str, nodes: Sequence[str], folder: Path, step: str, timeout_s: float) -> str:
     """Run this module on every node until all have answered; return srun's errors."""
     if shutil.which("srun") is None:
-        raise LaunchError("--slurm needs srun: run this where Slurm's commands are, for example on the login node")
+        raise LaunchError(
+            "--slurm needs srun: run this where Slurm's commands are installed, for example on the login node"
+        )
     command = ["srun", "--overlap", f"--jobid={job_id}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"]
     command += ["--ntasks-per-node=1", "--cpu-bind=none", "--chdir=/", "--quiet", "--job-name=rankwise-watch"]
     command += [sys.executable, "-P", "-m", "rankwise.diagnose.watch.slurm", str(folder), step]
@@ -136,13 +140,13 @@ def _look_here(jobs: Sequence[RunningJob], job_id: str, node: str, step: str) ->
         return {"steps": sorted(steps)}
     if not ours:
         what = f"step {step}" if step else "this job"
-        why = "it has ended, has not begun, or is watched neither by rankwise run nor by RANKWISE_WATCH"
+        why = "it has ended, has not started, or was started without rankwise run and without RANKWISE_WATCH"
         return {"error": f"no ranks of {what} ({why})"}
     ranks = [vital.rank for job in ours for vital in job.ranks]
     if len(set(ranks)) < len(ranks):
         launchers = ", ".join(str(job.launcher) for job in ours)
         why = f"several launchers of one step with the same ranks: {launchers}"
-        return {"error": f"{why}; ask on the node itself, rankwise watch PID"}
+        return {"error": f"{why}; run rankwise watch PID on the node itself"}
     found = collect([entry for job in ours for entry in entries_of(job)])
     return {"steps": sorted({_step(job.variables) for job in ours}), "evidence": found.to_json()}
 

@@ -163,7 +163,8 @@ def _mismatch(
     place = f"call #{number} of {_group_name(group)}"
     # a call that has ended on all ranks is an error, but not the call in which they wait
     kind = "past" if all(call["ended"] is True for call in calls.values()) else "mismatch"
-    return Culprit(kind=kind, ranks=odd, text=f"the {what} of {place} differs: {'; '.join(parts)}")
+    verb = "differ" if what == "arguments" else "differs"
+    return Culprit(kind=kind, ranks=odd, text=f"the {what} of {place} {verb}: {'; '.join(parts)}")
 
 
 def _missing(group: _Group) -> Culprit | None:

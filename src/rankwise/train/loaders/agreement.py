@@ -26,7 +26,7 @@ __all__ = ["agree", "data_facts", "digest", "step_facts"]
 
 _compared: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders whose content was already compared between ranks
 _MEND = (
-    "Every rank makes its loaders from the same data, with the same order, seeds and settings, after the world: "
+    "Every rank must make its loaders from the same data, with the same order, seeds and settings, after the world: "
     "rankwise.bind(seed=), Order(seed=, batch_size=), micro_batch="
 )
 

@@ -187,7 +187,7 @@ def check_loader(loader: BaseLoader) -> None:
     missing = _missing(loader, _WANTED)
     if missing:
         raise ConfigError(
-            f"train= wants a loader with a position (SampleLoader, DatasetLoader, OrderedLoader, a Pipeline of an "
+            "train= must be a loader with a position (SampleLoader, DatasetLoader, OrderedLoader, a Pipeline of an "
             f"index, or your own BatchLoader), got a {kind_of(loader)}, which has no {', '.join(missing)}: "
             f"{_other_way(loader)}"
         )
@@ -202,7 +202,7 @@ def check_val(loader: BaseLoader | None) -> None:
     missing = [] if loader is None else _missing(loader, ("__iter__", "set_epoch"))
     if loader is not None and missing:
         raise ConfigError(
-            f"val= wants a loader over held-out data, such as SampleLoader(held_out, order=Order(held_out, "
+            "val= must be a loader over held-out data, such as SampleLoader(held_out, order=Order(held_out, "
             f"batch_size=..., kind='sequential')), got a {kind_of(loader)}, which has no {', '.join(missing)}: "
             f"{_other_way(loader)}"
         )
@@ -220,4 +220,4 @@ def _other_way(loader: BaseLoader) -> str:
             "give it to DatasetLoader(dataset, order=Order(len(dataset), batch_size=...), num_workers=...), "
             "whose batch_size is that of all ranks together, or to a torch DataLoader"
         )
-    return "for a map-style Dataset take DatasetLoader; put any other iterable of batches into a StreamLoader"
+    return "use DatasetLoader for a map-style Dataset, and StreamLoader for any other iterable of batches"

@@ -96,16 +96,20 @@ def sharing_of(data: Any, world: World) -> Sharing:
 
     name = type(data).__name__
     if isinstance(data, str | bytes) or not hasattr(data, "__iter__"):
-        raise ConfigError(f"a stream is an iterable of batches (a DataLoader, an IterableDataset), got a {name}")
+        raise ConfigError(f"a stream must be an iterable of batches (a DataLoader, an IterableDataset), got a {name}")
     dataset = getattr(data, "dataset", data)  # one of ours, or its `as_dataset()`
     loader = getattr(dataset, "loader", dataset)
     if hasattr(loader, "mark_done"):
-        raise ConfigError(f"this {name} goes over a {type(loader).__name__}: give that, it has a position")
+        raise ConfigError(
+            f"this {name} wraps a {type(loader).__name__}: pass the {type(loader).__name__} itself, which has a "
+            "position"
+        )
     if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
         return _of_samplers(data, world)
-    seen = "every rank must read its own part of it, which cannot be seen from here"
+    seen = "every rank must read its own part of it, which cannot be checked"
     mend = (
-        "A map-style Dataset that lists the samples (files, offsets), in a DatasetLoader with an Order, knows all this"
+        "A map-style Dataset that lists the samples (files, offsets), in a DatasetLoader with an Order, has none of "
+        "these limits"
     )
     return _made(data, recipe=f"v1.stream.{name}", split="" if world.world_size == 1 else seen, mend=mend)
 
@@ -122,28 +126,28 @@ def _of_samplers(data: DataLoader[Any], world: World) -> Sharing:
     kind, size, rank, num_samples = type(sampler).__name__, world.world_size, world.rank, len(data.dataset)  # type: ignore[arg-type]
     if hasattr(sampler, "num_replicas") and (sampler.num_replicas, sampler.rank) != (size, rank):
         raise ConfigError(
-            f"the {kind} shares out to {sampler.num_replicas} ranks and was made for rank {sampler.rank}, but this is "
-            f"rank {rank} of {size}: make it when the process group is there, with "
-            f"DistributedSampler(dataset, num_replicas={size}, rank={rank})"
+            f"the {kind} was made for rank {sampler.rank} of {sampler.num_replicas}, but this is rank {rank} of "
+            f"{size}: make it after the process group, with DistributedSampler(dataset, num_replicas={size}, "
+            f"rank={rank})"
         )
     mend = "DatasetLoader(dataset, order=Order(len(dataset), batch_size=...)), whose batch_size is that of all ranks"
     if size > 1 and isinstance(sampler, shuffling):
         raise ConfigError(
-            f"this DataLoader shuffles with a {kind}: each of the {size} ranks would read every sample, in an order of "
-            f"its own, and an epoch would show each one {size} times. Take {mend} together; or DataLoader(dataset, "
+            f"this DataLoader shuffles with a {kind}: each of the {size} ranks would read every sample in an order of "
+            f"its own, and an epoch would show each sample {size} times. Use {mend} together, or DataLoader(dataset, "
             "batch_size=..., sampler=DistributedSampler(dataset)), whose batch_size is that of one rank"
         )
     known = plain and getattr(data, "in_order", True)
     batch_size = int(batch_sampler.batch_size) if plain else 0
     drops = bool(plain and batch_sampler.drop_last)
-    recipe, mend = f"v1.samples.{kind}.{num_samples}", f"{mend} together, knows all this"
+    recipe, mend = f"v1.samples.{kind}.{num_samples}", f"{mend} together, has none of these limits"
     if known and type(sampler) is DistributedSampler:
         ids = _distributed_ids(sampler, batch_size, len(range(rank, num_samples, size)))
         return _made(data, recipe=recipe, mend=mend, known=True, ids=ids, drops=drops or sampler.drop_last)
     if known and type(sampler) is SequentialSampler:
         dealt, ids = _dealt(data, world), _dealt_ids(num_samples, batch_size, world)
         return _made(data, recipe=recipe, mend=mend, known=True, ids=ids, drops=drops, batches=dealt)
-    split = "" if size == 1 else f"whether ranks see a sample twice is up to its {kind}"
+    split = "" if size == 1 else f"whether ranks see a sample twice depends on its {kind}"
     return _made(
         data, recipe=recipe, mend=mend, known=known and type(sampler) is RandomSampler, split=split, drops=drops
     )
@@ -164,11 +168,11 @@ def _made(
     # a newly divided loader has no state of its own
     stateful = batches is data and all(hasattr(data, name) for name in ("state_dict", "load_state_dict"))
     if stateful:
-        resumed = "a run that was stopped in mid-epoch goes on there at the same number of ranks only"
+        resumed = "a run that was stopped in mid-epoch continues there only at the same number of ranks"
     elif known:
-        resumed = "to go on in mid-epoch the batches that were done are read again, at the same number of ranks only"
+        resumed = "to continue in mid-epoch, the finished batches are read again, which needs the same number of ranks"
     else:
-        resumed = "a run that was stopped in mid-epoch begins the epoch again, as there is no state_dict"
+        resumed = "a run that was stopped in mid-epoch starts the epoch again, as there is no state_dict"
     order = "which samples form a step depends on the number of ranks, and the batch size is that of one rank"
     limits = [split] * bool(split) + ["the last samples of an epoch are left out (drop_last=True)"] * drops
     return Sharing(

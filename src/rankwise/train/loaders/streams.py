@@ -145,7 +145,7 @@ class StreamLoader(BaseLoader):
     def _agreed(self, data: Any) -> Sharing:
         """Compare the ranks' data, and log missing guarantees once."""
         num_micro = self._num_micro
-        sharing, error = None, "" if num_micro >= 1 else f"num_micro is at least 1, got {num_micro}"
+        sharing, error = None, "" if num_micro >= 1 else f"num_micro must be at least 1, got {num_micro}"
         try:
             sharing = sharing_of(data, self._world)
         except ConfigError as wrong:
@@ -157,7 +157,7 @@ class StreamLoader(BaseLoader):
             raise ConfigError(said if len(wrong_ranks) == len(told) else f"rank {rank}: {said}")
         if len({(micro, recipe) for _, micro, _, recipe in told}) > 1:
             listed = "; ".join(f"rank {rank}: {recipe}, num_micro={m}" for rank, (_, m, _, recipe) in enumerate(told))
-            raise ConfigError(f"the ranks bring other kinds of data, or other numbers of micro-batches: {listed}")
+            raise ConfigError(f"the ranks have different kinds of data or different numbers of micro-batches: {listed}")
         assert sharing is not None
         lengths = [length for *_, length, _ in told]
         self._num_steps = None if None in lengths else max(-(-length // num_micro) for length in lengths)
@@ -192,8 +192,8 @@ class StreamLoader(BaseLoader):
                 return
             if self._state.position != index + 1:
                 raise StepError(
-                    "a StreamLoader wants mark_done(report.resume) after each step: what the ranks have agreed on, "
-                    "whether the epoch is over, is in it"
+                    "a StreamLoader needs mark_done(report.resume) after each step: report.resume holds what the ranks "
+                    "have agreed on, such as whether the epoch is over"
                 )
             index += 1
 
@@ -240,8 +240,8 @@ class StreamLoader(BaseLoader):
     def _stand(self) -> Any:
         if self._snapshot is None:
             raise ConfigError(
-                "the state of this StreamLoader lies in mid-epoch, but where its data stood on this rank is not known: "
-                'restore its rank_state too (parts={"order": Replicated(loader), "stream": loader.rank_state})'
+                "the state of this StreamLoader is in mid-epoch, but the position of its data on this rank is unknown: "
+                'restore its rank_state as well (parts={"order": Replicated(loader), "stream": loader.rank_state})'
             )
         return self._snapshot
 
@@ -252,16 +252,16 @@ class StreamLoader(BaseLoader):
         ranks = [rank for rank, (has, _) in enumerate(there) if has]
         if not ranks and not index:
             raise ConfigError(
-                f"no rank got a batch in epoch {epoch}: an iterator or generator is gone after its first epoch; give "
-                "an iterable that begins anew each time, such as a DataLoader or an object with __iter__"
+                f"no rank got a batch in epoch {epoch}: an iterator or generator is exhausted after its first epoch; "
+                "pass an iterable that starts again each time, such as a DataLoader or an object with __iter__"
             )
         digests = {found for _, found in there}
         if len(there) > 1 and len(digests) == 1 and None not in digests:
             raise ConfigError(
-                f"the first batch of epoch {epoch} is the same on all {len(there)} ranks, to the bit: each of them "
+                f"the first batch of epoch {epoch} is bit for bit the same on all {len(there)} ranks: each of them "
                 "reads everything, and every sample would count several times. Let each rank read its own part "
                 "(IterableDataset: islice(..., world.rank, None, world.world_size); WebDataset: split_by_node), or "
-                "give distinct=False if equal batches are meant"
+                "pass distinct=False if equal batches are intended"
             )
         mine = None if first is None else first_twice(first[1])
         if 0 < len(ranks) < len(there):
@@ -329,14 +329,14 @@ class StreamLoader(BaseLoader):
         mine = {"world_size": self._world.world_size, "num_micro": self._num_micro}
         old = OrderState.from_json({name: value for name, value in state.items() if name not in mine})
         if old.recipe != self._sharing.recipe:
-            raise ConfigError(f"the state is of other data: {old.recipe}, these are {self._sharing.recipe}")
+            raise ConfigError(f"the state belongs to other data: {old.recipe}, but these are {self._sharing.recipe}")
         self._state = old
         why = ", ".join(f"{name} was {state[name]} and is {now}" for name, now in mine.items() if state[name] != now)
         if not (self._sharing.is_known or self._sharing.is_stateful):
             why = "these data have no state_dict, and their order is not known"
         if old.position and why:
             if self._world.is_main:
-                told = "epoch %d begins again after %d of its steps, whose samples come twice: %s"
+                told = "epoch %d starts again after %d of its steps, so their samples are used twice: %s"
                 _LOG.warning(told, old.epoch, old.position, why)
             self._state = replace(old, position=0)
 

@@ -83,17 +83,17 @@ class TrainOptions:
         for name in ("log_every", "save_every", "keep", "keep_best", "limit_steps"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name} is a whole number of at least 1, got {value!r}")
+                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
         unknown = sorted({self.may_change} if isinstance(self.may_change, str) else set(self.may_change) - {*RELEASED})
         if unknown:
-            raise ConfigError(f"may_change holds names among {', '.join(RELEASED)}, got {', '.join(unknown)}")
+            raise ConfigError(f"may_change accepts the names {', '.join(RELEASED)}, got {', '.join(unknown)}")
         if self.max_seconds is not None and not self.max_seconds > 0:
-            raise ConfigError(f"max_seconds is a positive number or None, got {self.max_seconds!r}")
+            raise ConfigError(f"max_seconds must be a positive number or None, got {self.max_seconds!r}")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise ConfigError(f"max_grad_norm is a positive number or None, got {self.max_grad_norm!r}")
+            raise ConfigError(f"max_grad_norm must be a positive number or None, got {self.max_grad_norm!r}")
         check_balance(self.balance)
         if self.precision not in (None, "bf16", "fp16"):
-            raise ConfigError(f"precision is 'bf16', 'fp16' or None, got {self.precision!r}")
+            raise ConfigError(f"precision must be 'bf16', 'fp16' or None, got {self.precision!r}")
 
 
 def read_options(given: Mapping[str, Any]) -> TrainOptions:
@@ -105,7 +105,7 @@ def read_options(given: Mapping[str, Any]) -> TrainOptions:
     known = [f.name for f in fields(TrainOptions)]
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise ConfigError(f"Trainer has no option {', '.join(unknown)}; its numbers are {', '.join(known)}")
+        raise ConfigError(f"Trainer has no option {', '.join(unknown)}; its options are {', '.join(known)}")
     return TrainOptions(**given)
 
 

@@ -51,10 +51,10 @@ class EMA:
 
     def __init__(self, model: nn.Module, *, decay: float = 0.999, ramp: bool = True) -> None:
         if not 0 <= decay < 1:
-            raise ConfigError(f"decay is at least 0 and below 1, got {decay}")
+            raise ConfigError(f"decay must be at least 0 and below 1, got {decay}")
         if is_sharded(model):
             raise ConfigError(
-                "the model is sharded (strategy='fsdp'), and EMA keeps whole weights: take 'ddp' or 'zero1'"
+                "the model is sharded (strategy='fsdp'), but EMA needs whole weights: use 'ddp' or 'zero1'"
             )
         self.num_updates = 0
         self._decay, self._ramp = decay, ramp
@@ -93,8 +93,8 @@ class EMA:
         trained = {id(p) for p in trainer.model.parameters()}
         if is_sharded(trainer.model) or not all(id(p) in trained for p in self._model.values()):
             raise ConfigError(
-                "EMA averages another model than the one that is trained, or a sharded one (strategy='fsdp'), of which "
-                "it keeps no whole weights: make it of the model that the Trainer gets, and take 'ddp' or 'zero1'"
+                "EMA averages a model that is not the trained one, or a sharded one (strategy='fsdp'), whose whole "
+                "weights it does not have: make it from the model that the Trainer gets, and use 'ddp' or 'zero1'"
             )
 
     def step_end(self, _: Any, report: StepReport) -> None:
@@ -138,9 +138,9 @@ class EMA:
         averages: Mapping[str, torch.Tensor] = state["averages"]
         wanted = {name: list(p.shape) for name, p in self._averages.items()}
         if found := {k: [wanted.get(k), v] for k, v in _shapes(averages).items() if wanted.get(k) != v}:
-            raise CheckpointError(f"the averages are of another model: {found} are the shapes here and there, by name")
+            raise CheckpointError(f"the averages belong to another model; shapes here and there, by name: {found}")
         if missing := sorted(wanted.keys() - averages.keys()):
-            raise CheckpointError(f"the averages are of another model: there are none of {', '.join(missing)}")
+            raise CheckpointError(f"the averages belong to another model: none are stored for {', '.join(missing)}")
         for name, value in averages.items():
             self._averages[name].copy_(value)
         self.num_updates = int(state["num_updates"])

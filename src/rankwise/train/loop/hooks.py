@@ -106,7 +106,9 @@ class HookChain:
         for hook in (*several, *system):
             found = {event: getattr(hook, event, None) for event in EVENTS}
             if not isinstance(hook, Hooks) and not any(map(callable, found.values())):
-                raise ConfigError(f"a hook has some of the methods {', '.join(EVENTS)}; {hook!r} has none of them")
+                raise ConfigError(
+                    f"a hook needs at least one of the methods {', '.join(EVENTS)}; {hook!r} has none of them"
+                )
             for event, call in found.items():
                 self._calls[event] += [call] if call is not None else []
             if hasattr(hook, "load_state_dict"):
@@ -187,7 +189,7 @@ class HookChain:
             try:
                 call(self._trainer, error)
             except Exception:  # noqa: BLE001  (the error that ended the training is the one to raise)
-                _LOG.exception("the hook %r failed while it was told of a failure", call)
+                _LOG.exception("the hook %r failed while it handled a failure", call)
 
 
 def _joined(answers: Sequence[Values]) -> dict[str, float]:

@@ -287,8 +287,8 @@ def _joined(metrics: Mapping[str, float], ours: Mapping[str, float], further: Ma
     if len(line) < len(metrics) + len(ours) + len(further):
         taken = {*metrics, *further} & ours.keys() or metrics.keys() & further.keys()
         raise StepError(
-            f"the step function, or a hook, returned metrics named {', '.join(sorted(taken))}, under which the loop "
-            "logs other numbers: give them other names"
+            f"the step function, or a hook, returned metrics named {', '.join(sorted(taken))}, but the loop logs other "
+            "numbers under these names: rename them"
         )
     return line
 
@@ -325,8 +325,8 @@ def is_done(session: Session, train: BaseLoader, epochs: int, limit: int | None)
     if (epoch, position) > (epochs, 0) or (limit is not None and num_steps > limit):
         wanted = f"{epochs} epochs" + ("" if limit is None else f" and {limit} steps at most")
         raise RunDirError(
-            f"{session.path} is further than was asked for: it has done {num_steps} steps ({epoch} whole epochs "
-            f"and {position} samples), and {wanted} are wanted; ask for at least as much, or take another run="
+            f"{session.path} is past the requested end: it has done {num_steps} steps ({epoch} whole epochs and "
+            f"{position} samples), but {wanted} were requested; request at least as much, or use another run="
         )
     return epoch >= epochs or num_steps == limit or bool(session.progressed.stopped)
 
@@ -349,8 +349,8 @@ def found_finished(session: Session, epochs: int) -> FitResult:
         sizes = {"epoch": epochs, "step": num_steps, "rank": session.saved_by}
         told = ", ".join(f"{number} {what}{'s' * (number != 1)}" for what, number in sizes.items())
         print(  # noqa: T201  (the answer to the user's command, whatever is shown on the way)
-            f"run {session.path} is finished ({told}): its "
-            "model was restored, nothing was trained; --fresh, RANKWISE_FRESH=1 or another name trains anew",
+            f"run {session.path} is finished ({told}): its model was restored and nothing was trained; use --fresh, "
+            "RANKWISE_FRESH=1 or another name to train again",
             flush=True,
         )
     return FitResult(

@@ -37,7 +37,7 @@ class EarlyStopping:
     ) -> None:
         if mode not in ("min", "max") or patience < 1 or not min_delta >= 0:
             raise ConfigError(
-                "EarlyStopping wants a mode of 'min' or 'max', a patience of at least 1 and a min_delta of at least 0, "
+                "EarlyStopping needs a mode of 'min' or 'max', a patience of at least 1 and a min_delta of at least 0, "
                 f"got {mode!r}, {patience!r}, {min_delta!r}"
             )
         self.monitor, self.patience, self.min_delta = monitor, patience, min_delta
@@ -49,8 +49,8 @@ class EarlyStopping:
         del epoch
         if self.monitor not in values:
             raise ConfigError(
-                f"EarlyStopping watches {self.monitor!r}, but an epoch has {', '.join(values)}; names of the "
-                "validation begin with 'val_' and need fit(val=...)"
+                f"EarlyStopping watches {self.monitor!r}, but an epoch has {', '.join(values)}; names of validation "
+                "metrics start with 'val_' and need fit(val=...)"
             )
         value = values[self.monitor]
         better = math.isnan(self.best) and not math.isnan(value)
@@ -135,7 +135,7 @@ class Predictions:
         self, predict: Callable[[Any, Any], Mapping[str, Any]], batch: Any, *, name: str = "predictions", every: int = 1
     ) -> None:
         if every < 1:
-            raise ConfigError(f"every= is a number of epochs, at least 1, got {every}")
+            raise ConfigError(f"every= must be a number of epochs, at least 1, got {every}")
         self.predict, self.batch, self.name, self.every = predict, batch, name, every
 
     def validation_end(self, trainer: Trainer, epoch: int, values: Mapping[str, float]) -> None:

@@ -184,7 +184,7 @@ def checked_parts(parts: Mapping[str, Any] | None) -> dict[str, Stateful]:
         ConfigError: a name is reserved, or a part does not say how to treat it at another world size.
     """
     if taken := sorted(_OWN_PARTS & (parts or {}).keys()):
-        raise ConfigError(f"parts= names {', '.join(taken)}, which the trainer keeps itself: give another name")
+        raise ConfigError(f"parts= names {', '.join(taken)}, which the trainer uses itself: choose another name")
     return {name: as_part(name, part) for name, part in (parts or {}).items()}
 
 

@@ -62,7 +62,7 @@ class RunChoice:
 
     def __post_init__(self) -> None:
         if self.chosen_resume not in ("auto", "must", "never"):
-            raise ConfigError(f"resume is 'auto', 'must' or 'never', got {self.chosen_resume!r}")
+            raise ConfigError(f"resume must be 'auto', 'must' or 'never', got {self.chosen_resume!r}")
 
     @property
     def chosen_resume(self) -> Resume:
@@ -185,7 +185,7 @@ class Session:
             this = {"time": time.time(), "num_steps": self.progressed.num_steps, **found}
             write_whole(path, json.dumps({**before, str(self.run_dir.attempt): this}).encode(), durable=False)
         except (OSError, ValueError) as error:  # an incomplete report must not end the run
-            _LOG.warning("%s: what the guard found is not kept: %s", path, error)
+            _LOG.warning("%s: the findings of the guard cannot be saved: %s", path, error)
 
     def _say_changes(self, run_dir: RunDir) -> None:
         if not run_dir.resumed or not self.world.is_main:
@@ -199,8 +199,8 @@ class Session:
                 _LOG.warning("%s: the code of the step function has changed since the last attempt", run_dir.path)
         if self.by_length:
             _LOG.warning(
-                "%s: the data have no fingerprint, so they were compared by their length only: give the dataset an "
-                "attribute `fingerprint`, or the Order fingerprint=, that changes with its content",
+                "%s: the data have no fingerprint, so only their length was compared: give the dataset an attribute "
+                "`fingerprint`, or pass fingerprint= to the Order, with a value that changes with the content",
                 run_dir.path,
             )
 
@@ -241,19 +241,19 @@ class Session:
 
     def _begin(self) -> None:
         """Start at step 0, unless there was an earlier attempt."""
-        run, ways = self.run_dir, "start anew with --fresh, Trainer(fresh=True) or RANKWISE_FRESH=1"
+        run, ways = self.run_dir, "start again with --fresh, Trainer(fresh=True) or RANKWISE_FRESH=1"
         if run is not None and run.finished is not None:
             raise CheckpointError(
                 f"{run.path} is finished, but there is no checkpoint in {run.checkpoints} to restore its model from; "
-                f"bring one back, or {ways}"
+                f"put one back, or {ways}"
             )
         if run is not None and run.saved:
             raise RunDirError(
-                f"{run.path} has published checkpoints, and there is none in {run.checkpoints} any more: it does not "
-                f"begin again unawares. Bring one back, or {ways}"
+                f"{run.path} has published checkpoints, but {run.checkpoints} no longer holds any: it does not restart "
+                f"silently. Put one back, or {ways}"
             )
         if run is not None and run.resumed and self.world.is_main:
-            _LOG.warning("%s begins at step 0 again: no earlier attempt has published a checkpoint", run.path)
+            _LOG.warning("%s starts at step 0 again: no earlier attempt has published a checkpoint", run.path)
         if self.choice.init_from is None:
             return
         source = Checkpointer(Path(self.choice.init_from), world=self.world)
@@ -267,9 +267,9 @@ class Session:
         wanted = None if self.finished is None else self.finished["values"].get("num_steps")
         if self.run_dir is not None and wanted not in (None, report.step):
             raise CheckpointError(
-                f"{self.run_dir.path} is finished after step {wanted}, but its newest good checkpoint is of step "
-                f"{report.step}: bring that of step {wanted} back, or move {self.run_dir.path / 'finished.json'} away "
-                "to go on from there"
+                f"{self.run_dir.path} finished after step {wanted}, but its newest good checkpoint is of step "
+                f"{report.step}: put that of step {wanted} back, or move {self.run_dir.path / 'finished.json'} away to "
+                "continue from there"
             )
 
     def _continued(self, report: RestoreReport) -> str:
@@ -277,7 +277,7 @@ class Session:
         assert self.run_dir is not None
         text = f"continuing {self.run_dir.path} after step {report.step} (attempt {self.run_dir.attempt})"
         if report.world_size != self.world.world_size:
-            text += f"; it was saved by {report.world_size} ranks and goes on with {self.world.world_size}"
+            text += f"; it was saved by {report.world_size} ranks and continues with {self.world.world_size}"
         if report.rederived:
             text += f", so each rank derives anew: {', '.join(report.rederived)}"
         return text
@@ -360,8 +360,8 @@ class Session:
     def newest_text(self) -> str:
         """Return which checkpoint a stopping run leaves."""
         if self.newest is None:
-            return "No checkpoint was written yet" if self.checkpointer else "Nothing is written by run=False"
-        return f"The newest checkpoint, {self.newest}, is from before and intact"
+            return "No checkpoint has been written yet" if self.checkpointer else "run=False writes no checkpoint"
+        return f"The newest checkpoint, {self.newest}, is older and intact"
 
     def finish(self, values: Mapping[str, float]) -> None:
         """Record the final values: the run is not written again. Every rank calls it."""

@@ -39,14 +39,14 @@ def join_batch_norms(model: nn.Module, world: World, *, wish: bool | Literal["au
         ConfigError: the value of `wish` is invalid, there is no such layer, or one has no parameters yet.
     """
     if not isinstance(wish, bool) and wish != "auto":
-        raise ConfigError(f"sync_batchnorm is True, False or 'auto', got {wish!r}")
+        raise ConfigError(f"sync_batchnorm must be True, False or 'auto', got {wish!r}")
     every = model.named_modules(remove_duplicate=False)  # a layer may be in several places
     named = {name: m for name, m in every if isinstance(m, _Norm) and not hasattr(m, "joins_ranks")}
     found = {name: module for name, module in named.items() if not isinstance(module, nn.SyncBatchNorm)}
     if wish is False or world.world_size == 1:
         return model
     if wish is True and not named:
-        raise ConfigError("sync_batchnorm=True, and the model has no layer with batch statistics: leave it out")
+        raise ConfigError("sync_batchnorm=True, but the model has no layer with batch statistics: leave it out")
     made: dict[int, nn.Module] = {}
     for name, norm in found.items():
         if isinstance(norm, nn.modules.lazy.LazyModuleMixin):
@@ -57,7 +57,7 @@ def join_batch_norms(model: nn.Module, world: World, *, wish: bool | Literal["au
             return joined
         setattr(model.get_submodule(parent), own, joined)
     if wish == "auto" and found and world.is_main:
-        _LOG.info("%d layers take their batch statistics over all ranks", len(made))
+        _LOG.info("%d layers compute their batch statistics over all ranks", len(made))
     return model
 
 
@@ -119,7 +119,7 @@ class _HostNorm(_Norm):  # type: ignore[misc]
 
     def _check_input_dim(self, x: torch.Tensor) -> None:
         if x.dim() < 2:
-            raise ValueError(f"batch norm wants samples of channels, at least 2 axes, got the shape {list(x.shape)}")
+            raise ValueError(f"batch norm needs samples of channels, at least 2 axes, got the shape {list(x.shape)}")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(x)
@@ -135,8 +135,8 @@ class _HostNorm(_Norm):  # type: ignore[misc]
     def _track(self, mean: torch.Tensor, var: torch.Tensor, count: float) -> None:
         if count == 1:
             raise StepError(
-                "batch statistics of one value per channel over all ranks have no variance: take a larger batch, or a "
-                "norm without batch statistics (GroupNorm)"
+                "one value per channel over all ranks has no variance: use a larger batch, or a norm without batch "
+                "statistics (GroupNorm)"
             )
         if self.running_mean is None or not count:
             return

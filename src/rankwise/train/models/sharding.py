@@ -140,7 +140,7 @@ def shard(
         fully_shard(unit, mesh=mesh, **options)
     for module in sharded_modules(model) if find_unused else ():
         if not hasattr(module, "set_reduce_scatter_unused_params"):
-            raise ConfigError("find_unused=True with strategy='fsdp' wants a later torch: take strategy='zero1'")
+            raise ConfigError("find_unused=True with strategy='fsdp' needs a newer torch: use strategy='zero1'")
         module.set_reduce_scatter_unused_params(True)
     return Prepared(strategy="fsdp", group=group, find_unused=find_unused, before=before)
 
@@ -188,23 +188,23 @@ def check_sharded(model: nn.Module, world: World) -> None:
     outside = [name for name, p in model.named_parameters() if p.requires_grad and not _is_dtensor(p)]
     if outside and world.world_size > 1:
         raise ConfigError(
-            f"{len(outside)} trainable parameters lie outside what fully_shard was applied to, and are not averaged "
-            f"over the ranks: {', '.join(outside[:_MOST_NAMES])}. Apply it to the whole model, too, or take "
+            f"{len(outside)} trainable parameters are outside what fully_shard was applied to, and are not averaged "
+            f"over the ranks: {', '.join(outside[:_MOST_NAMES])}. Apply it to the whole model as well, or use "
             "rankwise.prepare(model, world, strategy='fsdp')"
         )
     for name, p in model.named_parameters():
         mesh: Any = getattr(p, "device_mesh", None)
         if mesh is not None and (mesh.ndim != 1 or mesh.size() != world.world_size):
             raise ConfigError(
-                f"{name} is sharded over a mesh of shape {tuple(mesh.shape)}, and this world has {world.world_size} "
-                "ranks: the exact step knows meshes of one dimension over all of them"
+                f"{name} is sharded over a mesh of shape {tuple(mesh.shape)}, but this world has {world.world_size} "
+                "ranks: the exact step supports only meshes of one dimension over all ranks"
             )
     for name, module in model.named_modules():
         norm = isinstance(module, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001  (the only common base)
         alone = norm and not (isinstance(module, nn.SyncBatchNorm) or hasattr(module, "joins_ranks"))
         if alone and module.track_running_stats and world.world_size > 1:
             raise ConfigError(
-                f"{name} of the model tracks batch statistics, which fully_shard leaves different on each rank: take "
+                f"{name} of the model tracks batch statistics, which fully_shard leaves different on each rank: use "
                 "strategy='ddp' or 'zero1', sync_batchnorm=True, or another norm (GroupNorm)"
             )
     for part in sharded_modules(model):
@@ -312,8 +312,8 @@ def prepare_optimizer(optimizer: Any, model: nn.Module) -> Any:
     strange = prepared.strategy == "fsdp" and not shards_state(optimizer)
     if optimizer.state and (strange or prepared.strategy == "zero1"):
         raise ConfigError(
-            f"the {type(optimizer).__name__} has taken steps already, and strategy={prepared.strategy!r} shards its "
-            "state: make it anew, prepare it, and restore its state from a checkpoint"
+            f"the {type(optimizer).__name__} has already taken steps, and strategy={prepared.strategy!r} shards its "
+            "state: make a new optimizer, prepare it, and restore its state from a checkpoint"
         )
     if strange:
         _take_shards(optimizer, model, prepared)
@@ -327,9 +327,9 @@ def _take_shards(optimizer: Any, model: nn.Module, prepared: Prepared) -> None:
         ref, name = prepared.before.get(id(p), (lambda: None, ""))
         if ref() is not p:
             raise ConfigError(
-                f"the {type(optimizer).__name__} holds a tensor of shape {list(p.shape)} that was no parameter of the "
-                "model when it was prepared: make the optimizer from the parameters() of the model that prepare got or "
-                "returned"
+                f"the {type(optimizer).__name__} holds a tensor of shape {list(p.shape)} that was not a parameter of "
+                "the model when it was prepared: make the optimizer from the parameters() of the model that prepare "
+                "got or returned"
             )
         return now[name]
 

@@ -33,7 +33,7 @@ def average_gradients(module: nn.Module, world: World | None = None) -> None:
     _refuse_sharded(module, "average_gradients")
     parameters = [p for p in module.parameters() if p.requires_grad]
     sparse = any(p.grad is not None and p.grad.is_sparse for p in parameters)
-    world.raise_together(ConfigError("average_gradients takes no sparse gradients") if sparse else None)
+    world.raise_together(ConfigError("average_gradients does not support sparse gradients") if sparse else None)
     if world.world_size == 1:
         return
     counts = world.all_reduce([int(p.grad is not None) for p in parameters])
@@ -88,7 +88,7 @@ def device_of(module: nn.Module) -> torch.device:
     if len(devices) == 1:
         return devices.pop()
     found = ", ".join(sorted(map(str, devices))) or "no parameters and no buffers"
-    raise ConfigError(f"device_of wants a module on one device, this {type(module).__name__} has {found}")
+    raise ConfigError(f"device_of needs a module on one device, but this {type(module).__name__} has {found}")
 
 
 def move_optimizer(optimizer: Any, device: torch.device | str | None = None) -> None:

@@ -143,16 +143,16 @@ def refuse_strategies(model: nn.Module) -> None:
     from torch import nn
 
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"the model is a module of torch, got a {type(model).__name__}")
+        raise ConfigError(f"the model must be a torch module, got a {type(model).__name__}")
     fsdp = sys.modules.get("torch.distributed.fsdp")  # if it is not imported, there are none
     for module in model.modules():
         if isinstance(module, nn.DataParallel):
             raise ConfigError(
-                "nn.DataParallel computes on several devices inside one process, and rankwise runs one process for "
-                "each device: pass the module inside it (model.module) and start one rank per device (rankwise run)"
+                "nn.DataParallel computes on several devices inside one process, but rankwise runs one process per "
+                "device: pass the module inside it (model.module) and start one rank per device (rankwise run)"
             )
         if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
             raise ConfigError(
-                "a part of the model is a FullyShardedDataParallel, the first FSDP of torch, whose gradients the exact "
-                "step does not know: take the second, rankwise.prepare(model, world, strategy='fsdp')"
+                "a part of the model is a FullyShardedDataParallel (FSDP1), whose gradients the exact step does not "
+                "support: use FSDP2, rankwise.prepare(model, world, strategy='fsdp')"
             )

@@ -70,7 +70,9 @@ class Balance:
         self._world = joined_world(world, "a Balance")
         check_balance(speeds)
         if warmup <= _NUM_FIRST:
-            raise ConfigError(f"warmup is more than {_NUM_FIRST} steps, which are not measured; got {warmup}")
+            raise ConfigError(
+                f"warmup must be more than {_NUM_FIRST} steps, as the first {_NUM_FIRST} are not measured; got {warmup}"
+            )
         self._fixed = None
         if not isinstance(speeds, str):
             self._fixed = whole_speeds(speeds, world_size=self._world.world_size)
@@ -153,7 +155,7 @@ class Balance:
         self._seen.clear()
         if self._world.is_main:
             parts = ", ".join(f"rank {rank} {speed / sum(speeds):.0%}" for rank, speed in enumerate(speeds))
-            _LOG.info("shares go by the ranks' speed from here on: %s of each step", parts)
+            _LOG.info("shares now follow the speed of the ranks: %s of each step", parts)
         return True
 
     def _leaves_one(self, loader: BaseLoader, speeds: tuple[int, ...]) -> bool:
@@ -253,22 +255,22 @@ def check_balance(wish: Any) -> None:
         ConfigError: it is neither "speed" nor numbers.
     """
     if isinstance(wish, str) and wish != "speed":
-        raise ConfigError(f'balance is "speed", one number for each rank, or None, got {wish!r}')
+        raise ConfigError(f'balance must be "speed", one number for each rank, or None, got {wish!r}')
 
 
 def _refuse_waiting(model: nn.Module) -> None:
     from torch import nn
 
-    how = "give the speeds as numbers, one for each rank"
+    how = "pass the speeds as numbers, one for each rank"
     if is_sharded(model):
         raise ConfigError(
-            'balance="speed" cannot tell a rank\'s speed with strategy="fsdp", whose ranks wait for each other in '
+            'balance="speed" cannot measure a rank\'s speed with strategy="fsdp", whose ranks wait for each other in '
             f"every unit: {how}"
         )
     if any(isinstance(module, nn.SyncBatchNorm) or hasattr(module, "joins_ranks") for module in model.modules()):
         raise ConfigError(
-            'balance="speed" cannot tell a rank\'s speed with sync_batchnorm, whose ranks wait for each other in every '
-            f"such layer: {how}"
+            'balance="speed" cannot measure a rank\'s speed with sync_batchnorm, whose ranks wait for each other in '
+            f"every such layer: {how}"
         )
 
 
@@ -276,12 +278,12 @@ def _uncut(loader: BaseLoader) -> ConfigError | None:
     """Return the reason why the shares of a loader cannot be recut, None if they can."""
     if not loader.takes_speeds:
         return ConfigError(
-            "balance= wants a loader over an Order, whose steps it may cut anew (SampleLoader, DatasetLoader, rows "
-            f"in an order), got a {kind_of(loader)}: leave it out"
+            "balance= needs a loader over an Order, whose steps can be divided again (SampleLoader, DatasetLoader, "
+            f"rows in an order), got a {kind_of(loader)}: leave it out"
         )
     if because := loader.equal_because:
         return ConfigError(
-            f"balance= wants a loader whose shares may be unequal, and this {kind_of(loader)} cuts equal ones"
-            f" only: {because}; leave it out"
+            f"balance= needs a loader whose shares may be unequal, but this {kind_of(loader)} makes equal shares only: "
+            f"{because}; leave it out"
         )
     return None

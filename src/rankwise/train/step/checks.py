@@ -58,7 +58,7 @@ def lone_sample(train: BaseLoader, world: World, limit_steps: int | None, balanc
             how = "" if speeds is None else f" by their speeds {', '.join(map(str, speeds))}"
             ranks = "" if size == 1 else f", shared by {size} ranks{how}"
             cut = "" if parts == 1 else f", cut into {parts} micro-batches of at most {micro_batch}"
-            return f"{which} of an epoch has {count} of {total} samples{ranks}{cut}: a rank has one alone"
+            return f"{which} of an epoch has {count} of {total} samples{ranks}{cut}, so a rank gets a single sample"
     return ""
 
 
@@ -78,21 +78,21 @@ def check_model(model: nn.Module, world: World) -> None:
         size = replicas.process_group.size()
         if size != world.world_size:
             raise ConfigError(
-                f"the model is replicated over {size} ranks, and this world has {world.world_size}: wrap it with "
-                "rankwise.prepare(model, world), and give the same world here"
+                f"the model is replicated over {size} ranks, but this world has {world.world_size}: wrap it with "
+                "rankwise.prepare(model, world), and pass the same world here"
             )
         inside = {id(p) for p in replicas.parameters()}
         outside = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in inside]
         if outside:
             raise ConfigError(
-                f"{len(outside)} trainable parameters lie outside DistributedDataParallel, which is a part of this "
-                f"model, and are not averaged over the ranks: {_some(outside)}. Wrap the whole model: "
+                f"{len(outside)} trainable parameters are outside the part of this model that DistributedDataParallel "
+                f"wraps, and are not averaged over the ranks: {_some(outside)}. Wrap the whole model: "
                 "rankwise.prepare(model, world)"
             )
     elif world.world_size > 1 and not hasattr(model, "no_sync") and any(p.requires_grad for p in model.parameters()):
         raise ConfigError(
-            f"this world has {world.world_size} ranks and the model, a plain {type(model).__name__}, does not add up "
-            "their gradients: each rank would train a model of its own. Wrap it first: model = rankwise.prepare(model, "
+            f"this world has {world.world_size} ranks, but the model, a plain {type(model).__name__}, does not reduce "
+            "their gradients: each rank would train its own model. Wrap it first: model = rankwise.prepare(model, "
             "world), or DistributedDataParallel"
         )
     _checked[model] = world.world_size
@@ -108,17 +108,17 @@ def check_optimizer(model: nn.Module, optimizer: Any, world: World) -> None:
     """
     if isinstance(optimizer, list | tuple | dict):
         raise ConfigError(
-            f"one optimizer takes the step, got a {type(optimizer).__name__} of {len(optimizer)}: give one optimizer "
-            "with several parameter groups; several optimizers go with Window in a loop of your own (window.finish(), "
-            "then each optimizer's step())"
+            f"one optimizer must take the step, got a {type(optimizer).__name__} of {len(optimizer)}: pass one "
+            "optimizer with several parameter groups; several optimizers need Window in your own loop "
+            "(window.finish(), then each optimizer's step())"
         )
     if not all(hasattr(optimizer, name) for name in ("param_groups", "step", "zero_grad", "state_dict")):
-        raise ConfigError(f"optimizer= is an optimizer of torch, got a {type(optimizer).__name__}")
+        raise ConfigError(f"optimizer= must be a torch optimizer, got a {type(optimizer).__name__}")
     if needed := _needed(type(optimizer).step):
         raise ConfigError(
-            f"{type(optimizer).__name__}.step wants {', '.join(needed)}: it evaluates the loss several times a step, "
-            "which an exact step over micro-batches and ranks does once. Take SGD, AdamW or another optimizer whose "
-            "step() needs nothing"
+            f"{type(optimizer).__name__}.step needs {', '.join(needed)}: it evaluates the loss several times a step, "
+            "but an exact step over micro-batches and ranks does so once. Use SGD, AdamW or another optimizer whose "
+            "step() needs no argument"
         )
     _check_parameters(model, optimizer, world)
 
@@ -130,20 +130,20 @@ def _check_parameters(model: nn.Module, optimizer: Any, world: World) -> None:
     if held.keys() - named.keys() and held.keys() & prepared_as(model).before.keys():
         raise ConfigError(
             f"the {type(optimizer).__name__} holds the parameters that the model had before strategy='fsdp' replaced "
-            "them by shards: optimizer = rankwise.train.prepare_optimizer(optimizer, model)"
+            "them by shards: use optimizer = rankwise.train.prepare_optimizer(optimizer, model)"
         )
     if strange := [f"group {index}" for key, index in held.items() if key not in named]:
         raise ConfigError(
-            f"{len(strange)} of the {len(held)} tensors of the optimizer are no parameters of the model "
+            f"{len(strange)} of the {len(held)} tensors of the optimizer are not parameters of the model "
             f"({_some(dict.fromkeys(strange))}): their gradients are not averaged over ranks, or they belong to "
-            "another instance and the model would not train. Make the optimizer from this model's parameters(); put "
-            "the loss module, where that is what learns, into the model"
+            "another instance and the model would not train. Make the optimizer from this model's parameters(); if it "
+            "is the loss module that learns, put it into the model"
         )
     if prepared_as(model).strategy == "zero1" and not shards_state(optimizer) and world.is_main:
         _warn_once(
             optimizer,
             "the model was prepared with strategy='zero1', but every rank holds the whole state of this %s: the steps "
-            "are right and no memory is saved. optimizer = rankwise.train.prepare_optimizer(optimizer, model)",
+            "are right, but no memory is saved. Use optimizer = rankwise.train.prepare_optimizer(optimizer, model)",
             type(optimizer).__name__,
         )
     trained = {id(p) for p in unwrapped(model).parameters() if p.requires_grad}
@@ -176,13 +176,13 @@ def check_scheduler(scheduler: Any) -> None:
     step = getattr(scheduler, "step", None)
     if not callable(step):
         raise ConfigError(
-            f"scheduler= is one object with a step(), got a {type(scheduler).__name__}; several are chained by "
+            f"scheduler= must be one object with a step(), got a {type(scheduler).__name__}; chain several with "
             "torch.optim.lr_scheduler.ChainedScheduler or SequentialLR"
         )
     if needed := _needed(step):
         name = type(scheduler).__name__
         raise ConfigError(
-            f"{name}.step wants {', '.join(needed)}, and scheduler= is stepped once after each optimizer step, without "
+            f"{name}.step needs {', '.join(needed)}, but scheduler= is stepped once after each optimizer step, without "
             "a value: leave scheduler= out, step it where the value is known (Hooks(epoch_end=lambda trainer, epoch, "
             f"values: scheduler.step(values['val_loss']))), and keep it with parts={{'{name.lower()}': "
             "Replicated(scheduler)}"

@@ -115,7 +115,7 @@ class ExactStep:
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
-            raise StepError(f"max_grad_norm is a positive number or None, got {max_grad_norm}")
+            raise StepError(f"max_grad_norm must be a positive number or None, got {max_grad_norm}")
         self._model = model
         self._optimizer = optimizer
         self._world = joined_world(world, "an ExactStep")
@@ -204,7 +204,7 @@ class ExactStep:
         if self._counted and self._may_skip:
             raise StepError(
                 "counted=True takes the number of samples from the order, but this loader may leave out damaged ones "
-                "(on_bad_sample=), or is a stream, which no order knows: leave counted= out"
+                "(on_bad_sample=), or is a stream without an order: leave counted= out"
             )
         if self._counted is None:
             self._counted = counted_by_all and not self._may_skip
@@ -215,8 +215,8 @@ class ExactStep:
         if len({first.units for first in seen}) > 1:
             ways = "; ".join(f"rank {rank}: {', '.join(first.units)}" for rank, first in enumerate(seen))
             raise StepError(
-                f"the ranks went through the sharded units of the model in different ways ({ways}), and units are "
-                "gathered by all ranks together: give find_unused=True, which makes one unit of them, or strategy='ddp'"
+                f"the ranks went through the sharded units of the model in different ways ({ways}), but all ranks must "
+                "gather a unit together: pass find_unused=True, which makes one unit of them, or strategy='ddp'"
             )
         unused = {rank: first.unused for rank, first in enumerate(seen) if first.unused}
         if unused:
@@ -225,8 +225,8 @@ class ExactStep:
         if self.lone_sample and seen[0].needs_two:
             raise StepError(
                 f"{self.lone_sample}, and {', '.join(seen[0].needs_two)} of the model takes batch statistics, which a "
-                "single sample does not have: torch would fail there, after all the steps before. Choose another "
-                'batch_size or micro_batch, Order(remainder="drop"), or a norm without batch statistics (GroupNorm)'
+                "single sample does not have: torch would fail at that step. Choose another batch_size or micro_batch, "
+                'Order(remainder="drop"), or a norm without batch statistics (GroupNorm)'
             )
 
     def _watch_used(self, share: Share, *, num_micro: int) -> _Used | None:
@@ -280,14 +280,15 @@ class ExactStep:
     def _check_count(self, output: StepOutput, batch: Batch) -> None:
         if not output.counted:
             raise StepError(
-                "the step function returned (sum, weight) after an answer that the order can count: keep to one form"
+                "the step function returned (sum, weight) after a result that the order can count: always return the "
+                "same form"
             )
         weights = batch.share.weights
         expected = len(batch.ids) if weights is None else int((weights > 0).sum())
         if output.weight != expected:  # if counted: the number of samples that arrived
             raise StepError(
                 f"{expected - batch.count} of the {expected} samples of this share did not arrive, so the order cannot "
-                "count the step: give ExactStep or Trainer counted=False"
+                "count the step: pass counted=False to ExactStep or Trainer"
             )
 
     def _clip(self, batches: tuple[Batch, ...], loss: Any) -> float | None:
@@ -302,13 +303,13 @@ class ExactStep:
         # for sharded gradients this is a DTensor: float() would give only this rank's part
         norm = float(norm_.full_tensor() if hasattr(norm_, "full_tensor") else norm_)
         if not math.isfinite(norm):
-            self._refuse(batches, loss, norm, "Nothing was changed by this step")
+            self._refuse(batches, loss, norm, "This step changed nothing")
         return norm
 
     def _check_scale(self, batches: tuple[Batch, ...], loss: Any) -> None:
         assert self._scale is not None
         if self._scale.is_lost:
-            self._refuse(batches, loss, math.nan, "No loss scale makes it finite: step after step was skipped")
+            self._refuse(batches, loss, math.nan, "No loss scale makes it finite, so every step was skipped")
 
     def _refuse(self, batches: tuple[Batch, ...], loss: Any, gradient: float, after: str) -> NoReturn:
         """Raise on every rank; the gradient, or its check, is equal on all ranks, so all of them call this."""
@@ -357,8 +358,8 @@ def _check_batches(batches: Any) -> None:
     if isinstance(batches, tuple | list) and batches and all(hasattr(batch, "share") for batch in batches):
         return
     raise StepError(
-        f"ExactStep takes the tuple of micro-batches that a loader of rankwise yields, got a {type(batches).__name__}: "
-        "put a torch DataLoader over other data into a StreamLoader, or give its dataset to a DatasetLoader"
+        f"ExactStep needs the tuple of micro-batches that a rankwise loader yields, got a {type(batches).__name__}: "
+        "put a torch DataLoader over other data into a StreamLoader, or pass its dataset to a DatasetLoader"
     )
 
 

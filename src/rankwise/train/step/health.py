@@ -191,7 +191,7 @@ def describe_trouble(troubles: Sequence[Trouble | None], after: str) -> str | No
         mend = "an operation of the model has no finite derivative there (sqrt at 0, a masked log): look at the samples"
     else:
         cause = f"the parameter {first.what!r} is {first.value} after the update {where}; loss and gradient were finite"
-        mend = "lower the learning rate, or look at the optimizer's settings"
+        mend = "lower the learning rate, or check the optimizer's settings"
     began = "; ".join(f"on rank {rank} {t.module}" for rank, t in same.items() if t.module)
     return f"{cause}; {ranks}{'; ' * bool(began)}{began}: {mend}. {after}"
 

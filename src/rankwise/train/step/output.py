@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["StepOutput", "on_host", "read_output", "widened"]
 
 _FORMS = (
-    "a step function returns per-sample losses of shape [B], (sum of losses, sum of weights), or a scalar mean over "
-    "its samples, each optionally followed by a dictionary of metrics"
+    "a step function must return per-sample losses of shape [B], (sum of losses, sum of weights), or a scalar mean "
+    "over its samples, each optionally followed by a dictionary of metrics"
 )
 _TAKEN = ("loss",)
 _FLOAT_BYTES = 4
@@ -106,10 +106,12 @@ def _read_pair(answer: Any, batch: Batch) -> tuple[torch.Tensor, float | torch.T
     total, weight = answer
     if isinstance(weight, torch.Tensor):
         if weight.numel() != 1:
-            raise StepError(f"the weight of (sum, weight) is one number, got a tensor of shape {list(weight.shape)}")
+            raise StepError(
+                f"the weight of (sum, weight) must be one number, got a tensor of shape {list(weight.shape)}"
+            )
         weight = weight.detach().reshape(())
     elif not isinstance(weight, int | float) or isinstance(weight, bool):
-        raise StepError(f"the weight of (sum, weight) is a number or a scalar tensor, got {_describe(weight)}")
+        raise StepError(f"the weight of (sum, weight) must be a number or a scalar tensor, got {_describe(weight)}")
     padding = len(batch.ids) - batch.count
     if padding > 0 and isinstance(weight, int | float) and weight == len(batch.ids):
         raise StepError(
@@ -135,7 +137,7 @@ def _read_tensor(answer: Any, batch: Batch) -> tuple[torch.Tensor, float, Litera
         return widened(answer) * num_samples, float(num_samples), "mean"
     if answer.shape != (num_samples,):
         raise StepError(
-            f"per-sample losses have the shape [{num_samples}], one for each sample of the micro-batch; the step "
+            f"per-sample losses must have the shape [{num_samples}], one for each sample of the micro-batch; the step "
             f"function returned the shape {list(answer.shape)}: reduce the other axes, or return (sum, weight)"
         )
     return _weighted_sum(answer, batch), float(batch.count), "samples"
@@ -163,8 +165,8 @@ def _read_metric(name: str, value: Any, batch: Batch) -> tuple[Any, Any]:
 
     if name in _TAKEN:
         raise StepError(
-            f"the step function returned a metric named {name!r}: its losses are reduced and logged under that name "
-            "already. Leave it out, or give the metric another name"
+            f"the step function returned a metric named {name!r}: the loss is already reduced and logged under that "
+            "name. Leave it out, or rename the metric"
         )
     if isinstance(value, tuple | list) and len(value) == 2:
         return tuple(on_host(v.detach() if isinstance(v, torch.Tensor) else v) for v in value)
@@ -173,8 +175,8 @@ def _read_metric(name: str, value: Any, batch: Batch) -> tuple[Any, Any]:
         values = values if values.is_floating_point() else values.to(torch.int64)
         return _weighted_sum(values, batch), batch.count
     raise StepError(
-        f"metric {name!r} is a tensor of per-sample values, shape [{len(batch.ids)}], or a pair (sum, weight); "
-        f"got {_describe(value)}: a mean of this rank alone cannot be joined with those of the others"
+        f"metric {name!r} must be a tensor of per-sample values, shape [{len(batch.ids)}], or a pair (sum, weight); "
+        f"got {_describe(value)}: a mean of this rank alone cannot be combined with those of the other ranks"
     )
 
 

@@ -28,7 +28,7 @@ def autocasting(step_fn: Any, precision: Precision | None, world: World) -> Any:
     if precision is None:
         return step_fn
     if precision not in ("bf16", "fp16"):
-        raise ConfigError(f"precision is 'bf16', 'fp16' or None, got {precision!r}")
+        raise ConfigError(f"precision must be 'bf16', 'fp16' or None, got {precision!r}")
     import torch
 
     dtype = torch.bfloat16 if precision == "bf16" else torch.float16
@@ -51,7 +51,7 @@ def make_scaler(precision: Precision | None, world: World, scaler: Any = None) -
 
         return torch.amp.GradScaler(world.device.type)
     if scaler is not None and not all(hasattr(scaler, name) for name in ("scale", "unscale_", "step", "update")):
-        raise ConfigError(f"scaler= is a torch.amp.GradScaler, got a {type(scaler).__name__}")
+        raise ConfigError(f"scaler= must be a torch.amp.GradScaler, got a {type(scaler).__name__}")
     return scaler
 
 

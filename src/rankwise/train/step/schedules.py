@@ -30,7 +30,7 @@ class BySamples:
 
     def __init__(self, scheduler: Any, *, per: int) -> None:
         if per < 1:
-            raise ConfigError(f"BySamples wants per >= 1 samples for one step of the scheduler, got {per}")
+            raise ConfigError(f"BySamples needs per >= 1 samples for one step of the scheduler, got {per}")
         self.scheduler = scheduler
         self.per = per
         self.num_samples = 0

@@ -118,8 +118,8 @@ def unused_text(names: Sequence[str], where: str) -> str:
     listed = ", ".join(names[:_MOST_NAMES]) + (f", ... ({len(names)} in all)" if len(names) > _MOST_NAMES else "")
     return (
         f"the loss does not depend on these trainable parameters {where}: {listed}. The ranks wait for the gradients "
-        'of all of them: give Trainer(ddp={"find_unused_parameters": True}), or prepare(model, world, '
-        "find_unused=True), if the step function uses them now and then; else freeze them with "
+        'of all of them: pass Trainer(ddp={"find_unused_parameters": True}), or prepare(model, world, '
+        "find_unused=True), if the step function uses them only sometimes; else freeze them with "
         "requires_grad_(False), or leave them out"
     )
 

@@ -111,8 +111,8 @@ class Window:
         self._total_weight = total_weight
         if total_weight is not None and not total_weight > 0:
             raise StepError(
-                f"total_weight is the sum of the step's weights over all ranks, a positive number, got {total_weight}; "
-                "None adds it up, and a step whose weights sum to zero then changes nothing"
+                "total_weight must be the sum of the step's weights over all ranks, a positive number, got "
+                f"{total_weight}; None computes it, and then a step whose weights sum to zero changes nothing"
             )
         if num_micro > 1 or past.unfinished:
             self._check_past()
@@ -139,15 +139,15 @@ class Window:
         if self._past.unfinished:
             self._past.unfinished = False
             raise StepError(
-                "the last window of this model was not finished: call window.finish() after its last backward and "
-                "before optimizer.step(), it completes the gradients"
+                "the last window of this model was not finished: call window.finish(), which completes the gradients, "
+                "after its last backward and before optimizer.step()"
             )
         replicas = replicas_of(self._model) if self._num_micro > 1 and not self._past.synchronised else None
         if replicas is not None and replicas.static_graph:
             raise ConfigError(
-                "with static_graph=True the first backward pass must synchronise, and that of several micro-batches "
-                "does not: take the steps with ExactStep, whose warm-up does, or the first one with num_micro=1, or "
-                "leave static_graph out"
+                "with static_graph=True the first backward pass must synchronise, but that of several micro-batches "
+                "does not: use ExactStep, whose warm-up does, take the first step with num_micro=1, or leave "
+                "static_graph out"
             )
 
     def backward(self, total: torch.Tensor, weight: float | torch.Tensor) -> None:
@@ -183,7 +183,7 @@ class Window:
         Every rank calls this at least once in a step, or none does; before the last backward, which sums them.
         """
         if self._backwards == self._num_micro:
-            raise StepError("the window has added up its samples: call add_samples before the last backward")
+            raise StepError("the window has already added up its samples: call add_samples before the last backward")
         self._num_samples = (self._num_samples or 0) + num_samples
 
     @property
@@ -201,7 +201,9 @@ class Window:
             StepError: micro-batches are missing, or the sum of weights is negative or NaN (raised on every rank).
         """
         if self._backwards != self._num_micro:
-            raise StepError(f"the window wants {self._num_micro} micro-batches, got {self._backwards} backward passes")
+            raise StepError(
+                f"the window expects {self._num_micro} micro-batches, got {self._backwards} backward passes"
+            )
         self._past.unfinished, self._past.synchronised = False, True
         if self._counted is not None:
             self._total_weight = self._checked(self._counted())
@@ -244,7 +246,7 @@ class Window:
         if len(sums) > 1:
             self._num_samples = int(sums[1])
         if not 0 <= sums[0] < math.inf:
-            raise StepError(f"the weights of this step sum to {sums[0]} over all ranks: weights are 0 or more")
+            raise StepError(f"the weights of this step sum to {sums[0]} over all ranks: weights must be 0 or more")
         return sums[0]
 
     def _factor(self, total_weight: float) -> float:

@@ -41,8 +41,8 @@ class Channel:
 
     def __reduce__(self) -> NoReturn:
         raise WorldError(
-            "a World with a process group cannot travel to another process: call World.current() there, "
-            "or pass the numbers that are needed (world.rank, world.world_size)"
+            "a World with a process group cannot be sent to another process: call World.current() there, or pass the "
+            "numbers that are needed (world.rank, world.world_size)"
         )
 
     def close(self) -> None:
@@ -125,8 +125,8 @@ class KeyChannel:
 
     def __reduce__(self) -> NoReturn:
         raise WorldError(
-            "a World of several ranks cannot travel to another process: pass the numbers that are needed "
-            "(world.rank, world.world_size)"
+            "a World of several ranks cannot be sent to another process: pass the numbers that are needed (world.rank, "
+            "world.world_size)"
         )
 
     def swap(self, mine: bytes) -> list[bytes]:

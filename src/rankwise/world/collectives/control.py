@@ -91,8 +91,7 @@ def subgroup(world: World, ranks: Sequence[int]) -> World | None:
 def _check_members(world: World, members: list[int]) -> None:
     if not members or len(set(members)) != len(members) or not 0 <= members[0] <= members[-1] < world.world_size:
         raise ConfigError(
-            f"a subgroup is made of at least one rank of this world (0 to {world.world_size - 1}), each once; "
-            f"got {members}"
+            f"a subgroup needs at least one rank of this world (0 to {world.world_size - 1}), each once; got {members}"
         )
 
 

@@ -87,8 +87,8 @@ def all_gather(world: World, tree: Any, *, grad: bool) -> list[Any]:
     """See `World.all_gather`."""
     if grad and world.backend == "jax":
         raise ConfigError(
-            "all_gather(grad=True) is for torch's gradients: in a JAX program gather inside the computation, with "
-            "jax.lax.all_gather under jax.shard_map"
+            "all_gather(grad=True) supports torch's gradients only: in a JAX program, gather inside the computation, "
+            "with jax.lax.all_gather under jax.shard_map"
         )
     if grad:
         return _all_gather_with_grad(world, tree)

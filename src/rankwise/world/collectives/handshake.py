@@ -227,7 +227,7 @@ def _text_of(error: Exception) -> bytes:
     try:
         return f"{type(error).__name__}: {error}".encode(errors="replace")
     except Exception:  # noqa: BLE001  (the user's __str__ is broken, too)
-        return f"{type(error).__name__} (whose text cannot be made)".encode()
+        return f"{type(error).__name__} (its text cannot be made)".encode()
 
 
 def _swap(world: World, call: Call, raw: bytes) -> list[Frame]:
@@ -273,7 +273,7 @@ def carry(world: World, call: Call, transport: Callable[[], Any]) -> None:
 def _loss(error: RuntimeError, channel: Channel | KeyChannel) -> str:
     reason = str(error).partition(". This is typically")[0]  # gloo's guess is cut off; ours follows
     if "timed out" in reason.lower() or "timeout" in reason.lower():
-        return f"a rank is more than {channel.timeout.total_seconds():g} s late, it hangs or has died ({reason})"
+        return f"a rank is more than {channel.timeout.total_seconds():g} s late: it hangs or has died ({reason})"
     return f"a rank has died or has left ({reason})"
 
 
@@ -293,8 +293,8 @@ def _check_places(world: World, call: Call, frames: list[Frame]) -> None:
             world,
             frames,
             places,
-            "make the same call in different places: has one of them left out a call",
-            "If these calls are meant for each other, choose the value before, and make the call in one line for all",
+            "made the same call in different places, so one of them may have skipped a call",
+            "If these calls belong together, choose the value first and make the call on one line for all ranks",
         )
 
 
@@ -307,12 +307,12 @@ def _complain(world: World, frames: list[Frame]) -> NoReturn:
         ]
         raise DesyncError("\n".join(lines), ranks=tuple(sorted(world.global_ranks[rank] for rank in failed)))
     if not all(frame.valid for frame in frames) and world.channel is not None:
-        world.channel.broken = "a rank answered with a message that is not rankwise's"
+        world.channel.broken = "a rank answered with a message that is not from rankwise"
     raise _difference(
         world,
         frames,
         {rank: frame.identity for rank, frame in enumerate(frames)},
-        "make different calls",
+        "made different calls",
         "Every rank must make the same calls in the same order, with trees of equal structure, shapes and dtypes",
     )
 
@@ -331,7 +331,7 @@ def _difference(world: World, frames: list[Frame], marks: dict[int, bytes], what
     odd = [rank for rank in marks if clear and marks[rank] != common]
     lines = [f"  {_ranks(world, ranks)}: {_said(frames[ranks[0]])}" for ranks in groups]
     return DesyncError(
-        "\n".join([f"the ranks {what}{f', not as the others: {_ranks(world, odd)}' if clear else ''}", *lines, mend]),
+        "\n".join([f"the ranks {what}{f'; unlike the others: {_ranks(world, odd)}' if clear else ''}", *lines, mend]),
         ranks=tuple(sorted(world.global_ranks[rank] for rank in odd)),
         differ=True,
     )
@@ -339,7 +339,7 @@ def _difference(world: World, frames: list[Frame], marks: dict[int, bytes], what
 
 def _said(frame: Frame) -> str:
     if not frame.valid:
-        return "something that is no call of rankwise: a collective of DDP, torch.distributed or another library"
+        return "a call that is not from rankwise: a collective of DDP, torch.distributed or another library"
     return f"{frame.text} (call {frame.number})"
 
 

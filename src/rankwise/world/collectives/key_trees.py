@@ -92,11 +92,13 @@ def reduce_by_keys(world: World, tree: Any, call: Call, *, check: Callable[[], N
 def _plain(leaf: Leaf) -> None:
     if leaf.kind == "tensor":
         raise ConfigError(
-            f"{leaf.path} is a torch tensor: in a JAX program a tree holds numbers and NumPy arrays; send "
+            f"{leaf.path} is a torch tensor: in a JAX program a tree may hold numbers and NumPy arrays only: send "
             "tensor.numpy(), or np.asarray(x) of a JAX array"
         )
     if leaf.kind == "int" and not -(2**63) <= leaf.value < 2**63:
-        raise ConfigError(f"{leaf.path} is {leaf.value}, which does not fit 64 bits: send it as float or as an object")
+        raise ConfigError(
+            f"{leaf.path} is {leaf.value}, which does not fit in 64 bits: send it as float or as an object"
+        )
 
 
 def _values(tree: Any, *, ragged: bool) -> _Values:
@@ -147,7 +149,9 @@ def _whole(values: list[int], leaf: Leaf, op: str) -> int | float:
     if op == "mean":
         return float(total / len(values))
     if not -(2**63) <= total < 2**63:
-        raise WorldError(f"the sum over ranks of {leaf.path} is {total}, which does not fit 64 bits: send it as float")
+        raise WorldError(
+            f"the sum over ranks of {leaf.path} is {total}, which does not fit in 64 bits: send it as float"
+        )
     return total
 
 

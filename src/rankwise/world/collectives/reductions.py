@@ -86,7 +86,7 @@ def check_root(world: World, root: int, name: str) -> None:
         ConfigError: it is none.
     """
     if not 0 <= root < world.world_size:
-        raise ConfigError(f"{name}={root} is no rank of this world of {world.world_size} (ranks count from 0)")
+        raise ConfigError(f"{name}={root} is not a rank of this world: expected 0 to {world.world_size - 1}")
 
 
 def check_call(world: World, call: Call) -> None:
@@ -98,7 +98,7 @@ def check_call(world: World, call: Call) -> None:
     if call.op == "reduce":
         check_root(world, call.root, "dst")
     if call.reduce not in _OPS:
-        raise ConfigError(f"the reduce op is one of {', '.join(_OPS)}; got {call.reduce!r}")
+        raise ConfigError(f"the reduce op must be one of {', '.join(_OPS)}, got {call.reduce!r}")
 
 
 def _by_keys(world: World, tree: Any, call: Call) -> Any:

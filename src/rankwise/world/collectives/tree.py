@@ -69,7 +69,7 @@ def _flatten(tree: Any, path: str, leaves: list[Leaf]) -> None:
 def _sorted_keys(tree: dict[Any, Any], path: str) -> list[Any]:
     for key in tree:
         if not isinstance(key, _KEYS):
-            raise ConfigError(f"{path} has the key {key!r}; the keys of a tree are strings, numbers, bytes or None")
+            raise ConfigError(f"{path} has the key {key!r}; the keys of a tree must be strings, numbers, bytes or None")
     return sorted(tree, key=lambda key: (type(key).__name__, repr(key)))
 
 
@@ -83,16 +83,16 @@ def _leaf(value: Any, path: str) -> Leaf:
     if torch is not None and isinstance(value, torch.Tensor):
         return _tensor_leaf(value, path)
     raise ConfigError(
-        f"{path} is a {type(value).__name__}; a tree holds numbers, torch tensors and NumPy arrays "
-        "in dicts, lists and tuples: for other objects use broadcast_object, gather_object or all_gather_object"
+        f"{path} is a {type(value).__name__}; a tree may hold numbers, torch tensors and NumPy arrays in dicts, lists "
+        "and tuples: for other objects use broadcast_object, gather_object or all_gather_object"
     )
 
 
 def _numpy_leaf(value: Any, path: str) -> Leaf:
     if value.dtype.kind not in "biufc" or value.dtype.name in ("longdouble", "clongdouble", "float128", "complex256"):
         raise ConfigError(
-            f"{path} is a NumPy array of {value.dtype}; booleans, integers, floats up to 64 bits and complex numbers "
-            "can travel: for others use all_gather_object or broadcast_object"
+            f"{path} is a NumPy array of {value.dtype}; only booleans, integers, floats up to 64 bits and complex "
+            "numbers can be sent: for others use all_gather_object or broadcast_object"
         )
     kind: Kind = "array" if isinstance(value, np.ndarray) else "scalar"
     return Leaf(value, kind, value.dtype.name, value.shape, "cpu", path)
@@ -104,8 +104,8 @@ def _tensor_leaf(value: Any, path: str) -> Leaf:
     whole = value.layout is torch.strided and not value.is_quantized and value.device.type != "meta"
     if not whole or hasattr(value, "full_tensor"):
         raise ConfigError(
-            f"{path} is a {type(value).__name__} ({value.layout}, {value.device.type}, {value.dtype}); "
-            "plain dense tensors can travel: make one first (.to_dense(), .dequantize(), .full_tensor())"
+            f"{path} is a {type(value).__name__} ({value.layout}, {value.device.type}, {value.dtype}); only plain "
+            "dense tensors can be sent: make one first (.to_dense(), .dequantize(), .full_tensor())"
         )
     return Leaf(value, "tensor", str(value.dtype).removeprefix("torch."), tuple(value.shape), str(value.device), path)
 

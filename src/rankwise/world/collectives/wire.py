@@ -53,7 +53,9 @@ def flat_of(leaf: Leaf) -> torch.Tensor:
     if leaf.kind == "tensor":
         return _dense(leaf.value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1))
     if leaf.kind == "int" and not _INT64[0] <= leaf.value <= _INT64[1]:
-        raise ConfigError(f"{leaf.path} is {leaf.value}, which does not fit 64 bits: send it as float or as an object")
+        raise ConfigError(
+            f"{leaf.path} is {leaf.value}, which does not fit in 64 bits: send it as float or as an object"
+        )
     if leaf.kind not in ("array", "scalar"):
         return torch.tensor([leaf.value], dtype=getattr(torch, leaf.dtype), device="cpu")
     array = np.asarray(leaf.value, dtype=leaf.dtype).reshape(-1)  # a dtype given by name has native byte order
@@ -112,7 +114,7 @@ def check_leaf(leaf: Leaf, op: str) -> None:
     if leaf.dtype not in known:
         raise ConfigError(f"{what} cannot be reduced: convert it to float32 first")
     if op in ("min", "max") and leaf.dtype.startswith("complex"):
-        raise ConfigError(f"{what} has no {op}imum: complex numbers have no order")
+        raise ConfigError(f"{what} has no {op}imum: complex numbers are not ordered")
     whole = leaf.dtype == "bool" or "int" in leaf.dtype
     if op == "mean" and whole and leaf.kind in ("tensor", "array", "scalar"):
         raise ConfigError(
@@ -174,7 +176,9 @@ def _whole(flat: torch.Tensor, leaf: Leaf, op: str, world_size: int) -> int | fl
     if op == "mean":
         return float(total / world_size)
     if not -(2**63) <= total < 2**63:
-        raise WorldError(f"the sum over ranks of {leaf.path} is {total}, which does not fit 64 bits: send it as float")
+        raise WorldError(
+            f"the sum over ranks of {leaf.path} is {total}, which does not fit in 64 bits: send it as float"
+        )
     return int(total)
 
 

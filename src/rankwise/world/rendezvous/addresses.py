@@ -43,10 +43,10 @@ def store_trouble(place: Place, timeout: timedelta) -> str:
     """Return the error text for a rank that cannot serve or reach the store."""
     where = f"{place.master_addr}:{place.master_port}"
     if place.rank == 0 and not place.agent_store:
-        return f"rank 0 cannot serve the store at {where}; is the port taken? Choose another MASTER_PORT"
+        return f"rank 0 cannot serve the store at {where}: if the port is taken, choose another MASTER_PORT"
     return (
-        f"rank {place.rank} could not reach the store at {where} within {timeout.total_seconds():g} s: check that "
-        "rank 0 runs there, that the name resolves from this machine and that the port is not filtered"
+        f"rank {place.rank} could not reach the store at {where} within {timeout.total_seconds():g} s: check that rank "
+        "0 runs there, that the name resolves on this machine and that no firewall blocks the port"
     )
 
 

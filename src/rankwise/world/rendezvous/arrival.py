@@ -103,8 +103,8 @@ def judge(cards: list[Card], *, world_size: int, allow_shared_device: bool) -> s
     for card in cards:
         if card.world_size != world_size:
             return (
-                f"rank {card.rank} ({card.place}) expects {card.world_size} ranks, rank 0 expects {world_size}: "
-                "start all ranks with the same number of ranks"
+                f"rank {card.rank} ({card.place}) expects {card.world_size} ranks, but rank 0 expects {world_size}: "
+                "start all ranks with the same world size"
             )
     return _twice(cards, by_gpu=False) or _unlike(cards) or ("" if allow_shared_device else _twice(cards, by_gpu=True))
 
@@ -116,8 +116,8 @@ def _unlike(cards: list[Card]) -> str:
             one, other = (found.same.get(name, "none") for found in (first, card))
             if one != other:
                 return (
-                    f"rank {card.rank} ({card.place}) has {name} {other}, rank {first.rank} ({first.place}) has {name} "
-                    f"{one}: give all ranks the same {name}"
+                    f"rank {card.rank} ({card.place}) has {name} {other}, but rank {first.rank} ({first.place}) has "
+                    f"{name} {one}: give all ranks the same {name}"
                 )
     return ""
 
@@ -131,7 +131,7 @@ def _twice(cards: list[Card], *, by_gpu: bool) -> str:
         if mark in seen:
             other = seen[mark]
             if not by_gpu:
-                return f"two processes are rank {card.rank}: {other.place} and {card.place}; each rank is started once"
+                return f"two processes are rank {card.rank}: {other.place} and {card.place}; start each rank once"
             return (
                 f"ranks {other.rank} and {card.rank} are both on GPU {card.gpu} of {card.place}: give each rank its "
                 "own (fewer ranks per machine, or CUDA_VISIBLE_DEVICES), or let them share it (rankwise run "
@@ -202,7 +202,7 @@ def meet(store: Any, card: Card, *, timeout: timedelta, allow_shared_device: boo
     store.add(f"{prefix}/heard", 1)
     if seat is None:
         raise WorldError(
-            error or f"rank {card.rank} ({card.place}) read a place that rank 0 has not written: start anew"
+            error or f"rank {card.rank} ({card.place}) read an entry that rank 0 has not written: start the job again"
         )
     return replace(Company(**json.loads(seat)), prefix=prefix)
 
@@ -218,13 +218,13 @@ def _await(mail: Mail, key: str, deadline: float, card: Card) -> str:
         await_key(mail.store, key, timedelta(seconds=max(1.0, deadline - time.monotonic())))
     except Exception as error:
         raise WorldError(
-            f"rank {card.rank} ({card.place}) reached the store but heard nothing from rank 0 in time: "
-            "look at rank 0's output, it did not start, failed, or was stopped"
+            f"rank {card.rank} ({card.place}) reached the store but got no answer from rank 0 in time: look at rank "
+            "0's output: it did not start, failed or was stopped"
         ) from error
     text = mail.read(key)
     if text is None:
         raise WorldError(
-            f"rank {card.rank} ({card.place}) was refused by rank 0: it is of another job, or has another secret. "
+            f"rank {card.rank} ({card.place}) was refused by rank 0: it belongs to another job or has another secret. "
             f"Start all ranks with one launcher, or give all of them the same {SECRET_VARIABLE} (and another "
             "MASTER_PORT to each job)"
         )
@@ -239,8 +239,8 @@ def _host(mail: Mail, card: Card, deadline: float, *, allow_shared_device: bool)
     missing = sorted(set(range(card.world_size)) - {found.rank for found in cards})
     if missing and not error:
         error = (
-            f"{len(missing)} of {card.world_size} ranks did not arrive in time: {_some(missing)}. "
-            "Look at their output; a machine that cannot reach rank 0's address and port looks the same"
+            f"{len(missing)} of {card.world_size} ranks did not arrive in time: {_some(missing)}. Look at their "
+            "output; a machine that cannot reach rank 0's address and port has the same effect"
         )
     seats = [] if error else survey(cards)
     for number, seat in enumerate(seats[1:], start=1):  # one key each: every rank would read all of a list
@@ -281,7 +281,7 @@ def _collect(mail: Mail, own: Card, salt: str, deadline: float) -> tuple[list[Ca
                 return cards, arrivals
             card = _card(mail.read(f"{prefix}/card/{read}"))
             if card is None:
-                _log.warning("a card that no rank of this job has written was refused")
+                _log.warning("refused an arrival message that no rank of this job has written")
                 continue
             # the checks of `judge` for this card alone
             if card.error or card.world_size != own.world_size or card.rank in ranks or card.same != own.same:

@@ -85,7 +85,7 @@ class Shelf:
                 self._waiting.setdefault(key, []).append(came)
             if not came.wait(max(0.0, deadline - time.monotonic())):
                 self._forget(key, came)
-                raise TimeoutError(f"{', '.join(keys)} did not come within {patience_s:g} s")
+                raise TimeoutError(f"{', '.join(keys)} did not arrive within {patience_s:g} s")
 
     def _forget(self, key: str, came: threading.Event) -> None:
         with self._lock:
@@ -118,7 +118,7 @@ class _Answering(socketserver.StreamRequestHandler):
     def _answer(self, question: Any) -> dict[str, Any]:
         name, *arguments = question if isinstance(question, list) and question else [""]
         if name not in ("set", "get", "under", "add", "check", "wait", "delete_key", "leave_word"):
-            return {"error": f"the store knows no {name!r}"}
+            return {"error": f"the store has no {name!r}"}
         try:
             if name == "leave_word":
                 (self.last_word,) = map(str, arguments)

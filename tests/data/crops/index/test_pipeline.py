@@ -195,7 +195,7 @@ def test_shares_are_equal(volumes):
         for speeds in ("speed", [1]):
             balance = Balance(nn.Linear(1, 1), World.single(), speeds=speeds)
             with pytest.raises(
-                ConfigError, match="this IndexPipeline cuts equal ones only: the memory of a crop pipeline"
+                ConfigError, match="this IndexPipeline makes equal shares only: the memory of a crop pipeline"
             ):
                 next(balance.steps(pipeline))
 

@@ -168,7 +168,7 @@ def test_a_killed_process_ends_all_and_others_go_on(base, told, fault):
     """The one that is left says who is gone; fewer or more processes finish the work, to the same bytes."""
     assert told[fault][1] == "killed"
     assert "DesyncError: rank 0 lost the other ranks" in told[fault][0]
-    assert "rank 1 is gone without a word" in told[fault][0]
+    assert "rank 1 has ended without a message" in told[fault][0]
     assert set(told[f"{fault}-resumed"]) == {""}
     whole = files(base / "whole-1.zarr")
     assert files(base / f"{fault}.zarr") == whole

@@ -263,7 +263,7 @@ def test_sparse_rows_of_one_process(held):
     with OrderedLoader(few, order=order_of(held), to="jax", sharding=of_one_device()) as loader:
         with pytest.raises(ConfigError, match="cuts equal shares only: sharding= needs equally many rows on"):
             loader.set_speeds([1])
-        with pytest.raises(ConfigError, match="cuts equal ones only: sharding= needs equally many rows on"):
+        with pytest.raises(ConfigError, match="makes equal shares only: sharding= needs equally many rows on"):
             next(Balance(nn.Linear(1, 1), World.single(), speeds=[1]).steps(loader))
 
 
