@@ -25,7 +25,7 @@ __all__ = ["data_commands"]
 
 data_commands = typer.Typer(
     name="data",
-    help="Look at Zarr stores: what they hold, what reading them costs, how fast they are.",
+    help="Inspect Zarr stores: index their content, predict the cost of reading them, and measure it.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -41,26 +41,35 @@ _SHORT = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat1
 
 @data_commands.callback()
 def _describe() -> None:
-    """Look at Zarr stores: what they hold, what reading them costs, how fast they are."""
+    """Inspect Zarr stores: index their content, predict the cost of reading them, and measure it."""
 
 
 @data_commands.command("audit", no_args_is_help=True)
 def audit_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     uris: Annotated[
-        list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of them, or catalogues.")
+        list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of these, or catalogues.")
     ],
-    crop: Annotated[str, typer.Option(metavar="Z,Y,X", help="Extent of a crop along the last axes but channels.")],
+    crop: Annotated[
+        str, typer.Option(metavar="Z,Y,X", help="Extents of a crop along the last axes, without channels.")
+    ],
     channels: Annotated[
-        int | None, typer.Option(min=1, help="Channels of a crop that does not name their axis; default: all.")
+        int | None,
+        typer.Option(min=1, help="Number of channels of a crop, if --crop does not contain their axis. Default: all."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Dtype of the batch; native: as stored.")] = "float32",
-    align: Annotated[str, typer.Option(metavar="none|chunk", help="Where origins of crops lie.")] = "none",
-    batch: Annotated[int, typer.Option(min=1, help="Crops per batch; a chunk they share is decoded once.")] = 8,
-    threads: Annotated[int | None, typer.Option(min=1, help="Cores that decode; default: those usable here.")] = None,
-    sample: Annotated[int, typer.Option(min=0, help="Files per array whose sizes are looked at; 0: none.")] = 4,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    dtype: Annotated[str, typer.Option(help="Dtype of the batch; native: the dtype of the store.")] = "float32",
+    align: Annotated[
+        str, typer.Option(metavar="none|chunk", help="Origins of crops: anywhere (none), or at chunk edges (chunk).")
+    ] = "none",
+    batch: Annotated[
+        int, typer.Option(min=1, help="Crops per batch; a chunk that several crops share is decoded once.")
+    ] = 8,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Number of decoding threads. Default: the usable cores.")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=0, help="Number of files per array whose sizes are read; 0: none.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Predict what random crops of stored arrays cost, and say how to store them better. Reads no data."""
+    """Predict the cost of reading random crops of stored arrays, and suggest a better layout. Reads no data."""
     from rich.console import Console
 
     from rankwise.data.crops.audit import AuditOptions, audit, audit_facts, show_audit
@@ -84,24 +93,33 @@ def audit_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 @data_commands.command("bench", no_args_is_help=True)
 def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     uris: Annotated[
-        list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of them, or catalogues.")
+        list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of these, or catalogues.")
     ],
-    crop: Annotated[str, typer.Option(metavar="Z,Y,X", help="Extent of a crop along the last axes but channels.")],
+    crop: Annotated[
+        str, typer.Option(metavar="Z,Y,X", help="Extents of a crop along the last axes, without channels.")
+    ],
     channels: Annotated[
-        int | None, typer.Option(min=1, help="Channels of a crop that does not name their axis; default: all.")
+        int | None,
+        typer.Option(min=1, help="Number of channels of a crop, if --crop does not contain their axis. Default: all."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Dtype of the batch; native: as stored.")] = "float32",
-    align: Annotated[str, typer.Option(metavar="none|chunk", help="Where origins of crops lie.")] = "none",
-    batch: Annotated[int, typer.Option(min=1, help="Crops per batch; a chunk they share is decoded once.")] = 8,
-    rounds: Annotated[int, typer.Option(min=1, help="Batches that are timed.")] = 20,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: the cores usable here.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random origins.")] = 0,
+    dtype: Annotated[str, typer.Option(help="Dtype of the batch; native: the dtype of the store.")] = "float32",
+    align: Annotated[
+        str, typer.Option(metavar="none|chunk", help="Origins of crops: anywhere (none), or at chunk edges (chunk).")
+    ] = "none",
+    batch: Annotated[
+        int, typer.Option(min=1, help="Crops per batch; a chunk that several crops share is decoded once.")
+    ] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of timed batches.")] = 20,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Number of decoding threads. Default: the usable cores.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random crop origins.")] = 0,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Keep the decoding speeds for the audits of this machine.")
+        bool, typer.Option("--calibrate", help="Save the measured decoding speeds for later audits on this machine.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Read random crops of stored arrays, set the cost beside the audit's prediction, and name the bottleneck."""
+    """Measure the cost of reading random crops, compare it with the audit's prediction, and name the bottleneck."""
     from rich.console import Console
 
     from rankwise.data.crops.audit import AuditOptions, BenchOptions, bench_facts, keep_rates, measure, show_bench
@@ -127,21 +145,23 @@ def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 def index_command(
     uris: Annotated[
         list[str],
-        typer.Argument(metavar="URI", help="Arrays, groups, images, plates, or plain folders that hold some."),
+        typer.Argument(metavar="URI", help="Arrays, groups, images, plates, or folders that contain these."),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="IDX", help="File for the catalogue.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="IDX", help="Catalogue file to write.")],
     workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Threads that read; more help where storage answers slowly.")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Number of reading threads; more threads help if storage has a high latency."
+        ),
     ] = 8,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Write the catalogue although some things could not be read.")
+        bool, typer.Option("--skip-bad", help="Write the catalogue even if some entries could not be read.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Write a catalogue of every image and array below some URIs, so that they open without touching their stores.
+    """Write a catalogue of all images and arrays under the URIs, so that they open without accessing the stores.
 
-    Exit codes: 0 = written; 1 = something could not be read (nothing is written without --skip-bad), or nothing was
-    found; 2 = wrong usage.
+    Exit codes: 0 written, 1 entries could not be read (without --skip-bad) or none was found, 2 wrong usage.
     """
     from rankwise.data.store.catalogue import build_catalogue
 

@@ -17,38 +17,48 @@ if TYPE_CHECKING:
 
 __all__ = ["lint_command", "rule_command"]
 
-_Names = Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Codes, prefixes of codes or slugs; commas.")]
-
 
 def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders to check.")],
     output_format: Annotated[
-        str, typer.Option("--output-format", metavar="FORMAT", help="full, concise, json, sarif or github.")
+        str,
+        typer.Option("--output-format", metavar="FORMAT", help="Output format: full, concise, json, sarif or github."),
     ] = "full",
     select: Annotated[
-        list[str] | None, typer.Option(metavar="NAMES", help="Only these: codes, prefixes or slugs; ALL: info, too.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Check only these rules: codes, prefixes or slugs, separated by commas. ALL includes info rules.",
+        ),
     ] = None,
-    ignore: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Not these.")] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Disable these rules; names as for --select.")
+    ] = None,
     confidence: Annotated[
-        str | None, typer.Option(metavar="LEVEL", help="The lowest that is shown: high, medium (default) or low.")
+        str | None,
+        typer.Option(metavar="LEVEL", help="Lowest confidence that is reported: high, medium (default) or low."),
     ] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended without doubt.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Apply the safe fixes.")] = False,
     unsafe_fixes: Annotated[
-        bool, typer.Option("--unsafe-fixes", help="Mend also what may change a right script.")
+        bool, typer.Option("--unsafe-fixes", help="Also apply fixes that may change a correct script.")
     ] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="Show what --fix would change, change nothing.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print the changes that --fix would make, without making them.")
+    ] = False,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Findings that it holds are not reported.")
+        Path | None, typer.Option(metavar="FILE", help="Do not report findings listed in this baseline file.")
     ] = None,
-    write_baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings into it.")] = None,
+    write_baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all findings to this baseline file.")
+    ] = None,
     add_ignore: Annotated[
-        bool, typer.Option("--add-ignore", help="Add a suppressing comment to every line with a finding.")
+        bool, typer.Option("--add-ignore", help="Add a comment that suppresses the finding to every line that has one.")
     ] = False,
     checklist: Annotated[
-        bool, typer.Option("--checklist", help="Hold a guide's 84 statements against the files; all rules are asked.")
+        bool, typer.Option("--checklist", help="Check the files against the 84 statements of a guide, with all rules.")
     ] = False,
 ) -> None:
-    """Find misuse of distributed training in Python, notebooks, shell, Docker and YAML files. Runs nothing."""
+    """Find incorrect use of distributed training in Python, notebooks, shell, Docker and YAML files. Runs no code."""
     from rankwise.diagnose.lint import FORMATS, RULES, find_settings, lint_paths, to_text
 
     if output_format not in FORMATS:
@@ -127,9 +137,11 @@ def _say_failures(report: Report, output_format: str) -> None:
 
 
 def rule_command(
-    name: Annotated[str | None, typer.Argument(metavar="[RULE]", help="A code or a slug; without one: all.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[RULE]", help="Code or slug of a rule. Default: list all rules.")
+    ] = None,
 ) -> None:
-    """Say what a rule of `rankwise lint` means, why, and how it should be; without a name, list all rules."""
+    """Explain a rule of `rankwise lint`: what it finds, why, and the fix. Without a name, list all rules."""
     from rankwise.diagnose.lint import RULES, rule_text
 
     if name is None:
