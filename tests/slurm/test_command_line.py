@@ -55,7 +55,7 @@ def test_what_would_wait_for_ever_is_refused_before_the_queue(here):
         (["--nproc", "2", "--cpus-per-task", "2"], "has 2 cores, ranks x --cpus-per-task need 4"),
         (["--gpus-per-node", "3"], "has 2 GPU(s), --gpus-per-node 3"),
         (["--gpus-per-node", "2", "--slurm-arg", "gres=gpu:2"], "--slurm-arg gres"),
-        (["--slurm-arg", "time=5"], "say --time"),
+        (["--slurm-arg", "time=5"], "use --time"),
         (["--requeue", "--max-requeues", "0"], "contradict"),
         (["--constraint", "nothing"], "Slurm refuses the job (nodes=1, mem=200M, constraint=nothing)"),
     ]

@@ -51,7 +51,7 @@ def verify_command(path: _Place) -> None:
 
     checked = check_all(path)
     for folder, reason in checked.items():
-        print(f"{folder}: {'whole' if reason is None else f'DAMAGED: {reason}'}")
+        print(f"{folder}: {'intact' if reason is None else f'DAMAGED: {reason}'}")
     if any(checked.values()):
         raise typer.Exit(1)
 

@@ -138,7 +138,7 @@ def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     else:
         show_bench(report, Console())
     if calibrate:
-        typer.echo(f"decoding speeds are kept in {keep_rates(report)}", err=True)
+        typer.echo(f"decoding speeds are saved in {keep_rates(report)}", err=True)
 
 
 @data_commands.command("index", no_args_is_help=True, epilog=_EXAMPLES)
@@ -183,7 +183,7 @@ def _complain(catalogue: Catalogue, *, written: bool) -> None:
     if len(catalogue.bad) > _MOST_BAD:
         print(f"... and {len(catalogue.bad) - _MOST_BAD} more (--json lists all)", file=sys.stderr)
     if catalogue.bad and not written:
-        print("nothing was written; mend or leave these out, or add --skip-bad", file=sys.stderr)
+        print("nothing was written: fix or leave out these entries, or add --skip-bad", file=sys.stderr)
     elif not catalogue.arrays():
         print("no Zarr array was found; nothing was written", file=sys.stderr)
 
@@ -201,7 +201,7 @@ class _Spinner:
     def __init__(self) -> None:
         from rich.console import Console
 
-        self._status: Any = Console(stderr=True).status("looking ...")
+        self._status: Any = Console(stderr=True).status("searching ...")
 
     def __enter__(self) -> Callable[[int, int], None]:
         self._status.start()
@@ -211,7 +211,7 @@ class _Spinner:
         self._status.stop()
 
     def _show(self, found: int, pending: int) -> None:
-        self._status.update(f"{found} images found, {pending} places to look at")
+        self._status.update(f"{found} images found, {pending} places left to search")
 
 
 def _summarize(catalogue: Catalogue, *, output: str, written_bytes: int | None) -> dict[str, Any]:
@@ -256,11 +256,11 @@ def _text_of(summary: dict[str, Any]) -> str:
         lines.append(f"            and {len(summary['kinds']) - _MOST_KINDS} more kinds (--json lists all)")
     if summary["same_name"]:
         lines.append(
-            f"{len(summary['same_name'])} names stand for several images, such as {summary['same_name'][0]!r}: "
-            "search the folder above them, so that their names differ"
+            f"{len(summary['same_name'])} names belong to several images, for example {summary['same_name'][0]!r}: "
+            "index their parent folder, so that their names differ"
         )
     if bad:
-        lines.append(f"{len(bad)} could not be read")
+        lines.append(f"{len(bad)} entries could not be read")
     if summary["written_bytes"] is not None:
         lines.append(f"wrote {summary['output']} ({_amount(summary['written_bytes'])})")
     return "\n".join(lines)
@@ -297,7 +297,7 @@ def _parse_extents(word: str) -> tuple[int, ...]:
     """
     parts = word.replace("x", ",").split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--crop takes extents >= 1 separated by commas, such as 16,128,128; got {word!r}")
+        raise ConfigError(f"--crop must be extents >= 1 separated by commas, such as 16,128,128, got {word!r}")
     return tuple(int(part) for part in parts)
 
 
@@ -321,7 +321,7 @@ def _parse_dtype(word: str) -> DType | None:
     try:
         return np.dtype(name)
     except TypeError as error:
-        raise ConfigError(f"--dtype takes native, float32, bfloat16, float16, uint8, ...; got {word!r}") from error
+        raise ConfigError(f"--dtype must be native, float32, bfloat16, float16, uint8, ..., got {word!r}") from error
 
 
 def _parse_align(word: str) -> bool:
@@ -331,5 +331,5 @@ def _parse_align(word: str) -> bool:
         ConfigError: an unknown word.
     """
     if word not in {"none", "chunk"}:
-        raise ConfigError(f'--align takes "none" or "chunk", got {word!r}')
+        raise ConfigError(f'--align must be "none" or "chunk", got {word!r}')
     return word == "chunk"

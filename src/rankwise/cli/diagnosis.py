@@ -79,7 +79,7 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     sections = _names(only), _names(skip)
     is_main = True
     if script is not None and nccl_log is not None:
-        raise ConfigError("--script and --nccl-log are two questions: give one of them")
+        raise ConfigError("--script and --nccl-log cannot be combined: give one of them")
     if nccl_log is not None:
         checks = _read_logs([nccl_log, *(words or [])])
     elif script is not None:
@@ -87,7 +87,7 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 
         checks = examine_script(script, words or [], steps=steps, deadline_s=timeout, sections=sections)
     elif words:
-        raise ConfigError(f"doctor got {' '.join(words)!r}: words belong to --script FILE or --nccl-log FILE")
+        raise ConfigError(f"arguments are only valid with --script FILE or --nccl-log FILE, got {' '.join(words)!r}")
     else:
         checks, is_main = examine(ranks=ranks, deadline_s=timeout, data=data, only=sections[0], skip=sections[1])
     if is_main:
@@ -121,7 +121,7 @@ def explain_command(
         print("\n".join(f"{message.slug:24} {message.source}" for message in MESSAGES))
         return
     if not logs:
-        raise ConfigError("explain wants at least one log, or - for standard input; got none")
+        raise ConfigError("explain needs at least one log file, or - for standard input, got none")
     findings = explain_logs(Path(log) if log != "-" else sys.stdin.buffer for log in logs)
     if as_json:
         print(json.dumps({"findings": [finding.to_json() for finding in findings]}, indent=2))

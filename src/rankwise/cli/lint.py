@@ -62,7 +62,7 @@ def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     from rankwise.diagnose.lint import FORMATS, RULES, find_settings, lint_paths, to_text
 
     if output_format not in FORMATS:
-        raise ConfigError(f"--output-format wants {', '.join(FORMATS)}; got {output_format!r}")
+        raise ConfigError(f"--output-format must be one of {', '.join(FORMATS)}, got {output_format!r}")
     if checklist:
         _checklist(paths, output_format)
     start = paths[0] if paths[0].is_dir() else paths[0].parent
@@ -107,7 +107,7 @@ def _mend(paths: list[Path], settings: Settings, *, unsafe: bool, write: bool) -
         num_mended += number
         if not write:
             print(text, end="")
-    print(f"{num_mended} {'mended' if write else 'would be mended'}", file=sys.stderr)
+    print(f"{num_mended} {'fixed' if write else 'would be fixed'}", file=sys.stderr)
     return num_mended
 
 
@@ -118,7 +118,7 @@ def _accept(report: Report, baseline: Path | None, *, add_ignore: bool) -> None:
     if baseline is not None:
         print(f"{baseline}: {write_baseline(baseline, report.findings)} findings")
     if add_ignore:
-        print(f"{add_comments(report)} lines have a comment now")
+        print(f"comments added to {add_comments(report)} lines")
     _say_failures(report, "json")
     sys.exit(2 if report.failures else 0)
 
@@ -130,8 +130,8 @@ def _say_failures(report: Report, output_format: str) -> None:
             print(f"rankwise: {failure.file}:{failure.line}: {failure.message}", file=sys.stderr)
     if report.noqa_files:
         print(
-            f"rankwise: {report.noqa_files[0]} suppresses rules of rankwise by `noqa`, which ruff removes as "
-            'unknown unless its configuration says `external = ["RW"]` under [tool.ruff.lint]',
+            f"rankwise: {report.noqa_files[0]} suppresses rankwise rules with `noqa`; ruff removes these "
+            'comments as unknown unless its configuration contains `external = ["RW"]` under [tool.ruff.lint]',
             file=sys.stderr,
         )
 
@@ -152,6 +152,6 @@ def rule_command(
     found = next((rule for rule in RULES if name.upper() == rule.code or name == rule.slug), None)
     if found is None:
         close = difflib.get_close_matches(name, [word for rule in RULES for word in (rule.code, rule.slug)], n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"no rule {name!r}{hint} `rankwise rule` lists them all")
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ConfigError(f"no rule {name!r}{hint}; `rankwise rule` lists all rules")
     print(rule_text(found))

@@ -167,7 +167,7 @@ def verify_command(
         print(problem)
     if problems:
         sys.exit(1)
-    print(f"{uri} is what was written" + ", and its rows are those of their sources" * sources)
+    print(f"{uri} is intact" + ", and its rows match their sources" * sources)
 
 
 def _lines(file: Path) -> list[str]:
@@ -183,8 +183,8 @@ def _start_ranks(ranks: int, out: str, inputs: list[str], options: dict[str, Any
     place = find_place(os.environ)
     if place.world_size > 1:
         raise ConfigError(
-            f"--ranks {ranks} starts processes, but this one is rank {place.rank} of {place.world_size} already "
-            f"({place.family}): leave --ranks out"
+            f"--ranks {ranks} starts processes, but this process is already rank {place.rank} of "
+            f"{place.world_size} ({place.family}): leave out --ranks"
         )
     is_new = not Path(out).exists()
     with watched_progress(Path(out), enabled=progress):
@@ -220,7 +220,7 @@ def _write_rank(out: str, inputs: list[str], options: dict[str, Any]) -> None:
         manifest = collection.manifest
         last = manifest["writes"][-1]
         rows = sum(manifest["datasets"][name]["rows"] for name in last["datasets"])
-        again = " before, by a call that was stopped at its very end" if before >= set(last["datasets"]) else ""
+        again = " by an earlier call that was stopped just before its end" if before >= set(last["datasets"]) else ""
         print(f"{out}: {rows} rows written as {', '.join(last['datasets'])}, seed {last['seed']}{again}")
 
 

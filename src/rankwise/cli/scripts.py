@@ -45,11 +45,11 @@ def verify_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     try:
         sizes = [int(word) for word in ranks.split(",")]
     except ValueError:
-        raise ConfigError(f"--ranks wants numbers such as 1,2,3; got {ranks!r}") from None
+        raise ConfigError(f"--ranks must be numbers separated by commas, such as 1,2,3, got {ranks!r}") from None
     if not Path(words[0]).is_file():
         raise ConfigError(f"no script {words[0]!r} in {Path.cwd()}")
     if out is not None and out.exists() and any(out.iterdir()):
-        raise ConfigError(f"--out {str(out)!r} holds files; give a new folder")
+        raise ConfigError(f"--out {str(out)!r} is not empty: give a new folder")
     with tempfile.TemporaryDirectory(prefix="rankwise-verify-") as scratch:
         folder = Path(scratch) if out is None else out.resolve()
         verdict = verify_script(
@@ -97,7 +97,7 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     swept = None if sweep is None else _parse_sweep(sweep)
     if place.is_dir():
         if len(words) > 1 or sweep is not None:
-            raise ConfigError(f"{words[0]} is a folder of traces: arguments and --sweep want a script")
+            raise ConfigError(f"{words[0]} is a folder of traces: arguments and --sweep are only valid with a script")
         folder = run_dir or (place.parent if place.name == "traces" else place)
         profile = profile_traces(place)
     elif place.is_file():
@@ -107,7 +107,7 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         if swept is not None:
             _sweep(profile, script, swept, nproc=nproc, steps=steps, skip=skip, repeats=repeats)
     else:
-        raise ConfigError(f"no script and no folder {words[0]!r} in {Path.cwd()}")
+        raise ConfigError(f"no script or folder {words[0]!r} in {Path.cwd()}")
     profile.save(folder / "profile.json")
     facts = profile.to_json()
     print(json.dumps(facts, indent=1) if as_json else f"{profile_text(facts)}\n\nsaved as {folder / 'profile.json'}")
@@ -118,7 +118,7 @@ def _parse_sweep(text: str) -> tuple[str, list[float]]:
     try:
         return setting, [float(word) for word in listed.split(",")]
     except ValueError:
-        raise ConfigError(f"--sweep wants a setting and values such as bucket_mb=1,5,25; got {text!r}") from None
+        raise ConfigError(f"--sweep must be a setting and values, such as bucket_mb=1,5,25, got {text!r}") from None
 
 
 def _sweep(
@@ -180,11 +180,11 @@ def scaling_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     try:
         sizes = [int(word) for word in ranks.split(",")]
     except ValueError:
-        raise ConfigError(f"--ranks wants numbers such as 1,2,4; got {ranks!r}") from None
+        raise ConfigError(f"--ranks must be numbers separated by commas, such as 1,2,4, got {ranks!r}") from None
     if not Path(words[0]).is_file():
         raise ConfigError(f"no script {words[0]!r} in {Path.cwd()}")
     if mode not in {None, "strong", "weak"}:
-        raise ConfigError(f"--mode is strong or weak; got {mode!r}")
+        raise ConfigError(f"--mode must be strong or weak, got {mode!r}")
     given: Literal["strong", "weak"] | None = None if mode is None else "strong" if mode == "strong" else "weak"
     scaling = measure_scaling(
         Script(path=words[0], args=tuple(words[1:]), num_threads=num_threads),

@@ -41,7 +41,7 @@ def jobs_command(
         print(json.dumps(rows, indent=1))
         return
     if not rows:
-        print("no jobs" if all_jobs else "no jobs in the queue (--all: also those that ended)")
+        print("no jobs" if all_jobs else "no jobs in the queue (--all also lists jobs that have ended)")
         return
     widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
     for row in [{key: key for key in widths}, *rows]:
@@ -65,7 +65,7 @@ def logs_command(
     handle = SlurmHandle.find(state_folder(), job)
     path = handle.log_path(rank)
     if not follow and not path.exists():
-        raise ConfigError(f"job {job} has written nothing yet to {path}: it is {handle.ask()}")
+        raise ConfigError(f"job {job} has not written any output to {path} yet: it is {handle.ask()}")
     try:
         follow_logs(handle, rank, until_end=follow)
     except KeyboardInterrupt:
