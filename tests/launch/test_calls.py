@@ -53,7 +53,7 @@ def test_a_rank_that_takes_too_long():
     def waits_for_ever():
         threading.Event().wait()
 
-    with pytest.raises(RankFailure, match="not done after 20 s") as caught:
+    with pytest.raises(RankFailure, match="not finished after 20 s") as caught:
         rankwise.run(waits_for_ever, num_ranks=1, timeout=20)
     assert caught.value.exitcode is None
     assert "waits_for_ever" in caught.value.traceback

@@ -110,7 +110,7 @@ def test_a_standstill_is_told_once(served):
     joined(loop, *nodes)
     nodes[2].ask(question(final=False, **nodes[2].attempt.view(final=False)))
     until(loop, lambda: all(each.attempt.told for each in nodes))
-    assert sum("(--stall), the run goes on; look at rank 0" in line for line in console.lines) == 1
+    assert sum("(--stall), the run continues; look at rank 0" in line for line in console.lines) == 1
 
 
 def test_others_advance(served):

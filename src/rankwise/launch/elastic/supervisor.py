@@ -63,7 +63,7 @@ def supervise_node(job: Job, stage: Stage = ALONE) -> Outcome:
         finally:
             node.close()
     if outcome.again:
-        console.say("the ranks have saved and ended as they were asked to: the same command goes on")
+        console.say("the ranks have saved and ended as requested: the same command resumes the run")
     elif stage.tell_last and outcome.text and outcome.text not in node.told:
         console.say(outcome.text)
     console.flush()

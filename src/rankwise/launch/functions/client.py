@@ -175,7 +175,7 @@ def _raise_failure(answer: Mapping[str, Any]) -> bool:
     if answer["interrupted"] is not None:
         raise LaunchError(f"the ranks were stopped by {signal.Signals(answer['interrupted']).name}")
     if answer["again"]:
-        raise Interrupted("the ranks have saved and ended as they were asked to")
+        raise Interrupted("the ranks have saved and ended as requested")
     failure = answer["failure"]
     if failure is not None:
         raise RankFailure(answer["text"], rank=failure["rank"], exitcode=failure["status"], traceback=failure["detail"])

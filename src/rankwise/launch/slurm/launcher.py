@@ -97,9 +97,9 @@ def _lost(record: Record, attempt: int) -> dict[str, Any]:
 def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, max_requeues: int) -> Ending:
     """Requeue the job if that continues the run; print so, or why not."""
     if ending.again:
-        said = "the ranks have saved and ended as they were asked to"
+        said = "the ranks have saved and ended as requested"
         if not max_requeues:
-            said += ": the same command goes on (--requeue lets Slurm start it again)"
+            said += ": the same command resumes the run (--requeue lets Slurm start it again)"
         console.say(said)
     if not max_requeues or not (ending.again or ending.lost):
         if ending.interrupted is None:  # else Slurm itself may start it again
