@@ -64,9 +64,7 @@ class Membership:
         twin = next((m for m in self.members.values() if m.wish is not None and m.wish == member.wish), None)
         self.members[member.key] = member
         if twin is not None:
-            self._say(
-                f"nodes {twin} and {member} both have --node-rank {member.wish}: the second waits until this rank is free"
-            )
+            self._say(f"nodes {twin} and {member} both have --node-rank {member.wish}: the second waits for this rank")
         elif self.phase in {"running", "stopping"} and len(self.round) >= self.rules.max_nodes:
             self._say(f"node {member} waits: {len(self.round)} nodes are running, which is the maximum")
         return self._settle(now)
