@@ -66,7 +66,7 @@ def _exchange(
                 _listen(link, streams)
         raise
     except (EOFError, OSError) as error:
-        raise LaunchError(f"the supervisor of the ranks ended with {process.wait()}, its ranks with it") from error
+        raise LaunchError(f"the supervisor of the ranks exited with {process.wait()}, and its ranks with it") from error
 
 
 def _start_service(far_link: Link, hint: tuple[str, str] | None) -> subprocess.Popen[bytes]:
