@@ -208,8 +208,8 @@ class Step:
     def _lost(self, silent: Sequence[int], code: int, failed: Sequence[Record]) -> Record:
         names = self._allocation.name_nodes(silent)
         text = (
-            f"the supervisor of {names} has ended without a report (srun: {code}): it was killed, its node was lost, or "
-            "it could not start; see the output above"
+            f"the supervisor of {names} has ended without a report (srun: {code}): it was killed, its node was lost, "
+            "or it could not start; see the output above"
         )
         if failed:
             text += "\n" + "\n".join(f"then: {record.text.partition(chr(10))[0]}" for record in failed[:8])
