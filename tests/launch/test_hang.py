@@ -87,7 +87,7 @@ def test_the_rank_that_does_not_wait_is_named_without_beats(launcher):
     assert done.returncode == 1
     assert "rank 1 of 2 on " in done.stderr
     assert "no beat yet" in done.stderr
-    assert "no rank was seen to make progress for 12 s (--hang-timeout): none has begun a collective" in done.stderr
+    assert "no rank was seen to make progress for 12 s (--hang-timeout): none has started a collective" in done.stderr
     assert "in computes_for_ever" in done.stderr
     assert "the others wait for it in a collective" in done.stderr
     assert "recorder.py" not in done.stderr, "our own heartbeat thread is nobody's business"

@@ -42,7 +42,7 @@ class Show:
         """
         beyond = [rank for rank in {*self.streams, *self.hidden} if rank >= num_ranks and rank != 0]
         if beyond:
-            raise ConfigError(f"tee names rank {min(beyond)}, but the ranks are 0 to {num_ranks - 1}")
+            raise ConfigError(f"tee names rank {min(beyond)}, but this launch has ranks 0 to {num_ranks - 1}")
 
 
 def parse_show(text: str, redirects: str = "0", *, merge: bool = True) -> Show:
