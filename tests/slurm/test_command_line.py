@@ -119,9 +119,9 @@ def test_a_job_is_detached_followed_and_cancelled(here):
     theirs = here.run("sbatch", "--parsable", "--hold", "--uid=nobody", "--output=/dev/null", "batch.sh").stdout.strip()
     messages = {
         own: "scancel",
-        theirs: "of the user nobody",
-        "99999": "knows no job 99999",
-        "x": "is a number, got 'x'",
+        theirs: "belongs to user nobody",
+        "99999": "does not know job 99999",
+        "x": "must be a number, got 'x'",
     }
     for name, message in messages.items():
         done = here.rankwise("cancel", name, check=False)
