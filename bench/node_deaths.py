@@ -120,7 +120,7 @@ def node_killed(run: Run) -> dict[str, float]:
 def node_joins(run: Run) -> dict[str, float]:
     attempt, begun = run.progress()[0], time.time()
     run.start("cleo")
-    return {"said": run.says("anna", "another node has come") - begun, "trains": run.trains(3, attempt) - begun}
+    return {"said": run.says("anna", "another node has joined") - begun, "trains": run.trains(3, attempt) - begun}
 
 
 def link_cut(run: Run) -> dict[str, float]:

@@ -77,7 +77,7 @@ def test_show_and_verify(sharded, tmp_path):
     assert facts["parts"]["random"]["scope"] == "rederived"
     copy = tmp_path / "run" / "checkpoints"
     shutil.copytree(sharded, copy)
-    assert invoke("verify", tmp_path / "run") == (0, f"{copy / 'step-0000000004'}: whole\n")
+    assert invoke("verify", tmp_path / "run") == (0, f"{copy / 'step-0000000004'}: intact\n")
     (copy / "step-0000000004" / "notes.npz").write_bytes(b"x")
     code, text = invoke("verify", tmp_path / "run")
     assert code == 1

@@ -62,10 +62,10 @@ def test_bench_for_both(run, store):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--crop", "8,a"], "--crop takes extents"),
-        (["--crop", "8,0,8"], "--crop takes extents"),
-        (["--crop", "8,8,8", "--align", "shard"], "--align takes"),
-        (["--crop", "8,8,8", "--dtype", "colour"], "--dtype takes"),
+        (["--crop", "8,a"], "--crop must be extents"),
+        (["--crop", "8,0,8"], "--crop must be extents"),
+        (["--crop", "8,8,8", "--align", "shard"], "--align must be"),
+        (["--crop", "8,8,8", "--dtype", "colour"], "--dtype must be"),
         (["--crop", "8,8,8,8"], "needs non-empty arrays of at least 4 axes"),
     ],
 )

@@ -66,9 +66,9 @@ def test_write_info_verify(tmp_path, inputs, command):
     assert "  obs: kind, n, name, src_path, src_row\n" in said
     facts = json.loads(command("rows", "info", out, "--json")[1])
     assert list(facts["datasets"][0]["matrices"]) == ["X", "layers/counts"]
-    assert command("rows", "verify", out) == (0, f"{out} is what was written\n", "")
+    assert command("rows", "verify", out) == (0, f"{out} is intact\n", "")
     code, said, _ = command("rows", "verify", out, "--sources")
-    assert (code, said) == (0, f"{out} is what was written, and its rows are those of their sources\n")
+    assert (code, said) == (0, f"{out} is intact, and its rows match their sources\n")
     [first, *_] = sorted((out / "dataset_0" / "X" / "data").rglob("c/*"))
     first.write_bytes(bytes(reversed(first.read_bytes())))
     code, said, _ = command("rows", "verify", out)
@@ -80,7 +80,7 @@ def test_a_call_that_was_stopped_at_its_very_end(tmp_path, inputs, command, stop
     words = ["rows", "write", tmp_path / "c.zarr", inputs[0], "--seed", 0]
     assert stopped("additions._advise", *words)[0] == 130
     code, said, _ = command(*words)
-    before = "before, by a call that was stopped at its very end"
+    before = "by an earlier call that was stopped just before its end"
     assert (code, said) == (0, f"{tmp_path}/c.zarr: 90 rows written as dataset_0, seed 0 {before}\n")
 
 
@@ -115,7 +115,7 @@ def test_ranks_inside_ranks_are_refused(tmp_path, inputs, command, monkeypatch):
         monkeypatch.setenv(name, str(value))
     code, _, said = command("rows", "write", tmp_path / "c.zarr", inputs[0], "--ranks", 2)
     assert code == 2
-    assert "this one is rank 1 of 2 already (torchrun): leave --ranks out" in said
+    assert "this process is already rank 1 of 2 (torchrun): leave out --ranks" in said
 
 
 def test_what_converting_would_buy(tmp_path, inputs, command):

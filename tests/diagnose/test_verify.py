@@ -86,7 +86,7 @@ def test_a_script_that_fails_is_no_comparison():
     assert "1 rank: failed" in out
     assert "no data here" in out
     code, _, err = command("--ranks", "one", SCRIPTS / "plain.py")
-    assert (code, "--ranks wants numbers such as 1,2,3" in err) == (2, True)
+    assert (code, "--ranks must be numbers separated by commas, such as 1,2,3" in err) == (2, True)
     with pytest.raises(ConfigError, match=r"each at least 1, got \[0, 2\]"):
         verify_script("plain.py", ranks=[0, 2], folder=Path("nowhere"))
 

@@ -22,7 +22,7 @@ def test_again_please_is_no_failure(launcher):
     assert done.returncode == 75
     assert [line.split("] ")[-1] for line in done.stdout.splitlines()] == ["attempt 0"] * 3
     assert done.stderr.count("\n") == 1
-    assert "the same command goes on" in done.stderr
+    assert "the same command resumes the run" in done.stderr
 
 
 def test_saved_after_a_signal(launcher):
@@ -73,7 +73,7 @@ def test_fewer_ranks_when_restarts_are_used_up(launcher):
     assert sizes[-1] == "1"
     assert "restart 1 of 1" in done.stderr
     for size in (2, 1):
-        assert f"going on with {size} of {size + 1} ranks, because rank 1 failed" in done.stderr
+        assert f"continuing with {size} of {size + 1} ranks, because rank 1 failed" in done.stderr
 
 
 def test_fewer_ranks_when_not_all_can_be_started(launcher):
@@ -87,7 +87,7 @@ def test_fewer_ranks_when_not_all_can_be_started(launcher):
     tries = [int(size) for size in out.split()]
     assert 1 <= tries[-1] < 12
     assert tries == sorted(tries, reverse=True)
-    assert "because no more could be started" in said
+    assert "because no more ranks could be started" in said
     assert "Too many open files" in said
 
 

@@ -53,7 +53,7 @@ def test_a_rank_that_takes_too_long():
     def waits_for_ever():
         threading.Event().wait()
 
-    with pytest.raises(RankFailure, match="not done after 20 s") as caught:
+    with pytest.raises(RankFailure, match="not finished after 20 s") as caught:
         rankwise.run(waits_for_ever, num_ranks=1, timeout=20)
     assert caught.value.exitcode is None
     assert "waits_for_ever" in caught.value.traceback
@@ -223,7 +223,7 @@ def test_as_many_ranks_as_there_are_gpus(capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert rankwise.run(os.getenv, "WORLD_SIZE", num_ranks="auto") == ["1"]
     assert "starting 1 rank (num_ranks N starts" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="num_ranks takes a number"):
+    with pytest.raises(ConfigError, match="num_ranks must be a number"):
         rankwise.run(os.getenv, "WORLD_SIZE", num_ranks="many")
 
 
@@ -302,6 +302,6 @@ def test_the_service_that_dies_is_an_error(launcher, wait_until, is_alive):
         os.kill(os.getppid(), signal.SIGKILL)
         threading.Event().wait()
 
-    with pytest.raises(LaunchError, match="the supervisor of the ranks ended with -9"):
+    with pytest.raises(LaunchError, match="the supervisor of the ranks exited with -9"):
         rankwise.run(die, num_ranks=1)
     wait_until(lambda: not is_alive(int(name.read_text())))

@@ -52,7 +52,7 @@ def test_who_did_not_answer_is_no_culprit_beside_one_who_is_behind():
     verdict = find_culprit(states)
     assert (verdict.kind, verdict.ranks) == ("missing", (2,))
     assert "rank 2 has not joined all_reduce #5" in verdict.text
-    assert "ranks 1,3 did not say what they have called" in verdict.text
+    assert "ranks 1,3 did not report their calls" in verdict.text
     silent = find_culprit([waiting(0, 5), waiting(1, 5), waiting(2, 5), state(3, state="silent")])
     assert (silent.kind, silent.ranks) == ("missing", (3,))
     alone = find_culprit([waiting(0, 5), waiting(1, 5), waiting(2, 5), state(3)])
@@ -96,7 +96,7 @@ def test_an_old_mismatch_is_told_besides():
     states = [state(rank, call(2, op="SUM"), call(3, ended=False)) for rank in (0, 1)]
     verdict = find_culprit([*states, state(2, call(2, op="MAX"))])
     assert (verdict.kind, verdict.ranks) == ("missing", (2,))
-    assert "besides, the arguments of call #2" in verdict.text
+    assert "in addition, the arguments of call #2" in verdict.text
 
 
 def test_who_is_missed_because_it_waits_elsewhere_is_no_culprit():

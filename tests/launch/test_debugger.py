@@ -51,7 +51,7 @@ def test_one_rank_is_looked_into(tmp_path):
 
 def test_a_rank_that_cannot_be_looked_into(monkeypatch):
     """No such rank, or no input: an error instead of a debugger that ends at once."""
-    with pytest.raises(ConfigError, match=r"breakpoint\(rank=3\) is no rank of this world of 1"):
+    with pytest.raises(ConfigError, match=r"breakpoint\(rank=3\): this world of 1 has no such rank"):
         rankwise.breakpoint(rank=3)
     with Path("/dev/null").open() as nothing:
         monkeypatch.setattr(debugger.sys, "stdin", nothing)

@@ -90,7 +90,7 @@ def test_a_gpu_platform_without_gpus_refuses(monkeypatch):
 def test_another_start_method_makes_no_difference(monkeypatch):
     """It is accepted, and the user is told that it changes nothing."""
     monkeypatch.setattr(decorator, "launch_packed", lambda _pack, _options: [])
-    with pytest.warns(UserWarning, match="spawn_method='fork' makes no difference"):
+    with pytest.warns(UserWarning, match="spawn_method='fork' has no effect"):
         Wrapper(Platform(device="cpu", spawn_method="fork")).start(print)
 
 
@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is a file"):
         Platform(device="cpu", ipc_protocol="file", master_addr=str(tmp_path / "taken"))
     platform = Platform(device="cpu", ipc_protocol="file", master_addr=str(tmp_path / "taken" / "inside"))
-    with pytest.raises(ConfigError, match=r"no folder .*taken/inside can be made: Not a directory"):
+    with pytest.raises(ConfigError, match=r"the folder .*taken/inside cannot be created: Not a directory"):
         Wrapper(platform).start(print)
     with pytest.raises(LaunchError, match=r"cannot write logs to .*taken/logs: Not a directory"):
         Wrapper(Platform(device="cpu", verbose=False, console_logs=str(tmp_path / "taken" / "logs"))).start(print)
@@ -177,7 +177,7 @@ def test_upon_finish_that_fails_says_so(monkeypatch):
     monkeypatch.setattr(decorator, "launch_packed", lambda _pack, _options: [])
     with pytest.raises(KeyError, match="missing") as caught:
         Wrapper(platform).start(print)
-    assert caught.value.__notes__ == ["rankwise: raised by upon_finish, after all ranks had ended well"]
+    assert caught.value.__notes__ == ["rankwise: raised by upon_finish, after all ranks had succeeded"]
 
 
 def test_a_default_folder_for_logs_that_is_read_only(monkeypatch, capsys):

@@ -87,7 +87,7 @@ def test_the_rank_that_does_not_wait_is_named_without_beats(launcher):
     assert done.returncode == 1
     assert "rank 1 of 2 on " in done.stderr
     assert "no beat yet" in done.stderr
-    assert "no rank was seen to make progress for 12 s (--hang-timeout): none has begun a collective" in done.stderr
+    assert "no rank was seen to make progress for 12 s (--hang-timeout): none has started a collective" in done.stderr
     assert "in computes_for_ever" in done.stderr
     assert "the others wait for it in a collective" in done.stderr
     assert "recorder.py" not in done.stderr, "our own heartbeat thread is nobody's business"
@@ -256,7 +256,9 @@ def test_a_standstill_is_told_and_the_run_goes_on(launcher):
         if "advance again" in line:
             (launcher.folder / "told").touch()
     assert process.wait(240) == 0
-    assert re.search(r"no rank has advanced for \d+ s \(--stall\), the run goes on; look at rank 1: it is behind", told)
+    assert re.search(
+        r"no rank has advanced for \d+ s \(--stall\), the run continues; look at rank 1: it is behind", told
+    )
     assert re.search(r"^---- rank 1: epoch 0, step 1, at .*script.py:\d+ in waits_for_the_others", told, re.MULTILINE)
     assert re.search(r"^---- rank 0,2: epoch 0, step 2, at ", told, re.MULTILINE), "equal stacks are shown once"
     assert "in reads_for_long" in told
@@ -281,7 +283,7 @@ def test_ranks_that_import_do_not_stand_still(launcher):
             (launcher.folder / "go").open("w").close()
     assert process.wait(240) == 0
     assert re.match(
-        r"rankwise: no rank was seen to advance for \d+ s \(--stall\): none has begun a collective or", told
+        r"rankwise: no rank was seen to advance for \d+ s \(--stall\): none has started a collective or", told
     )
     assert "slow.py" not in told
 
@@ -371,7 +373,7 @@ ELSEWHERE = stack(("/home/me/train.py", "asleep"), MINE)
         ([BACKWARD, BACKWARD, ELSEWHERE], 2, "the others wait for it"),
         ([COLLECTIVE, ELSEWHERE], 1, "the others wait for it"),
         ([COLLECTIVE, BACKWARD], 1, "the others wait for it"),
-        ([SYNCHRONISES, ELSEWHERE, SYNCHRONISES], 1, "it stands elsewhere than the others (2 of 3 are at"),
+        ([SYNCHRONISES, ELSEWHERE, SYNCHRONISES], 1, "it is elsewhere than the others (2 of 3 are at"),
         ([COLLECTIVE, COLLECTIVE], 0, "all ranks are at the same place"),
         ([SYNCHRONISES, ELSEWHERE], 0, "the ranks are at different places"),
     ],

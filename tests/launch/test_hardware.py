@@ -52,7 +52,7 @@ def test_several_ranks_per_gpu(monkeypatch, word, count):
     [
         ("7", 2, "needs 3 GPUs, 2 are visible: at most 6 ranks, or --ranks-per-gpu 4"),
         ("auto", 0, "none is visible here"),
-        ("cpu", 2, "--nproc cpu is not"),
+        ("cpu", 2, "--nproc cpu uses none"),
     ],
 )
 def test_ranks_for_gpus_that_are_not_there(monkeypatch, word, gpus, said):

@@ -19,7 +19,7 @@ TARGET = Target(kind="module", name="m")
         ({"resume": "perhaps"}, "auto, must or never"),
         ({"fresh": True, "resume": "must"}, "give one of them"),
         ({"master_port": 0}, "master_port"),
-        ({"env": {"A B": "1"}}, "no name of an environment variable"),
+        ({"env": {"A B": "1"}}, "not a valid name of an environment variable"),
     ],
 )
 def test_what_cannot_work_is_refused(fields, words):

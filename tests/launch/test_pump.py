@@ -64,7 +64,7 @@ def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path):
     log.write(b"y")
     log.close()
     assert len(page.said) == 1
-    assert "the run goes on without this log" in page.said[0]
+    assert "the run continues without this log" in page.said[0]
 
 
 class Counting(Page):

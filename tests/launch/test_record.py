@@ -83,7 +83,7 @@ def test_a_file_that_is_not_ours_is_put_aside(tmp_path):
     (tmp_path / "file").touch()
     keep(tmp_path / "file" / "run", {}, said.append)
     assert len(said) == 2
-    assert "is not kept in" in said[1]
+    assert "events cannot be recorded in" in said[1]
 
 
 def test_a_node_of_slurm_hands_its_failure_to_the_launcher(tmp_path):

@@ -34,7 +34,7 @@ def test_kinds(words, as_module, kind):
         ([], "nothing to run"),
         (["trian.py"], "did you mean 'train.py'"),
         (["package.train"], "-m package.train"),
-        (["--late"], "options of rankwise come before"),
+        (["--late"], "put options of rankwise before the script"),
         (["sub/none.py"], "no script"),
     ],
 )

@@ -81,7 +81,7 @@ def test_asked_to_stop_under_torchrun_and_rankwise(job):
         assert f"{name}: saving and stopping after step" in done.stderr, done.stderr
     status, output = job.launch(run_dir, 2, fault="usr1:supervisor@16#3", restarts=3, extra=extra)
     assert status == 75, output
-    assert "the ranks have saved and ended as they were asked to: the same command goes on" in output
+    assert "the ranks have saved and ended as requested: the same command resumes the run" in output
     record = json.loads((run_dir / "config.json").read_text())["environment"]
     told = [record[number]["interrupted"] for number in ("1", "2", "3")]
     assert [each["reason"] for each in told] == ["SIGTERM", "SIGUSR1", "SIGUSR1"]

@@ -48,14 +48,14 @@ def test_what_would_wait_for_ever_is_refused_before_the_queue(here):
     """Unknown partition, its limits of time, nodes, cores, GPUs and accounts, options that differ: each by name."""
     cases = [
         (["--partition", "nowhere"], "no partition 'nowhere' here; there are closed, general, high, short"),
-        (["--partition", "short", "--time", "3m"], "'short' has a time limit of 2 minutes, --time asks for 3"),
-        (["--nodes", "3"], "'general' gives a job at most 2 node(s), --nodes 3"),
-        (["--partition", "short", "--time", "1m", "--nodes", "2"], "'short' gives a job at most 1 node(s)"),
+        (["--partition", "short", "--time", "3m"], "'short' has a time limit of 2 minutes, --time is 3"),
+        (["--nodes", "3"], "'general' allows at most 2 node(s) per job, --nodes is 3"),
+        (["--partition", "short", "--time", "1m", "--nodes", "2"], "'short' allows at most 1 node(s) per job"),
         (["--partition", "closed", "--account", "biology"], "for the account(s) physics, not for --account biology"),
         (["--nproc", "2", "--cpus-per-task", "2"], "has 2 cores, ranks x --cpus-per-task need 4"),
-        (["--gpus-per-node", "3"], "has 2 GPU(s), --gpus-per-node 3"),
+        (["--gpus-per-node", "3"], "has 2 GPU(s), --gpus-per-node is 3"),
         (["--gpus-per-node", "2", "--slurm-arg", "gres=gpu:2"], "--slurm-arg gres"),
-        (["--slurm-arg", "time=5"], "say --time"),
+        (["--slurm-arg", "time=5"], "use --time"),
         (["--requeue", "--max-requeues", "0"], "contradict"),
         (["--constraint", "nothing"], "Slurm refuses the job (nodes=1, mem=200M, constraint=nothing)"),
     ]
@@ -119,9 +119,9 @@ def test_a_job_is_detached_followed_and_cancelled(here):
     theirs = here.run("sbatch", "--parsable", "--hold", "--uid=nobody", "--output=/dev/null", "batch.sh").stdout.strip()
     messages = {
         own: "scancel",
-        theirs: "of the user nobody",
-        "99999": "knows no job 99999",
-        "x": "is a number, got 'x'",
+        theirs: "belongs to user nobody",
+        "99999": "does not know job 99999",
+        "x": "must be a number, got 'x'",
     }
     for name, message in messages.items():
         done = here.rankwise("cancel", name, check=False)
@@ -154,7 +154,7 @@ def test_ctrl_c_while_following_says_how_to_cancel(here):
 
 def test_ctrl_c_on_a_terminal_asks(here):
     """In a real pseudo-terminal: no goes on, detach leaves the job running, yes cancels it, as a second Ctrl-C does."""
-    question = r"cancel job (\d+)\? \[y\]es, \[d\]etach \(it runs on\), \[n\]o: "
+    question = r"cancel job (\d+)\? \[y\]es, \[d\]etach \(it keeps running\), \[n\]o: "
     jobs = []
     for answers in (["no", "detach"], ["yes"], ["\x03"]):
         terminal = pexpect.spawn(
@@ -169,7 +169,9 @@ def test_ctrl_c_on_a_terminal_asks(here):
             if answer == "no":
                 terminal.expect(f"following job {jobs[0]}")
         terminal.expect(
-            f"job {jobs[-1]} runs on: rankwise logs {jobs[-1]} --follow" if "detach" in answers else "is cancelled"
+            f"job {jobs[-1]} keeps running: rankwise logs {jobs[-1]} --follow"
+            if "detach" in answers
+            else "is cancelled"
         )
         terminal.expect(pexpect.EOF)
         terminal.close()

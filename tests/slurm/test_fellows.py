@@ -110,7 +110,7 @@ def test_a_standstill_is_told_once(served):
     joined(loop, *nodes)
     nodes[2].ask(question(final=False, **nodes[2].attempt.view(final=False)))
     until(loop, lambda: all(each.attempt.told for each in nodes))
-    assert sum("(--stall), the run goes on; look at rank 0" in line for line in console.lines) == 1
+    assert sum("(--stall), the run continues; look at rank 0" in line for line in console.lines) == 1
 
 
 def test_others_advance(served):
@@ -149,7 +149,7 @@ def test_garbage_and_strangers_are_dropped(served):
     noise.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
     stranger = node(1, still, secret="t" * 32)
     until(loop, lambda: stranger._link.lost or stranger._link._error is not None)
-    until(loop, lambda: any("another token" in line for line in console.lines))
+    until(loop, lambda: any("a different token" in line for line in console.lines))
     good.ask(question(final=True, **still))
     until(loop, lambda: good.attempt.blamed)
     assert stranger.attempt.blamed == []

@@ -47,7 +47,7 @@ def test_the_rank_that_holds_up_both_nodes_is_named(cluster):
     done = cluster.rankwise("run", *submit, *limits, "--run-dir", "run", script, check=False)
     text = done.stdout + done.stderr
     assert done.returncode == 1, text
-    told = [line for line in text.splitlines() if "(--stall), the run goes on; look at rank 3 on node node2" in line]
+    told = [line for line in text.splitlines() if "(--stall), the run continues; look at rank 3 on node node2" in line]
     assert told, text
     assert len(told) == len(set(told)), text  # once by all nodes together, and again after twice the time
     assert re.search(rf"rank 3 of 4 on node2 hangs \(.*hangs.py:{line} in prepares_for_ever\)", text), text

@@ -55,5 +55,5 @@ def test_what_can_never_run_is_named(change, reason):
 def test_times_are_read():
     """Ours and Slurm's words; no limit is no time."""
     assert [parse_time(text) for text in ("2h", "90", "1-12", "0:30")] == [120, 90, 2160, 1]
-    with pytest.raises(ConfigError, match="--time takes 2h"):
+    with pytest.raises(ConfigError, match="--time must be 2h"):
         parse_time("UNLIMITED")

@@ -20,11 +20,11 @@ from rankwise.cli.slurm import cancel_command, jobs_command, logs_command
 
 __all__ = ["app"]
 
-_EPILOG = "Learn one command with: rankwise COMMAND --help"
+_EPILOG = "Help for one command: rankwise COMMAND --help"
 
 app = typer.Typer(
     name="rankwise",
-    help="Data-parallel training in one piece: start ranks, watch over them, say what is wrong.",
+    help="Data-parallel training: start ranks, supervise them, and diagnose problems.",
     epilog=_EPILOG,
     no_args_is_help=True,
     add_completion=False,
@@ -42,7 +42,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     del version  # handled by its callback
@@ -57,29 +57,32 @@ app.command(
         "default_map": announced_options(os.environ),
     },
     no_args_is_help=True,
-    epilog="Everything after TARGET belongs to it. Options of torchrun are understood.",
+    epilog="Everything after TARGET is passed to it. The options of torchrun are accepted, too.",
 )(run_command)
 app.command(
     "verify",
     context_settings={"allow_interspersed_args": False},
     no_args_is_help=True,
-    epilog="Exit codes: 0 the same training, 1 not, 2 a run failed.",
+    epilog="Exit codes: 0 no difference, 1 a difference, 2 a run failed.",
 )(verify_command)
 app.command(
     "lint",
     no_args_is_help=True,
-    epilog="Exit codes: 0 nothing found, 1 findings, 2 a file could not be checked. A rule: rankwise rule RW101",
+    epilog="Exit codes: 0 no findings, 1 findings, 2 a file could not be checked. Rules: rankwise rule RW101",
 )(lint_command)
 app.command("rule")(rule_command)
-app.command("env", epilog="Paste it into a report; it holds no secrets that it knows, but read it first.")(env_command)
+app.command(
+    "env",
+    epilog="The output is meant for bug reports. Known secrets are masked, but read it before you share it.",
+)(env_command)
 app.command(
     "doctor",
-    epilog="Exit codes: 0 nothing failed (warnings are no failures), 1 a check failed, 2 the call was wrong.",
+    epilog="Exit codes: 0 no check failed (warnings are not failures), 1 a check failed, 2 wrong usage.",
 )(doctor_command)
 app.command(
     "explain",
     no_args_is_help=True,
-    epilog="Exit codes: 0 explained, 1 nothing recognised, 2 a log could not be read.",
+    epilog="Exit codes: 0 a message was recognized, 1 no message was recognized, 2 a log could not be read.",
 )(explain_command)
 app.command("report", no_args_is_help=True)(report_command)
 app.command("watch")(watch_command)
@@ -87,13 +90,13 @@ app.command(
     "profile",
     context_settings={"allow_interspersed_args": False},
     no_args_is_help=True,
-    epilog="Exit codes: 0 a profile was made, 2 the script failed, or a trace cannot be read.",
+    epilog="Exit codes: 0 the profile was written, 2 the script failed or a trace could not be read.",
 )(profile_command)
 app.command(
     "scaling",
     context_settings={"allow_interspersed_args": False},
     no_args_is_help=True,
-    epilog="Exit codes: 0 measured, 1 below --min-efficiency, 2 a run failed.",
+    epilog="Exit codes: 0 measured, 1 the efficiency is below --min-efficiency, 2 a run failed.",
 )(scaling_command)
 app.command("jobs")(jobs_command)
 app.command("logs")(logs_command)

@@ -12,26 +12,29 @@ __all__ = ["checkpoint_commands"]
 
 checkpoint_commands = typer.Typer(
     name="checkpoint",
-    help="Checkpoints: what they hold, whether they are whole, and files of them for other libraries.",
+    help="Show what checkpoints contain, check that they are intact, and export them for other libraries.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 _Place = Annotated[
-    str, typer.Argument(metavar="PATH", help="A checkpoint, a folder of them, a run directory or a URL.")
+    str,
+    typer.Argument(
+        metavar="PATH", help="A checkpoint, a folder of checkpoints, a run directory, or a URL of one of these."
+    ),
 ]
 
 
 @checkpoint_commands.callback()
 def _describe() -> None:
-    """Checkpoints: what they hold, whether they are whole, and files of them for other libraries."""
+    """Show what checkpoints contain, check that they are intact, and export them for other libraries."""
 
 
 @checkpoint_commands.command("show", no_args_is_help=True)
 def show_command(
-    path: _Place, as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False
+    path: _Place, as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
 ) -> None:
-    """Say what checkpoints hold, newest first. Reads their manifests alone."""
+    """Show what checkpoints contain, newest first. Reads only their manifests."""
     from rankwise.checkpoint.export import describe, text_of
 
     facts = describe(path)
@@ -40,12 +43,15 @@ def show_command(
 
 @checkpoint_commands.command("verify", no_args_is_help=True)
 def verify_command(path: _Place) -> None:
-    """Read checkpoints completely and compare their checksums; exit code 1 if one is damaged."""
+    """Read checkpoints completely and compare their checksums.
+
+    Exit codes: 0 all are intact, 1 one is damaged, 2 wrong usage.
+    """
     from rankwise.checkpoint.export import check_all
 
     checked = check_all(path)
     for folder, reason in checked.items():
-        print(f"{folder}: {'whole' if reason is None else f'DAMAGED: {reason}'}")
+        print(f"{folder}: {'intact' if reason is None else f'DAMAGED: {reason}'}")
     if any(checked.values()):
         raise typer.Exit(1)
 
@@ -53,14 +59,15 @@ def verify_command(path: _Place) -> None:
 @checkpoint_commands.command("export", no_args_is_help=True)
 def export_command(
     path: _Place,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
-    part: Annotated[str, typer.Option(help="Which part of the checkpoint.")] = "model",
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
+    part: Annotated[str, typer.Option(help="Name of the part of the checkpoint to export.")] = "model",
     to: Annotated[
-        str | None, typer.Option("--format", help="pt, safetensors or npz; default: the ending of OUT, else pt.")
+        str | None,
+        typer.Option("--format", help="File format: pt, safetensors or npz. Default: the suffix of OUT, else pt."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
 ) -> None:
-    """Write the whole state of a part, however many ranks have saved it, for torch.load, safetensors or NumPy."""
+    """Export the whole state of a part, saved by any number of ranks, for torch.load, safetensors or NumPy."""
     from rankwise.checkpoint.export import FORMATS, export_part, find_one
 
     ending = out.suffix.lstrip(".")

@@ -25,7 +25,7 @@ __all__ = ["data_commands"]
 
 data_commands = typer.Typer(
     name="data",
-    help="Look at Zarr stores: what they hold, what reading them costs, how fast they are.",
+    help="Inspect Zarr stores: index their content, predict the cost of reading them, and measure it.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -41,26 +41,35 @@ _SHORT = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat1
 
 @data_commands.callback()
 def _describe() -> None:
-    """Look at Zarr stores: what they hold, what reading them costs, how fast they are."""
+    """Inspect Zarr stores: index their content, predict the cost of reading them, and measure it."""
 
 
 @data_commands.command("audit", no_args_is_help=True)
 def audit_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     uris: Annotated[
-        list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of them, or catalogues.")
+        list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of these, or catalogues.")
     ],
-    crop: Annotated[str, typer.Option(metavar="Z,Y,X", help="Extent of a crop along the last axes but channels.")],
+    crop: Annotated[
+        str, typer.Option(metavar="Z,Y,X", help="Extents of a crop along the last axes, without channels.")
+    ],
     channels: Annotated[
-        int | None, typer.Option(min=1, help="Channels of a crop that does not name their axis; default: all.")
+        int | None,
+        typer.Option(min=1, help="Number of channels of a crop, if --crop does not contain their axis. Default: all."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Dtype of the batch; native: as stored.")] = "float32",
-    align: Annotated[str, typer.Option(metavar="none|chunk", help="Where origins of crops lie.")] = "none",
-    batch: Annotated[int, typer.Option(min=1, help="Crops per batch; a chunk they share is decoded once.")] = 8,
-    threads: Annotated[int | None, typer.Option(min=1, help="Cores that decode; default: those usable here.")] = None,
-    sample: Annotated[int, typer.Option(min=0, help="Files per array whose sizes are looked at; 0: none.")] = 4,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    dtype: Annotated[str, typer.Option(help="Dtype of the batch; native: the dtype of the store.")] = "float32",
+    align: Annotated[
+        str, typer.Option(metavar="none|chunk", help="Origins of crops: anywhere (none), or at chunk edges (chunk).")
+    ] = "none",
+    batch: Annotated[
+        int, typer.Option(min=1, help="Crops per batch; a chunk that several crops share is decoded once.")
+    ] = 8,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Number of decoding threads. Default: the usable cores.")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=0, help="Number of files per array whose sizes are read; 0: none.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Predict what random crops of stored arrays cost, and say how to store them better. Reads no data."""
+    """Predict the cost of reading random crops of stored arrays, and suggest a better layout. Reads no data."""
     from rich.console import Console
 
     from rankwise.data.crops.audit import AuditOptions, audit, audit_facts, show_audit
@@ -84,24 +93,33 @@ def audit_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 @data_commands.command("bench", no_args_is_help=True)
 def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     uris: Annotated[
-        list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of them, or catalogues.")
+        list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of these, or catalogues.")
     ],
-    crop: Annotated[str, typer.Option(metavar="Z,Y,X", help="Extent of a crop along the last axes but channels.")],
+    crop: Annotated[
+        str, typer.Option(metavar="Z,Y,X", help="Extents of a crop along the last axes, without channels.")
+    ],
     channels: Annotated[
-        int | None, typer.Option(min=1, help="Channels of a crop that does not name their axis; default: all.")
+        int | None,
+        typer.Option(min=1, help="Number of channels of a crop, if --crop does not contain their axis. Default: all."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Dtype of the batch; native: as stored.")] = "float32",
-    align: Annotated[str, typer.Option(metavar="none|chunk", help="Where origins of crops lie.")] = "none",
-    batch: Annotated[int, typer.Option(min=1, help="Crops per batch; a chunk they share is decoded once.")] = 8,
-    rounds: Annotated[int, typer.Option(min=1, help="Batches that are timed.")] = 20,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: the cores usable here.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random origins.")] = 0,
+    dtype: Annotated[str, typer.Option(help="Dtype of the batch; native: the dtype of the store.")] = "float32",
+    align: Annotated[
+        str, typer.Option(metavar="none|chunk", help="Origins of crops: anywhere (none), or at chunk edges (chunk).")
+    ] = "none",
+    batch: Annotated[
+        int, typer.Option(min=1, help="Crops per batch; a chunk that several crops share is decoded once.")
+    ] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of timed batches.")] = 20,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Number of decoding threads. Default: the usable cores.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random crop origins.")] = 0,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Keep the decoding speeds for the audits of this machine.")
+        bool, typer.Option("--calibrate", help="Save the measured decoding speeds for later audits on this machine.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Read random crops of stored arrays, set the cost beside the audit's prediction, and name the bottleneck."""
+    """Measure the cost of reading random crops, compare it with the audit's prediction, and name the bottleneck."""
     from rich.console import Console
 
     from rankwise.data.crops.audit import AuditOptions, BenchOptions, bench_facts, keep_rates, measure, show_bench
@@ -120,28 +138,30 @@ def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     else:
         show_bench(report, Console())
     if calibrate:
-        typer.echo(f"decoding speeds are kept in {keep_rates(report)}", err=True)
+        typer.echo(f"decoding speeds are saved in {keep_rates(report)}", err=True)
 
 
 @data_commands.command("index", no_args_is_help=True, epilog=_EXAMPLES)
 def index_command(
     uris: Annotated[
         list[str],
-        typer.Argument(metavar="URI", help="Arrays, groups, images, plates, or plain folders that hold some."),
+        typer.Argument(metavar="URI", help="Arrays, groups, images, plates, or folders that contain these."),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="IDX", help="File for the catalogue.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="IDX", help="Catalogue file to write.")],
     workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Threads that read; more help where storage answers slowly.")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Number of reading threads; more threads help if storage has a high latency."
+        ),
     ] = 8,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Write the catalogue although some things could not be read.")
+        bool, typer.Option("--skip-bad", help="Write the catalogue even if some entries could not be read.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Write a catalogue of every image and array below some URIs, so that they open without touching their stores.
+    """Write a catalogue of all images and arrays under the URIs, so that they open without accessing the stores.
 
-    Exit codes: 0 = written; 1 = something could not be read (nothing is written without --skip-bad), or nothing was
-    found; 2 = wrong usage.
+    Exit codes: 0 written, 1 entries could not be read (without --skip-bad) or none was found, 2 wrong usage.
     """
     from rankwise.data.store.catalogue import build_catalogue
 
@@ -163,7 +183,7 @@ def _complain(catalogue: Catalogue, *, written: bool) -> None:
     if len(catalogue.bad) > _MOST_BAD:
         print(f"... and {len(catalogue.bad) - _MOST_BAD} more (--json lists all)", file=sys.stderr)
     if catalogue.bad and not written:
-        print("nothing was written; mend or leave these out, or add --skip-bad", file=sys.stderr)
+        print("nothing was written: fix or leave out these entries, or add --skip-bad", file=sys.stderr)
     elif not catalogue.arrays():
         print("no Zarr array was found; nothing was written", file=sys.stderr)
 
@@ -181,7 +201,7 @@ class _Spinner:
     def __init__(self) -> None:
         from rich.console import Console
 
-        self._status: Any = Console(stderr=True).status("looking ...")
+        self._status: Any = Console(stderr=True).status("searching ...")
 
     def __enter__(self) -> Callable[[int, int], None]:
         self._status.start()
@@ -191,7 +211,7 @@ class _Spinner:
         self._status.stop()
 
     def _show(self, found: int, pending: int) -> None:
-        self._status.update(f"{found} images found, {pending} places to look at")
+        self._status.update(f"{found} images found, {pending} places left to search")
 
 
 def _summarize(catalogue: Catalogue, *, output: str, written_bytes: int | None) -> dict[str, Any]:
@@ -236,11 +256,11 @@ def _text_of(summary: dict[str, Any]) -> str:
         lines.append(f"            and {len(summary['kinds']) - _MOST_KINDS} more kinds (--json lists all)")
     if summary["same_name"]:
         lines.append(
-            f"{len(summary['same_name'])} names stand for several images, such as {summary['same_name'][0]!r}: "
-            "search the folder above them, so that their names differ"
+            f"{len(summary['same_name'])} names belong to several images, for example {summary['same_name'][0]!r}: "
+            "index their parent folder, so that their names differ"
         )
     if bad:
-        lines.append(f"{len(bad)} could not be read")
+        lines.append(f"{len(bad)} entries could not be read")
     if summary["written_bytes"] is not None:
         lines.append(f"wrote {summary['output']} ({_amount(summary['written_bytes'])})")
     return "\n".join(lines)
@@ -277,7 +297,7 @@ def _parse_extents(word: str) -> tuple[int, ...]:
     """
     parts = word.replace("x", ",").split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--crop takes extents >= 1 separated by commas, such as 16,128,128; got {word!r}")
+        raise ConfigError(f"--crop must be extents >= 1 separated by commas, such as 16,128,128, got {word!r}")
     return tuple(int(part) for part in parts)
 
 
@@ -301,7 +321,7 @@ def _parse_dtype(word: str) -> DType | None:
     try:
         return np.dtype(name)
     except TypeError as error:
-        raise ConfigError(f"--dtype takes native, float32, bfloat16, float16, uint8, ...; got {word!r}") from error
+        raise ConfigError(f"--dtype must be native, float32, bfloat16, float16, uint8, ..., got {word!r}") from error
 
 
 def _parse_align(word: str) -> bool:
@@ -311,5 +331,5 @@ def _parse_align(word: str) -> bool:
         ConfigError: an unknown word.
     """
     if word not in {"none", "chunk"}:
-        raise ConfigError(f'--align takes "none" or "chunk", got {word!r}')
+        raise ConfigError(f'--align must be "none" or "chunk", got {word!r}')
     return word == "chunk"

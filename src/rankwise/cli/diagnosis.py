@@ -17,13 +17,18 @@ if TYPE_CHECKING:
 
 __all__ = ["doctor_command", "env_command", "explain_command", "report_command", "watch_command"]
 
-_Sections = Annotated[list[str] | None, typer.Option(metavar="SECTIONS", help="Names as in the report, with commas.")]
+_Only = Annotated[
+    list[str] | None, typer.Option(metavar="SECTIONS", help="Run only these sections, named as in the report; commas.")
+]
+_Skip = Annotated[
+    list[str] | None, typer.Option(metavar="SECTIONS", help="Skip these sections, named as in the report; commas.")
+]
 
 
 def env_command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Print where a run would run: versions, devices, network, scheduler, variables (secrets masked), limits."""
+    """Describe the environment of a run: versions, devices, network, scheduler, variables (secrets masked), limits."""
     from rankwise.diagnose.environment import collect_environment, describe_environment
 
     facts = collect_environment()
@@ -33,39 +38,48 @@ def env_command(
 def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WORDS]...", help="Arguments of --script, or more files of --nccl-log."),
+        typer.Argument(metavar="[WORDS]...", help="Arguments for --script, or more files for --nccl-log."),
     ] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Ranks of the probe where nobody launched this one.")] = 2,
+    ranks: Annotated[
+        int, typer.Option(min=1, help="Number of ranks of the probe, if this command was not started by a launcher.")
+    ] = 2,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="What a probe, or the ranks of a job, have to meet.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=1, help="Time limit in seconds for a probe, or for the ranks of a job to connect."
+        ),
     ] = 60.0,
     data: Annotated[
         str | None,
-        typer.Option(metavar="STORE", help="Also measure how fast it is read; may hold options of `data bench`."),
+        typer.Option(
+            metavar="STORE", help="Also measure the read rate of this store; may include options of `data bench`."
+        ),
     ] = None,
     script: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Lint it, look at this machine, run it on 1 and 2 ranks.")
+        str | None,
+        typer.Option(metavar="FILE", help="Lint this script, check this machine, and run the script on 1 and 2 ranks."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps that --script is run for.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps for which --script runs.")] = 5,
     nccl_log: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Read what NCCL_DEBUG=INFO left; %h, %p stand for anything.")
+        str | None,
+        typer.Option(metavar="FILE", help="Check a log written with NCCL_DEBUG=INFO; %h and %p match any text."),
     ] = None,
-    only: _Sections = None,
-    skip: _Sections = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+    only: _Only = None,
+    skip: _Skip = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Check variables, host, devices, network, ranks, collectives and data; under a launcher, of the whole job.
+    """Check variables, host, devices, network, ranks, collectives and data; under a launcher, for the whole job.
 
-    Each check is pass, warn, fail or not run, with what was seen and the mend. No training script is needed.
+    Each check results in pass, warn, fail or not run, with evidence and a fix. Needs no training script.
 
-    Of a job: `rankwise run --nproc 4 -m rankwise doctor`, `srun python -m rankwise doctor`, `torchrun ...`.
+    To check a job: `rankwise run --nproc 4 -m rankwise doctor`, `srun python -m rankwise doctor`, `torchrun ...`.
     """
     from rankwise.diagnose.doctor import examine, exit_code, render
 
     sections = _names(only), _names(skip)
     is_main = True
     if script is not None and nccl_log is not None:
-        raise ConfigError("--script and --nccl-log are two questions: give one of them")
+        raise ConfigError("--script and --nccl-log cannot be combined: give one of them")
     if nccl_log is not None:
         checks = _read_logs([nccl_log, *(words or [])])
     elif script is not None:
@@ -73,7 +87,7 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 
         checks = examine_script(script, words or [], steps=steps, deadline_s=timeout, sections=sections)
     elif words:
-        raise ConfigError(f"doctor got {' '.join(words)!r}: words belong to --script FILE or --nccl-log FILE")
+        raise ConfigError(f"arguments are only valid with --script FILE or --nccl-log FILE, got {' '.join(words)!r}")
     else:
         checks, is_main = examine(ranks=ranks, deadline_s=timeout, data=data, only=sections[0], skip=sections[1])
     if is_main:
@@ -94,18 +108,20 @@ def _read_logs(words: list[str]) -> list[Check]:
 
 
 def explain_command(
-    logs: Annotated[list[str] | None, typer.Argument(metavar="LOG...", help="Files, or - for standard input.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    show_list: Annotated[bool, typer.Option("--list", help="The messages that are known, and leave.")] = False,
+    logs: Annotated[
+        list[str] | None, typer.Argument(metavar="LOG...", help="Log files, or - for standard input.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="List the known messages and exit.")] = False,
 ) -> None:
-    """Explain the error messages in logs of distributed jobs: causes and mends, the root first."""
+    """Explain the error messages in logs of distributed jobs, with causes and fixes, the root cause first."""
     from rankwise.diagnose.explain import MESSAGES, explain_logs, render
 
     if show_list:
         print("\n".join(f"{message.slug:24} {message.source}" for message in MESSAGES))
         return
     if not logs:
-        raise ConfigError("explain wants at least one log, or - for standard input; got none")
+        raise ConfigError("explain needs at least one log file, or - for standard input, got none")
     findings = explain_logs(Path(log) if log != "-" else sys.stdin.buffer for log in logs)
     if as_json:
         print(json.dumps({"findings": [finding.to_json() for finding in findings]}, indent=2))
@@ -119,20 +135,26 @@ def watch_command(
         str,
         typer.Argument(
             metavar="[JOB]",
-            help="Process id of the launcher or of a rank, or a run directory; not needed where one job runs.",
+            help="Process id of the launcher or of a rank, or a run directory. Default: the only job on this machine.",
         ),
     ] = "",
     slurm: Annotated[
         str | None,
-        typer.Option("--slurm", metavar="JOB[.STEP]", help="Ask all nodes of this job of Slurm instead."),
+        typer.Option("--slurm", metavar="JOB[.STEP]", help="Inspect a Slurm job instead, on all of its nodes."),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="How long to wait for the nodes (--slurm).")
+        float,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=1.0,
+            help="Time limit in seconds for the nodes to answer (with --slurm).",
+        ),
     ] = 60.0,
-    list_jobs: Annotated[bool, typer.Option("--list", help="List the jobs that can be looked at here.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all that is known as JSON.")] = False,
+    list_jobs: Annotated[bool, typer.Option("--list", help="List the running jobs of this machine and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Look at a running job once: every rank's stacks and last collectives, and who holds the others up."""
+    """Inspect a running job once: the stacks and last collectives of each rank, and which rank blocks the others."""
     from rankwise.diagnose.watch.evidence import report
     from rankwise.diagnose.watch.jobs import look_at, running_jobs
 
@@ -155,20 +177,24 @@ def watch_command(
 
 
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories; several stand side by side.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories; several runs are shown side by side.")
+    ],
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="The page. Default: report.html in the first run."),
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="HTML file to write. Default: report.html in the first run directory."
+        ),
     ] = None,
     lint: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON of `rankwise lint`. Default: RUN/lint.json.")
+        Path | None, typer.Option(metavar="FILE", help="JSON output of `rankwise lint`. Default: RUN/lint.json.")
     ] = None,
     doctor: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON of `rankwise doctor`. Default: RUN/doctor.json.")
+        Path | None, typer.Option(metavar="FILE", help="JSON output of `rankwise doctor`. Default: RUN/doctor.json.")
     ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Write one self-contained HTML page about a run: curves, time, restarts, findings, checkpoints. Runs nothing."""
+    """Write a self-contained HTML report on runs: curves, times, restarts, findings, checkpoints. Runs no code."""
     from rankwise.diagnose.report import write_report
 
     page = out if out is not None else runs[0] / "report.html"

@@ -17,42 +17,52 @@ if TYPE_CHECKING:
 
 __all__ = ["lint_command", "rule_command"]
 
-_Names = Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Codes, prefixes of codes or slugs; commas.")]
-
 
 def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders to check.")],
     output_format: Annotated[
-        str, typer.Option("--output-format", metavar="FORMAT", help="full, concise, json, sarif or github.")
+        str,
+        typer.Option("--output-format", metavar="FORMAT", help="Output format: full, concise, json, sarif or github."),
     ] = "full",
     select: Annotated[
-        list[str] | None, typer.Option(metavar="NAMES", help="Only these: codes, prefixes or slugs; ALL: info, too.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Check only these rules: codes, prefixes or slugs, separated by commas. ALL includes info rules.",
+        ),
     ] = None,
-    ignore: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Not these.")] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Disable these rules; names as for --select.")
+    ] = None,
     confidence: Annotated[
-        str | None, typer.Option(metavar="LEVEL", help="The lowest that is shown: high, medium (default) or low.")
+        str | None,
+        typer.Option(metavar="LEVEL", help="Lowest confidence that is reported: high, medium (default) or low."),
     ] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended without doubt.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Apply the safe fixes.")] = False,
     unsafe_fixes: Annotated[
-        bool, typer.Option("--unsafe-fixes", help="Mend also what may change a right script.")
+        bool, typer.Option("--unsafe-fixes", help="Also apply fixes that may change a correct script.")
     ] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="Show what --fix would change, change nothing.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print the changes that --fix would make, without making them.")
+    ] = False,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Findings that it holds are not reported.")
+        Path | None, typer.Option(metavar="FILE", help="Do not report findings listed in this baseline file.")
     ] = None,
-    write_baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings into it.")] = None,
+    write_baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all findings to this baseline file.")
+    ] = None,
     add_ignore: Annotated[
-        bool, typer.Option("--add-ignore", help="Add a suppressing comment to every line with a finding.")
+        bool, typer.Option("--add-ignore", help="Add a comment that suppresses the finding to every line that has one.")
     ] = False,
     checklist: Annotated[
-        bool, typer.Option("--checklist", help="Hold a guide's 84 statements against the files; all rules are asked.")
+        bool, typer.Option("--checklist", help="Check the files against the 84 statements of a guide, with all rules.")
     ] = False,
 ) -> None:
-    """Find misuse of distributed training in Python, notebooks, shell, Docker and YAML files. Runs nothing."""
+    """Find incorrect use of distributed training in Python, notebooks, shell, Docker and YAML files. Runs no code."""
     from rankwise.diagnose.lint import FORMATS, RULES, find_settings, lint_paths, to_text
 
     if output_format not in FORMATS:
-        raise ConfigError(f"--output-format wants {', '.join(FORMATS)}; got {output_format!r}")
+        raise ConfigError(f"--output-format must be one of {', '.join(FORMATS)}, got {output_format!r}")
     if checklist:
         _checklist(paths, output_format)
     start = paths[0] if paths[0].is_dir() else paths[0].parent
@@ -97,7 +107,7 @@ def _mend(paths: list[Path], settings: Settings, *, unsafe: bool, write: bool) -
         num_mended += number
         if not write:
             print(text, end="")
-    print(f"{num_mended} {'mended' if write else 'would be mended'}", file=sys.stderr)
+    print(f"{num_mended} {'fixed' if write else 'would be fixed'}", file=sys.stderr)
     return num_mended
 
 
@@ -108,7 +118,7 @@ def _accept(report: Report, baseline: Path | None, *, add_ignore: bool) -> None:
     if baseline is not None:
         print(f"{baseline}: {write_baseline(baseline, report.findings)} findings")
     if add_ignore:
-        print(f"{add_comments(report)} lines have a comment now")
+        print(f"comments added to {add_comments(report)} lines")
     _say_failures(report, "json")
     sys.exit(2 if report.failures else 0)
 
@@ -120,16 +130,18 @@ def _say_failures(report: Report, output_format: str) -> None:
             print(f"rankwise: {failure.file}:{failure.line}: {failure.message}", file=sys.stderr)
     if report.noqa_files:
         print(
-            f"rankwise: {report.noqa_files[0]} suppresses rules of rankwise by `noqa`, which ruff removes as "
-            'unknown unless its configuration says `external = ["RW"]` under [tool.ruff.lint]',
+            f"rankwise: {report.noqa_files[0]} suppresses rankwise rules with `noqa`; ruff removes these "
+            'comments as unknown unless its configuration contains `external = ["RW"]` under [tool.ruff.lint]',
             file=sys.stderr,
         )
 
 
 def rule_command(
-    name: Annotated[str | None, typer.Argument(metavar="[RULE]", help="A code or a slug; without one: all.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[RULE]", help="Code or slug of a rule. Default: list all rules.")
+    ] = None,
 ) -> None:
-    """Say what a rule of `rankwise lint` means, why, and how it should be; without a name, list all rules."""
+    """Explain a rule of `rankwise lint`: what it finds, why, and the fix. Without a name, list all rules."""
     from rankwise.diagnose.lint import RULES, rule_text
 
     if name is None:
@@ -140,6 +152,6 @@ def rule_command(
     found = next((rule for rule in RULES if name.upper() == rule.code or name == rule.slug), None)
     if found is None:
         close = difflib.get_close_matches(name, [word for rule in RULES for word in (rule.code, rule.slug)], n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"no rule {name!r}{hint} `rankwise rule` lists them all")
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ConfigError(f"no rule {name!r}{hint}; `rankwise rule` lists all rules")
     print(rule_text(found))

@@ -78,7 +78,7 @@ class RunOptions:
     def __init__(self, **said: Any) -> None:
         unknown = said.keys() - RunOptions.__annotations__.keys()
         if unknown:
-            raise TypeError(f"no options of rankwise run: {', '.join(sorted(unknown))}")
+            raise TypeError(f"not options of rankwise run: {', '.join(sorted(unknown))}")
         vars(self).update(said)
 
 

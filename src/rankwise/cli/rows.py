@@ -18,7 +18,7 @@ __all__ = ["plain_failure", "rows_commands"]
 
 rows_commands = typer.Typer(
     name="rows",
-    help="AnnData stores and collections: write them, say what they hold, check them.",
+    help="Write, inspect and verify AnnData stores and collections.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -35,69 +35,75 @@ _OURS = "rankwise.errors."  # begins the last line of a traceback of one of our 
 
 @rows_commands.callback()
 def _describe() -> None:
-    """AnnData stores and collections: write them, say what they hold, check them."""
+    """Write, inspect and verify AnnData stores and collections."""
 
 
 @rows_commands.command("write", no_args_is_help=True, epilog=_EXAMPLES)
 def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
-    out: Annotated[str, typer.Argument(metavar="OUT", help="The collection, made or added to; ends in .zarr.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Collection to create or extend; its name ends in .zarr.")],
     inputs: Annotated[
-        list[str], typer.Argument(metavar="IN...", help="h5ad files, AnnData Zarr stores, other collections.")
+        list[str], typer.Argument(metavar="IN...", help="Inputs: h5ad files, AnnData Zarr stores, other collections.")
     ],
-    layer: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A layer to write; may come several times.")
-    ] = None,
+    layer: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Layer to write; may be repeated.")] = None,
     obsm: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A matrix of obsm to write; may come several times.")
+        list[str] | None, typer.Option(metavar="NAME", help="Matrix of obsm to write; may be repeated.")
     ] = None,
     modality: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A modality of MuData inputs; may come several times, the first has X."),
+        typer.Option(metavar="NAME", help="Modality of MuData inputs; may be repeated, the first provides X."),
     ] = None,
-    x: Annotated[bool, typer.Option("--x/--no-x", help="Write X, where layers or obsm are chosen.")] = True,
+    x: Annotated[bool, typer.Option("--x/--no-x", help="Write X, too, if --layer or --obsm is given.")] = True,
     genes: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File of the variables to take, one a line.")
+        Path | None, typer.Option(metavar="FILE", help="File with the names of the variables to write, one per line.")
     ] = None,
     join: Annotated[
-        str, typer.Option(metavar="HOW", help="Variables that any input has (outer), or that all have (inner).")
+        str,
+        typer.Option(
+            metavar="HOW", help="Write the variables that any input has (outer), or that all inputs have (inner)."
+        ),
     ] = "outer",
-    groupby: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Sort each dataset by it.")] = None,
-    rows_per_chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Rows of a chunk.")] = 64,
+    groupby: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Column of obs by which each dataset is sorted; may be repeated."),
+    ] = None,
+    rows_per_chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Rows per chunk.")] = 64,
     shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Of a file: decoded bytes (1GB), or rows (1000).")
+        str, typer.Option(metavar="SIZE", help="Maximum size of a file: decoded bytes (1GB) or rows (1000).")
     ] = "1GB",
     dataset_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Of a dataset: decoded bytes (20GB, 250MB), or rows (250).")
+        str, typer.Option(metavar="SIZE", help="Maximum size of a dataset: decoded bytes (20GB, 250MB) or rows (250).")
     ] = "20GB",
-    memory_budget: Annotated[str, typer.Option(metavar="SIZE", help="Memory of a rank for rows on their way.")] = "2GB",
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Of the shuffle; default: a fresh one, noted.")] = None,
-    shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Put all rows into a random order.")] = True,
+    memory_budget: Annotated[str, typer.Option(metavar="SIZE", help="Memory of each rank for buffered rows.")] = "2GB",
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Seed of the shuffle. Default: a random seed, which is recorded.")
+    ] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Write all rows in random order.")] = True,
     align_rows: Annotated[
-        bool, typer.Option("--align-rows/--no-align-rows", help="Let chunk edges fall on row edges.")
+        bool, typer.Option("--align-rows/--no-align-rows", help="Align chunk edges of CSR matrices to row edges.")
     ] = True,
     reshuffle: Annotated[
-        bool, typer.Option("--reshuffle", help="Rewrite what is there too, in one order with the new rows.")
+        bool, typer.Option("--reshuffle", help="Also rewrite the existing datasets, in one order with the new rows.")
     ] = False,
     ranks: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=1,
-            help="Processes of this machine that share the work; the bytes are the same. Default: one, or those of the "
-            "job step (srun, torchrun, mpirun) in which the command is called.",
+            help="Number of processes on this machine that share the work; the result is the same. Default: 1, or the "
+            "ranks of the job step (srun, torchrun, mpirun) in which the command runs.",
         ),
     ] = None,
     progress: Annotated[
         bool | None,
         typer.Option(
             "--progress/--no-progress",
-            help="Show rate and time left; a line every 10 s where stderr is a file or a pipe. Default: on a terminal.",
+            help="Show rate and time left; a line every 10 s if stderr is not a terminal. Default: on a terminal.",
         ),
     ] = None,
 ) -> None:
-    """Write a collection of shuffled rows, or add to one. Killed, it leaves what was there; called again, it goes on.
+    """Write shuffled rows to a new or an existing collection. If killed, the collection is unchanged; a repeat resumes.
 
-    Without --layer and --obsm every matrix that all inputs have is written.
+    Without --layer and --obsm, every matrix that all inputs have is written.
     """
     chosen = [f"layers/{name}" for name in layer or ()] + [f"obsm/{name}" for name in obsm or ()]
     matrices = None if not chosen and x else ["X"] * x + chosen
@@ -130,10 +136,10 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 
 @rows_commands.command("info", no_args_is_help=True)
 def info_command(
-    uri: Annotated[str, typer.Argument(metavar="URI", help="An AnnData Zarr store, or a collection.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    uri: Annotated[str, typer.Argument(metavar="URI", help="AnnData Zarr store or collection.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Say what a store or collection holds, what rows of it cost, and what a conversion would buy. Reads no data."""
+    """Show what a store or collection contains, the cost of its rows, and the gain of a conversion. Reads no data."""
     from rankwise.data.rows.inspecting import describe_rows, text_of_rows
 
     facts = describe_rows(uri)
@@ -142,14 +148,14 @@ def info_command(
 
 @rows_commands.command("verify", no_args_is_help=True)
 def verify_command(
-    uri: Annotated[str, typer.Argument(metavar="URI", help="A collection that rankwise wrote.")],
+    uri: Annotated[str, typer.Argument(metavar="URI", help="Collection written by rankwise.")],
     sources: Annotated[
-        bool, typer.Option("--sources", help="Also read the sources again, and compare every row with its source.")
+        bool, typer.Option("--sources", help="Also read the sources again and compare every row with its source.")
     ] = False,
 ) -> None:
-    """Compare every array with its checksum, and every row with the note of where it comes from.
+    """Compare every array with its checksum, and every row with the record of its source.
 
-    Exit codes: 0 = all is well; 1 = something differs; 2 = wrong usage.
+    Exit codes: 0 no difference, 1 a difference, 2 wrong usage.
     """
     from rankwise.data.rows import verify_rows
 
@@ -161,7 +167,7 @@ def verify_command(
         print(problem)
     if problems:
         sys.exit(1)
-    print(f"{uri} is what was written" + ", and its rows are those of their sources" * sources)
+    print(f"{uri} is intact" + ", and its rows match their sources" * sources)
 
 
 def _lines(file: Path) -> list[str]:
@@ -177,8 +183,8 @@ def _start_ranks(ranks: int, out: str, inputs: list[str], options: dict[str, Any
     place = find_place(os.environ)
     if place.world_size > 1:
         raise ConfigError(
-            f"--ranks {ranks} starts processes, but this one is rank {place.rank} of {place.world_size} already "
-            f"({place.family}): leave --ranks out"
+            f"--ranks {ranks} starts processes, but this process is already rank {place.rank} of "
+            f"{place.world_size} ({place.family}): leave out --ranks"
         )
     is_new = not Path(out).exists()
     with watched_progress(Path(out), enabled=progress):
@@ -214,7 +220,7 @@ def _write_rank(out: str, inputs: list[str], options: dict[str, Any]) -> None:
         manifest = collection.manifest
         last = manifest["writes"][-1]
         rows = sum(manifest["datasets"][name]["rows"] for name in last["datasets"])
-        again = " before, by a call that was stopped at its very end" if before >= set(last["datasets"]) else ""
+        again = " by an earlier call that was stopped just before its end" if before >= set(last["datasets"]) else ""
         print(f"{out}: {rows} rows written as {', '.join(last['datasets'])}, seed {last['seed']}{again}")
 
 

@@ -15,15 +15,15 @@ from rankwise.cli.start import start_ranks
 __all__ = ["run_command"]
 
 _TORCHRUN = "torchrun's options"
-_NODES = "Several machines"
+_NODES = "Several nodes"
 _OUTPUT = "Output"
-_FAILURE = "When something goes wrong"
+_FAILURE = "Failures and time limits"
 
 
 def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     words: Annotated[
         list[str],
-        typer.Argument(metavar="TARGET", help="A script, a module (-m) or module:function, then its arguments."),
+        typer.Argument(metavar="TARGET", help="Script, module (-m) or module:function, followed by its arguments."),
     ],
     nproc: Annotated[
         str,
@@ -31,38 +31,51 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             "--nproc",
             "--nproc-per-node",
             metavar="N|auto|gpu|cpu",
-            help="Number of ranks. auto: one per visible GPU, or 1; gpu: one per GPU; cpu: one per usable core.",
+            help="Number of ranks. auto: one per visible GPU, or 1 without GPUs; gpu: one per GPU; "
+            "cpu: one per usable core.",
         ),
     ] = "auto",
     ranks_per_gpu: Annotated[
         int | None,
-        typer.Option("--ranks-per-gpu", metavar="K", min=1, help="Let K ranks share a GPU; they talk through gloo."),
+        typer.Option(
+            "--ranks-per-gpu", metavar="K", min=1, help="Let K ranks share each GPU; they communicate with gloo."
+        ),
     ] = None,
     binding: Annotated[
         Literal["auto", "numa", "core", "none"],
         typer.Option(
-            help="Cores of a rank. numa: its NUMA node; core: its own ones; none: all. Default: numa beside its GPU."
+            help="Bind each rank to cores. numa: the NUMA node of its GPU; core: its own cores; none: all cores; "
+            "auto: numa if there are several nodes and the node of each GPU is known, else none."
         ),
     ] = "auto",
     module: Annotated[bool, typer.Option("-m", "--module", help="TARGET is a module name, as in python -m.")] = False,
     run_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run directory: checkpoints, metrics and logs of this run.")
+        Path | None, typer.Option(metavar="DIR", help="Run directory: checkpoints, metrics and logs are stored there.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew although the run directory holds a run.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start a new run even if the run directory contains one.")
+    ] = False,
     resume: Annotated[
-        Literal["auto", "must", "never"] | None, typer.Option(help="Continue from the newest checkpoint.")
+        Literal["auto", "must", "never"] | None,
+        typer.Option(
+            help="Resume the run in the run directory. auto: if there is one; must: fail if there is none; never: fail "
+            "if there is one. Default: set by the script."
+        ),
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Variable for the ranks; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Set an environment variable for the ranks; may be repeated."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be started, without starting it.")
+    ] = False,
     max_restarts: Annotated[
         int,
         typer.Option(
             "--max-restarts",
             metavar="K",
             min=0,
-            help="Start all ranks again, up to K times, after one has failed.",
+            help="Restart all ranks after one has failed, up to K times.",
             rich_help_panel=_FAILURE,
         ),
     ] = 0,
@@ -72,7 +85,7 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             "--min-ranks",
             metavar="M",
             min=1,
-            help="After K restarts at one number of ranks go on with one rank fewer, and K restarts again, down to M.",
+            help="When no restart is left, continue with one rank fewer and K restarts again, down to M ranks.",
             rich_help_panel=_FAILURE,
         ),
     ] = None,
@@ -82,7 +95,7 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             "--grace",
             metavar="SECONDS",
             min=0,
-            help="Time for ranks to save and end after Ctrl-C or SIGTERM, before they are killed. Default: 30.",
+            help="Time for ranks to save and exit after Ctrl-C or SIGTERM, before they are killed. Default: 30 s.",
             rich_help_panel=_FAILURE,
         ),
     ] = None,
@@ -91,8 +104,8 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="Stop, and name the culprit, when no rank makes progress for so long; 0: never. "
-            "Default: 1800 once a rank has called rankwise.vitals.beat (the Trainer does), else never.",
+            help="Stop the run, and name the rank that blocks the others, when no rank makes progress for this long; "
+            "0: never. Default: 1800 s once a rank has called rankwise.vitals.beat (the Trainer does), else never.",
             rich_help_panel=_FAILURE,
         ),
     ] = None,
@@ -102,8 +115,9 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             "--stall",
             metavar="SECONDS",
             min=0,
-            help="Say where every rank is and who holds the others up when none advances for so long, and "
-            "go on; 0: never. Default: 180 once a rank has begun a collective or called rankwise.vitals.beat.",
+            help="Print where each rank is, and which rank blocks the others, when no rank makes progress for this "
+            "long; the run continues. 0: never. Default: 180 s once a rank has started a collective or called "
+            "rankwise.vitals.beat.",
             rich_help_panel=_FAILURE,
         ),
     ] = None,
@@ -113,8 +127,8 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             "--shutdown-timeout",
             metavar="SECONDS",
             min=0,
-            help="Time for ranks to end when asked, before they are killed. Default: 5 after a failure, "
-            "30 after Ctrl-C or SIGTERM.",
+            help="Time for ranks to exit after SIGTERM, before they are killed. Default: 5 s after a failure, "
+            "30 s after Ctrl-C or SIGTERM.",
             rich_help_panel=_FAILURE,
         ),
     ] = None,
@@ -124,8 +138,8 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             "-t",
             "--tee",
             metavar="WHAT",
-            help="What the console shows. auto: stdout of rank 0, stderr of all; all; main: rank 0 only; none; "
-            "or torchrun's numbers (3, or 0:3,1:2).",
+            help="Output shown on the console. auto: stdout of rank 0, stderr of all ranks; all; main: rank 0 only; "
+            "none; or torchrun's numbers (3, or 0:3,1:2).",
             rich_help_panel=_OUTPUT,
         ),
     ] = "auto",
@@ -135,7 +149,7 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             "-r",
             "--redirects",
             metavar="NUMBERS",
-            help="Streams that go to the log files only, in torchrun's numbers.",
+            help="Streams written only to the log files, as torchrun's numbers (3, or 0:3,1:2).",
             rich_help_panel=_OUTPUT,
         ),
     ] = "0",
@@ -143,7 +157,7 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         bool,
         typer.Option(
             "--merge/--no-merge",
-            help="Show a line that several ranks write at about the same time once, as [0-3] line.",
+            help="Show a line that several ranks write at about the same time only once, as [0-3] line.",
             rich_help_panel=_OUTPUT,
         ),
     ] = True,
@@ -152,14 +166,14 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         typer.Option(
             "--log-dir",
             metavar="DIR",
-            help="Folder for attempt-N/rank-R.out and .err. Default: logs in the run directory, if there is one.",
+            help="Folder for attempt-N/rank-R.out and .err. Default: logs/ in the run directory, if one is given.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
     nnodes: Annotated[
         str,
         typer.Option(
-            metavar="N|MIN:MAX", help="Number of nodes, each of which runs this command.", rich_help_panel=_NODES
+            metavar="N|MIN:MAX", help="Number of nodes; each of them runs this command.", rich_help_panel=_NODES
         ),
     ] = "1",
     rdzv: Annotated[
@@ -167,15 +181,15 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         typer.Option(
             "--rdzv",
             metavar="HOST[,HOST][:PORT]",
-            help="Where the nodes meet, the same on all of them: the first host holds the rendezvous, the next one "
-            "when it is lost. Port: 29400.",
+            help="Rendezvous of the nodes, the same on all of them: the first host holds it; if that host is lost, the "
+            "next one does. Default port: 29400.",
             rich_help_panel=_NODES,
         ),
     ] = None,
     node_rank: Annotated[
         int | None,
         typer.Option(
-            "--node-rank", metavar="K", help="Which node this is. Default: as they come.", rich_help_panel=_NODES
+            "--node-rank", metavar="K", help="Rank of this node. Default: by order of arrival.", rich_help_panel=_NODES
         ),
     ] = None,
     token_file: Annotated[
@@ -183,7 +197,7 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         typer.Option(
             "--token-file",
             metavar="FILE",
-            help="What the nodes show each other. Default: RANKWISE_TOKEN, else ~/.config/rankwise/token.",
+            help="File with the token of the nodes. Default: RANKWISE_TOKEN, else ~/.config/rankwise/token.",
             rich_help_panel=_NODES,
         ),
     ] = None,
@@ -192,19 +206,26 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         typer.Option(
             "--join-timeout",
             metavar="SECONDS",
-            help="How long nodes wait for each other, also for the replacement of a lost one.",
+            help="Time for which nodes wait for each other, and for the replacement of a lost node.",
             rich_help_panel=_NODES,
         ),
     ] = 300.0,
     master_addr: Annotated[
-        str | None, typer.Option("--master-addr", metavar="ADDRESS", rich_help_panel=_TORCHRUN)
+        str | None,
+        typer.Option(
+            "--master-addr",
+            metavar="ADDRESS",
+            help="Address of rank 0; with --nnodes and without --rdzv the host of the rendezvous. Default: 127.0.0.1.",
+            rich_help_panel=_TORCHRUN,
+        ),
     ] = None,
     master_port: Annotated[
         int | None,
         typer.Option(
             "--master-port",
             metavar="PORT",
-            help="Default: a free one, held until the end.",
+            help="Port of rank 0; with --nnodes and without --rdzv the port of the rendezvous (default 29500). "
+            "Default: a free port, held until the run ends.",
             rich_help_panel=_TORCHRUN,
         ),
     ] = None,
@@ -235,6 +256,6 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     local_addr: Annotated[str | None, typer.Option("--local-addr", hidden=True)] = None,
     signals_to_handle: Annotated[str | None, typer.Option("--signals-to-handle", hidden=True)] = None,
 ) -> None:
-    """Run a script, module or function on N ranks of this machine, or of each of several, as one."""
+    """Run a script, module or function on N ranks of this machine, or on N ranks of each of several nodes."""
     said = dict(locals())
     sys.exit(start_ranks(RunOptions(**said)))

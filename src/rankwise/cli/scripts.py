@@ -21,30 +21,35 @@ __all__ = ["profile_command", "scaling_command", "verify_command"]
 def verify_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     words: Annotated[
         list[str],
-        typer.Argument(metavar="SCRIPT", help="A script, then its arguments; {ranks} and {dir} are filled in."),
+        typer.Argument(
+            metavar="SCRIPT", help="Script and its arguments; {ranks} and {dir} are replaced by their values."
+        ),
     ],
     ranks: Annotated[
-        str, typer.Option(metavar="1,2,3", help="Numbers of ranks; the first is the reference.")
+        str, typer.Option(metavar="1,2,3", help="Numbers of ranks to compare; the first is the reference.")
     ] = "1,2,3",
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Optimizer steps that are compared.")] = 20,
-    kill: Annotated[bool, typer.Option("--kill", help="Also kill a rank, start again, and compare the rest.")] = False,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Number of optimizer steps to compare.")] = 20,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Also kill a rank, restart the run, and compare the remaining steps.")
+    ] = False,
     tolerance: Annotated[
-        float | None, typer.Option(metavar="R", help="Relative difference that is rounding. Default: by the dtype.")
+        float | None,
+        typer.Option(metavar="R", help="Relative difference that counts as rounding. Default: by the dtype."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the runs and their records there.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the runs and their records in DIR.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run a script at several numbers of ranks and say where they first differ, and why. Exit code 0: nowhere."""
+    """Run a script with several numbers of ranks; show where the runs first differ, and why."""
     from rankwise.diagnose import verify_script
 
     try:
         sizes = [int(word) for word in ranks.split(",")]
     except ValueError:
-        raise ConfigError(f"--ranks wants numbers such as 1,2,3; got {ranks!r}") from None
+        raise ConfigError(f"--ranks must be numbers separated by commas, such as 1,2,3, got {ranks!r}") from None
     if not Path(words[0]).is_file():
         raise ConfigError(f"no script {words[0]!r} in {Path.cwd()}")
     if out is not None and out.exists() and any(out.iterdir()):
-        raise ConfigError(f"--out {str(out)!r} holds files; give a new folder")
+        raise ConfigError(f"--out {str(out)!r} is not empty: give a new folder")
     with tempfile.TemporaryDirectory(prefix="rankwise-verify-") as scratch:
         folder = Path(scratch) if out is None else out.resolve()
         verdict = verify_script(
@@ -58,29 +63,33 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="SCRIPT|FOLDER", help="A script, then its arguments; or a folder of traces, such as RUN/traces."
+            metavar="SCRIPT|FOLDER", help="Script and its arguments, or a folder of traces, such as RUN/traces."
         ),
     ],
-    nproc: Annotated[int, typer.Option("--nproc", metavar="N", min=1, help="Ranks.")] = 2,
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps that are recorded.")] = 20,
-    skip: Annotated[int, typer.Option(metavar="N", min=1, help="Steps before them.")] = 5,
+    nproc: Annotated[int, typer.Option("--nproc", metavar="N", min=1, help="Number of ranks.")] = 2,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Number of steps to record.")] = 20,
+    skip: Annotated[int, typer.Option(metavar="N", min=1, help="Number of steps to skip before these.")] = 5,
     run_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Run directory that gets traces/ and profile.json. Default: runs/<script>."),
+        typer.Option(
+            metavar="DIR", help="Run directory: traces/ and profile.json are stored there. Default: runs/<script>."
+        ),
     ] = None,
     sweep: Annotated[
         str | None,
         typer.Option(
             metavar="SETTING=A,B",
-            help="Also run with each value of bucket_mb, static_graph, find_unused or bucket_view.",
+            help="Also run the script with each value of bucket_mb, static_graph, find_unused or bucket_view.",
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each value of the sweep.")] = 3,
-    to_end: Annotated[bool, typer.Option("--to-end", help="Let the script go on when all is recorded.")] = False,
-    num_threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads of each rank.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print profile.json.")] = False,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Number of runs for each value of --sweep.")] = 3,
+    to_end: Annotated[
+        bool, typer.Option("--to-end", help="Let the script run to its end after the recorded steps.")
+    ] = False,
+    num_threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of threads per rank.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Say where the time of each step goes on each rank: data, compute, communication, waiting for slower ranks."""
+    """Measure the time of each step on each rank: data, compute, communication, waiting for slower ranks."""
     from rankwise.diagnose.profile import Script, profile_script, profile_traces
     from rankwise.diagnose.profile.table import profile_text
 
@@ -88,7 +97,7 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     swept = None if sweep is None else _parse_sweep(sweep)
     if place.is_dir():
         if len(words) > 1 or sweep is not None:
-            raise ConfigError(f"{words[0]} is a folder of traces: arguments and --sweep want a script")
+            raise ConfigError(f"{words[0]} is a folder of traces: arguments and --sweep are only valid with a script")
         folder = run_dir or (place.parent if place.name == "traces" else place)
         profile = profile_traces(place)
     elif place.is_file():
@@ -98,7 +107,7 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         if swept is not None:
             _sweep(profile, script, swept, nproc=nproc, steps=steps, skip=skip, repeats=repeats)
     else:
-        raise ConfigError(f"no script and no folder {words[0]!r} in {Path.cwd()}")
+        raise ConfigError(f"no script or folder {words[0]!r} in {Path.cwd()}")
     profile.save(folder / "profile.json")
     facts = profile.to_json()
     print(json.dumps(facts, indent=1) if as_json else f"{profile_text(facts)}\n\nsaved as {folder / 'profile.json'}")
@@ -109,7 +118,7 @@ def _parse_sweep(text: str) -> tuple[str, list[float]]:
     try:
         return setting, [float(word) for word in listed.split(",")]
     except ValueError:
-        raise ConfigError(f"--sweep wants a setting and values such as bucket_mb=1,5,25; got {text!r}") from None
+        raise ConfigError(f"--sweep must be a setting and values, such as bucket_mb=1,5,25, got {text!r}") from None
 
 
 def _sweep(
@@ -133,38 +142,49 @@ def _sweep(
 def scaling_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     words: Annotated[
         list[str],
-        typer.Argument(metavar="SCRIPT", help="A script, then its arguments; {ranks} and {dir} are filled in."),
+        typer.Argument(
+            metavar="SCRIPT", help="Script and its arguments; {ranks} and {dir} are replaced by their values."
+        ),
     ],
     ranks: Annotated[
-        str, typer.Option(metavar="1,2,4", help="Numbers of ranks; the first is the reference.")
+        str, typer.Option(metavar="1,2,4", help="Numbers of ranks to compare; the first is the reference.")
     ] = "1,2,4",
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each; verdicts want three or more.")] = 3,
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of a run that are timed.")] = 20,
-    skip: Annotated[int, typer.Option(metavar="N", min=1, help="Steps before them.")] = 5,
+    repeats: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Number of runs for each number of ranks; a verdict needs at least 3."),
+    ] = 3,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Number of timed steps per run.")] = 20,
+    skip: Annotated[int, typer.Option(metavar="N", min=1, help="Number of steps to skip before these.")] = 5,
     mode: Annotated[
-        str | None, typer.Option(metavar="strong|weak", help="How the batch grows, where it cannot be seen.")
+        str | None,
+        typer.Option(
+            metavar="strong|weak",
+            help="Scaling mode, if it cannot be detected. strong: fixed global batch; weak: fixed batch per rank.",
+        ),
     ] = None,
     min_efficiency: Annotated[
-        float | None, typer.Option(metavar="E", help="End with code 1 if a size certainly has less.")
+        float | None,
+        typer.Option(metavar="E", help="Exit with 1 if an efficiency is significantly below E (between 0 and 1)."),
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Gets scaling.json. Default: runs/<script>.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Run directory: scaling.json is stored there. Default: runs/<script>."),
     ] = None,
-    num_threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads of each rank.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print scaling.json.")] = False,
+    num_threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of threads per rank.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run a script at several numbers of ranks, repeatedly; say how throughput grows, and what the loss is made of."""
+    """Run a script several times with each number of ranks; measure how throughput scales, and where time is lost."""
     from rankwise.diagnose.profile import Script, measure_scaling
     from rankwise.diagnose.profile.table import scaling_text
 
     try:
         sizes = [int(word) for word in ranks.split(",")]
     except ValueError:
-        raise ConfigError(f"--ranks wants numbers such as 1,2,4; got {ranks!r}") from None
+        raise ConfigError(f"--ranks must be numbers separated by commas, such as 1,2,4, got {ranks!r}") from None
     if not Path(words[0]).is_file():
         raise ConfigError(f"no script {words[0]!r} in {Path.cwd()}")
     if mode not in {None, "strong", "weak"}:
-        raise ConfigError(f"--mode is strong or weak; got {mode!r}")
+        raise ConfigError(f"--mode must be strong or weak, got {mode!r}")
     given: Literal["strong", "weak"] | None = None if mode is None else "strong" if mode == "strong" else "weak"
     scaling = measure_scaling(
         Script(path=words[0], args=tuple(words[1:]), num_threads=num_threads),

@@ -13,14 +13,14 @@ from rankwise.errors import ConfigError
 __all__ = ["SlurmOptions", "cancel_command", "jobs_command", "logs_command"]
 
 _PANEL = "Slurm"
-_JOB = typer.Argument(metavar="JOB", help="Slurm's number of the job.")
+_JOB = typer.Argument(metavar="JOB", help="Slurm job id.")
 
 
 def jobs_command(
-    all_jobs: Annotated[bool, typer.Option("--all", help="Also those that ended.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    all_jobs: Annotated[bool, typer.Option("--all", help="Also list jobs that have ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """List the jobs that you have submitted with rankwise: state, reason, nodes, run directory."""
+    """List the Slurm jobs submitted with rankwise: state, reason, nodes, run directory."""
     from rankwise.launch.slurm.handle import SlurmHandle
     from rankwise.launch.slurm.queue import job_states
     from rankwise.launch.slurm.start import state_folder
@@ -41,7 +41,7 @@ def jobs_command(
         print(json.dumps(rows, indent=1))
         return
     if not rows:
-        print("no jobs" if all_jobs else "no jobs in the queue (--all: also those that ended)")
+        print("no jobs" if all_jobs else "no jobs in the queue (--all also lists jobs that have ended)")
         return
     widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
     for row in [{key: key for key in widths}, *rows]:
@@ -51,11 +51,13 @@ def jobs_command(
 def logs_command(
     job: Annotated[str, _JOB],
     rank: Annotated[
-        int | None, typer.Option(metavar="R", help="Of this rank, all it wrote in the newest attempt.")
+        int | None, typer.Option(metavar="R", help="Print all output of this rank in the newest attempt.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing new output until the job has ended.")
+    ] = False,
 ) -> None:
-    """Print what a job has written: what its console shows, or one rank's output."""
+    """Print the output of a Slurm job: its console, or one rank."""
     from rankwise.launch.slurm.follower import follow_logs
     from rankwise.launch.slurm.handle import SlurmHandle
     from rankwise.launch.slurm.start import state_folder
@@ -63,7 +65,7 @@ def logs_command(
     handle = SlurmHandle.find(state_folder(), job)
     path = handle.log_path(rank)
     if not follow and not path.exists():
-        raise ConfigError(f"job {job} has written nothing yet to {path}: it is {handle.ask()}")
+        raise ConfigError(f"job {job} has not written any output to {path} yet: it is {handle.ask()}")
     try:
         follow_logs(handle, rank, until_end=follow)
     except KeyboardInterrupt:
@@ -71,7 +73,7 @@ def logs_command(
 
 
 def cancel_command(job: Annotated[str, _JOB]) -> None:
-    """Take a job out of the queue, or end it."""
+    """Cancel a Slurm job, pending or running."""
     from rankwise.launch.slurm.handle import SlurmHandle
     from rankwise.launch.slurm.start import state_folder
 
@@ -87,34 +89,41 @@ def _option(*names: str, metavar: str | None = None, text: str) -> Any:
 class SlurmOptions:
     """The types of the options of `rankwise run` for Slurm, for typer."""
 
-    slurm = Annotated[bool, _option("--slurm", text="Submit to Slurm (through submitit), and follow the output.")]
-    partition = Annotated[str | None, _option("--partition", metavar="P", text="Default: Slurm's own.")]
-    nodes = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Nodes.", rich_help_panel=_PANEL)]
+    slurm = Annotated[bool, _option("--slurm", text="Submit a job to Slurm with submitit, and follow its output.")]
+    partition = Annotated[str | None, _option("--partition", metavar="P", text="Partition. Default: Slurm's own.")]
+    nodes = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Number of nodes.", rich_help_panel=_PANEL)]
     gpus_per_node = Annotated[
         int | None,
-        _option("--gpus-per-node", metavar="G", text="GPUs of a node, and ranks. Without it: CPU, --nproc ranks."),
+        _option(
+            "--gpus-per-node",
+            metavar="G",
+            text="Number of GPUs, and of ranks, per node. Default: no GPUs and --nproc ranks.",
+        ),
     ]
-    time = Annotated[str, _option("--time", metavar="2h", text="Limit: 2h, 90m, 1d12h, or as Slurm writes it.")]
-    account = Annotated[str | None, _option("--account", metavar="A", text="Who pays.")]
+    time = Annotated[str, _option("--time", metavar="2h", text="Time limit: 2h, 90m, 1d12h, or in Slurm's format.")]
+    account = Annotated[str | None, _option("--account", metavar="A", text="Account to charge.")]
     qos = Annotated[str | None, _option("--qos", metavar="Q", text="Quality of service.")]
-    constraint = Annotated[str | None, _option("--constraint", metavar="C", text="Features of the nodes.")]
-    mem = Annotated[str | None, _option("--mem", metavar="32G", text="Memory of a node.")]
-    cpus_per_task = Annotated[int | None, _option("--cpus-per-task", metavar="C", text="Cores of a rank.")]
-    job_name = Annotated[str | None, _option("--job-name", metavar="NAME", text="Default: the target's name.")]
+    constraint = Annotated[str | None, _option("--constraint", metavar="C", text="Required features of the nodes.")]
+    mem = Annotated[str | None, _option("--mem", metavar="32G", text="Memory per node.")]
+    cpus_per_task = Annotated[int | None, _option("--cpus-per-task", metavar="C", text="Number of cores per rank.")]
+    job_name = Annotated[
+        str | None, _option("--job-name", metavar="NAME", text="Job name. Default: the target's name.")
+    ]
     slurm_arg = Annotated[
         list[str] | None,
-        _option("--slurm-arg", metavar="K=V", text="Any option of sbatch, without its dashes; may be repeated."),
+        _option("--slurm-arg", metavar="K=V", text="Any other option of sbatch, without the dashes; may be repeated."),
     ]
     container = Annotated[
-        str | None, _option("--container", metavar="IMAGE", text="Image for the ranks (srun --container-image, Pyxis).")
+        str | None,
+        _option("--container", metavar="IMAGE", text="Container image for the ranks (srun --container-image, Pyxis)."),
     ]
-    detach = Annotated[bool, _option("--detach", text="Submit, print the job's number, and leave.")]
+    detach = Annotated[bool, _option("--detach", text="Submit the job, print its id, and exit.")]
     requeue = Annotated[
         bool | None,
         _option(
             "--requeue/--no-requeue",
-            text="Put the Slurm job back into the queue when its ranks have saved because of a signal or their time "
-            "limit (exit code 75), or a node is lost. Default: with --slurm yes, inside a batch script no.",
+            text="Requeue the Slurm job when its ranks have saved because of a signal or their time limit (exit code "
+            "75), or a node is lost. Default: yes with --slurm, no inside a batch script.",
         ),
     ]
     max_requeues = Annotated[
@@ -123,7 +132,8 @@ class SlurmOptions:
             "--max-requeues",
             metavar="N",
             min=0,
-            help="How often at most. Default: 100; two in a row without progress end it in any case.",
+            help="Maximum number of requeues. Default: 100. The job also ends after two requeues in a row without "
+            "progress.",
             rich_help_panel=_PANEL,
         ),
     ]

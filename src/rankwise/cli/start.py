@@ -138,7 +138,7 @@ def _run_in_slurm(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool)
     given = [name for name, value in words.items() if value and (name, value) not in {("nodes", 1), ("time", "1h")}]
     others = [name for name in given if name not in {"requeue", "max_requeues"}]
     if others:
-        raise ConfigError(f"--{others[0].replace('_', '-')} is for jobs of Slurm: give --slurm too")
+        raise ConfigError(f"--{others[0].replace('_', '-')} is only valid for Slurm jobs: add --slurm")
     if job.nodes is not None:
         return None  # with named nodes, the user starts this command on each of them
     from rankwise.launch.slurm.allocation import Allocation
@@ -148,7 +148,7 @@ def _run_in_slurm(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool)
     most = _max_requeues(words, default=False)
     if allocation is None:
         if most:
-            raise ConfigError("--requeue is for jobs of Slurm, and this is none (no SLURM_JOB_ID, or inside a task)")
+            raise ConfigError("--requeue is only valid in a Slurm job: no SLURM_JOB_ID is set, or this is a task")
         return None
     if dry_run or (allocation.num_nodes == 1 and job.min_ranks is not None):
         return None  # one machine only
@@ -177,15 +177,17 @@ def _submit(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool) -> in
 
     gpus = words["gpus_per_node"]
     if gpus is not None and nproc not in {"auto", "gpu", str(gpus)}:
-        raise ConfigError(f"--nproc {nproc} and --gpus-per-node {gpus} differ: with GPUs each has one rank")
+        raise ConfigError(f"--nproc {nproc} and --gpus-per-node {gpus} differ: there is one rank per GPU")
     if gpus is None and nproc in {"auto", "gpu", "cpu"} and nproc != "auto":
-        raise ConfigError(f"--nproc {nproc} counts what this machine has: say --gpus-per-node G, or --nproc N for CPUs")
+        raise ConfigError(
+            f"--nproc {nproc} counts the devices of this machine: use --gpus-per-node G, or --nproc N on CPUs"
+        )
     given = _pairs(words["slurm_arg"] or ())
     others = [key for key in given if key in _GPU_OPTIONS]
     if others and (gpus is not None or nproc == "auto"):
         raise ConfigError(
-            f"--slurm-arg {others[0]} does not say how many ranks a node has: say --gpus-per-node G, one rank "
-            f"for each, or --nproc N beside it{'' if gpus is None else ', not both'}"
+            f"--slurm-arg {others[0]} does not set the number of ranks per node: use --gpus-per-node G with one "
+            f"rank per GPU, or add --nproc N{'' if gpus is None else ', not both'}"
         )
     name = words["job_name"] or Path(job.target.name).stem.partition(":")[0]
     parameters: dict[str, Any] = {key: words[key] for key in ("account", "qos", "constraint") if words[key]}
@@ -219,7 +221,7 @@ def _pairs(words: Sequence[str]) -> dict[str, Any]:
     pairs = {key: value if sign else True for key, sign, value in (w.removeprefix("--").partition("=") for w in words)}
     for key in pairs:
         if key.replace("_", "-") in _OUR_OPTIONS:
-            raise ConfigError(f"--slurm-arg {key}: say --{key.replace('_', '-')}, which is checked before the queue")
+            raise ConfigError(f"--slurm-arg {key}: use --{key.replace('_', '-')}, which is checked before submission")
     return pairs
 
 
@@ -231,5 +233,5 @@ def parse_env(pairs: Sequence[str]) -> dict[str, str]:
     """
     for pair in pairs:
         if "=" not in pair:
-            raise ConfigError(f"--env takes NAME=VALUE, got {pair!r}")
+            raise ConfigError(f"--env must be NAME=VALUE, got {pair!r}")
     return dict(pair.split("=", 1) for pair in pairs)

@@ -83,11 +83,11 @@ def describe_job(job: Job) -> str:
     env = rank_environment(job, part, rank=0, seat=seats[0], attempt=0, run_id="ID", vitals=Path("FOLDER"))
     added = {name: value for name, value in env.items() if os.environ.get(name) != value}
     if job.master_port is None:
-        added["MASTER_PORT"] = "a free one, held until the end"
+        added["MASTER_PORT"] = "a free port, held until the end"
     if job.nodes is not None:
         theirs = ("RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR")
-        added |= dict.fromkeys(theirs, "as the nodes agree")
-    added |= {name: "a random one" for name in added if name == "RANKWISE_SECRET"}
+        added |= dict.fromkeys(theirs, "agreed by the nodes")
+    added |= {name: "random" for name in added if name == "RANKWISE_SECRET"}
     return "\n".join([*lines, *(f"  {name}={value}" for name, value in sorted(added.items()))])
 
 
@@ -97,7 +97,7 @@ def _describe_nodes(job: Job) -> list[str]:
         return []
     number = f"{nodes.min_nodes} to {nodes.max_nodes}" if nodes.elastic else str(nodes.max_nodes)
     rank = "" if nodes.node_rank is None else f", this is node {nodes.node_rank}"
-    return [f"nodes      {number}{rank}; they meet at port {nodes.port} of {', then '.join(nodes.rendezvous)}"]
+    return [f"nodes      {number}{rank}; rendezvous at port {nodes.port} of {', then '.join(nodes.rendezvous)}"]
 
 
 def _bound(seats: Sequence[Seat]) -> str:
@@ -110,5 +110,5 @@ def _patience(seconds: float | None) -> str:
     from rankwise.launch.local.hang import DEFAULT_TIMEOUT_S
 
     if seconds is None:
-        return f"{DEFAULT_TIMEOUT_S:g} s without progress, once a rank has beaten"
+        return f"{DEFAULT_TIMEOUT_S:g} s without progress, once a rank has called vitals.beat"
     return f"{seconds:g} s without progress" if seconds else "never"

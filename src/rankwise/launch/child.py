@@ -247,7 +247,7 @@ def _resolve(name: str) -> Any:
     for part in path.split("."):
         found = getattr(found, part)
     if not callable(found):
-        raise TypeError(f"{name} is a {type(found).__name__}, not something to call")
+        raise TypeError(f"{name} is not callable, it is a {type(found).__name__}")
     return found
 
 

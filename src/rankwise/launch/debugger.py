@@ -64,9 +64,9 @@ def breakpoint(rank: int = 0, world: World | None = None) -> None:  # noqa: A001
 
 def _trouble(rank: int, world: World) -> ConfigError | None:
     if not 0 <= rank < world.world_size:
-        return ConfigError(f"breakpoint(rank={rank}) is no rank of this world of {world.world_size}")
+        return ConfigError(f"breakpoint(rank={rank}): this world of {world.world_size} has no such rank")
     if world.backend == "jax" and world.world_size > 1:
-        return ConfigError("breakpoint wants the process group of bind(), this world is a JAX program's")
+        return ConfigError("breakpoint needs the process group of bind(), but this world belongs to a JAX program")
     if world.rank != rank:
         return None
     try:
@@ -75,8 +75,8 @@ def _trouble(rank: int, world: World) -> ConfigError | None:
         found = None
     if found is None or (stat.S_ISCHR(found.st_mode) and found.st_rdev == Path(os.devnull).stat().st_rdev):
         return ConfigError(
-            f"breakpoint(rank={rank}): this rank has no input to read commands from; `rankwise run` gives its own to "
-            "rank 0 only, so take rank=0, or start with torchrun"
+            f"breakpoint(rank={rank}): this rank has no input to read commands from; `rankwise run` passes its own to "
+            "rank 0 only, so use rank=0, or start with torchrun"
         )
     return None
 

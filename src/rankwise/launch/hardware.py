@@ -43,7 +43,7 @@ def count_ranks(word: str, option: str, *, ranks_per_gpu: int | None = None) -> 
     """
     is_number = word.isdigit() and int(word) > 0
     if word not in {"auto", "gpu", "cpu"} and not is_number:
-        raise ConfigError(f"{option} takes a number from 1, auto, gpu or cpu; got {word!r}")
+        raise ConfigError(f"{option} must be a number of at least 1, auto, gpu or cpu, got {word!r}")
     if ranks_per_gpu is not None:
         return _count_sharers(word, option, ranks_per_gpu)
     if is_number:
@@ -53,10 +53,10 @@ def count_ranks(word: str, option: str, *, ranks_per_gpu: int | None = None) -> 
     gpus = num_visible_gpus()
     if gpus == 0 and word == "gpu":
         raise ConfigError(
-            f"{option} gpu: no GPU is visible here (driver, CUDA_VISIBLE_DEVICES); a number starts so many on CPU"
+            f"{option} gpu: no GPU is visible here (driver, CUDA_VISIBLE_DEVICES); use {option} N for N ranks on CPU"
         )
     if gpus == 0:
-        print(f"rankwise: no GPU is visible, starting 1 rank ({option} N starts N of them on CPU)", file=sys.stderr)  # noqa: T201
+        print(f"rankwise: no GPU is visible, starting 1 rank ({option} N starts N ranks on CPU)", file=sys.stderr)  # noqa: T201
     return max(1, gpus)
 
 
@@ -64,8 +64,8 @@ def _count_sharers(word: str, option: str, ranks_per_gpu: int) -> int:
     gpus = num_visible_gpus()
     if gpus == 0 or word == "cpu":
         raise ConfigError(
-            f"--ranks-per-gpu {ranks_per_gpu} is about GPUs, and {'none is visible here' if gpus == 0 else option}"
-            f"{'' if gpus == 0 else ' cpu is not'}: leave it out for ranks on CPU"
+            f"--ranks-per-gpu {ranks_per_gpu} needs GPUs, but {'none is visible here' if gpus == 0 else option}"
+            f"{'' if gpus == 0 else ' cpu uses none'}: leave it out for ranks on CPU"
         )
     wanted = int(word) if word.isdigit() else gpus * ranks_per_gpu
     if wanted > gpus * ranks_per_gpu:

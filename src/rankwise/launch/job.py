@@ -87,12 +87,12 @@ class Job:
         if self.resume not in {None, "auto", "must", "never"}:
             raise ConfigError(f"resume must be auto, must or never, got {self.resume!r}")
         if self.fresh and self.resume == "must":
-            raise ConfigError("fresh starts anew and resume='must' forbids that: give one of them")
+            raise ConfigError("fresh starts a new run and resume='must' forbids that: give one of them")
         if self.master_port is not None and not 0 < self.master_port < 1 << 16:
             raise ConfigError(f"master_port must be between 1 and 65535, got {self.master_port}")
         for name in self.env:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                raise ConfigError(f"env: {name!r} is no name of an environment variable")
+                raise ConfigError(f"env: {name!r} is not a valid name of an environment variable")
         self._check_binding()
         self._check_ranks()
 
@@ -110,7 +110,7 @@ class Job:
         if self.min_ranks is not None and not 1 <= self.min_ranks <= self.num_ranks:
             raise ConfigError(f"min_ranks must be between 1 and the {self.num_ranks} ranks, got {self.min_ranks}")
         if self.min_ranks is not None and self.nodes is not None:
-            raise ConfigError("min_ranks is for one machine; with several nodes say --nnodes MIN:MAX")
+            raise ConfigError("min_ranks is only valid on one machine; with several nodes use --nnodes MIN:MAX")
         if self.nodes is not None:
             return  # the user may name ranks of other nodes here
         self.show.check(self.num_ranks if self.min_ranks is None else self.min_ranks)

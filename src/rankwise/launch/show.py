@@ -42,7 +42,7 @@ class Show:
         """
         beyond = [rank for rank in {*self.streams, *self.hidden} if rank >= num_ranks and rank != 0]
         if beyond:
-            raise ConfigError(f"tee names rank {min(beyond)}, but there are ranks 0 to {num_ranks - 1} only")
+            raise ConfigError(f"tee names rank {min(beyond)}, but this launch has ranks 0 to {num_ranks - 1}")
 
 
 def parse_show(text: str, redirects: str = "0", *, merge: bool = True) -> Show:
@@ -65,7 +65,7 @@ def parse_show(text: str, redirects: str = "0", *, merge: bool = True) -> Show:
         "none": {},
     }
     hidden = parse_redirects(redirects)
-    streams = words[text] if text in words else _parse_numbers(text, "--tee takes auto, all, main, none,")
+    streams = words[text] if text in words else _parse_numbers(text, "--tee must be auto, all, main, none,")
     return Show(hidden=hidden, merge=merge) if streams is None else Show(streams=streams, hidden=hidden, merge=merge)
 
 
@@ -75,7 +75,7 @@ def parse_redirects(text: str) -> dict[int, frozenset[str]]:
     Raises:
         ConfigError: not in torchrun's format.
     """
-    return _parse_numbers(text, "--redirects takes")
+    return _parse_numbers(text, "--redirects must be")
 
 
 def _parse_numbers(text: str, wanted: str) -> dict[int, frozenset[str]]:
@@ -84,6 +84,6 @@ def _parse_numbers(text: str, wanted: str) -> dict[int, frozenset[str]]:
     pairs = [re.fullmatch(r"(\d+):([0-3])", part.strip()) for part in text.split(",")]
     if not all(pairs):
         raise ConfigError(
-            f"{wanted} 0 to 3 (1 stdout, 2 stderr, 3 both), or rank:number pairs as 0:3,1:2; got {text!r}"
+            f"{wanted} 0 to 3 (1 stdout, 2 stderr, 3 both), or rank:number pairs such as 0:3,1:2, got {text!r}"
         )
     return {int(pair[1]): _BITS[pair[2]] for pair in pairs if pair}

@@ -44,7 +44,7 @@ class Target:
         if not self.name:
             raise ConfigError(f"a target of kind {self.kind!r} needs a name, got an empty one")
         if self.kind == "function" and not _FUNCTION.fullmatch(self.name):
-            raise ConfigError(f"a function target looks like package.module:function, got {self.name!r}")
+            raise ConfigError(f"a function target must be package.module:function, got {self.name!r}")
         if self.kind == "script" and not Path(self.name).exists():
             raise ConfigError(f"no script {self.name!r} in {Path.cwd()}{_near(self.name)}")
 
@@ -73,7 +73,7 @@ def _near(name: str) -> str:
     """Return a hint about what the user may have meant: a script of a similar name, an option, or a module."""
     path = Path(name)
     if name.startswith("-"):
-        return "; options of rankwise come before the script, its own come after it"
+        return "; put options of rankwise before the script, and its own after it"
     beside = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
     import difflib  # needed only for an error message
 
@@ -81,5 +81,5 @@ def _near(name: str) -> str:
     if close:
         return f"; did you mean {str(path.parent / close[0])!r}?"
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name) and path.suffix != ".py":
-        return f"; for a module say -m {name}"
+        return f"; for a module use -m {name}"
     return ""

@@ -92,11 +92,11 @@ def test_a_node_that_was_cut_off_comes_back_when_the_link_is_mended(nodes):
     whole = events[0]["attempt"]  # before it a node may have begun alone, where the others were late
     nodes.lab.cut("bert")
     nodes.training(2, beyond=whole)
-    nodes.says("bert", "2 of the last round must be here, for the others may go on behind a link that is cut")
+    nodes.says("bert", "2 of the last round must be here, because the others may continue behind a cut link")
     assert not alone_after(nodes, whole), nodes.all_consoles()
     nodes.lab.restore("bert")
     nodes.training(3, beyond=whole)
-    nodes.says("bert", "the run is, or goes on, at the rendezvous of anna")
+    nodes.says("bert", "the run continues at the rendezvous of anna")
     assert not alone_after(nodes, whole), nodes.all_consoles()
 
 
@@ -115,7 +115,7 @@ def test_the_link_of_the_rendezvous_is_cut_and_the_rest_go_on_elsewhere(nodes):
     for host in ("bert", "cleo"):
         nodes.says(host, "the rendezvous at anna is lost: nothing heard from it for 10 s")
     assert nodes.ends("anna") == 1
-    nodes.says("anna", "the 1 nodes here may be a cut off minority of 3, which must not go on")
+    nodes.says("anna", "the 1 nodes here may be a cut-off minority of 3, which must not continue")
 
 
 def test_a_failure_is_told_where_it_happened_and_at_the_rendezvous(nodes):

@@ -58,11 +58,11 @@ def test_a_rank_that_never_began_is_blamed_first():
     """On its node; in a standstill it is listed."""
     late = view(missing=[4, 5])
     found = inquiry(anna=ANNA, bert=BERT, cleo=late).conclude(NODES, 101.0)
-    assert (found.key, found.failure["headline"]) == (3, "hangs: the reason; it never began")
+    assert (found.key, found.failure["headline"]) == (3, "hangs: the reason; it never started")
     told = inquiry(anna=ANNA, bert=BERT, cleo=late, final=False).conclude(NODES, 101.0)
     assert isinstance(told, Standstill)
     assert "look at rank 3 on node bert: the others wait for it in a collective" in told.line
-    assert "---- rank 4-5 has not begun" in told.text
+    assert "---- rank 4-5 has not started" in told.text
 
 
 def test_no_ranks_no_blame():

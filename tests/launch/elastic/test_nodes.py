@@ -10,15 +10,15 @@ from rankwise.launch.elastic.nodes import parse_nodes
     ("nnodes", "options", "what"),
     [
         ("2", {}, "--rdzv HOST:PORT"),
-        ("two", {}, "--nnodes takes a number or MIN:MAX"),
+        ("two", {}, "--nnodes must be a number or MIN:MAX"),
         ("3:2", {"rdzv": "a"}, "1 <= MIN <= MAX"),
         ("2", {"rdzv": "a:1,b:2"}, "one port"),
         ("2", {"rdzv": "a:b:c"}, "HOST[,HOST ...][:PORT]"),
         ("2", {"rdzv": "a:70000"}, "between 1 and 65535"),
         ("2", {"rdzv": "a", "node_rank": 2}, "between 0 and 1"),
         ("2", {"rdzv": "a", "join_timeout_s": 0}, "positive"),
-        ("1", {"node_rank": 1}, "is for several nodes"),
-        ("1", {"rdzv": "a:1"}, "say how many with --nnodes"),
+        ("1", {"node_rank": 1}, "is only valid with several nodes"),
+        ("1", {"rdzv": "a:1"}, "set their number with --nnodes"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(nnodes, options, what):

@@ -52,8 +52,8 @@ def test_what_does_not_fit_is_said_by_name(nodes):
     nodes.start("cleo", *TWO, "--rdzv", "10.77.0.99", "--join-timeout", "4", name="silent")
     noise = nodes.lab.start("bert", sys.executable, "-c", NOISE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert noise.stdout.readline() == b"sent\n"
-    nodes.says("token", "the rendezvous at anna (10.77.0.1) has another token")
-    nodes.says("anna", "refused a node at 10.77.0.2: it has another token")
+    nodes.says("token", "the rendezvous at anna (10.77.0.1) has a different token")
+    nodes.says("anna", "refused a node at 10.77.0.2: it has a different token")
     code = "the code of the target is [0-9a-f]{12} on anna and [0-9a-f]{12} on bert"
     nodes.until(
         lambda: re.search(code, nodes.console("code")) and re.search(code, nodes.console("anna")), nodes.all_consoles
@@ -90,7 +90,7 @@ def test_other_versions_are_refused_by_name(nodes):
     for name, (_, said) in OTHERS.items():
         text = said.format(mine=mine[name])
         assert nodes.ends(name) == 2, nodes.all_consoles()
-        nodes.says(name, f"the rendezvous at anna (10.77.0.1) does not let this node in: {text}\n")
+        nodes.says(name, f"the rendezvous at anna (10.77.0.1) refuses this node: {text}\n")
         nodes.says("anna", f"refused node bert (10.77.0.2): {text}\n")
     nodes.start("bert", *TWO, "--rdzv", "anna")
     nodes.training(2)
@@ -128,7 +128,7 @@ def test_a_token_of_its_own_is_made_for_the_user_alone(nodes):
     assert list(path.parent.iterdir()) == [path]
     path.chmod(0o644)
     nodes.start("anna", *TWO, "--rdzv", "anna", env=env, name="open")
-    nodes.says("open", "others may read the token")
+    nodes.says("open", "other users can read the token")
     assert nodes.ends("open") != 0
 
 
@@ -137,7 +137,7 @@ def test_a_missing_node_ends_the_wait(nodes):
     nodes.start("anna", *TWO, "--rdzv", "anna", "--join-timeout", "5")
     nodes.says("anna", "waiting for 1 more of 2 nodes; here: anna (10.77.0.1)")
     assert nodes.ends("anna") == 1
-    nodes.says("anna", "1 of 2 nodes came in 5 s (--join-timeout): anna (10.77.0.1)")
+    nodes.says("anna", "1 of 2 nodes joined within 5 s (--join-timeout): anna (10.77.0.1)")
 
 
 def test_a_public_address_is_warned_of(nodes):

@@ -59,7 +59,7 @@ def test_a_standstill_of_all_nodes_is_told_with_the_rank_that_causes_it(nodes):
     """
     hosts = start(nodes, WAITS, "--stall", "4")
     line = re.compile(
-        r"no rank has advanced for \d+ s \(--stall\), the run goes on; look at rank 2 on node (\w+): "
+        r"no rank has advanced for \d+ s \(--stall\), the run continues; look at rank 2 on node (\w+): "
         "rank 2 has not joined"
     )
     nodes.until(lambda: line.search(nodes.console("anna")), nodes.all_consoles)

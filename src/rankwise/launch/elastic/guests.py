@@ -163,15 +163,15 @@ class Guests:
         try:
             self._obey(guest, message)
         except (KeyError, TypeError, ValueError) as error:
-            self.lose(guest, f"it sent what cannot be understood ({type(error).__name__}: {error})", silent=False)
+            self.lose(guest, f"it sent an invalid message ({type(error).__name__}: {error})", silent=False)
 
     def _refuse_token(self, guest: Guest) -> None:
         address = guest.peer.addresses[1]
         if address not in self._refused and len(self._refused) < _MAX_STRANGERS:
             self._refused.add(address)
-            self._say(f"refused a node at {address}: it has another token")
+            self._say(f"refused a node at {address}: it has a different token")
         self._send_line(guest, REFUSED + b"\n")
-        self.lose(guest, "its messages are not sealed as they must be", silent=False)
+        self.lose(guest, "its messages are not authenticated correctly", silent=False)
 
     def _send_line(self, guest: Guest, line: bytes) -> None:
         # ignore a lost guest, which the next read notices: calling `lost` here would nest one decision in another

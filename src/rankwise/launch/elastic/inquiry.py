@@ -120,7 +120,7 @@ class Inquiry:
     ) -> Blame | Nobody:
         if late:
             rank = min(late)
-            said = {"headline": f"hangs: {self.reason}; it never began{aside}", "detail": "", "waits": False}
+            said = {"headline": f"hangs: {self.reason}; it never started{aside}", "detail": "", "waits": False}
             return Blame(key=late[rank], failure={"rank": rank, "places": _places(found), **said})
         if not found:
             return Nobody(key=self.key)
@@ -137,7 +137,7 @@ class Inquiry:
         nodes: Mapping[int, str],
         aside: str,
     ) -> Standstill:
-        line, key = f"no rank has advanced for {self.limit_s:.0f} s (--stall), the run goes on", None
+        line, key = f"no rank has advanced for {self.limit_s:.0f} s (--stall), the run continues", None
         if found:
             culprit, why = choose(found)
             key = homes[culprit.rank]

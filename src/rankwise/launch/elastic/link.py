@@ -72,7 +72,7 @@ class Link:
     def close(self) -> None:
         """Close the connection."""
         if not self.lost:
-            self._lose("we have left", silent=False)
+            self._lose("this node has left", silent=False)
 
     def _read(self) -> None:
         try:
@@ -88,9 +88,11 @@ class Link:
             if not line.startswith(HELLO):
                 kind = HELLO.rpartition(b"-")[0]
                 what = (
-                    "a rendezvous of another version of rankwise" if line.startswith(kind) else "no rendezvous of ours"
+                    "a rendezvous of another version of rankwise"
+                    if line.startswith(kind)
+                    else "not a rendezvous of rankwise"
                 )
-                self._error = LaunchError(f"{where} answers, but it is {what}; it says {line[:60]!r}")
+                self._error = LaunchError(f"{where} answers, but it is {what}; it sends {line[:60]!r}")
                 return
             nonce = secrets.token_hex(16)
             nonces = f"{line[len(HELLO) :].decode(errors='replace')} {nonce}"
@@ -100,13 +102,13 @@ class Link:
             return
         if line.startswith(REFUSED):
             self._error = LaunchError(
-                f"the rendezvous at {where} has another token: give all nodes the same, in RANKWISE_TOKEN, by "
-                "--token-file, or in ~/.config/rankwise/token"
+                f"the rendezvous at {where} has a different token: give all nodes the same token, with "
+                "RANKWISE_TOKEN, --token-file or ~/.config/rankwise/token"
             )
             return
         message = self._message(line)
         if message is None:
-            self._error = LaunchError(f"{where} sends what a rendezvous with our token would not")
+            self._error = LaunchError(f"{where} sends messages that are not authenticated with our token")
             return
         self._peer.hear()
         self._sort(message, where)
@@ -120,7 +122,7 @@ class Link:
 
     def _sort(self, message: dict[str, Any], where: str) -> None:
         if message.get("kind") == "refused":
-            self._error = LaunchError(f"the rendezvous at {where} does not let this node in: {message.get('why')}")
+            self._error = LaunchError(f"the rendezvous at {where} refuses this node: {message.get('why')}")
         elif message.get("kind") == "welcome":
             self.welcome = True
         elif message.get("kind") != "beat":

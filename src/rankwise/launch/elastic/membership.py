@@ -64,9 +64,9 @@ class Membership:
         twin = next((m for m in self.members.values() if m.wish is not None and m.wish == member.wish), None)
         self.members[member.key] = member
         if twin is not None:
-            self._say(f"nodes {twin} and {member} both have --node-rank {member.wish}: the second waits for its turn")
+            self._say(f"nodes {twin} and {member} both have --node-rank {member.wish}: the second waits for this rank")
         elif self.phase in {"running", "stopping"} and len(self.round) >= self.rules.max_nodes:
-            self._say(f"node {member} waits: {len(self.round)} nodes are at work, and more are not wanted")
+            self._say(f"node {member} waits: {len(self.round)} nodes are running, which is the maximum")
         return self._settle(now)
 
     def at_work(self) -> dict[int, str]:
@@ -88,7 +88,7 @@ class Membership:
         """A node ends its ranks because of a signal from outside."""
         if key in self.round and self.phase in {"running", "stopping"}:
             self._signal = signal if self._signal is None else self._signal
-            self._say(f"node {self.members[key]} was asked to end (signal {signal}): all nodes save and end")
+            self._say(f"node {self.members[key]} has received signal {signal}: all nodes save and end")
             self._stop(in_peace=True)
         return self._settle(now)
 
@@ -145,7 +145,7 @@ class Membership:
                 self._stop(in_peace=False)
             elif self.phase == "running" and self._may_grow(now):
                 self._growing = True
-                self._say("another node has come: the ranks save, and go on with it")
+                self._say("another node has joined: the ranks save and continue with it")
                 self._stop(in_peace=True)
         if self.phase == "gathering":
             self._gather(now)
@@ -190,14 +190,14 @@ class Membership:
         else:
             self._out.append(Lost(line=line, rank=first))
             if self.rules.min_nodes == self.rules.max_nodes:
-                self._say(f"restart {self.failures} of {self.rules.max_restarts} once another node has come")
+                self._say(f"restart {self.failures} of {self.rules.max_restarts} once another node has joined")
             self._gather_again(now)
 
     def _is_minority(self, here: list[Member]) -> bool:
         return self.rules.others_may_host and 2 * len(here) < len(self.round)
 
     def _end_minority(self, here: list[Member], line: str, rank: int) -> None:
-        line += f"; the {len(here)} nodes here may be a cut off minority of {len(self.round)}, which must not go on"
+        line += f"; the {len(here)} nodes here may be a cut-off minority of {len(self.round)}, which must not continue"
         self._end(End(exitcode=1, line=line, rank=rank))
 
     def _judge_failure(self, here: list[Member], now: float) -> None:
@@ -263,12 +263,10 @@ class Membership:
         names = ", ".join(map(str, here)) or "none"
         lost = f"; lost: {', '.join(map(str, self.lost))}" if self.lost else ""
         if self.quorum:
-            lost += (
-                f"; {self.quorum} of the last round must be here, for the others may go on behind a link that is cut"
-            )
+            lost += f"; {self.quorum} of the last round must be here, because the others may continue behind a cut link"
         if now >= self._since_s + self.rules.join_timeout_s:
             limit = f"{self.rules.join_timeout_s:g} s (--join-timeout)"
-            self._end(End(exitcode=1, line=f"{len(here)} of {least} nodes came in {limit}: {names}{lost}"))
+            self._end(End(exitcode=1, line=f"{len(here)} of {least} nodes joined within {limit}: {names}{lost}"))
         elif now >= self._reminded_s + (_FIRST_REMINDER_S if self._reminded_s == self._since_s else _REMIND_S):
             self._reminded_s = now
             self._say(f"waiting for {max(1, least - len(here))} more of {least} nodes; here: {names}{lost}")

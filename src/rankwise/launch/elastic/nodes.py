@@ -46,15 +46,15 @@ class Nodes:
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
-            raise ConfigError(f"--nnodes wants 1 <= MIN <= MAX, got {self.min_nodes}:{self.max_nodes}")
+            raise ConfigError(f"--nnodes must be 1 <= MIN <= MAX, got {self.min_nodes}:{self.max_nodes}")
         if not self.rendezvous:
-            raise ConfigError("several nodes need a place to meet: --rdzv HOST:PORT, the same on all of them")
+            raise ConfigError("several nodes need a rendezvous: give --rdzv HOST:PORT, the same on all nodes")
         if not 0 < self.port < 1 << 16:
-            raise ConfigError(f"--rdzv: a port lies between 1 and 65535, got {self.port}")
+            raise ConfigError(f"the port of --rdzv must be between 1 and 65535, got {self.port}")
         if self.node_rank is not None and not 0 <= self.node_rank < self.max_nodes:
-            raise ConfigError(f"--node-rank lies between 0 and {self.max_nodes - 1}, got {self.node_rank}")
+            raise ConfigError(f"--node-rank must be between 0 and {self.max_nodes - 1}, got {self.node_rank}")
         if not self.join_timeout_s > 0:
-            raise ConfigError(f"--join-timeout is positive, got {self.join_timeout_s:g}")
+            raise ConfigError(f"--join-timeout must be positive, got {self.join_timeout_s:g}")
 
     @property
     def elastic(self) -> bool:
@@ -92,13 +92,17 @@ def parse_nodes(
     """
     match = re.fullmatch(r"(\d+)(?::(\d+))?", nnodes)
     if match is None:
-        raise ConfigError(f"--nnodes takes a number or MIN:MAX, got {nnodes!r}")
+        raise ConfigError(f"--nnodes must be a number or MIN:MAX, got {nnodes!r}")
     least, most = int(match[1]), int(match[2] or match[1])
     if (least, most) == (1, 1):
         if rdzv is not None:
-            raise ConfigError(f"--rdzv {rdzv} is for several nodes: say how many with --nnodes N or MIN:MAX")
+            raise ConfigError(
+                f"--rdzv {rdzv} is only valid with several nodes: set their number with --nnodes N or MIN:MAX"
+            )
         if node_rank not in {None, 0}:
-            raise ConfigError(f"--node-rank {node_rank} is for several nodes: say how many with --nnodes N")
+            raise ConfigError(
+                f"--node-rank {node_rank} is only valid with several nodes: set their number with --nnodes N"
+            )
         return None
     if rdzv is None and master_addr is not None:
         rdzv = f"{master_addr}:{master_port or _STATIC_PORT}"
@@ -121,10 +125,10 @@ def _endpoints(text: str) -> tuple[tuple[str, ...], int]:
     for word in filter(None, (part.strip() for part in text.split(","))):
         match = _ENDPOINT.fullmatch(word)
         if match is None:
-            raise ConfigError(f"--rdzv takes HOST[,HOST ...][:PORT] (IPv6 addresses in brackets), got {text!r}")
+            raise ConfigError(f"--rdzv must be HOST[,HOST ...][:PORT] (IPv6 addresses in brackets), got {text!r}")
         hosts.append(match["host"].strip("[]"))
         if match["port"]:
             ports.add(int(match["port"]))
     if len(ports) > 1:
-        raise ConfigError(f"--rdzv: one port for all hosts, got {text!r}")
+        raise ConfigError(f"--rdzv must have one port for all hosts, got {text!r}")
     return tuple(dict.fromkeys(hosts)), ports.pop() if ports else DEFAULT_PORT

@@ -79,7 +79,7 @@ class Peer:
         self._in += data
         *lines, rest = bytes(self._in).split(b"\n")
         if len(rest) > _LINE_BYTES:
-            raise PeerGone("it sends lines without end")
+            raise PeerGone("it sent a line that is too long")
         self._in = bytearray(rest)
         return lines
 
@@ -94,7 +94,7 @@ class Peer:
             PeerGone: the connection is broken, or the other side does not read.
         """
         if len(self._out) > _WAITING_BYTES:
-            raise PeerGone("it reads nothing")
+            raise PeerGone("it does not read our messages")
         self._out += line
         self.spoken_s = time.monotonic()
         self.flush()

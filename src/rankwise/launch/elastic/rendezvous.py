@@ -111,8 +111,8 @@ class Meeting:
             self._say(f"{', '.join(hosts[:number])} cannot be reached: the rendezvous is here, at {host}")
         if is_public(own[0]):
             self._say(
-                f"the rendezvous listens on {own[0]}, a public address: the whole Internet may try its port; nodes are "
-                "let in by the token alone, and what the ranks exchange is not encrypted"
+                f"the rendezvous listens on {own[0]}, a public address: its port is reachable from the "
+                "Internet, only the token protects it, and the traffic of the ranks is not encrypted"
             )
         return listener
 

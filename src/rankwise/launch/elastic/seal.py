@@ -80,7 +80,7 @@ def read_token(path: Path | None) -> tuple[str, str]:
             path = _own_file()
         mode = path.stat().st_mode
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ConfigError(f"others may read the token in {path}: chmod 600 {path}, or make a new one")
+            raise ConfigError(f"other users can read the token in {path}: chmod 600 {path}, or create a new one")
         return _checked(path.read_text(), str(path)), str(path)
     except OSError as error:
         raise ConfigError(f"no token for the rendezvous: {path}: {error.strerror}; set {TOKEN_VARIABLE}") from error
@@ -90,7 +90,7 @@ def _checked(text: str, source: str) -> str:
     token = text.strip()
     if len(token) < _LEAST_CHARACTERS:
         raise ConfigError(
-            f"the token of {source} has {len(token)} characters, at least {_LEAST_CHARACTERS} are wanted: "
+            f"the token of {source} has {len(token)} characters, at least {_LEAST_CHARACTERS} are required: "
             'python -c "import secrets; print(secrets.token_hex(16))"'
         )
     return token

@@ -63,7 +63,7 @@ def supervise_node(job: Job, stage: Stage = ALONE) -> Outcome:
         finally:
             node.close()
     if outcome.again:
-        console.say("the ranks have saved and ended as they were asked to: the same command goes on")
+        console.say("the ranks have saved and ended as requested: the same command resumes the run")
     elif stage.tell_last and outcome.text and outcome.text not in node.told:
         console.say(outcome.text)
     console.flush()
@@ -361,7 +361,7 @@ class _Node:
 
     def _move(self, link: Link, host: str) -> None:
         """Leave this rendezvous for another one that ranks higher, together with all its nodes."""
-        self._console.say(f"the run is, or goes on, at the rendezvous of {host}: this node leaves {link.host} for it")
+        self._console.say(f"the run continues at the rendezvous of {host}: this node leaves {link.host} and joins it")
         self._dead = []
         link.close()
         if self._coordinator is not None:

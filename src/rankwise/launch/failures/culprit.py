@@ -68,7 +68,7 @@ def find_culprit(states: Sequence[RankState]) -> Culprit:
     found = [verdict for group in groups if (verdict := _different(group)) is not None]
     if found and found[0].kind == "mismatch":
         return found[0]
-    besides = f"; besides, {found[0].text}" if found else ""
+    besides = f"; in addition, {found[0].text}" if found else ""
     missing = [verdict for group in groups if (verdict := _missing(group)) is not None]
     if missing:
         cause = _first_cause(missing, ordered)
@@ -78,7 +78,7 @@ def find_culprit(states: Sequence[RankState]) -> Culprit:
         call = group.last[group.members[0].rank]
         text = (
             f"all ranks are in {_call_name(call, group)} with the same arguments{_lines(group.members)}: the data do "
-            "not arrive; look at the network between them (rankwise doctor), and at a backend thread that has ended"
+            "not arrive; check the network between them (rankwise doctor), and whether a backend thread has ended"
         )
         return Culprit(kind="transport", ranks=(), text=text)
     return _by_stacks(ordered)
@@ -190,7 +190,7 @@ def _missing(group: _Group) -> Culprit | None:
         f"({_names(there)} {'waits' if len(there) == 1 else 'wait'} there{_lines(there)}); {_where(behind)}"
     )
     if unheard:
-        text += f"; {_names(unheard)} did not say what {'it has' if len(unheard) == 1 else 'they have'} called"
+        text += f"; {_names(unheard)} did not report {'its' if len(unheard) == 1 else 'their'} calls"
     return Culprit(kind="missing", ranks=_ranks(behind), text=text)
 
 
@@ -218,7 +218,7 @@ def _by_stacks(states: Sequence[RankState]) -> Culprit:
         there = [state for state in states if state.waits]
         wait = f"{_names(there)} {'waits' if len(there) == 1 else 'wait'} in a collective{_lines(there)}"
         return Culprit(kind="missing", ranks=_ranks(busy), text=f"{wait}; {_where(busy)}")
-    what = "no rank waits in a collective" if busy else "all ranks wait in collectives, which ones is not recorded"
+    what = "no rank waits in a collective" if busy else "all ranks wait in collectives that were not recorded"
     return Culprit(kind="unknown", ranks=(), text=f"{what}: {_where(states)}")
 
 
@@ -226,7 +226,7 @@ def _where(states: Sequence[RankState]) -> str:
     """Return where the ranks are, equal places once."""
     places: dict[str, list[int]] = {}
     for state in states:
-        what = f"in {state.place}" if state.place else "at a place that nobody knows"
+        what = f"in {state.place}" if state.place else "at an unknown place"
         if state.state == "silent":
             what += ", its threads do not run (a call holds the interpreter lock, or it cannot be reached)"
         places.setdefault(what, []).append(state.rank)

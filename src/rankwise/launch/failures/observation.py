@@ -107,7 +107,7 @@ def sighting_of(vital: Vital, stacks: str, state: RankState | None = None) -> Si
     """Return a sighting from a rank's vitals, its stacks and, if known, its last calls."""
     frozen = ""
     if is_frozen(vital):
-        frozen = "its process is stopped (SIGSTOP)" if is_stopped(vital) else "its heartbeat has ceased"
+        frozen = "its process is stopped (SIGSTOP)" if is_stopped(vital) else "its heartbeat has stopped"
     return Sighting(
         rank=vital.rank,
         state=state.state if state is not None else "running",
@@ -174,9 +174,9 @@ def describe_places(
         groups.setdefault((where, re.sub(r"0x[0-9a-f]+", "", tidy(stacks[rank]))), []).append(rank)
     for (where, _), ranks in groups.items():
         title = f"---- rank {format_numbers(ranks)}: {where} "
-        told = tidy(stacks[ranks[0]]) or "its stacks cannot be had: it is stopped, or does not answer"
+        told = tidy(stacks[ranks[0]]) or "its stacks are not available: it is stopped, or does not answer"
         lines += [title + "-" * max(0, _WIDTH - len(title)), told]
-    lines += [f"---- rank {format_numbers(missing)} has not begun"] if missing else []
+    lines += [f"---- rank {format_numbers(missing)} has not started"] if missing else []
     return "\n".join([*lines, "-" * _WIDTH])
 
 
@@ -264,7 +264,7 @@ def _choose_by_stacks(found: Sequence[Sighting]) -> tuple[Sighting, str]:
     most, num_most = here.most_common(1)[0]
     if len(here) > 1 and num_most > len(found) / 2:
         odd = [seen for seen in found if places[seen.rank] != most]
-        return min(odd, key=suspect), f"it stands elsewhere than the others ({num_most} of {len(found)} are at {most})"
+        return min(odd, key=suspect), f"it is elsewhere than the others ({num_most} of {len(found)} are at {most})"
     return _quietest(
         found, "all ranks are at the same place" if len(here) == 1 else "the ranks are at different places"
     )
@@ -276,7 +276,7 @@ def _quietest(found: Sequence[Sighting], where: str) -> tuple[Sighting, str]:
     first = max(lone or found, key=lambda seen: seen.quiet_s)
     if lone:
         return first, "its phase differs from the others'"
-    return first, f"{where}; it was the first to fall silent"
+    return first, f"{where}; it was the first to stop reporting"
 
 
 def _progress(seen: Sighting) -> tuple[int, int]:

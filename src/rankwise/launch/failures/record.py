@@ -84,7 +84,7 @@ def _add(run_dir: Path | None, kind: str, entry: Mapping[str, Any], say: Callabl
         found[kind] = [*found[kind], entry][-_MOST:]
         write_whole(path, json.dumps(found, indent=1).encode() + b"\n", durable=False, mode=0o600)
     except OSError as error:
-        say(f"what happened is not kept in {path}: {error.strerror}")
+        say(f"events cannot be recorded in {path}: {error.strerror}")
 
 
 def _read(path: Path, say: Callable[[str], None]) -> dict[str, Any]:
@@ -94,11 +94,11 @@ def _read(path: Path, say: Callable[[str], None]) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
         if found["version"] == _VERSION and all(isinstance(found[kind], list) for kind in ("failures", "standstills")):
             return {**empty, **found}
-        why = f"version {found['version']}, wanted {_VERSION}"
+        why = f"version {found['version']}, expected {_VERSION}"
     except FileNotFoundError:
         return empty
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"
     aside = path.replace(path.with_name(f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}"))
-    say(f"{path} was not written by this version ({why}): it is now {aside.name}")
+    say(f"{path} was not written by this version ({why}): it was renamed to {aside.name}")
     return empty

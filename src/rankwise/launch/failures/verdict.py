@@ -184,7 +184,7 @@ def _headline(end: RankEnd) -> str:
     if end.evidence:
         return f"was ended by {name}: out of memory; {end.evidence}"
     hint = {
-        "SIGKILL": ": from outside; if nobody did that, the kernel was out of memory (see dmesg)",
+        "SIGKILL": ": sent from outside, or by the kernel for lack of memory (see dmesg)",
         "SIGBUS": ": often a full /dev/shm, or a file that became shorter while it was mapped",
     }.get(name, "")
     return f"was ended by {name}{hint}"

@@ -100,11 +100,11 @@ def launch_packed(pack: Callable[[], Packed], options: Mapping[str, Any], fn: An
     """
     if is_loading_main():
         raise LaunchError(
-            "a rank that imports the main script came to another launch: put what starts the ranks under "
+            "a rank reached another launch while importing the main script: put the launch under "
             'if __name__ == "__main__":'
         )
     if not isinstance(options["num_ranks"], int) or options["num_ranks"] < 1:
-        raise ConfigError(f"num_ranks must be a whole number from 1, got {options['num_ranks']!r}")
+        raise ConfigError(f"num_ranks must be an integer of at least 1, got {options['num_ranks']!r}")
     code = None if fn is None or options["env"] else getattr(fn, "__code__", None)
     hint = (code.co_filename, code.co_name) if code is not None and options["num_ranks"] > 1 else None
 

@@ -66,7 +66,7 @@ def _exchange(
                 _listen(link, streams)
         raise
     except (EOFError, OSError) as error:
-        raise LaunchError(f"the supervisor of the ranks ended with {process.wait()}, its ranks with it") from error
+        raise LaunchError(f"the supervisor of the ranks exited with {process.wait()}, and its ranks with it") from error
 
 
 def _start_service(far_link: Link, hint: tuple[str, str] | None) -> subprocess.Popen[bytes]:
@@ -175,7 +175,7 @@ def _raise_failure(answer: Mapping[str, Any]) -> bool:
     if answer["interrupted"] is not None:
         raise LaunchError(f"the ranks were stopped by {signal.Signals(answer['interrupted']).name}")
     if answer["again"]:
-        raise Interrupted("the ranks have saved and ended as they were asked to")
+        raise Interrupted("the ranks have saved and ended as requested")
     failure = answer["failure"]
     if failure is not None:
         raise RankFailure(answer["text"], rank=failure["rank"], exitcode=failure["status"], traceback=failure["detail"])

@@ -55,7 +55,7 @@ class Wrapper:
         platform.check_machine()
         if platform.spawn_method not in {None, "spawn"}:
             warnings.warn(
-                f"spawn_method={platform.spawn_method!r} makes no difference: ranks are always fresh interpreters",
+                f"spawn_method={platform.spawn_method!r} has no effect: ranks are always fresh interpreters",
                 stacklevel=2,
             )
         logs = _folder_for_logs(platform)
@@ -64,7 +64,7 @@ class Wrapper:
             _say(f"starting {platform.world_size} rank(s) for {name}{where}")
         values = _launch(platform, target, args, kwargs, logs)
         if platform.verbose:
-            _say("all ranks have ended well")
+            _say("all ranks have succeeded")
         if platform.upon_finish is not None:
             _finish(platform.upon_finish)
         return values
@@ -106,7 +106,7 @@ def _folder_for_logs(platform: Platform) -> Path | None:
     folder = Path(platform.console_logs).absolute()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if platform.console_logs == DEFAULT_LOGS and not os.access(there, os.W_OK):
-        _say(f"no logs are written: {there} is read-only (console_logs=FOLDER takes another one)")
+        _say(f"no logs are written: {there} is read-only (set another one with console_logs=FOLDER)")
         return None
     return folder
 
@@ -115,7 +115,7 @@ def _finish(upon_finish: Callable[[], Any]) -> None:
     try:
         upon_finish()
     except BaseException as error:
-        error.add_note("rankwise: raised by upon_finish, after all ranks had ended well")
+        error.add_note("rankwise: raised by upon_finish, after all ranks had succeeded")
         raise
 
 

@@ -63,7 +63,7 @@ class Link:
         while num_bytes:
             part = os.read(self._fd, min(num_bytes, _READ_BYTES))
             if not part:
-                raise EOFError("the other end of the line is closed")
+                raise EOFError("the other end of the connection is closed")
             parts.append(part)
             num_bytes -= len(part)
         return b"".join(parts)

@@ -78,8 +78,8 @@ class _Packer:
             import cloudpickle
         except ImportError:
             raise ConfigError(
-                f"{self.name} cannot be imported by a fresh interpreter (it is a lambda, a closure, lives in a "
-                'notebook, or stands under if __name__ == "__main__":): put it into a module or above that line, or '
+                f"{self.name} cannot be imported by a fresh interpreter (it is a lambda, a closure, or defined in a "
+                'notebook or under if __name__ == "__main__":): put it into a module or above that line, or '
                 "pip install cloudpickle, which sends it by value"
             ) from None
         if self.by_value is None:
@@ -173,7 +173,7 @@ def _check_part(packer: _Packer, path: str, value: Any, error: Exception) -> Non
         where, guilty = find_unsendable(value, path, packer.dumps)
         what = f"argument {where} of {packer.name}" if path else f"{packer.name}{where}"
         raise ConfigError(
-            f"{what}, a {type(guilty).__name__}, cannot be sent to the ranks: {error}; let each rank make it itself"
+            f"{what}, a {type(guilty).__name__}, cannot be sent to the ranks: {error}; create it on each rank"
         ) from error
 
 

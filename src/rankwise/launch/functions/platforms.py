@@ -115,7 +115,7 @@ class Platform:
             raise ConfigError(f"ipc_protocol must be tcp or file, got {self.ipc_protocol!r}")
         self._check_meeting()
         if self.device is Device.SLURM and self.console_logs is None:
-            raise ConfigError("console_logs=None: device='slurm' wants a folder, which the nodes see too")
+            raise ConfigError("console_logs=None: device='slurm' needs a folder that the nodes share")
         if self.ipc_groups:
             self._check_groups(self.ipc_groups)
 
@@ -126,14 +126,14 @@ class Platform:
         if self.ipc_protocol != "file":
             return
         if port is not None:
-            raise ConfigError(f"ipc_protocol='file' has no port, got master_port={port!r}: leave it out")
+            raise ConfigError(f"ipc_protocol='file' uses no port, got master_port={port!r}: leave it out")
         if self.master_addr != "localhost" and not _is_path(self.master_addr):
             raise ConfigError(
-                f"ipc_protocol='file' wants a folder that all ranks see as master_addr, got {self.master_addr!r}: give "
-                "its path, with a slash in it, or leave it out"
+                f"ipc_protocol='file' needs a folder shared by all ranks as master_addr, got {self.master_addr!r}: "
+                "give its path, with a slash in it, or leave it out"
             )
         if self.master_addr != "localhost" and Path(self.master_addr).is_file():
-            raise ConfigError(f"ipc_protocol='file' wants a folder, master_addr={self.master_addr!r} is a file")
+            raise ConfigError(f"ipc_protocol='file' needs a folder, but master_addr={self.master_addr!r} is a file")
 
     def _check_counts(self) -> None:
         for name in ("n_nodes", "n_gpus_per_node", "n_cpus_per_node", "mem_per_node", "timeout_min"):
@@ -187,7 +187,9 @@ class Platform:
             ConfigError: fewer GPUs than ranks, several nodes, or MPS with several ranks or off macOS.
         """
         if self.n_nodes > 1:
-            raise ConfigError(f"n_nodes={self.n_nodes} is for device='slurm'; on machines without Slurm: rankwise run")
+            raise ConfigError(
+                f"n_nodes={self.n_nodes} is only valid with device='slurm'; without Slurm use rankwise run"
+            )
         gpus = num_visible_gpus() if self.device is Device.GPU else 0
         if self.device is Device.GPU and gpus < self.world_size:
             raise ConfigError(
@@ -195,7 +197,9 @@ class Platform:
                 "CUDA_VISIBLE_DEVICES); device='cpu' runs anywhere"
             )
         if self.device is Device.MPS and (self.world_size > 1 or sys.platform != "darwin"):
-            raise ConfigError(f"device='mps' is one rank on macOS, wanted {self.world_size} rank(s) on {sys.platform}")
+            raise ConfigError(
+                f"device='mps' supports one rank on macOS, got {self.world_size} rank(s) on {sys.platform}"
+            )
 
     def print(self) -> None:
         """Print every field and the number of ranks, one per line."""
@@ -216,9 +220,9 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"ipc_protocol='file': no folder {folder} can be made: {error.strerror}") from error
+        raise ConfigError(f"ipc_protocol='file': the folder {folder} cannot be created: {error.strerror}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"ipc_protocol='file': nothing can be written to {folder}; give another folder (master_addr)")
+        raise ConfigError(f"ipc_protocol='file': the folder {folder} is not writable; give another one (master_addr)")
 
 
 _DEVICES = {Device.CPU: "cpu", Device.GPU: "cuda", Device.MPS: "mps"}

@@ -141,7 +141,7 @@ class _Outlet:
         """Write how many bytes were dropped, in their place."""
         dropped, self._num_dropped = self._num_dropped, 0
         if dropped:
-            text = f"\nrankwise: {dropped:,} bytes of output are left out here: nobody read the console\n"
+            text = f"\nrankwise: {dropped:,} bytes of output were dropped here: nobody read the console\n"
             self._append(fd, text.encode())
 
     def _is_stalled(self) -> bool:

@@ -14,7 +14,7 @@ from rankwise.vitals.stacks import imports, tidy
 __all__ = ["DEFAULT_STALL_S", "DEFAULT_TIMEOUT_S", "HangWatch", "StallWatch", "blame", "tell_standstill"]
 
 DEFAULT_STALL_S = 180.0  # from the first beat or collective on
-_UNSEEN = "none has begun a collective or called rankwise.vitals.beat() yet, and work without either cannot be seen"
+_UNSEEN = "none has started a collective or called rankwise.vitals.beat() yet, and other work cannot be seen"
 DEFAULT_TIMEOUT_S = 1800.0  # from the first beat on; equals gloo's default timeout
 
 
@@ -134,9 +134,9 @@ def _begins(folder: Path, alive: Collection[int]) -> bool:
 def tell_standstill(quiet_s: float, folder: Path, alive: Collection[int]) -> str:
     """Return the text about a standstill of this machine's ranks: the likely culprit, and where each rank is."""
     found = look(folder, alive)
-    headline = f"no rank has advanced for {quiet_s:.0f} s (--stall), the run goes on"
+    headline = f"no rank has advanced for {quiet_s:.0f} s (--stall), the run continues"
     if all(vital.moved_s is None for vital in vitals.read(folder)):
-        headline = f"no rank was seen to advance for {quiet_s:.0f} s (--stall): {_UNSEEN}; the run goes on"
+        headline = f"no rank was seen to advance for {quiet_s:.0f} s (--stall): {_UNSEEN}; the run continues"
     if found:
         culprit, why = choose(found)
         headline += f"; look at rank {culprit.rank}{': ' + why if why else ''}"
@@ -160,7 +160,7 @@ def blame(folder: Path, alive: Collection[int], reason: str, gone: Mapping[int, 
     missing = set(alive) - {seen.rank for seen in found}
     places = {seen.rank: seen.where for seen in found}
     if missing:
-        headline = f"hangs: {reason}; it never began"
+        headline = f"hangs: {reason}; it never started"
         return Failure(rank=min(missing), headline=headline, detail="", status=None, exitcode=1, places=places)
     culprit, why = choose(found)
     headline = f"hangs ({culprit.where}): {'; '.join(filter(None, (reason, why)))}"

@@ -162,7 +162,7 @@ class Judge:
             return False
         reason = reason or self._watch.silence(alive)
         if reason is None and self._job.timeout_s is not None and now - self._begun_s > self._job.timeout_s:
-            reason = f"not done after {self._job.timeout_s:g} s (timeout)"
+            reason = f"not finished after {self._job.timeout_s:g} s (timeout)"
         if reason is not None:
             self._hung = self._blame(alive, reason)
             return True
@@ -248,7 +248,7 @@ class OomWatch:
                 return f"the kernel's log says: {text}"
         for folder, number in _kills():
             if number > self._before.get(folder, number):
-                return f"control group {folder} has killed for want of memory{_limit(folder)}"
+                return f"control group {folder} killed processes for lack of memory{_limit(folder)}"
         return ""
 
     def _records(self) -> Iterator[tuple[float, str]]:

@@ -61,7 +61,7 @@ class LogFile:
             self._file.write(data)
         except OSError as error:
             self._console.say(
-                f"cannot write {self._path} any more ({error.strerror}); the run goes on without this log"
+                f"cannot write {self._path} any more ({error.strerror}); the run continues without this log"
             )
             self._file.close()
             self._file = None

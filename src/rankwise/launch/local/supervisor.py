@@ -66,14 +66,14 @@ def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Ou
         except LaunchError as error:
             if not attempt.num_started or _with_ranks(job, attempt.num_started) is None:
                 raise
-            ends, text, why = [], str(error), "no more could be started"
+            ends, text, why = [], str(error), "no more ranks could be started"
         tell_hidden(console, attempt.hidden_lines, logs)
         number, failures, spare = number + 1, failures + 1, None
         following = _following(job, failures, had_gpus=gpus, started=attempt.num_started) if why else None
         if following is None or attempt.interrupted is not None:
             again = failure is None and any(end.interrupted for end in ends)
             if again:
-                console.say("the ranks have saved and ended as they were asked to: the same command goes on")
+                console.say("the ranks have saved and ended as requested: the same command resumes the run")
             from rankwise.launch.failures.outcome import Outcome
 
             return Outcome(
@@ -83,7 +83,7 @@ def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Ou
         if following is job:
             what = f"starting all ranks again, restart {failures} of {job.max_restarts}"
         else:
-            what, failures = f"going on with {following.num_ranks} of {job.num_ranks} ranks", 0
+            what, failures = f"continuing with {following.num_ranks} of {job.num_ranks} ranks", 0
         console.say(f"{what}, because {why}")
         job = following
 

@@ -61,7 +61,7 @@ def follow(handle: SlurmHandle) -> int:
                 said = _say_change(handle, found, said)
                 ended_s = (ended_s or now) if found.has_ended or found.state == "UNKNOWN" else None
             if ended_s is not None and now - ended_s > _LATE_S and not any(busy):
-                _say(f"job {handle.job_id} has ended without having said how: {found}")
+                _say(f"job {handle.job_id} has ended without reporting its result: {found}")
                 return 1
             time.sleep(_LOOK_S)
         for tail in tails:
@@ -90,9 +90,9 @@ def _goes_on(handle: SlurmHandle, interrupts: _Interrupts) -> bool:
     """Return whether to keep following the job after Ctrl-C; cancel it if the user wants that."""
     if interrupts.count == 1 and sys.stdin.isatty():
         interrupts.count = 0
-        answer = _ask(f"\nrankwise: cancel job {handle.job_id}? [y]es, [d]etach (it runs on), [n]o: ")
+        answer = _ask(f"\nrankwise: cancel job {handle.job_id}? [y]es, [d]etach (it keeps running), [n]o: ")
         if answer == "d":
-            _say(f"job {handle.job_id} runs on: rankwise logs {handle.job_id} --follow")
+            _say(f"job {handle.job_id} keeps running: rankwise logs {handle.job_id} --follow")
             return False
         if answer != "y":
             _say(f"following job {handle.job_id}")

@@ -105,7 +105,7 @@ class SlurmHandle:
         if rank is None:
             return self.folder / f"{self.job_id}_0_log.{stream}"
         if not 0 <= rank < self.num_ranks:
-            raise ConfigError(f"job {self.job_id} has ranks 0 to {self.num_ranks - 1}, wanted rank {rank}")
+            raise ConfigError(f"job {self.job_id} has ranks 0 to {self.num_ranks - 1}, got rank {rank}")
         root = self.folder / "logs" if self.run_dir is None else self.run_dir / "logs"
         found = [(int(m[1]), entry) for entry in root.glob("*") if (m := re.fullmatch(r"attempt-(\d+)", entry.name))]
         newest = max(found, default=(0, root / "attempt-0"))[1]
@@ -197,19 +197,19 @@ class SlurmHandle:
             LaunchError: Slurm, which is asked about jobs without such a file, does not answer.
         """
         if not job_id.isdigit():
-            raise ConfigError(f"a job of Slurm is a number, got {job_id!r}; `rankwise jobs --all` lists yours")
+            raise ConfigError(f"a Slurm job id must be a number, got {job_id!r}; `rankwise jobs --all` lists yours")
         path = root / f"job-{job_id}.json"
         if path.exists():
             return _read(path)
         fields = job_fields(job_id)
         if fields is None:
             raise ConfigError(
-                f"Slurm knows no job {job_id} (any more), and rankwise has not submitted it for you from here: "
-                "`rankwise jobs --all` lists those"
+                f"Slurm does not know job {job_id} (any more), and rankwise did not submit it from here: "
+                "`rankwise jobs --all` lists the jobs it submitted"
             )
         user, _, number = fields.get("UserId", "").rstrip(")").partition("(")
         if number != str(os.geteuid()):
-            raise ConfigError(f"job {job_id} is of the user {user}, who alone can see its files and cancel it")
+            raise ConfigError(f"job {job_id} belongs to user {user}, who alone can see its files and cancel it")
         raise ConfigError(
             f"job {job_id} ({fields.get('JobName', '')}) is yours, but was not submitted by `rankwise run --slurm` "
             f"or a Platform: its output is {fields.get('StdOut', 'unknown')}, `scancel {job_id}` cancels it"
@@ -234,7 +234,7 @@ class SlurmHandle:
     def _describe_end(self, found: JobState) -> str:
         tail = self.logs().splitlines()[-20:]
         return "\n".join(
-            [f"job {self.job_id} ({self.name}) is {found}, and its ranks have not said how they ended", *tail]
+            [f"job {self.job_id} ({self.name}) is {found}, and its ranks did not report how they ended", *tail]
         )
 
 

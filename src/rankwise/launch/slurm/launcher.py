@@ -53,7 +53,7 @@ def run_on_nodes(
         LaunchError: srun or the folder for the start is not usable.
     """
     if job.min_ranks is not None:
-        raise ConfigError("--min-ranks is for one machine: inside a Slurm allocation ask for fewer nodes instead")
+        raise ConfigError("--min-ranks is only valid on one machine: in a Slurm allocation request fewer nodes instead")
     console, ending, attempt = Console(), Ending(), 0
     begun_s, most = time.monotonic(), job.max_restarts
     run_id = f"rankwise-slurm-{allocation.job_id}-{secrets.token_hex(4)}"
@@ -97,9 +97,9 @@ def _lost(record: Record, attempt: int) -> dict[str, Any]:
 def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, max_requeues: int) -> Ending:
     """Requeue the job if that continues the run; print so, or why not."""
     if ending.again:
-        said = "the ranks have saved and ended as they were asked to"
+        said = "the ranks have saved and ended as requested"
         if not max_requeues:
-            said += ": the same command goes on (--requeue lets Slurm start it again)"
+            said += ": the same command resumes the run (--requeue lets Slurm start it again)"
         console.say(said)
     if not max_requeues or not (ending.again or ending.lost):
         if ending.interrupted is None:  # else Slurm itself may start it again
@@ -132,6 +132,6 @@ def _deaf_shell(parent: int) -> str:
     if not number or any(mask >> (number - 1) & 1 for mask in masks):
         return ""
     return (
-        f"--signal=B:{name} reaches the batch shell alone, which will end of it, and this job with it: write "
+        f"--signal=B:{name} signals only the batch shell, which will die of it and end this job: write "
         "`exec rankwise run ...` as its last line, or leave the B: out"
     )

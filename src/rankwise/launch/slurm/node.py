@@ -141,8 +141,8 @@ def _fellows(meeting: Meeting, secret: str, run_dir: Path | None, here: _Here) -
         )
     except OSError as error:
         here.console.say(
-            f"node {socket.gethostname()} cannot reach {meeting.address} port {meeting.desk} ({error.strerror}): where "
-            "ranks hang, the rank to blame is looked for on each node alone"
+            f"node {socket.gethostname()} cannot reach {meeting.address} port {meeting.desk} ({error.strerror}): if "
+            "ranks hang, each node looks for the cause among its own ranks only"
         )
         return None
     here.stack.callback(fellows.close)
@@ -175,8 +175,8 @@ def _find(folder: Path) -> Meeting:
     while (meeting := read_meeting(folder)) is None:
         if time.monotonic() > deadline:
             raise LaunchError(
-                f"the first node has not said within {_MEETING_S:g} s where the ranks meet, in {folder}: look at its "
-                "output, or the file system is not common to the nodes"
+                f"the first node has not published the address of rank 0 in {folder} within {_MEETING_S:g} s: "
+                "check its output, and that the nodes share this file system"
             )
         list(folder.iterdir())  # makes some network file systems refresh their cache
         time.sleep(_POLL_S)
@@ -189,7 +189,7 @@ def _address_towards(host: str) -> str:
         try:
             probe.connect((host, 9))
         except OSError as error:
-            raise LaunchError(f"this node has no way to {host!r}, which started it: {error}") from error
+            raise LaunchError(f"this node cannot reach {host!r}, which started it: {error}") from error
         return str(probe.getsockname()[0])
 
 

@@ -87,20 +87,18 @@ class Partition:
         where = f"partition {self.name!r}"
         gpus = gpus_per_node or 0
         reasons = {
-            f"{where} gives a job at most {self.max_nodes} node(s), --nodes {nodes} are wanted": _exceeds(
+            f"{where} allows at most {self.max_nodes} node(s) per job, --nodes is {nodes}": _exceeds(
                 nodes, self.max_nodes
             ),
-            f"{where} takes jobs of at least {self.min_nodes} nodes, --nodes {nodes} is less": nodes < self.min_nodes,
-            f"{where} has a time limit of {self.max_time_min} minutes, --time asks for {time_min}": _exceeds(
+            f"{where} requires at least {self.min_nodes} nodes per job, --nodes is {nodes}": nodes < self.min_nodes,
+            f"{where} has a time limit of {self.max_time_min} minutes, --time is {time_min}": _exceeds(
                 time_min, self.max_time_min
             ),
-            f"{where} is for the account(s) {', '.join(self.allowed_accounts)}, not for --account {account}": bool(
+            f"{where} is only for the account(s) {', '.join(self.allowed_accounts)}, not for --account {account}": bool(
                 account and self.allowed_accounts and account not in self.allowed_accounts
             ),
             f"{where} is not for --account {account}": account in self.denied_accounts,
-            f"a node of {where} has {self.node_gpus} GPU(s), --gpus-per-node {gpus} are wanted": _exceeds(
-                gpus, self.node_gpus
-            ),
+            f"a node of {where} has {self.node_gpus} GPU(s), --gpus-per-node is {gpus}": _exceeds(gpus, self.node_gpus),
             f"a node of {where} has {self.node_cpus} cores, ranks x --cpus-per-task need {cpus_per_node}": _exceeds(
                 cpus_per_node, self.node_cpus
             ),

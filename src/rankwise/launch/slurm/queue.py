@@ -49,7 +49,7 @@ def slurm_command(*words: str) -> subprocess.CompletedProcess[str]:
         LaunchError: the command is not installed, or does not answer.
     """
     if shutil.which(words[0]) is None:
-        raise LaunchError(f"{words[0]} is not here: this needs a machine from which jobs of Slurm can be submitted")
+        raise LaunchError(f"{words[0]} was not found: this needs a machine that can submit Slurm jobs")
     try:
         return subprocess.run(  # noqa: S603
             words, capture_output=True, text=True, timeout=_PATIENCE_S, check=False, stdin=subprocess.DEVNULL

@@ -63,7 +63,7 @@ class Request:
                 "`rankwise run` in a batch script of your own with #SBATCH --array"
             )
         if "%" in str(self.folder):
-            raise ConfigError(f"Slurm reads % in a path as a pattern: choose another folder than {str(self.folder)!r}")
+            raise ConfigError(f"Slurm reads % in a path as a pattern: choose a folder other than {str(self.folder)!r}")
 
     @property
     def warn_s(self) -> float | None:
@@ -78,7 +78,7 @@ class Request:
             LaunchError: Slurm is not installed or does not answer.
         """
         if job.min_ranks is not None:
-            raise ConfigError("--min-ranks is for one machine: ask Slurm for fewer nodes instead")
+            raise ConfigError("--min-ranks is only valid on one machine: request fewer nodes from Slurm instead")
         own = {name.replace("_", "-"): value for name, value in self.parameters.items()}
         refusals = [
             found.refusal(

@@ -118,6 +118,6 @@ def _refusal(allocation: Allocation, log: ProgressLog, most: int) -> str:
     if log.is_futile:
         return (
             f"is not requeued: {_FUTILE} requeues in a row have brought no progress, {log.entries[-1]}. Its runs end "
-            "before they can save: give it more time (--time), save more often, or look for what ends it"
+            "before they can save: give it more time (--time), save more often, or find out what ends it"
         )
     return ""

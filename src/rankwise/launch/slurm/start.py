@@ -61,8 +61,8 @@ class Start:
             found = pickle.loads((folder / "start").read_bytes())  # noqa: S301  (a folder that only this user can enter)
         except OSError as error:
             raise LaunchError(
-                f"node {os.uname().nodename} cannot read {folder}: {error.strerror}; the nodes and the place that "
-                "starts them need a common file system there (set XDG_STATE_HOME to a folder on one)"
+                f"node {os.uname().nodename} cannot read {folder}: {error.strerror}; the nodes and the machine that "
+                "starts them must share this folder (set XDG_STATE_HOME to a shared folder)"
             ) from error
         assert isinstance(found, Start)
         return found

@@ -208,8 +208,8 @@ class Step:
     def _lost(self, silent: Sequence[int], code: int, failed: Sequence[Record]) -> Record:
         names = self._allocation.name_nodes(silent)
         text = (
-            f"the supervisor of {names} has ended without a word (srun: {code}): killed, the node is lost, or it could "
-            "not start; see the output above"
+            f"the supervisor of {names} has ended without a report (srun: {code}): it was killed, its node was lost, "
+            "or it could not start; see the output above"
         )
         if failed:
             text += "\n" + "\n".join(f"then: {record.text.partition(chr(10))[0]}" for record in failed[:8])
@@ -236,8 +236,8 @@ def _own_folder(allocation: Allocation) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=f"start-{allocation.job_id}-", dir=state_folder()))
     except OSError as error:
         raise LaunchError(
-            f"no folder for the start of job {allocation.job_id}: {error}; set XDG_STATE_HOME to a folder that the "
-            "nodes share"
+            f"the start folder of job {allocation.job_id} cannot be created: {error}; set XDG_STATE_HOME to a "
+            "folder that the nodes share"
         ) from error
     try:
         yield folder

@@ -59,7 +59,7 @@ class Submitted:
         folder = Path(os.environ["SUBMITIT_FOLDER"].replace("%j", os.environ["SLURM_JOB_ID"]))
         allocation = Allocation.find(os.environ)
         if allocation is None:
-            raise LaunchError("this was submitted to Slurm, and is no Slurm job with srun in it")
+            raise LaunchError("this was submitted to Slurm, but it is not a Slurm job with srun")
         job = self.job if self.job.logs is not None else replace(self.job, log_dir=folder / "logs")
         # remove the ending of a run before a requeue: waiting processes must not take it for this run's
         (folder / "ending.json").unlink(missing_ok=True)
@@ -92,7 +92,7 @@ def _finish(upon_finish: Callable[[], Any]) -> Ending:
         if isinstance(error, SystemExit) and error.code in {None, 0}:
             return Ending()
         detail = traceback.format_exc()
-        text = f"all ranks have ended well, then upon_finish raised {type(error).__name__}: {error}\n{detail}"
+        text = f"all ranks have succeeded, then upon_finish raised {type(error).__name__}: {error}\n{detail}"
         print(text, file=sys.stderr, flush=True)  # noqa: T201
         record = Record(node=0, host=os.uname().nodename, text=text, exitcode=1, detail=detail, time_s=time.time())
         return Ending(record=record)
@@ -156,15 +156,15 @@ def batch_script(request: Request) -> str:
 
 
 def _executor(request: Request) -> Any:
-    with needs_extra("jobs of Slurm are submitted with submitit: pip install 'rankwise[slurm]'"):
+    with needs_extra("submitting Slurm jobs needs submitit: pip install 'rankwise[slurm]'"):
         import submitit
     try:
         executor = submitit.SlurmExecutor(folder=request.folder.absolute() / "%j")
         executor.update_parameters(**request.sbatch_parameters())
     except RuntimeError as error:  # no srun
-        raise LaunchError(f"{error}; this needs a machine from which jobs of Slurm can be submitted") from error
+        raise LaunchError(f"{error}; this needs a machine that can submit Slurm jobs") from error
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"submitit does not take this: {error}") from error
+        raise ConfigError(f"submitit refuses these options: {error}") from error
     return executor
 
 

@@ -30,5 +30,5 @@ def parse_time(text: str) -> int:
     else:
         seconds = 0
     if seconds <= 0:
-        raise ConfigError(f"--time takes 2h, 1d12h, 90m, or Slurm's minutes, H:MM:SS, D-HH:MM; got {text!r}")
+        raise ConfigError(f"--time must be 2h, 1d12h, 90m, or Slurm's minutes, H:MM:SS, D-HH:MM, got {text!r}")
     return -(-seconds // 60)
