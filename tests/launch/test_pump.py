@@ -172,7 +172,7 @@ def test_a_torn_line_in_several_pieces_waits_for_all_of_them(monkeypatch):
 
 
 def test_a_machine_that_slept_tears_no_line(monkeypatch):
-    """Who wakes long after a torn line was due looks once more a moment later: the rank has slept, too."""
+    """Who wakes long after a torn line was due waits as long again: the rank has slept, too."""
     now = [100.0]
     monkeypatch.setattr("rankwise.launch.local.pump.time.monotonic", lambda: now[0])
     read_end, write_end = os.pipe()
@@ -183,13 +183,13 @@ def test_a_machine_that_slept_tears_no_line(monkeypatch):
     now[0] += 60.0
     pump.show_unfinished()
     assert page.text == b"1\n"
-    assert 0 < pump.unfinished_s() < 0.2
+    assert 0 < pump.unfinished_s() <= 2.0
     os.write(write_end, b"2\n3")
     assert pump.pump()
     assert page.text == b"1\n22\n"
     now[0] += 60.0
     pump.show_unfinished()
-    now[0] += 0.15  # and nothing more has come
+    now[0] += 2.1  # and nothing more has come
     pump.show_unfinished()
     assert page.text == b"1\n22\n3"
     pump.close()

@@ -262,7 +262,7 @@ def test_the_rank_that_gets_wrong_data_is_named(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(CHANGED)
     (check,) = check_group(2, 200.0, {**os.environ, "PYTHONPATH": str(tmp_path)})
     assert (check.name, check.status) == ("collectives", "fail")
-    told = "all_gather got [0.0, 1.0, 3.0, 3.0] from rank 0, wanted [0.0, 1.0, 2.0, 3.0]"
+    told = "all_gather got [0.0, 1.0, 3.0, 3.0] from rank 0, expected [0.0, 1.0, 2.0, 3.0]"
     assert check.evidence == f"rank 1 on {socket.gethostname()}: {told}"
     assert check.mend.startswith("the transport changes data: exclude that machine")
 
