@@ -38,6 +38,22 @@ _MOST_BAD = 20  # unreadable entries that are printed; the catalogue and --json 
 _MOST_KINDS = 12  # kinds of arrays that are printed
 _SHORT = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16"}
 
+# what `audit` predicts, `bench` measures: the same arguments
+_Uris = Annotated[
+    list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of these, or catalogues.")
+]
+_Crop = Annotated[str, typer.Option(metavar="Z,Y,X", help="Extents of a crop along the last axes, without channels.")]
+_Channels = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of channels of a crop, if --crop does not contain their axis. Default: all."),
+]
+_Dtype = Annotated[str, typer.Option(help="Dtype of the batch; native: the dtype of the store.")]
+_Align = Annotated[
+    str, typer.Option(metavar="none|chunk", help="Origins of crops: anywhere (none), or at chunk edges (chunk).")
+]
+_Batch = Annotated[int, typer.Option(min=1, help="Crops per batch; a chunk that several crops share is decoded once.")]
+_Threads = Annotated[int | None, typer.Option(min=1, help="Number of decoding threads. Default: the usable cores.")]
+
 
 @data_commands.callback()
 def _describe() -> None:
@@ -46,26 +62,13 @@ def _describe() -> None:
 
 @data_commands.command("audit", no_args_is_help=True)
 def audit_command(  # noqa: PLR0917  (typer's way: a parameter per option)
-    uris: Annotated[
-        list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of these, or catalogues.")
-    ],
-    crop: Annotated[
-        str, typer.Option(metavar="Z,Y,X", help="Extents of a crop along the last axes, without channels.")
-    ],
-    channels: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of channels of a crop, if --crop does not contain their axis. Default: all."),
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="Dtype of the batch; native: the dtype of the store.")] = "float32",
-    align: Annotated[
-        str, typer.Option(metavar="none|chunk", help="Origins of crops: anywhere (none), or at chunk edges (chunk).")
-    ] = "none",
-    batch: Annotated[
-        int, typer.Option(min=1, help="Crops per batch; a chunk that several crops share is decoded once.")
-    ] = 8,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Number of decoding threads. Default: the usable cores.")
-    ] = None,
+    uris: _Uris,
+    crop: _Crop,
+    channels: _Channels = None,
+    dtype: _Dtype = "float32",
+    align: _Align = "none",
+    batch: _Batch = 8,
+    threads: _Threads = None,
     sample: Annotated[int, typer.Option(min=0, help="Number of files per array whose sizes are read; 0: none.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -92,27 +95,14 @@ def audit_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 
 @data_commands.command("bench", no_args_is_help=True)
 def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
-    uris: Annotated[
-        list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of these, or catalogues.")
-    ],
-    crop: Annotated[
-        str, typer.Option(metavar="Z,Y,X", help="Extents of a crop along the last axes, without channels.")
-    ],
-    channels: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of channels of a crop, if --crop does not contain their axis. Default: all."),
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="Dtype of the batch; native: the dtype of the store.")] = "float32",
-    align: Annotated[
-        str, typer.Option(metavar="none|chunk", help="Origins of crops: anywhere (none), or at chunk edges (chunk).")
-    ] = "none",
-    batch: Annotated[
-        int, typer.Option(min=1, help="Crops per batch; a chunk that several crops share is decoded once.")
-    ] = 8,
+    uris: _Uris,
+    crop: _Crop,
+    channels: _Channels = None,
+    dtype: _Dtype = "float32",
+    align: _Align = "none",
+    batch: _Batch = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Number of timed batches.")] = 20,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Number of decoding threads. Default: the usable cores.")
-    ] = None,
+    threads: _Threads = None,
     seed: Annotated[int, typer.Option(help="Seed of the random crop origins.")] = 0,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Save the measured decoding speeds for later audits on this machine.")

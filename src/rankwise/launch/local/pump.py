@@ -19,7 +19,7 @@ _LINE_BYTES = 1 << 20  # a longer line is shown in pieces
 _STATE_S = 10.0  # how often the current state of a progress bar is shown
 _UNFINISHED_S = 0.1  # how long an unfinished line of rank 0 (progress bar, dots, prompt) waits for its rest
 _TORN_S = 2.0  # the same after a whole line in the same read: a full buffer may have cut the line anywhere
-_LATE_S = 0.25  # after a poll that is late (a suspended machine), wait as long again
+_LATE_S = 0.25  # a poll that is later than this (a suspended machine) waits `_TORN_S` once more before it splits a line
 _FLOOD_BYTES = 4096  # a read of this size is a full write buffer, which the pipe may split anywhere
 _ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 

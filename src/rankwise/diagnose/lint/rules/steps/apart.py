@@ -97,7 +97,7 @@ def _uses(module: Module, scope: Scope, name: str) -> Iterator[ast.expr]:
             yield from (given[0] for loop in loops if loop in inside)
 
 
-def _reads(node: ast.expr, name: str) -> bool:
+def _reads(node: ast.AST, name: str) -> bool:
     return any(isinstance(part, ast.Name | ast.Attribute) and text_of(part) == name for part in ast.walk(node))
 
 
@@ -152,19 +152,10 @@ def _is_divided(scope: Scope, name: str, call: Call) -> bool:
     for stmt in ast.walk(scope.node):
         if not isinstance(stmt, ast.stmt) or position(stmt) <= position(call.place.stmt) or hasattr(stmt, "body"):
             continue
-        if not isinstance(stmt, ast.Expr) and not _is_test(stmt) and _reads_stmt(stmt, name):
-            return True  # it goes on under another name, or back to the caller
-        if isinstance(stmt, ast.Expr) and _reads_stmt(stmt, name) and _DIVIDES.search(ast.unparse(stmt)):
+        # what is no call goes on under another name, or back to the caller
+        if _reads(stmt, name) and (not isinstance(stmt, ast.Expr) or _DIVIDES.search(ast.unparse(stmt))):
             return True
     return False
-
-
-def _is_test(stmt: ast.stmt) -> bool:
-    return isinstance(stmt, ast.Pass | ast.Break | ast.Continue)
-
-
-def _reads_stmt(stmt: ast.stmt, name: str) -> bool:
-    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(stmt))
 
 
 _FILES = re.compile(r"file|shard|path|part|chunk|glob|listdir|tar|parquet", re.IGNORECASE)
