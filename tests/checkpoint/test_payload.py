@@ -3,7 +3,7 @@
 import hashlib
 import pickle
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 import ml_dtypes
 import numpy as np
@@ -34,6 +34,8 @@ TREE = {
     "float": float("nan"),
     "none": None,
     "nested": [1, (2.0, "three", {4: [True]})],
+    "counter": Counter({30: 1, 80: 2}),
+    "ordered": OrderedDict(b=1, a=2),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankwise.checkpoint.format.pieces import ordered_like
+from rankwise.checkpoint.format.pieces import mapping_like
 from rankwise.data.contract import Stateful
 from rankwise.errors import ConfigError
 
@@ -40,7 +40,7 @@ class Replicated:
         state: dict[str, Any] = self.obj.state_dict()
         if not _is_module(self.obj):
             return state
-        named: dict[str, Any] = ordered_like(state, [(plain_name(name), value) for name, value in state.items()])
+        named: dict[str, Any] = mapping_like(state, [(plain_name(name), value) for name, value in state.items()])
         return named
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ class Replicated:
         if _is_module(self.obj):
             own = {plain_name(name): name for name in self.obj.state_dict()}
             plain = [(plain_name(name), value) for name, value in state.items()]
-            state = ordered_like(state, [(own.get(name, name), value) for name, value in plain])
+            state = mapping_like(state, [(own.get(name, name), value) for name, value in plain])
         self.obj.load_state_dict(state)
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankwise.checkpoint.format.pieces import Piece, Pieces, ordered_like
+from rankwise.checkpoint.format.pieces import Piece, Pieces, mapping_like
 from rankwise.checkpoint.parts import Replicated, plain_name
 from rankwise.errors import ConfigError
 
@@ -42,7 +42,7 @@ class ModelState:
         """Return the state by name; for a sharded tensor the piece of this rank, if it has one to write."""
         state = self._part.state_dict()
         pieces = ((name, _piece(value) if _is_sharded(value) else value) for name, value in state.items())
-        return ordered_like(state, [(name, value) for name, value in pieces if value is not None])
+        return mapping_like(state, [(name, value) for name, value in pieces if value is not None])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load whole tensors, or the joined results of `state_dict` from all ranks.
@@ -52,7 +52,7 @@ class ModelState:
         """
         own = self._part.state_dict()
         fitting = [(name, _fitted(value, own.get(plain_name(name)), name)) for name, value in state.items()]
-        self._part.load_state_dict(ordered_like(state, fitting))
+        self._part.load_state_dict(mapping_like(state, fitting))
 
 
 class OptimizerState:

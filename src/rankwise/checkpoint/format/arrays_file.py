@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
@@ -17,6 +17,7 @@ from rankwise.data.contract import NDArray
 __all__ = ["read_arrays", "write_arrays"]
 
 _TREE = "tree.json"
+_MAPPINGS: dict[str, type[dict[Any, Any]]] = {"ordered": OrderedDict, "counter": Counter}
 
 
 def write_arrays(file: BinaryIO, tree: Any) -> None:
@@ -60,7 +61,7 @@ class _Writer:
         if tree is None or type(tree) in (bool, int, str) or (type(tree) is float and math.isfinite(tree)):
             return tree
         if isinstance(tree, Mapping):
-            kind = "ordered" if isinstance(tree, OrderedDict) else "dict"
+            kind = next((name for name, made in _MAPPINGS.items() if isinstance(tree, made)), "dict")
             return {kind: [[self.described(key), self.described(value)] for key, value in tree.items()]}
         if type(tree) in (list, tuple):
             return {type(tree).__name__: [self.described(item) for item in tree]}
@@ -93,9 +94,8 @@ class _Reader:
         if not isinstance(body, dict):
             return body
         kind = next(iter(body))
-        if kind in ("dict", "ordered"):
-            items = [(self.made(key), self.made(value)) for key, value in body[kind]]
-            return OrderedDict(items) if kind == "ordered" else dict(items)
+        if kind == "dict" or kind in _MAPPINGS:
+            return _MAPPINGS.get(kind, dict)({self.made(key): self.made(value) for key, value in body[kind]})
         if kind in ("list", "tuple"):
             listed = [self.made(item) for item in body[kind]]
             return listed if kind == "list" else tuple(listed)

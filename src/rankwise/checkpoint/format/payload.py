@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -14,7 +13,7 @@ import numpy as np
 from rankwise.checkpoint.commit import Storage
 from rankwise.checkpoint.format.arrays_file import read_arrays, write_arrays
 from rankwise.checkpoint.format.manifest import FileRecord, open_inside
-from rankwise.checkpoint.format.pieces import Piece, ordered_like
+from rankwise.checkpoint.format.pieces import Piece, mapping_like
 from rankwise.checkpoint.format.tensors_file import MARK, read_tensors, write_tensors
 from rankwise.checkpoint.snapshot import HostBuffers
 from rankwise.data.contract import NDArray
@@ -175,7 +174,7 @@ def _encode_mapping(tree: Mapping[Any, Any], place: str, host: HostBuffers | Non
         if type(key) not in (bool, int, float, str):
             raise CheckpointError(f"{place} has the key {key!r}; keys in a checkpoint must be strings or plain numbers")
         items.append((key, encode(value, f"{place}[{key!r}]", host)))
-    return ordered_like(tree, items) if isinstance(tree, OrderedDict) else dict(items)
+    return mapping_like(tree, items)
 
 
 class _HashingFile:

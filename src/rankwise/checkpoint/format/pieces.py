@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from rankwise.errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Piece", "Pieces", "join_ranks", "only_pieces", "ordered_like", "whole_tree"]
+__all__ = ["Piece", "Pieces", "join_ranks", "mapping_like", "only_pieces", "whole_tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def join_ranks(trees: Sequence[Any]) -> Any:
         return first
     keys = dict.fromkeys(key for tree in trees for key in tree)
     items = [(key, join_ranks([tree[key] for tree in trees if key in tree])) for key in keys]
-    return ordered_like(first, items) if isinstance(first, OrderedDict) else dict(items)
+    return mapping_like(first, items)
 
 
 def whole_tree(tree: Any, whole: Callable[[Pieces], Any] = Pieces.whole) -> Any:
@@ -114,11 +114,15 @@ def whole_tree(tree: Any, whole: Callable[[Pieces], Any] = Pieces.whole) -> Any:
     if not isinstance(tree, Mapping):
         return tree
     items = [(key, whole_tree(value, whole)) for key, value in tree.items()]
-    return ordered_like(tree, items) if isinstance(tree, OrderedDict) else dict(items)
+    return mapping_like(tree, items)
 
 
-def ordered_like(model: Any, items: list[tuple[Any, Any]]) -> Any:
-    """Return an OrderedDict with the version metadata of a module's state."""
+def mapping_like(model: Mapping[Any, Any], items: list[tuple[Any, Any]]) -> Any:
+    """Return a mapping of the model's kind: OrderedDict (with a module's version metadata), Counter, otherwise dict."""
+    if isinstance(model, Counter):
+        return Counter(dict(items))
+    if not isinstance(model, OrderedDict):
+        return dict(items)
     result: Any = OrderedDict(items)
     versions = getattr(model, "_metadata", None)
     if isinstance(versions, Mapping):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from rankwise.checkpoint.format.dtypes import dtype_named, name_of_dtype
-from rankwise.checkpoint.format.pieces import Piece, ordered_like
+from rankwise.checkpoint.format.pieces import Piece, mapping_like
 from rankwise.errors import CheckpointError
 
 __all__ = ["MARK", "read_tensors", "write_tensors"]
@@ -48,10 +47,8 @@ def read_tensors(file: BinaryIO, *, mapped: bool = False) -> Any:
 
 def _marked(tree: Any) -> Any:
     """Convert NumPy arrays and scalars, bytes and pieces to dicts of tensors, which `_unmarked` converts back."""
-    if isinstance(tree, OrderedDict):
-        return ordered_like(tree, [(key, _marked(value)) for key, value in tree.items()])
     if isinstance(tree, dict):
-        return {key: _marked(value) for key, value in tree.items()}
+        return mapping_like(tree, [(key, _marked(value)) for key, value in tree.items()])
     if type(tree) in (list, tuple):
         return type(tree)(_marked(item) for item in tree)
     return _marked_leaf(tree)
@@ -80,8 +77,7 @@ def _unmarked(tree: Any) -> Any:
     if isinstance(tree, dict):
         if MARK in tree:
             return _unmarked_leaf(tree)
-        items = [(key, _unmarked(value)) for key, value in tree.items()]
-        return ordered_like(tree, items) if isinstance(tree, OrderedDict) else dict(items)
+        return mapping_like(tree, [(key, _unmarked(value)) for key, value in tree.items()])
     if type(tree) in (list, tuple):
         return type(tree)(_unmarked(item) for item in tree)
     return tree
