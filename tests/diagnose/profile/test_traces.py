@@ -175,6 +175,21 @@ def test_a_node_that_waits_for_its_collective_computes_nothing(tmp_path):
     }  # fmt: skip
 
 
+def test_a_functional_collective_is_waited_for_and_not_computed(tmp_path):
+    """As DTensor and compiled code issue them: the wait is an operator of its own, behind the one that asks."""
+    events = [e for e in one_step(0, 1000, late=0) if e["cat"] in {"user_annotation", "cpu_op"}]
+    events += [
+        event("cpu_op", "_c10d_functional::all_reduce", 1710, 5),
+        events[0] | {"name": "gloo:all_reduce", "ts": 1715, "dur": 60, "tid": 9},
+        event("cpu_op", "aten::mul", 1720, 20),
+        event("cpu_op", "_c10d_functional::wait_tensor", 1740, 40),
+    ]
+    (tmp_path / "rank-0.trace.json").write_text(json.dumps({"traceEvents": events}))
+    trace = read_trace(tmp_path / "rank-0.trace.json")
+    (step,) = split_steps(trace, find_phases(trace))
+    assert (step.parts["transfer"] // 1000, step.comm // 1000) == (40, 60)
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 1 << 20])
 def test_it_is_read_in_any_pieces(monkeypatch, size, tmp_path):
     """Cut in the middle of numbers, names and escapes; the members around the events as well."""

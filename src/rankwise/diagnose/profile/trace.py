@@ -316,8 +316,9 @@ def _note_annotation(trace: Trace, name: str, thread: Any, start: int, end: int)
 
 def _note_op(trace: Trace, event: dict[str, Any], start: int, end: int) -> None:
     name, thread = event["name"], event.get("tid")
-    if name.startswith(("c10d::", "record_param_comms")):
-        trace.asked.setdefault(thread, []).append(start)
+    if name.startswith(("c10d::", "record_param_comms", "_c10d_functional")):
+        if not name.endswith("::wait_tensor"):  # it waits for a collective that was issued before: no compute either
+            trace.asked.setdefault(thread, []).append(start)
         return
     trace.ops.append((thread, start, end))
     if name.startswith("autograd::engine::evaluate_function"):
