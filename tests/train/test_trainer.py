@@ -180,8 +180,11 @@ def test_wrong_options_are_named():
         make_trainer(log_evry=3)
     with pytest.raises(ConfigError, match="save_every must be an integer of at least 1, got 0"):
         make_trainer(save_every=0)
-    with pytest.raises(ConfigError, match="epochs must be at least 1"):
-        make_trainer().fit(make_loader(), epochs=0)
+    for epochs in (0, 1.5):
+        with pytest.raises(ConfigError, match="epochs must be an integer of at least 1"):
+            make_trainer().fit(make_loader(), epochs=epochs)
+    with pytest.raises(ConfigError, match=r"the model must be a torch.nn.Module, got <function"):
+        Trainer(lambda x: x, lambda parameters: None, lambda model, batch: None)
 
 
 def test_what_has_no_position_is_refused():

@@ -350,8 +350,12 @@ def wrap_options(
     """Return the options of `prepare` for a plain module, None for a model that is already wrapped.
 
     Raises:
-        ConfigError: there are options for a model that is already wrapped.
+        ConfigError: there are options for a model that is already wrapped, or it is no module.
     """
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
     plain = unwrapped(model) is model and not is_sharded(model)
     if (strategy or options) and not plain:
         raise ConfigError("strategy= and ddp= are for wrapping a plain module, but this model is already wrapped")

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rankwise.data.contract import JSON, BaseLoader
@@ -165,8 +166,8 @@ class Trainer:
             CheckpointError: a checkpoint could not be written; the previous one is intact.
             Interrupted: a signal came, or the time limit passed: everything is saved, and the same command continues.
         """
-        if epochs < 1:
-            raise ConfigError(f"epochs must be at least 1, got {epochs}")
+        if not isinstance(epochs, Integral) or epochs < 1:
+            raise ConfigError(f"epochs must be an integer of at least 1, got {epochs!r}")
         train, val = as_steps(train, self.world), None if val is None else as_held_out(val, self.world)
         check_loader(train)
         check_val(val)

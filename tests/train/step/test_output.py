@@ -7,7 +7,8 @@ import torch
 from rankwise import Order
 from rankwise.errors import StepError
 from rankwise.testing import ArrayLoader
-from rankwise.train import read_output
+from rankwise.train import ExactStep, read_output
+from rankwise.world import World
 
 
 def make_batch(remainder="split", samples=5):
@@ -99,3 +100,19 @@ def test_evaluation_needs_no_graph():
     """Under no_grad a loss without a graph is fine."""
     with torch.no_grad():
         assert read_output(torch.ones(5), make_batch()).weight == 5.0
+
+
+def test_a_step_function_that_calls_backward_is_told_so():
+    """Torch's text speaks of a graph that was freed; ours says who frees it."""
+    model = torch.nn.Linear(2, 1)
+
+    def greedy(model, batch):
+        losses = model(batch["x"])[:, 0]
+        losses.mean().backward()
+        return losses
+
+    loader = ArrayLoader({"x": np.ones((8, 2), "float32")}, Order(8, batch_size=4, seed=0), seed=0)
+    step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.1), greedy, world=World.single())
+    with pytest.raises(StepError, match=r"does not call backward\(\) itself") as caught:
+        step(next(iter(loader)))
+    assert isinstance(caught.value.__cause__, RuntimeError)

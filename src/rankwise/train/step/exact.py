@@ -274,7 +274,11 @@ class ExactStep:
             return None
         if self._counted:
             self._check_count(output, batch)
-        window.backward(output.total if self._scale is None else self._scale.scaled(output.total), output.weight)
+        total = output.total if self._scale is None else self._scale.scaled(output.total)
+        try:
+            window.backward(total, output.weight)
+        except RuntimeError as error:
+            raise explained(error, self._model)  # noqa: B904
         return output
 
     def _check_count(self, output: StepOutput, batch: Batch) -> None:

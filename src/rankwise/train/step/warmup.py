@@ -125,8 +125,15 @@ def unused_text(names: Sequence[str], where: str) -> str:
 
 
 def explained(error: RuntimeError, model: nn.Module) -> Exception:
-    """Return torch's error about unused parameters with names instead of indices; any other error unchanged."""
+    """Return torch's errors about unused parameters (by name) and about a second backward pass; others unchanged."""
     replicas, text = replicas_of(model), str(error)
+    if "backward through the graph a second time" in text:
+        made = StepError(
+            "the loss's graph has been used already: the step function returns the loss and does not call backward() "
+            "itself, and it keeps no graph from an earlier pass (detach what it keeps, such as a hidden state)"
+        )
+        made.__cause__ = error
+        return made
     found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", text)
     if replicas is None or found is None:
         return error
