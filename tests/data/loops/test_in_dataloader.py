@@ -1,5 +1,6 @@
 """Every loader of an order inside torch's DataLoader: crops, samples of arrays and rows."""
 
+import itertools
 import subprocess
 import sys
 
@@ -65,6 +66,27 @@ def test_two_workers_bring_the_plain_loop(loaders, kind, method):
     batches = DataLoader(loader.as_dataset(), batch_size=None, num_workers=2, multiprocessing_context=method)
     assert [shown(batches), shown(batches)] == alone
     assert len(list(passing)) == len(alone[0]) - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_number_of_workers_resumes(loaders, kind):
+    """Left in mid-epoch with two workers, continued with none, then with one: each step of two epochs once."""
+    whole = [step for epoch in plain(loaders[kind]()) for step in epoch]
+    found, state = [], None
+    for num_workers, until in ((2, 3), (0, 5), (1, len(whole))):
+        loader = loaders[kind]()
+        if state is not None:
+            loader.load_state_dict(state)
+        context = "fork" if num_workers else None
+        dataset = loader.as_dataset()
+        batches = DataLoader(dataset, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
+        while len(found) < until:  # the rest of an epoch, or a part of it
+            for step in itertools.islice(batches, until - len(found)):
+                found += shown([step])
+                loader.mark_done(step[-1].resume)
+        state = loader.state_dict()
+    assert found == whole
+    assert (state["epoch"], state["position"]) == (2, 0)
 
 
 LEFT_OPEN = """
