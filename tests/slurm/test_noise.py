@@ -6,7 +6,7 @@ import pytest
 
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.slurm.noise import SrunErrors
+from rankwise.launch.slurm.step import SrunErrors
 
 SAID = b"""\
 a rank says srun: error: node1: task 0: Exited with exit code 1

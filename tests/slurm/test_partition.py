@@ -5,8 +5,7 @@ import re
 import pytest
 
 from rankwise.errors import ConfigError
-from rankwise.launch.slurm.partition import Partition, num_gpus
-from rankwise.launch.slurm.time_limit import parse_time
+from rankwise.launch.slurm.partition import Partition, num_gpus, parse_time
 
 LIMITS = Partition(
     name="p",

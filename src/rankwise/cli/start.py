@@ -171,9 +171,9 @@ def _max_requeues(words: dict[str, Any], *, default: bool) -> int:
 
 def _submit(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool) -> int:
     from rankwise.launch.slurm.follower import follow
+    from rankwise.launch.slurm.partition import parse_time
     from rankwise.launch.slurm.request import Request
     from rankwise.launch.slurm.submission import batch_script, submit
-    from rankwise.launch.slurm.time_limit import parse_time
 
     gpus = words["gpus_per_node"]
     if gpus is not None and nproc not in {"auto", "gpu", str(gpus)}:

@@ -18,9 +18,14 @@ import zarr
 import rankwise
 from rankwise.diagnose.doctor import Check, examine, exit_code, group, render
 from rankwise.diagnose.doctor.collectives import SIZES
-from rankwise.diagnose.doctor.devices import check_devices
 from rankwise.diagnose.doctor.group import check_group
-from rankwise.diagnose.doctor.host import check_host, judge_locked_memory, judge_open_files, judge_shared_memory
+from rankwise.diagnose.doctor.host import (
+    check_devices,
+    check_host,
+    judge_locked_memory,
+    judge_open_files,
+    judge_shared_memory,
+)
 from rankwise.diagnose.doctor.job import judge_devices, judge_facts, judge_folder, judge_others
 from rankwise.diagnose.doctor.storage import check_data, is_network, kind_of
 from rankwise.diagnose.doctor.variables import check_variables

@@ -1,12 +1,30 @@
-"""The result of one check: its subject, status, evidence and solution."""
+"""The result of one check: its subject, status, evidence and solution; and all results as text.
+
+Bus bandwidth is defined as in nccl-tests (doc/PERFORMANCE.md of NVIDIA/nccl-tests): for an all-reduce of W ranks it is
+the algorithm bandwidth (bytes / time) times 2(W-1)/W, so that it is comparable to the bandwidth of one link for any W.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["SECTIONS", "Check", "Status", "exit_code", "failed", "measured", "not_run", "passed", "render", "warned"]
+__all__ = [
+    "SECTIONS",
+    "Check",
+    "Status",
+    "describe_sweep",
+    "exit_code",
+    "failed",
+    "measured",
+    "not_run",
+    "passed",
+    "render",
+    "warned",
+]
 
 Status = Literal["pass", "warn", "fail", "not run"]
 # in the order of the report: causes before their effects
@@ -77,9 +95,43 @@ def render(checks: Sequence[Check]) -> str:
             lines.append(f"  {check.status:<8} {check.name}: {check.evidence}")
             lines += [f"           -> {check.mend}"] if check.mend else []
             if check.data and "bus_gb_s" in check.data[0]:
-                from rankwise.diagnose.doctor.bandwidth import bandwidth_table
-
-                lines += [f"           {line}" for line in bandwidth_table(check.data).splitlines()]
+                lines += [f"           {line}" for line in _bandwidth_table(check.data).splitlines()]
     counts = {status: sum(check.status == status for check in checks) for status in ("fail", "warn", "pass", "not run")}
     lines.append(", ".join(f"{number} {status}" for status, number in counts.items() if number))
     return "\n".join(lines)
+
+
+_WIDTH = 30  # width of the longest bar, in characters
+
+
+def describe_sweep(rows: Sequence[Mapping[str, float]]) -> str:
+    """Return sizes with their bus bandwidths in one line."""
+    return ", ".join(
+        f"{_size(int(row['bytes']))} {row['bus_gb_s']:.3g} GB/s ({row['seconds'] * 1e3:.3g} ms)" for row in rows
+    )
+
+
+def _bandwidth_table(rows: Sequence[Mapping[str, float]]) -> str:
+    """Return the sweep as text; bars have a logarithmic scale, from a tenth of the slowest to the fastest."""
+    from rich.bar import Bar
+    from rich.console import Console
+    from rich.table import Table
+
+    low = math.log10(min(row["bus_gb_s"] for row in rows) or 1e-9) - 1
+    high = max(math.log10(row["bus_gb_s"] or 1e-9) for row in rows)
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in ("size", "time", "algorithm", "bus"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("bus, logarithmic", no_wrap=True, width=_WIDTH)
+    for row in rows:
+        share = (math.log10(row["bus_gb_s"] or 1e-9) - low) / ((high - low) or 1)
+        rates = [f"{row[name]:.3g} GB/s" for name in ("algorithm_gb_s", "bus_gb_s")]
+        table.add_row(_size(int(row["bytes"])), f"{row['seconds'] * 1e3:.3g} ms", *rates, Bar(1, 0, share))
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes >> 10} KiB"

@@ -13,8 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankwise.diagnose.doctor.bandwidth import describe_sweep
-from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed
+from rankwise.diagnose.doctor.check import Check, describe_sweep, failed, measured, not_run, passed
 from rankwise.diagnose.doctor.collectives import judge_patterns
 
 __all__ = ["check_group"]

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise._process.place import Place, loopback_address
-from rankwise.diagnose.doctor.bandwidth import describe_sweep
-from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed, warned
+from rankwise.diagnose.doctor.check import Check, describe_sweep, failed, measured, not_run, passed, warned
 from rankwise.diagnose.doctor.collectives import check_patterns, judge_patterns, sweep
 from rankwise.diagnose.doctor.network import (
     Hosts,

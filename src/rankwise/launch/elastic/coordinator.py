@@ -13,9 +13,9 @@ from rankwise.launch.elastic.decisions import Action, Cause, End, Lost, Member, 
 from rankwise.launch.elastic.guests import Guest, Guests
 from rankwise.launch.elastic.inquiry import PATIENCE_S, Blame, Inquiry, Standstill, view_from
 from rankwise.launch.elastic.interfaces import is_loopback
-from rankwise.launch.elastic.likeness import difference
 from rankwise.launch.elastic.lookback import LookBack, Standing, standing_from
 from rankwise.launch.elastic.membership import Membership
+from rankwise.launch.elastic.nodes import difference
 from rankwise.launch.local.loop import Loop
 
 __all__ = ["Coordinator"]

@@ -14,10 +14,9 @@ from rankwise.launch.elastic.coordinator import Coordinator
 from rankwise.launch.elastic.decisions import Rules
 from rankwise.launch.elastic.inquiry import failure_from
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
-from rankwise.launch.elastic.likeness import describe_node
 from rankwise.launch.elastic.link import Link
 from rankwise.launch.elastic.membership import Membership
-from rankwise.launch.elastic.nodes import Nodes
+from rankwise.launch.elastic.nodes import Nodes, describe_node
 from rankwise.launch.elastic.peer import Peer
 from rankwise.launch.elastic.rendezvous import Meeting, StoppedWhileWaiting
 from rankwise.launch.elastic.seal import derived_secret, read_token

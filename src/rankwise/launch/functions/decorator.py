@@ -49,7 +49,7 @@ class Wrapper:
         """
         platform = self.platform
         if platform.device is Device.SLURM:
-            from rankwise.launch.slurm.wrapped import start_in_slurm
+            from rankwise.launch.slurm.submission import start_in_slurm
 
             return start_in_slurm(platform, target, args, kwargs)
         platform.check_machine()

@@ -8,9 +8,8 @@ from typing import Self
 
 from rankwise.errors import ConfigError
 from rankwise.launch.slurm.queue import slurm_command
-from rankwise.launch.slurm.time_limit import parse_time
 
-__all__ = ["Partition"]
+__all__ = ["Partition", "parse_time"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,3 +131,29 @@ def _minutes(text: str) -> int | None:
 
 def _names(text: str) -> tuple[str, ...]:
     return () if text in {"ALL", "", "(null)"} else tuple(text.split(","))
+
+
+_DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_WORDS = re.compile(r"(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?")
+
+
+def parse_time(text: str) -> int:
+    """Return the minutes, rounded up, for "2h", "1d12h", "90m", or Slurm's "90", "2:00:00", "1-12", "1-12:30:00".
+
+    Raises:
+        ConfigError: the text has another format, or is zero.
+    """
+    words, days = _WORDS.fullmatch(text), _DAYS.fullmatch(text)
+    if words:
+        day, hour, minute = (int(number or 0) for number in words.groups())
+        seconds = ((day * 24 + hour) * 60 + minute) * 60
+    elif days:
+        first, *rest = (int(number) for number in days.groups()[1:] if number is not None)
+        by_length: tuple[tuple[int, ...], ...] = ((60,), (60, 1), (3600, 60, 1))  # M, M:S, H:M:S
+        units = by_length[len(rest)] if days[1] is None else (3600, 60, 1)  # D-H, D-H:M, D-H:M:S
+        seconds = int(days[1] or 0) * 86400 + sum(a * b for a, b in zip((first, *rest), units, strict=False))
+    else:
+        seconds = 0
+    if seconds <= 0:
+        raise ConfigError(f"--time must be 2h, 1d12h, 90m, or Slurm's minutes, H:MM:SS, D-HH:MM, got {text!r}")
+    return -(-seconds // 60)

@@ -1,4 +1,4 @@
-"""Submit a launch with submitit, and run it in the batch script."""
+"""Submit a launch, or a task of `Wrapper`, with submitit, and run it in the batch script."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ from typing import Any
 
 from rankwise._files import write_whole
 from rankwise.errors import ConfigError, LaunchError, needs_extra
+from rankwise.launch.functions.pickled_call import pack_call
+from rankwise.launch.functions.platforms import ADAPTER, DEFAULT_LOGS, Platform, make_folder
 from rankwise.launch.job import Job
+from rankwise.launch.show import parse_show
 from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.handle import SlurmHandle
 from rankwise.launch.slurm.launcher import run_on_nodes
 from rankwise.launch.slurm.request import Request
 from rankwise.launch.slurm.start import Record, state_folder
 from rankwise.launch.slurm.step import Ending
+from rankwise.launch.target import Target
 
-__all__ = ["Submitted", "batch_script", "submit"]
+__all__ = ["Submitted", "batch_script", "start_in_slurm", "submit"]
 
 # variables of a job or step; those of the configuration and of the cluster choice stay
 _OF_A_JOB = re.compile(r"(SLURM|SLURMD|SRUN|PMI|PMIX)_(?!CONF$|CLUSTERS$|JWT$|TIME_FORMAT$|DEBUG)")
@@ -197,3 +201,53 @@ def _without_job() -> Iterator[None]:
 def _last_line(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if "sbatch" in line]
     return (lines or str(error).splitlines() or [""])[-1].removeprefix("subprocess.CalledProcessError: ")
+
+
+def start_in_slurm(
+    platform: Platform, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> SlurmHandle:
+    """Submit a task and return immediately.
+
+    With `num_ranks` the job has CPU ranks and no GPUs; else it has one rank for each of `n_gpus_per_node` GPUs.
+
+    Args:
+        platform: the resources to request.
+        target: the task.
+        args: its arguments.
+        kwargs: its keyword arguments.
+
+    Raises:
+        ConfigError: Slurm refuses the job, or the cores cannot be divided among the ranks.
+        LaunchError: Slurm is not installed.
+    """
+    ranks = platform.num_ranks or platform.n_gpus_per_node
+    if platform.n_cpus_per_node % ranks:
+        raise ConfigError(
+            f"n_cpus_per_node={platform.n_cpus_per_node} cannot be split evenly among the {ranks} ranks of a node"
+        )
+    request = Request(
+        folder=Path(platform.console_logs or DEFAULT_LOGS).absolute(),
+        name=platform.name,
+        partition=platform.partition,
+        nodes=platform.n_nodes,
+        gpus_per_node=None if platform.num_ranks is not None else platform.n_gpus_per_node,
+        ranks_per_node=ranks,
+        cpus_per_task=platform.n_cpus_per_node // ranks,
+        mem=f"{platform.mem_per_node}G",
+        time_min=platform.timeout_min,
+        parameters=platform.slurm_additional_parameters or {},
+        max_requeues=platform.max_requeues,
+    )
+    meeting = platform.store_file(secrets.token_hex(8))
+    if meeting is not None:
+        make_folder(meeting.parent)
+    job = Job(
+        target=Target(kind="call", name=os.devnull),
+        num_ranks=ranks,
+        show=parse_show("all"),
+        env={} if meeting is None else {"RANKWISE_STORE_FILE": str(meeting)},
+    )
+    # `upon_finish` is not called on the ranks
+    context = replace(platform, upon_finish=None)
+    call = pack_call(target, args, kwargs, adapter=ADAPTER, context=context)
+    return submit(job, request, call=call.data, upon_finish=platform.upon_finish)
