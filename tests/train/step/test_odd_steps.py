@@ -9,6 +9,7 @@ from rankwise.checkpoint import Checkpointer, ModelState, OptimizerState
 from rankwise.errors import CheckpointError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import ExactStep, prepare, prepare_optimizer
+from rankwise.world import World
 
 MASKED = (1, 3)  # steps of which nothing counts
 
@@ -54,6 +55,37 @@ def test_a_step_without_weight_changes_nothing():
             assert weights == [10, 0, 10, 0, 8]
             assert moved == [True, False, True, False, True]
             torch.testing.assert_close(after, found["ddp"][2], rtol=1e-12, atol=0)
+
+
+def overflowing(world):
+    """Train over 21 samples: the last step has one. The stand-in of the other rank overflows."""
+    found = {}
+    for strategy in ("ddp", "zero1"):
+        torch.manual_seed(0)
+        model = prepare(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double(), world, strategy=strategy)
+        optimizer = prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.05), model)
+        now = []
+
+        def losses(model, batch, now=now):
+            found = (model(batch["x"]) ** 2).mean(1)
+            return found if batch.share.step.index == now[-1] else found * torch.inf
+
+        arrays, order = {"x": np.random.default_rng(0).normal(size=(21, 6))}, Order(21, batch_size=10, seed=1)
+        loader = ArrayLoader(arrays, order, seed=1, rank=world.rank, world_size=world.world_size)
+        step = ExactStep(model, optimizer, losses, world=world)
+        for each in loader:
+            now.append(each[0].share.step.index)
+            step(each)
+        found[strategy] = whole(model)
+    return found
+
+
+def test_an_overflow_of_a_stand_in_leaves_no_trace():
+    """A rank without samples computes on those that it had; infinity there is not NaN in the gradient of the others."""
+    alone = overflowing(World.single())["ddp"]
+    for found in run_ranks(overflowing, 2):
+        for strategy, after in found.items():
+            torch.testing.assert_close(after, alone, rtol=1e-12, atol=1e-12, msg=strategy)
 
 
 def factored(world, folder):

@@ -23,8 +23,14 @@ __all__ = ["held_pass", "in_eval_mode", "kept_buffers", "kept_random_state", "se
 def held_pass(model: nn.Module) -> Iterator[None]:
     """Run the stand-in of a rank without samples: it is not counted, and does not change this rank's buffers.
 
-    Statistics over all ranks are still updated, with the samples of the others.
+    Statistics over all ranks are still updated, with the samples of the others. Its gradients are set to zero before
+    they are added up: weight 0 alone would not do, because 0 times an overflow is NaN.
     """
+    import torch
+
+    # fsdp's gradients pass by these: there an overflow of the stand-in is refused like one of a sample
+    trained: list[Any] = [p for p in model.parameters() if p.requires_grad]
+    cleared = [p.register_hook(torch.zeros_like) for p in trained]
     joined: list[Any] = [module for module in model.modules() if hasattr(module, "joins_ranks")]
     with kept_buffers(model, but={id(b) for module in joined for b in module.buffers()}):
         for module in joined:
@@ -32,6 +38,8 @@ def held_pass(model: nn.Module) -> Iterator[None]:
         try:
             yield
         finally:
+            for hook in cleared:
+                hook.remove()
             for module in joined:
                 module.counts = True
 
