@@ -195,3 +195,39 @@ def test_orders_follow_the_seed_of_the_world(monkeypatch):
     assert kept == given
     assert followed == Order(100, batch_size=9, seed=5)
     assert followed.recipe == plain.recipe
+
+
+HASTY = """
+    import os, time
+    import torch.distributed as dist
+    import rankwise
+    from rankwise.world import group
+
+    class Late(dist.Store):
+        \"\"\"A store by which rank 1 is known to the others, who connect, half a second before it goes on.\"\"\"
+
+        def __init__(self, inner):
+            super().__init__()
+            self._inner = inner
+
+        timeout = property(lambda self: self._inner.timeout)
+
+        def set(self, key, value):
+            self._inner.set(key, value)
+            time.sleep(0.5)
+
+    for name in ("get", "add", "wait", "check", "set_timeout", "delete_key", "num_keys"):
+        setattr(Late, name, lambda self, *args, name=name: getattr(self._inner, name)(*args))
+    if os.environ["RANK"] == "1":
+        prefixed = group.prefixed
+        group.prefixed = lambda store, prefix: Late(prefixed(store, prefix))
+    with rankwise.bind(device="cpu"):
+        pass
+    print("left", flush=True)
+    os._exit(0)
+"""
+
+
+def test_a_rank_that_leaves_at_once_waits_until_all_have_joined(tmp_path):
+    """Its connections stand before a slower rank has accepted them: closed then, they would fail the slower rank."""
+    assert start(tmp_path, HASTY, *ranks(2)) == [("left\n", "", 0)] * 2

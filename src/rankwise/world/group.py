@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +23,10 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 _STORE_FILE = "RANKWISE_STORE_FILE"
 _LEAVE_S = 1.0
 _LISTENER_S = 10.0
+_CONNECTED = "rankwise/connected"  # in the group's store: the number of ranks that have connected to all others
+_CONNECT_S = 10.0
 _chosen: list[str] = []  # the interface set by bind, kept while the group lives: groups created later need it too
+_open: list[tuple[Any, int]] = []  # store and number of ranks of the open group
 
 
 def local_store() -> Any:
@@ -126,6 +130,9 @@ def open_group(store: Any, place: Place, backend: str, device: str, timeout: tim
             timeout=timeout,
             device_id=torch.device(device) if device.startswith("cuda") and "nccl" in backend else None,
         )
+        if place.world_size > 1:
+            store.add(_CONNECTED, 1)
+            _open.append((store, place.world_size))
     except Exception as error:
         leave(in_peace=False)
         raise WorldError(
@@ -135,16 +142,31 @@ def open_group(store: Any, place: Place, backend: str, device: str, timeout: tim
     return Channel(group, timeout, device=frame_device(group))
 
 
+def _await_connections(store: Any, world_size: int) -> None:
+    """Wait until all ranks have connected to each other, up to a limit.
+
+    A rank is done as soon as its own connections stand. If it left then, a slower rank that is still accepting them
+    would find them, or the store of rank 0, closed by their peer, and could not join.
+    """
+    until = time.monotonic() + _CONNECT_S
+    with contextlib.suppress(Exception):  # rank 0, which serves the store, has left: it has waited for all
+        while store.add(_CONNECTED, 0) < world_size and time.monotonic() < until:
+            time.sleep(0.005)
+
+
 def leave(*, in_peace: bool) -> None:
     """Destroy the default group and all others; without `in_peace` abort them, which does not wait for other ranks."""
     import torch.distributed as dist
 
     if _chosen and os.environ.get(_INTERFACE) == _chosen.pop():
         del os.environ[_INTERFACE]
+    connections = _open.pop() if _open else None
     if not dist.is_initialized():
         return
     abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
     if in_peace or abort is None:
+        if connections is not None:
+            _await_connections(*connections)
         close_all()
         dist.destroy_process_group()
         return
