@@ -45,7 +45,7 @@ class Scratch:
         decode: uint8 buffer for one decoded chunk, small enough for the L2 cache if chunks are.
         job: int64 table for passing arguments to the compiled loop and results back.
         stage: uint8 buffer for a row of the output.
-        blank: uint8 buffer for dense rows, all zero while no chunk is being processed.
+        blank: uint8 buffer for a dense row, all zero while none is being assembled.
         rows: rows of fill values, of any dtype.
         context: address of a decoder's own memory (of zstd), 0 until needed.
     """
@@ -75,14 +75,10 @@ class Scratch:
             self.stage = _aligned(num_bytes)
 
     def reserve_blank(self, num_bytes: int) -> None:
-        """Make room for dense rows."""
+        """Make room for a dense row."""
         if len(self.blank) < num_bytes:
             self.blank = _aligned(num_bytes)
             self.blank[:] = 0
-
-    def wipe(self) -> None:
-        """Zero the memory for dense rows again, after chunks failed for which rows were waiting."""
-        self.blank[:] = 0
 
     def ensure_context(self, make: Callable[[], int], free: Callable[[int], object]) -> None:
         """Create the decoder's context if it does not exist.

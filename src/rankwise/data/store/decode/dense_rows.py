@@ -1,8 +1,7 @@
-"""`DenseRows`: maps the targets of tasks to dense rows, including rows split by a chunk edge."""
+"""`DenseRows`: maps the targets of tasks to dense rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,34 +12,7 @@ from rankwise.data.store.boxes.values import OUTSIDE, TWICE, Spread
 from rankwise.data.store.decode.pairs import is_castable
 from rankwise.data.store.decode.tasks import SLOTS, ChunkTasks, address_of
 
-__all__ = ["ONE_PIECE", "OTHER_PIECE", "OUTSIDE", "PARKED", "PIECE", "UNSURE", "WHOLE", "DenseRows", "cut_in_two"]
-
-PIECE, WHOLE, PARKED = 0, 1, 2  # part of a row, a whole row, or a part that waits for the other one
-ONE_PIECE, OTHER_PIECE = -1, -2  # in place of the length of a row that is joined
-
-
-def cut_in_two(
-    bounds: IntArray, rows: IntArray, cut: IntArray, slabs: Sequence[tuple[int, int]]
-) -> tuple[IntArray, IntArray]:
-    """Return the targets that are the first piece of a row, and those that are the second, in the next chunk.
-
-    Each pair of neighbouring chunks has at most one such row: a row requested twice is joined once.
-
-    Args:
-        bounds: int64[K + 1], the targets of chunk k are ``bounds[k]`` to ``bounds[k + 1]``.
-        rows: int64[T], the row of each target.
-        cut: int64[n], targets that are one of the two pieces of a row.
-        slabs: chunks that one thread decodes in order, as ``first:last``.
-    """
-    cut = cut[np.argsort(rows[cut], kind="stable")]  # pairs, in the order of their chunks
-    one, other = cut[::2], cut[1::2]
-    chunk, following = (np.searchsorted(bounds, targets, side="right") - 1 for targets in (one, other))
-    begins = np.sort([first for first, _ in slabs])
-    slab, its = (np.searchsorted(begins, chunks, side="right") for chunks in (chunk, following))
-    near = np.flatnonzero((following == chunk + 1) & (slab == its))
-    _, alone = np.unique(chunk[near], return_index=True)
-    return one[near[alone]], other[near[alone]]
-
+__all__ = ["OUTSIDE", "UNSURE", "DenseRows"]
 
 UNSURE = TWICE  # a column may appear twice
 
@@ -131,25 +103,6 @@ class DenseRows:
         alike &= tasks.extent is named.extent or np.array_equal(tasks.extent[targets], named.extent[targets])
         if not alike or not is_castable(named.fill.dtype, self.spread.columns.dtype, scaled=named.scaled):
             raise ValueError("columns need the targets of their elements, and unscaled integers")
-
-    def join(self, tasks: ChunkTasks, cut: IntArray, slabs: Sequence[tuple[int, int]]) -> IntArray:
-        """Let rows whose two pieces are decoded in sequence be written as a whole; return these rows, int64[n].
-
-        Args:
-            tasks: the tasks.
-            cut: int64[n], targets that are one of two pieces of a row.
-            slabs: chunks that are processed together, as ``first:last``.
-        """
-        one, other = cut_in_two(tasks.bounds, self.rows, cut, slabs)
-        self._row_lengths[one], self._row_lengths[other] = ONE_PIECE, OTHER_PIECE
-        return self.rows[one]
-
-    def part(self, tasks: ChunkTasks, first: int, last: int) -> IntArray:
-        """Undo `join` for the chunks from `first` to `last`; return the rows, which must be zeroed now, int64[n]."""
-        targets = slice(int(tasks.bounds[first]), int(tasks.bounds[last]))
-        joined = np.flatnonzero(self._row_lengths[targets] < 0) + targets.start
-        self._row_lengths[joined] = self.lengths[self.rows[joined]]
-        return self.rows[joined]
 
     def write(self, job: IntArray) -> None:
         """Write the arguments of compiled code into its job."""

@@ -23,7 +23,6 @@ __all__ = ["KernelDecoder"]
 
 _FIRST_SLOT = SLOTS["first"] // 8
 _SLACK = 2**16
-_LINE_BYTES = 64  # of a cache line
 _LARGE_BYTES = 2**22  # an output that has left the caches before it is read
 _LONG_BYTES, _LONGEST_BYTES = 2**10, 2**16  # of a row: worth streaming; cast inside the caches
 
@@ -55,7 +54,6 @@ class KernelDecoder:
         self._others: Decoder = ThreadsDecoder()
         self._planes: dict[tuple[DType, DType, bool], int] = {}
         self._addresses: dict[str, int] = {}
-        self._spreads: dict[tuple[int, DType, DType, bool], tuple[int, int]] = {}
         self.num_compiled = self.num_loaded = 0
         self._run = self._compiled_loop()
 
@@ -103,12 +101,9 @@ class KernelDecoder:
             self._write_cast(named[0], first, last, dense.spread.columns, named[1])
             beside = address_of(named[1].job)
         dense.write(scratch.job)
-        row_bytes = -(-(dense.spread.width + 1) * out.itemsize // _LINE_BYTES) * _LINE_BYTES
-        scratch.reserve_blank(4 * row_bytes)
-        blank = address_of(scratch.blank)
-        spread, weave = self._spread_loops(out.dtype, dense)
-        rows = {name: blank + at * row_bytes for at, name in enumerate(("blank", "spare", "parked", "parked_too"))}
-        _write(scratch.job, spread=spread, weave=weave, named=beside, waiting=0, **rows)
+        scratch.reserve_blank((dense.spread.width + 1) * out.itemsize)
+        spread = self._spread_loop(out.itemsize, dense.spread.columns.dtype, dense.place_dtype)
+        _write(scratch.job, spread=spread, named=beside, blank=address_of(scratch.blank))
         self._run(address_of(scratch.job))
 
     def _write_cast(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
@@ -150,29 +145,13 @@ class KernelDecoder:
 
         return self._loop("streamed", make)
 
-    def _spread_loops(self, element: DType, dense: DenseRows) -> tuple[int, int]:
-        """Return the addresses of the two loops: the general one, and a fast one for the common case."""
-        key = (element.itemsize, dense.spread.columns.dtype, dense.place_dtype, dense.spread.places is not None)
-        if key not in self._spreads:
-            self._spreads[key] = self._made_spread_loops(*key)
-        return self._spreads[key]
-
-    def _made_spread_loops(self, size: int, column: DType, place: DType, chosen: bool) -> tuple[int, int]:  # noqa: FBT001
-        kinds = tuple(getattr(np, name) for name in (f"uint{8 * size}", column.name, place.name))
-
-        def make_spread() -> PlaneLoop:
+    def _spread_loop(self, size: int, column: DType, place: DType) -> int:
+        def make() -> PlaneLoop:
             from rankwise.data.store.decode.spread import spread_loop
 
-            return spread_loop(*kinds)
+            return spread_loop(*(getattr(np, name) for name in (f"uint{8 * size}", column.name, place.name)))
 
-        def make_weave() -> PlaneLoop:
-            from rankwise.data.store.decode.spread import weave_loop
-
-            return weave_loop(*kinds, chosen=chosen)
-
-        name = f"{size}_{column.name}_{place.name}"
-        weave = self._loop(f"weave_{name}_{'chosen' if chosen else 'all'}", make_weave)
-        return self._loop(f"spread_{name}", make_spread), weave
+        return self._loop(f"spread_{size}_{column.name}_{place.name}", make)
 
     def _loop(self, name: str, make: Callable[[], PlaneLoop]) -> int:
         """Return the address of a compiled loop, making it if necessary."""

@@ -12,7 +12,6 @@ from rankwise.data.store.decode.tasks import SLOTS
 
 __all__ = [
     "bfloat16_bits",
-    "blank64",
     "call_plane",
     "double_from_half",
     "elements",
@@ -28,8 +27,6 @@ __all__ = [
     "ir",
     "numba",
     "peek32",
-    "peek64",
-    "prefetch",
     "put",
     "put8",
     "put32",
@@ -124,25 +121,10 @@ def _load32(builder: Any, values: Any) -> Any:
     return builder.sext(builder.load(builder.inttoptr(values[0], _I32.as_pointer()), align=1), _I64)
 
 
-def _load64(builder: Any, values: Any) -> Any:
-    return builder.load(builder.inttoptr(values[0], _I64.as_pointer()), align=1)
-
-
-def _prefetch(builder: Any, values: Any) -> None:
-    pointer = builder.inttoptr(values[0], _I8.as_pointer())
-    kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
-    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
-    builder.call(function, [pointer, *(ir.Constant(_I32, setting) for setting in (0, 0, 1))])
-
-
 def _stream(builder: Any, values: Any) -> None:
     line = builder.load(builder.inttoptr(values[1], _LINE.as_pointer()), align=1)
     stored = builder.store(line, builder.inttoptr(values[0], _LINE.as_pointer()), align=64)
     stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_I32, 1)]))
-
-
-def _blank(builder: Any, values: Any) -> None:
-    builder.store(ir.Constant(_LINE, None), builder.inttoptr(values[0], _LINE.as_pointer()), align=1)
 
 
 def _elements(_typing: Any, _address: Any, element: Any) -> Any:
@@ -199,12 +181,7 @@ ended: Callable[[int, int, int, int], int] = _emitted(_long, (_long,) * 4, _end)
 
 # Loads from addresses
 peek32: Callable[[int], int] = _emitted(_long, (_long,), _load32)
-peek64: Callable[[int], int] = _emitted(_long, (_long,), _load64)
-# Prefetch an address that will be written soon; harmless for invalid addresses
-prefetch: Callable[[int], None] = _emitted(types.void, (_long,), _prefetch)
 elements: Callable[[int, Any], Any] = numba.extending.intrinsic(_elements)
-# Zero 64 bytes at any address
-blank64: Callable[[int], None] = _emitted(types.void, (_long,), _blank)
 # Write 64 bytes to an aligned address past the caches: (to, from); `streamed` orders them before later writes
 stream64: Callable[[int, int], None] = _emitted(types.void, (_long,) * 2, _stream)
 streamed: Callable[[], None] = _emitted(types.void, (), lambda builder, _values: builder.fence("seq_cst"))

@@ -6,14 +6,12 @@ This module imports numba: import it late.
 from __future__ import annotations
 
 from rankwise.data.store.decode import tasks as codes
-from rankwise.data.store.decode.dense_rows import OTHER_PIECE, PARKED, PIECE, WHOLE
 from rankwise.data.store.decode.fetching import fetch, memcpy
 from rankwise.data.store.decode.machine import (
     call_plane,
     entry,
     get,
     inlined,
-    prefetch,
     put,
     put8,
     put32,
@@ -22,7 +20,7 @@ from rankwise.data.store.decode.machine import (
 )
 from rankwise.data.store.decode.tasks import SLOTS
 
-__all__ = ["fetch_columns", "finish_rows", "run_chunks", "spread"]
+__all__ = ["run_chunks"]
 
 _OK, _OUT_OF_RANGE = codes.OK, codes.OUT_OF_RANGE
 _LAST, _BOUNDS, _STATUS, _UNFIT = SLOTS["last"], SLOTS["bounds"], SLOTS["status"], SLOTS["unfit"]
@@ -35,8 +33,6 @@ _ITS_PLACES, _ITS_NUM_COLS = SLOTS["its_places"], SLOTS["its_num_cols"]
 _ROWS, _ROW_LENGTHS, _MARKS, _NAMED = SLOTS["rows"], SLOTS["row_lengths"], SLOTS["marks"], SLOTS["named"]
 _FIRST, _AXES, _STRIDES, _SRC_STRIDES = SLOTS["first"], SLOTS["axes"], SLOTS["strides"], SLOTS["src_strides"]
 _SCALE, _OFFSET, _COL_UNIT, _STREAM = SLOTS["scale"], SLOTS["offset_"], SLOTS["col_unit"], SLOTS["stream"]
-_SPARE, _WAITING, _PARK = SLOTS["spare"], SLOTS["waiting"], SLOTS["parked"]
-_PAGE_BYTES, _ROWS_AHEAD = 4096, 8
 
 
 @inlined
@@ -62,22 +58,6 @@ def _cast(job: int, target: int, count: int) -> int:
 
 
 @inlined
-def _announce(job: int, target: int) -> int:
-    """Touch the pages of several rows before they are written: rows can be anywhere.
-
-    A processor waits for memory on a TLB miss; touching several pages together costs one wait.
-    """
-    if target % _ROWS_AHEAD == 0:
-        size, end = get(job, _WIDTH) * get(job, _DST_UNIT), entry(job, _BOUNDS, get(job, _LAST))
-        for ahead in range(target + _ROWS_AHEAD, min(target + 2 * _ROWS_AHEAD, end)):
-            row = get(job, _OUT) + entry(job, _ROWS, ahead) * size
-            for at in range(0, size, _PAGE_BYTES):
-                prefetch(row + at)
-            prefetch(row + size - 1)
-    return 0
-
-
-@inlined
 def _columns(job: int, chunk: int, target: int, count: int) -> int:
     """Return the address of a target's columns."""
     named = get(job, _NAMED)
@@ -90,43 +70,16 @@ def _columns(job: int, chunk: int, target: int, count: int) -> int:
 
 
 @inlined
-def finish_rows(job: int) -> int:
-    """Write the row that is still waiting; return 0."""
-    if get(job, _SPREAD) != 0:
-        call_plane(get(job, _SPREAD), 0, 0, 0, 0, 1, job, 0.0, 0.0)
-    return 0
-
-
-@inlined
-def _leave(job: int, park: int, row: int) -> int:
-    """Queue a parked row for writing, like whole rows; then the memory of the row before it is free."""
-    finish_rows(job)
-    spare = get(job, _SPARE)
-    put(job, _SPARE, get(job, park))
-    put(job, park, spare)
-    put(job, _WAITING, row)
-    return 0
-
-
-@inlined
 def spread(job: int, chunk: int, target: int) -> int:
     """Write elements to their dense row, cast first if necessary; return whether a value does not fit."""
     row, count, table = entry(job, _ROWS, target), entry(job, _EXTENTS, target), entry(job, _TABLES, target)
-    length, kind, park = entry(job, _ROW_LENGTHS, target), PIECE, 0
-    _announce(job, target)
+    whole = 1 if entry(job, _ROW_LENGTHS, target) == count else 0
     put(job, _ITS_PLACES, entry(job, _PLACES, table))
     put(job, _ITS_NUM_COLS, entry(job, _NUM_COLS, table))
     unfit, columns, named = _cast(job, target, count), _columns(job, chunk, target, count), get(job, _NAMED)
     row = get(job, _OUT) + row * get(job, _WIDTH) * get(job, _DST_UNIT)
-    if length == count:
-        kind = WHOLE
-    elif length < 0:  # a chunk has at most one row that continues in the next chunk
-        kind, park = PARKED, _PARK + 8 * ((chunk + length) & 1)
-    dst = row if park == 0 else get(job, park)
-    mark = call_plane(get(job, _SPREAD), get(job, _ELEMENTS), dst, columns, count, kind, job, 0.0, 0.0)
-    if length == OTHER_PIECE:
-        _leave(job, park, row)
-    if named != 0 and (mark != 0 or kind != WHOLE or get(named, _STRIDED) == 0):  # these are checked afterwards
+    mark = call_plane(get(job, _SPREAD), get(job, _ELEMENTS), row, columns, count, whole, job, 0.0, 0.0)
+    if named != 0 and (mark != 0 or whole == 0 or get(named, _STRIDED) == 0):  # these are checked afterwards
         size = get(job, _COLUMN_BYTES)
         memcpy(get(job, _COLUMNS) + entry(job, _DST_START, target) * size, columns, count * size)
     put8(job, _MARKS, target, mark)
@@ -146,7 +99,6 @@ def run_chunks(job: int) -> int:
                     put8(job, _UNFIT, target, 1)
                     status = _OUT_OF_RANGE
         put32(job, _STATUS, chunk, status)
-    finish_rows(job)
     streamed()
     return 0
 

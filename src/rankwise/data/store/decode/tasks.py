@@ -292,10 +292,10 @@ _NAMES = (
     "first", "last", "axes", "dst_unit", "col_unit", "out", "plane", "fill_rows", "fill_step",
     "read_buffer", "read_bytes", "decode_buffer", "context", "compressors", "stage", "stream",
     # set before runs that write sparse rows to dense ones
-    "spread", "weave", "columns", "column_bytes", "rows", "row_lengths", "tables", "places", "num_cols", "width",
+    "spread", "columns", "column_bytes", "rows", "row_lengths", "tables", "places", "num_cols", "width",
     "marks", "named",
     # written and read by the loop for each target
-    "its_places", "its_num_cols", "elements", "blank", "spare", "waiting", "parked", "parked_too",
+    "its_places", "its_num_cols", "elements", "blank",
     # written and read by the loop for each chunk
     "source", "strided", "blosc_bytes",
 )  # fmt: skip

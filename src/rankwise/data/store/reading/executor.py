@@ -22,52 +22,32 @@ from rankwise.data.store.reading.threads import WorkCrew
 from rankwise.data.store.reading.tools import ReaderStats, Tools
 from rankwise.errors import DataError
 
-__all__ = ["Beside", "Executor"]
+__all__ = ["Executor"]
 
 
-class Beside:
-    """Writes elements to dense rows, decoding chunks of elements and of their columns in turn.
+def _tasks_beside(elements: FastChunks, columns: FastChunks, num_threads: int) -> Iterator[Callable[[], None]]:
+    """Yield tasks that write elements to dense rows; each decodes a slab of elements and its columns, chunk by chunk.
 
     Args:
         elements: chunks of elements.
         columns: as many chunks of columns; each has the targets of the corresponding chunk of elements.
         num_threads: threads that will process them.
     """
-
-    def __init__(self, elements: FastChunks, columns: FastChunks, num_threads: int) -> None:
-        self._elements, self._columns = elements, columns
-        self._slabs = elements.slabs(num_threads)
-        self._is_near = elements.is_near and columns.is_near
-
-    def join(self, cut: IntArray) -> IntArray:
-        """Return which rows in two pieces are still written as a whole, int64[n]; the others must be zero before.
-
-        Args:
-            cut: int64[n], targets that are one of two pieces of a row.
-        """
-        return self._elements.join(cut, self._slabs) if self._is_near else cut[:0]
-
-    def tasks(self) -> Iterator[Callable[[], None]]:
-        """Yield tasks in the order in which they should start."""
-        for first, last in self._slabs:
-            tasks = self._columns.task(first, last), self._elements.task(first, last)
-            if self._is_near:
-                yield partial(self._beside, first, last, tasks)
-            else:
-                yield partial(_in_turn, tasks)
-
-    def _beside(self, first: int, last: int, tasks: tuple[Callable[[], None], ...]) -> None:
-        if not self._elements.spread_beside(self._columns, first, last):
-            self._elements.part(first, last)
-            _in_turn(tasks)
+    for first, last in elements.slabs(num_threads):
+        # made here, not in the task: they request their bytes behind URLs at once
+        in_turn = columns.task(first, last), elements.task(first, last)
+        yield partial(_write_slab, elements, columns, first, last, in_turn)
 
 
-def _in_turn(tasks: tuple[Callable[[], None], ...]) -> None:
-    for task in tasks:
-        task()
+def _write_slab(
+    elements: FastChunks, columns: FastChunks, first: int, last: int, in_turn: tuple[Callable[[], None], ...]
+) -> None:
+    near = elements.is_near and columns.is_near
+    if not near or not elements.spread_beside(columns, first, last):
+        for task in in_turn:
+            task()
 
 
-_TWO = 2  # pieces
 _ONE_KIND = 2  # parts of a run: one for our decoders, and one for zarr-python, which is then empty
 
 
@@ -109,17 +89,14 @@ class Executor:
         plan = plans[0]
         pieces = np.bincount(plan.targets.box, minlength=len(plan.request))
         elements, columns = _Run(plan, out, self._tools, spread), _Run(plans[1], spread.columns, self._tools)
-        beside = columns.beside(elements, self._crew.num_threads)
-        unfilled, cut = pieces != 1, np.flatnonzero(pieces[plan.targets.box] > 1)
-        if beside is not None:
-            unfilled[beside.join(cut[pieces[plan.targets.box[cut]] == _TWO])] = False
-        out[unfilled] = 0
-        if beside is not None:
-            self._crew.run(beside.tasks())
+        out[pieces != 1] = 0
+        num_threads, pair = self._crew.num_threads, columns.beside(elements)
+        if pair is not None:
+            self._crew.run(_tasks_beside(*pair, num_threads))
         else:
-            self._crew.run(columns.tasks(self._crew.num_threads))
-            self._crew.run(elements.tasks(self._crew.num_threads))
-        states = settled(elements.states(), plan, cut, spread)
+            self._crew.run(columns.tasks(num_threads))
+            self._crew.run(elements.tasks(num_threads))
+        states = settled(elements.states(), plan, np.flatnonzero(pieces[plan.targets.box] > 1), spread)
         done = elements.stats, columns.stats
         return (elements.report(done[0]), columns.report(done[1])), states, done[0] + done[1]
 
@@ -155,12 +132,12 @@ class _Run:
         part = self._parts[0]
         return part if len(self._parts) == _ONE_KIND and isinstance(part, FastChunks) else None
 
-    def beside(self, elements: _Run, num_threads: int) -> Beside | None:
-        """Return a joint run with the elements of these columns, if chunk k of both always has the same targets."""
+    def beside(self, elements: _Run) -> tuple[FastChunks, FastChunks] | None:
+        """Return the elements of these columns and the columns, if chunk k of both always has the same targets."""
         if self._plan.targets is not elements._plan.targets or self.only is None or elements.only is None:
             return None
         fits = self.only.num_chunks == elements.only.num_chunks == len(self._plan.chunks)
-        return Beside(elements.only, self.only, num_threads) if fits else None
+        return (elements.only, self.only) if fits else None
 
     def states(self) -> States:
         """The decoder's marks on the columns of each row of a spread, uint8[B]."""

@@ -146,21 +146,6 @@ class FastChunks:
         fetched = start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last)
         return partial(self._run, first, last, fetched)
 
-    def join(self, cut: IntArray, slabs: Sequence[tuple[int, int]]) -> IntArray:
-        """Let `spread_beside` join rows whose two pieces it meets; return these rows, int64[n].
-
-        Args:
-            cut: int64[n], targets that are one of two pieces of a row.
-            slabs: chunks that are processed together.
-        """
-        assert self._dense is not None
-        return self._dense.join(self._tasks, cut, slabs)
-
-    def part(self, first: int, last: int) -> None:
-        """Undo `join` for chunks that are processed one after the other."""
-        assert self._dense is not None
-        self._out[self._dense.part(self._tasks, first, last)] = 0
-
     def spread_beside(self, columns: FastChunks, first: int, last: int) -> bool:
         """Decode chunks together with those of their columns, which saves a pass through memory.
 
@@ -170,8 +155,7 @@ class FastChunks:
             last: end of the chunks (exclusive).
 
         Returns:
-            Whether all succeeded; if not, process them one after the other, which reads as much as possible: see
-            `part`.
+            Whether all succeeded; if not, process them one after the other, which reads as much as possible.
         """
         started = time.perf_counter()
         assert self._dense is not None
@@ -186,7 +170,6 @@ class FastChunks:
             except MemoryError:
                 return False
             if self._tasks.status[first:last].any() or columns._tasks.status[first:last].any():
-                own.wipe()
                 return False
         self._keep(mine[0])
         columns._keep(theirs[0])

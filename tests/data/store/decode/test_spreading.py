@@ -1,4 +1,4 @@
-"""Dense rows that are written while the next ones are put together: what NumPy makes of them, byte for byte."""
+"""Dense rows put together in memory that stays in the caches: what NumPy makes of them, byte for byte."""
 
 import numpy as np
 import pytest
