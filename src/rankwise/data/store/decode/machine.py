@@ -41,7 +41,8 @@ ir: Any = importlib.import_module("llvmlite.ir")
 numba: Any = importlib.import_module("numba")  # typed only in some releases
 types: Any = numba.types
 
-_Function = TypeVar("_Function", bound=Callable[..., int])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Cast = Callable[[Any], Any]
 _Emit = Callable[[Any, Any], Any]
 _I8, _I32, _I64 = (ir.IntType(bits) for bits in (8, 32, 64))
 _LINE = ir.VectorType(_I8, 64)
@@ -66,8 +67,6 @@ _WITH_PARAMETERS: dict[int, Callable[[Any], Any]] = {
     0: lambda answer: lambda _typing: answer,
     1: lambda answer: lambda _typing, _1: answer,
     2: lambda answer: lambda _typing, _1, _2: answer,
-    3: lambda answer: lambda _typing, _1, _2, _3: answer,
-    4: lambda answer: lambda _typing, _1, _2, _3, _4: answer,
     9: lambda answer: lambda _typing, _1, _2, _3, _4, _5, _6, _7, _8, _9: answer,
 }
 
@@ -82,33 +81,6 @@ def _emitted(result: Any, arguments: tuple[Any, ...], emit: _Emit) -> Callable[.
     answer = (result(*arguments), generate)
     made: Callable[..., Any] = numba.extending.intrinsic(_WITH_PARAMETERS[len(arguments)](answer))
     return made
-
-
-def _slot(builder: Any, job: Any, slot: Any) -> Any:
-    return builder.inttoptr(builder.add(job, slot), _I64.as_pointer())
-
-
-def _place(builder: Any, values: Any, stored: Any = _I64) -> Any:
-    """Emit: pointer to an entry of a table, from the job, the table's slot and the entry's index."""
-    job, table, index = values[:3]
-    first = builder.load(_slot(builder, job, table), align=8)
-    return builder.gep(builder.inttoptr(first, stored.as_pointer()), [index])
-
-
-def _put_entry(bits: int) -> Callable[[int, int, int, int], None]:
-    stored = ir.IntType(bits)
-
-    def emit(builder: Any, values: Any) -> None:
-        builder.store(builder.trunc(values[3], stored), _place(builder, values, stored), align=bits // 8)
-
-    return _emitted(types.void, (_long,) * 4, emit)
-
-
-def _end(builder: Any, values: Any) -> Any:
-    job, chunk, status, detail = values
-    place = _place(builder, (job, ir.Constant(_I64, SLOTS["detail"]), chunk))
-    builder.store(detail, place, align=8)
-    return status
 
 
 def _call(builder: Any, values: Any) -> Any:
@@ -136,10 +108,6 @@ def _elements(_typing: Any, _address: Any, element: Any) -> Any:
     return result(_long, element), generate
 
 
-def _cast(result: Any, argument: Any, emit: _Emit) -> Callable[[Any], Any]:
-    return _emitted(result, (argument,), lambda builder, values: emit(builder, values[0]))
-
-
 def falls_of(element: Any) -> Callable[[int], int]:
     """Return a function for compiled code that checks 64 bytes of integers at any address.
 
@@ -160,26 +128,6 @@ def falls_of(element: Any) -> Callable[[int], int]:
     return _emitted(_long, (_long,), emit)
 
 
-# Slots of the job, and the tables whose addresses they contain
-get: Callable[[int, int], int] = _emitted(
-    _long, (_long,) * 2, lambda builder, values: builder.load(_slot(builder, *values), align=8)
-)
-put: Callable[[int, int, int], None] = _emitted(
-    types.void, (_long,) * 3, lambda builder, values: builder.store(values[2], _slot(builder, *values[:2]), align=8)
-)
-entry: Callable[[int, int, int], int] = _emitted(
-    _long, (_long,) * 3, lambda builder, values: builder.load(_place(builder, values), align=8)
-)
-real_entry: Callable[[int, int, int], float] = _emitted(
-    types.float64,
-    (_long,) * 3,
-    lambda builder, values: builder.load(_place(builder, values, ir.DoubleType()), align=8),
-)
-put8, put32 = _put_entry(8), _put_entry(32)
-# Set the detail of a chunk and return its status
-ended: Callable[[int, int, int, int], int] = _emitted(_long, (_long,) * 4, _end)
-
-# Loads from addresses
 peek32: Callable[[int], int] = _emitted(_long, (_long,), _load32)
 elements: Callable[[int, Any], Any] = numba.extending.intrinsic(_elements)
 # Write 64 bytes to an aligned address past the caches: (to, from); `streamed` orders them before later writes
@@ -187,23 +135,66 @@ stream64: Callable[[int, int], None] = _emitted(types.void, (_long,) * 2, _strea
 streamed: Callable[[], None] = _emitted(types.void, (), lambda builder, _values: builder.fence("seq_cst"))
 call_plane: Callable[..., int] = _emitted(_long, (_long,) * 7 + (types.float64,) * 2, _call)
 
-# 16-bit floats, via the bits of wider ones
-_word32 = _cast(types.uint32, types.float32, lambda builder, value: builder.bitcast(value, _I32))
-_real32 = _cast(types.float32, types.uint32, lambda builder, bits: builder.bitcast(bits, ir.FloatType()))
-_word64 = _cast(types.uint64, types.float64, lambda builder, value: builder.bitcast(value, _I64))
-_real64 = _cast(types.float64, types.uint64, lambda builder, bits: builder.bitcast(bits, ir.DoubleType()))
-_Cast = Callable[[Any], Any]
+_word, _status, _mark, _real = np.int64, np.int32, np.uint8, np.float64
+_DETAIL = SLOTS["detail"]
 
 
-def _half_casts(word: Any, word_of: _Cast, real_of: _Cast, mantissa: int, bias: int) -> tuple[_Cast, _Cast]:
+@inlined
+def get(job: int, slot: int) -> int:
+    """Return the value in a slot of a job."""
+    value: int = elements(job + slot, _word)[0]
+    return value
+
+
+@inlined
+def put(job: int, slot: int, value: int) -> int:
+    """Write the value of a slot; return 0."""
+    elements(job + slot, _word)[0] = value
+    return 0
+
+
+@inlined
+def entry(job: int, table: int, index: int) -> int:
+    """Return an entry of the int64 table whose address is in a slot."""
+    value: int = elements(get(job, table), _word)[index]
+    return value
+
+
+@inlined
+def real_entry(job: int, table: int, index: int) -> Any:
+    """Return an entry of a float64 table."""
+    return elements(get(job, table), _real)[index]
+
+
+@inlined
+def put8(job: int, table: int, index: int, value: int) -> int:
+    """Write an entry of a uint8 table; return 0."""
+    elements(get(job, table), _mark)[index] = value
+    return 0
+
+
+@inlined
+def put32(job: int, table: int, index: int, value: int) -> int:
+    """Write an entry of an int32 table; return 0."""
+    elements(get(job, table), _status)[index] = value
+    return 0
+
+
+@inlined
+def ended(job: int, chunk: int, status: int, detail: int) -> int:
+    """Set the detail of a chunk; return its status."""
+    elements(get(job, _DETAIL), _word)[chunk] = detail
+    return status
+
+
+def _half_casts(word: Any, real: Any, mantissa: int, bias: int) -> tuple[_Cast, _Cast]:
     """Return the casts to the 16 bits of half precision, rounded to nearest even, and back, for compiled code.
 
     All cases are computed and one is selected, so that loops vectorise; `word` truncates what numba widens to 64 bits.
 
     Args:
         word: unsigned type of the bits of a wider float, for example `numpy.uint32`.
-        word_of: returns its bits.
-        real_of: returns the float for given bits.
+        real: that float.
         mantissa: number of mantissa bits.
         bias: bias of the exponent.
     """
@@ -218,9 +209,9 @@ def _half_casts(word: Any, word_of: _Cast, real_of: _Cast, mantissa: int, bias: 
 
     @inlined
     def to_half(value: Any) -> Any:
-        own = word_of(value)
+        own = value.view(word)
         size = word(own & unsigned)
-        subnormal = word(word_of(real_of(size) + real_of(magic)) - magic)
+        subnormal = word((size.view(real) + magic.view(real)).view(word) - magic)
         odd = word(word(size >> dropped) & one)
         result = word(word(word(size - rebias) + word(rounding + odd)) >> dropped)
         result = subnormal if size < least else result
@@ -235,16 +226,17 @@ def _half_casts(word: Any, word_of: _Cast, real_of: _Cast, mantissa: int, bias: 
         own = word(half)
         size, exponent = word(word(own & size_of_half) << dropped), word(own & half_infinity)
         # a subnormal half is a mantissa at the smallest exponent, minus the leading one that it lacks
-        subnormal = word_of(real_of(word(size | least)) - real_of(least))
+        subnormal = (word(size | least).view(real) - least.view(real)).view(word)
         result = subnormal if exponent == nothing else word(size + rebias)
         result = word(size | infinity) if exponent == half_infinity else result
-        return real_of(word(result | word(word(own & sign) << to_sign)))
+        return word(result | word(word(own & sign) << to_sign)).view(real)
 
     return to_half, from_half
 
 
-half_bits, float_from_half_bits = _half_casts(np.uint32, _word32, _real32, mantissa=23, bias=127)
-half_bits_of_double, double_from_half = _half_casts(np.uint64, _word64, _real64, mantissa=52, bias=1023)
+half_bits, float_from_half_bits = _half_casts(np.uint32, np.float32, mantissa=23, bias=127)
+half_bits_of_double, double_from_half = _half_casts(np.uint64, np.float64, mantissa=52, bias=1023)
+_bits = np.uint32
 _SIZE, _INFINITY, _LOWER, _UPPER, _ONE = map(np.uint32, (0x7FFFFFFF, 0x7F800000, 0x7FFF, 16, 1))
 _SIGN, _NAN = np.uint16(0x8000), np.uint16(0x7FC0)
 
@@ -252,7 +244,7 @@ _SIGN, _NAN = np.uint16(0x8000), np.uint16(0x7FC0)
 @inlined
 def bfloat16_bits(value: Any) -> Any:
     """Return the 16 bits of bfloat16 for a 32-bit float, rounded to nearest even; every NaN becomes the quiet one."""
-    own = _word32(value)
+    own = value.view(_bits)
     size = np.uint32(own & _SIZE)
     odd = np.uint32(np.uint32(size >> _UPPER) & _ONE)
     rounded = np.uint16(np.uint32(np.uint32(size + np.uint32(_LOWER + odd)) >> _UPPER))
