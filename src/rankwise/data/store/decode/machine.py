@@ -209,9 +209,9 @@ def _half_casts(word: Any, real: Any, mantissa: int, bias: int) -> tuple[_Cast, 
 
     @inlined
     def to_half(value: Any) -> Any:
-        own = value.view(word)
+        own = real(value).view(word)
         size = word(own & unsigned)
-        subnormal = word((size.view(real) + magic.view(real)).view(word) - magic)
+        subnormal = word(real(word(size).view(real) + word(magic).view(real)).view(word) - magic)
         odd = word(word(size >> dropped) & one)
         result = word(word(word(size - rebias) + word(rounding + odd)) >> dropped)
         result = subnormal if size < least else result
@@ -226,7 +226,7 @@ def _half_casts(word: Any, real: Any, mantissa: int, bias: int) -> tuple[_Cast, 
         own = word(half)
         size, exponent = word(word(own & size_of_half) << dropped), word(own & half_infinity)
         # a subnormal half is a mantissa at the smallest exponent, minus the leading one that it lacks
-        subnormal = (word(size | least).view(real) - least.view(real)).view(word)
+        subnormal = real(word(size | least).view(real) - word(least).view(real)).view(word)
         result = subnormal if exponent == nothing else word(size + rebias)
         result = word(size | infinity) if exponent == half_infinity else result
         return word(result | word(word(own & sign) << to_sign)).view(real)
@@ -244,7 +244,7 @@ _SIGN, _NAN = np.uint16(0x8000), np.uint16(0x7FC0)
 @inlined
 def bfloat16_bits(value: Any) -> Any:
     """Return the 16 bits of bfloat16 for a 32-bit float, rounded to nearest even; every NaN becomes the quiet one."""
-    own = value.view(_bits)
+    own = np.float32(value).view(_bits)
     size = np.uint32(own & _SIZE)
     odd = np.uint32(np.uint32(size >> _UPPER) & _ONE)
     rounded = np.uint16(np.uint32(np.uint32(size + np.uint32(_LOWER + odd)) >> _UPPER))
