@@ -145,26 +145,19 @@ class Spreader(Protocol):
     """A decoder that can place elements of sparse rows in dense ones."""
 
     def spread(  # noqa: PLR0917
-        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch,
-        *, named: tuple[ChunkTasks, Scratch] | None = None,
-    ) -> None:  # fmt: skip
+        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch
+    ) -> None:
         """Process the chunks from `first` to `last` (exclusive), and write the results to the statuses and marks.
 
         A row filled by one target is written completely; a row of several pieces must be zero before.
 
-        With `named`, the columns of each chunk are decoded just before its elements, and used in place. Only columns of
-        rows in several pieces, of marked rows, and of missing chunks are written to the memory for columns. If the
-        columns of a chunk fail, the chunk gets their status.
-
         Args:
             tasks: the work; `is_castable` to the dtype of the output.
-            dense: the target rows.
+            dense: the target rows; their columns were decoded before.
             first: first chunk.
             last: end of the chunks (exclusive).
             out: [B, width], C-contiguous and writeable, of elements of 1, 2, 4 or 8 bytes.
             scratch: memory of the calling thread.
-            named: chunks of the columns, with the same targets, castable to the dtype of the memory for columns; and
-                a second scratch of the thread. None = columns were decoded before.
 
         Raises:
             ValueError: tables do not fit together: a bug in the planner, not damage.

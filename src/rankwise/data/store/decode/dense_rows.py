@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.store.boxes.values import OUTSIDE, TWICE, Spread
-from rankwise.data.store.decode.pairs import is_castable
 from rankwise.data.store.decode.tasks import SLOTS, ChunkTasks, address_of
 
 __all__ = ["OUTSIDE", "UNSURE", "DenseRows"]
@@ -91,18 +90,6 @@ class DenseRows:
             raise ValueError(f"targets reach element {tasks.reach}, but there are {len(self.spread.columns)} columns")
         if tasks.ndim != 1 or tasks.scaled or len(self.rows) != len(tasks.dst_start):
             raise ValueError("dense rows need unscaled targets of one axis, and a row for each")
-
-    def check_columns(self, tasks: ChunkTasks, named: ChunkTasks, first: int, last: int) -> None:
-        """Refuse chunks of columns, from `first` to `last`, whose targets differ from those of the elements.
-
-        Raises:
-            ValueError: they differ: a bug in the planner, not damage.
-        """
-        bounds, targets = slice(first, last + 1), slice(int(tasks.bounds[first]), int(tasks.bounds[last]))
-        alike = tasks.bounds is named.bounds or np.array_equal(tasks.bounds[bounds], named.bounds[bounds])
-        alike &= tasks.extent is named.extent or np.array_equal(tasks.extent[targets], named.extent[targets])
-        if not alike or not is_castable(named.fill.dtype, self.spread.columns.dtype, scaled=named.scaled):
-            raise ValueError("columns need the targets of their elements, and unscaled integers")
 
     def write(self, job: IntArray) -> None:
         """Write the arguments of compiled code into its job."""

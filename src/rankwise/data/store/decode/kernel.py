@@ -23,8 +23,6 @@ __all__ = ["KernelDecoder"]
 
 _FIRST_SLOT = SLOTS["first"] // 8
 _SLACK = 2**16
-_LARGE_BYTES = 2**22  # an output that has left the caches before it is read
-_LONG_BYTES, _LONGEST_BYTES = 2**10, 2**16  # of a row: worth streaming; cast inside the caches
 
 
 class KernelDecoder:
@@ -67,7 +65,7 @@ class KernelDecoder:
         if first == last:
             return
         self._write_job(tasks, first, last, out, scratch)
-        self._write_planes(tasks, first, last, out, scratch)
+        _write(scratch.job, plane=self._plane((stored, out.dtype, tasks.scaled)), spread=0)
         self._run(address_of(scratch.job))
 
     def _write_job(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
@@ -87,48 +85,24 @@ class KernelDecoder:
         scratch.job[_FIRST_SLOT : _FIRST_SLOT + len(settings)] = settings
 
     def spread(  # noqa: PLR0917
-        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch,
-        *, named: tuple[ChunkTasks, Scratch] | None = None,
-    ) -> None:  # fmt: skip
+        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch
+    ) -> None:
         """Process the chunks from `first` to `last`, into dense rows; see `Spreader.spread`."""
         dense.check(tasks, out)
         if first == last:
             return
-        self._write_cast(tasks, first, last, out, scratch)
-        beside = 0
-        if named is not None:
-            dense.check_columns(tasks, named[0], first, last)
-            self._write_cast(named[0], first, last, dense.spread.columns, named[1])
-            beside = address_of(named[1].job)
-        dense.write(scratch.job)
-        scratch.reserve_blank((dense.spread.width + 1) * out.itemsize)
-        spread = self._spread_loop(out.itemsize, dense.spread.columns.dtype, dense.place_dtype)
-        _write(scratch.job, spread=spread, named=beside, blank=address_of(scratch.blank))
-        self._run(address_of(scratch.job))
-
-    def _write_cast(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
-        """Write a job whose targets are cast one by one into the stage, if they need a cast."""
         self._write_job(tasks, first, last, out, scratch)
         stored, plane = tasks.fill.dtype, 0
         if not copies(stored, out.dtype, scaled=False):
             plane = self._plane((stored, out.dtype, False))
             most = tasks.layout.extents[int(tasks.bounds[first]) : int(tasks.bounds[last])].max(initial=0)
             scratch.reserve_stage(int(most) * out.itemsize)
-        _write(scratch.job, plane=plane, stage=address_of(scratch.stage), spread=0)
-
-    def _write_planes(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
-        """Choose the loops: rows of outputs larger than the caches are written past them."""
-        plane, stream = self._plane((tasks.fill.dtype, out.dtype, tasks.scaled)), 0
-        longest = _streamed_bytes(tasks, first, last, out)
-        if longest:
-            stream = self._stream()
-            if copies(tasks.fill.dtype, out.dtype, scaled=tasks.scaled):
-                plane, stream = stream, 0
-            elif longest <= _LONGEST_BYTES:
-                scratch.reserve_stage(longest)
-            else:
-                stream = 0
-        _write(scratch.job, plane=plane, stream=stream, stage=address_of(scratch.stage), spread=0)
+        dense.write(scratch.job)
+        scratch.reserve_blank((dense.spread.width + 1) * out.itemsize)
+        spread = self._spread_loop(out.itemsize, dense.spread.columns.dtype, dense.place_dtype)
+        blank, stage = address_of(scratch.blank), address_of(scratch.stage)
+        _write(scratch.job, plane=plane, stage=stage, spread=spread, blank=blank)
+        self._run(address_of(scratch.job))
 
     def _plane(self, key: tuple[DType, DType, bool]) -> int:
         if key not in self._planes:
@@ -136,14 +110,6 @@ class KernelDecoder:
             name = plane_name(stored, wanted, scaled=scaled)
             self._planes[key] = self._loop(name, lambda: plane_for(stored, wanted, scaled=scaled))
         return self._planes[key]
-
-    def _stream(self) -> int:
-        def make() -> PlaneLoop:
-            from rankwise.data.store.decode.planes import streamed_plane
-
-            return streamed_plane()
-
-        return self._loop("streamed", make)
 
     def _spread_loop(self, size: int, column: DType, place: DType) -> int:
         def make() -> PlaneLoop:
@@ -182,16 +148,6 @@ class KernelDecoder:
 def _write(job: IntArray, **settings: int) -> None:
     for slot, value in settings.items():
         job[SLOTS[slot] // 8] = value
-
-
-def _streamed_bytes(tasks: ChunkTasks, first: int, last: int, out: NDArray) -> int:
-    """Return the bytes of the longest row of some targets, 0 if streaming past the caches is not worth it."""
-    if out.nbytes < _LARGE_BYTES:
-        return 0
-    cols = tasks.layout.extents[int(tasks.bounds[first]) : int(tasks.bounds[last]), -1]
-    if int(cols.sum()) * out.itemsize < _LONG_BYTES * len(cols):
-        return 0
-    return int(cols.max(initial=0)) * out.itemsize
 
 
 def _fill_rows(tasks: ChunkTasks, first: int, last: int, scratch: Scratch) -> tuple[int, int]:

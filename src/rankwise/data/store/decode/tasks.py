@@ -290,12 +290,12 @@ _NAMES = (
     *TASK_FIELDS, *LAYOUT_FIELDS,
     # set before each run
     "first", "last", "axes", "dst_unit", "col_unit", "out", "plane", "fill_rows", "fill_step",
-    "read_buffer", "read_bytes", "decode_buffer", "context", "compressors", "stage", "stream",
+    "read_buffer", "read_bytes", "decode_buffer", "context", "compressors", "stage",
     # set before runs that write sparse rows to dense ones
     "spread", "columns", "column_bytes", "rows", "row_lengths", "tables", "places", "num_cols", "width",
-    "marks", "named",
+    "marks", "blank",
     # written and read by the loop for each target
-    "its_places", "its_num_cols", "elements", "blank",
+    "its_places", "its_num_cols",
     # written and read by the loop for each chunk
     "source", "strided", "blosc_bytes",
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,32 +23,6 @@ from rankwise.data.store.reading.tools import ReaderStats, Tools
 from rankwise.errors import DataError
 
 __all__ = ["Executor"]
-
-
-def _tasks_beside(elements: FastChunks, columns: FastChunks, num_threads: int) -> Iterator[Callable[[], None]]:
-    """Yield tasks that write elements to dense rows; each decodes a slab of elements and its columns, chunk by chunk.
-
-    Args:
-        elements: chunks of elements.
-        columns: as many chunks of columns; each has the targets of the corresponding chunk of elements.
-        num_threads: threads that will process them.
-    """
-    for first, last in elements.slabs(num_threads):
-        # made here, not in the task: they request their bytes behind URLs at once
-        in_turn = columns.task(first, last), elements.task(first, last)
-        yield partial(_write_slab, elements, columns, first, last, in_turn)
-
-
-def _write_slab(
-    elements: FastChunks, columns: FastChunks, first: int, last: int, in_turn: tuple[Callable[[], None], ...]
-) -> None:
-    near = elements.is_near and columns.is_near
-    if not near or not elements.spread_beside(columns, first, last):
-        for task in in_turn:
-            task()
-
-
-_ONE_KIND = 2  # parts of a run: one for our decoders, and one for zarr-python, which is then empty
 
 
 class Executor:
@@ -90,9 +64,11 @@ class Executor:
         pieces = np.bincount(plan.targets.box, minlength=len(plan.request))
         elements, columns = _Run(plan, out, self._tools, spread), _Run(plans[1], spread.columns, self._tools)
         out[pieces != 1] = 0
-        num_threads, pair = self._crew.num_threads, columns.beside(elements)
-        if pair is not None:
-            self._crew.run(_tasks_beside(*pair, num_threads))
+        num_threads = self._crew.num_threads
+        pair = _alike(columns, elements)
+        if pair is not None:  # slab by slab: no thread waits for columns of other slabs
+            slabs = pair[1].slabs(num_threads)
+            self._crew.run(partial(_in_turn, [part.task(*slab) for part in pair]) for slab in slabs)
         else:
             self._crew.run(columns.tasks(num_threads))
             self._crew.run(elements.tasks(num_threads))
@@ -111,7 +87,7 @@ class _Run:
     """One plan being read into one output."""
 
     def __init__(self, plan: BoxPlan, out: NDArray, tools: Tools, spread: Spread | None = None) -> None:
-        self._plan = plan
+        self.plan = plan
         self._out = out
         self._standing = tools.standing
         self._unfilled = _prefill(plan, out)
@@ -128,20 +104,13 @@ class _Run:
 
     @property
     def only(self) -> FastChunks | None:
-        """All chunks if all are of one kind, else None."""
+        """All chunks if one decoder takes all of them, else None."""
         part = self._parts[0]
-        return part if len(self._parts) == _ONE_KIND and isinstance(part, FastChunks) else None
-
-    def beside(self, elements: _Run) -> tuple[FastChunks, FastChunks] | None:
-        """Return the elements of these columns and the columns, if chunk k of both always has the same targets."""
-        if self._plan.targets is not elements._plan.targets or self.only is None or elements.only is None:
-            return None
-        fits = self.only.num_chunks == elements.only.num_chunks == len(self._plan.chunks)
-        return (elements.only, self.only) if fits else None
+        return part if isinstance(part, FastChunks) and part.num_chunks == len(self.plan.chunks) else None
 
     def states(self) -> States:
         """The decoder's marks on the columns of each row of a spread, uint8[B]."""
-        states = np.zeros(len(self._plan.request), dtype=np.uint8)
+        states = np.zeros(len(self.plan.request), dtype=np.uint8)
         for part in self._parts:
             if isinstance(part, FastChunks):
                 np.bitwise_or.at(states, *part.marked)
@@ -149,7 +118,7 @@ class _Run:
 
     @property
     def stats(self) -> ReaderStats:
-        own = ReaderStats(fill_chunks=int((self._plan.chunks.offset == -1).sum()), targets=len(self._plan.targets.box))
+        own = ReaderStats(fill_chunks=int((self.plan.chunks.offset == -1).sum()), targets=len(self.plan.targets.box))
         parts = [part.stats for part in self._parts] + [odd.run.stats for odd in self._odd]
         return functools.reduce(operator.add, parts, own)
 
@@ -158,13 +127,13 @@ class _Run:
         failed: dict[int, ChunkFailure] = {}
         for part in self._parts:
             failed |= part.failed
-        failed |= changed_chunks(self._plan, self._standing)
+        failed |= changed_chunks(self.plan, self._standing)
         absent = [part.absent for part in self._parts if isinstance(part, FastChunks)]
-        boxes = unwritten(self._plan, np.concatenate([np.empty(0, dtype=np.int64), *absent]))
-        errors = list({error.box: error for error in (*self._unfilled, *box_errors(self._plan, failed))}.values())
+        boxes = unwritten(self.plan, np.concatenate([np.empty(0, dtype=np.int64), *absent]))
+        errors = list({error.box: error for error in (*self._unfilled, *box_errors(self.plan, failed))}.values())
         for odd in self._odd:
             errors += odd.finish(self._out, boxes)
-        valid = np.ones(len(self._plan.request), dtype=np.bool_)
+        valid = np.ones(len(self.plan.request), dtype=np.bool_)
         valid[[error.box for error in errors]] = False
         return BoxReport(
             valid=valid,
@@ -177,6 +146,18 @@ class _Run:
             fill_boxes=boxes[1] & valid,
             lost_boxes=boxes[2],
         )
+
+
+def _alike(columns: _Run, elements: _Run) -> tuple[FastChunks, FastChunks] | None:
+    """Return the chunks of both if chunk k of one always has the targets of chunk k of the other."""
+    if columns.plan.targets is not elements.plan.targets or columns.only is None or elements.only is None:
+        return None
+    return columns.only, elements.only
+
+
+def _in_turn(tasks: Iterable[Callable[[], None]]) -> None:
+    for task in tasks:
+        task()
 
 
 class _OddRun:

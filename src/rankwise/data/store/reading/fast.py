@@ -29,7 +29,7 @@ from rankwise.data.store.decode.tasks import (
     describe,
     is_damage,
 )
-from rankwise.data.store.files import PAUSES_S, OpenFile, is_passing
+from rankwise.data.store.files import PAUSES_S, is_passing
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reading.failures import ChunkFailure
@@ -115,11 +115,6 @@ class FastChunks:
         """Number of chunks."""
         return len(self._chosen)
 
-    @property
-    def is_near(self) -> bool:
-        """Whether no chunk is behind a URL."""
-        return not any(facts.is_remote for facts in self._plan.files)
-
     def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
         """Yield tasks in the order in which they should start.
 
@@ -145,43 +140,6 @@ class FastChunks:
         # In the thread that makes the tasks: the bytes of all slabs are requested before the first slab is decoded.
         fetched = start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last)
         return partial(self._run, first, last, fetched)
-
-    def spread_beside(self, columns: FastChunks, first: int, last: int) -> bool:
-        """Decode chunks together with those of their columns, which saves a pass through memory.
-
-        Args:
-            columns: as many chunks; each has the targets of the corresponding chunk of elements.
-            first: first chunk.
-            last: end of the chunks (exclusive).
-
-        Returns:
-            Whether all succeeded; if not, process them one after the other, which reads as much as possible.
-        """
-        started = time.perf_counter()
-        assert self._dense is not None
-        mine, theirs = self._begin(first, last), columns._begin(first, last)
-        if mine is None or theirs is None:
-            return False
-        borrow = self._tools.scratches.borrow
-        with borrow() as own, borrow() as other:  # two at once: borrowing never waits
-            named = columns._tasks, other
-            try:
-                self._tools.spreader.spread(self._tasks, self._dense, first, last, self._out, own, named=named)
-            except MemoryError:
-                return False
-            if self._tasks.status[first:last].any() or columns._tasks.status[first:last].any():
-                return False
-        self._keep(mine[0])
-        columns._keep(theirs[0])
-        with self._lock:
-            self.seconds += time.perf_counter() - started
-        return True
-
-    def _begin(self, first: int, last: int) -> tuple[dict[int, NDArray], list[OpenFile]] | None:
-        """Return memory for chunks to keep, and open files, for the caller to hold; None if a file cannot be opened."""
-        buffers = self._buffers(first, last)
-        held, unread = self._local.open(first, last)
-        return None if unread else (buffers, held)
 
     @property
     def _work_bytes(self) -> int:

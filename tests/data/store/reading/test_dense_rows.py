@@ -1,4 +1,4 @@
-"""Elements and their columns, decoded chunk by chunk one beside the other."""
+"""Elements and their columns, slab by slab."""
 
 from pathlib import Path
 
@@ -8,8 +8,6 @@ import zarr
 
 from rankwise.data.store import BoxReader, BoxRequest, Runs, Spread, read_meta
 from rankwise.data.store.boxes import TWICE
-from rankwise.data.store.decode.kernel import KernelDecoder
-from rankwise.data.store.reading.fast import FastChunks
 
 NUM_COLS, NUM_ROWS, CHUNK = 200, 40, 256
 UNTOUCHED = 0xA5A5
@@ -72,32 +70,6 @@ def held(tmp_path):
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
     monkeypatch.setenv("RANKWISE_DECODER", "kernel")
-
-
-def test_columns_of_whole_rows_go_through_no_memory(held):
-    """They are looked at where they were decoded; only those of rows that are cut by the edge of a chunk are kept."""
-    rows = np.random.default_rng(0).permutation(NUM_ROWS)
-    with BoxReader(cache=0, threads=2) as reader:
-        out, reports, states, came = held.spread(reader, rows)
-    np.testing.assert_array_equal(out, held.truth[rows])
-    assert all(report.valid.all() for report in reports)
-    assert not states.any()
-    assert len(held.cut) > 2
-    for row, columns in zip(rows.tolist(), came, strict=True):
-        wanted = held.columns[held.begin[row] :][: held.lengths[row]] if row in held.cut else UNTOUCHED
-        assert (columns == wanted).all()
-
-
-def answers_of(monkeypatch, name):
-    """What a method of `FastChunks` returns from now on, call by call."""
-    answers, real = [], getattr(FastChunks, name)
-
-    def watched(*arguments):
-        answers.append(real(*arguments))
-        return answers[-1]
-
-    monkeypatch.setattr(FastChunks, name, watched)
-    return answers
 
 
 @pytest.mark.parametrize("chunk", [CHUNK, 25, 7])
@@ -163,30 +135,3 @@ def test_a_column_that_comes_twice_is_noticed(tmp_path):
     assert np.flatnonzero(states & TWICE).tolist() == sorted([cut, whole])
     others = np.setdiff1d(np.arange(NUM_ROWS), [cut, whole])
     np.testing.assert_array_equal(out[others], held.truth[others])
-
-
-def scarce(spread):
-    """There is no memory for two chunks at once."""
-
-    def spread_one(self, *arguments, named=None):
-        if named is not None:
-            raise MemoryError
-        spread(self, *arguments)
-
-    return spread_one
-
-
-@pytest.mark.parametrize("trouble", ["far", "memory"])
-def test_what_cannot_go_beside_goes_in_turn(held, monkeypatch, trouble):
-    """Bytes behind URLs, too little memory: the rows are the same."""
-    done = answers_of(monkeypatch, "spread_beside")
-    if trouble == "far":
-        monkeypatch.setattr(FastChunks, "is_near", False)
-    with BoxReader(cache=0, threads=1) as reader:
-        if trouble == "memory":
-            monkeypatch.setattr(KernelDecoder, "spread", scarce(KernelDecoder.spread))
-        out, reports, _, came = held.spread(reader, np.arange(NUM_ROWS))
-    np.testing.assert_array_equal(out, held.truth)
-    assert all(report.valid.all() for report in reports)
-    assert done == ([] if trouble == "far" else [False])
-    assert np.array_equal(np.concatenate(came), held.columns)
