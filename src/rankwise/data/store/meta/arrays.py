@@ -29,7 +29,7 @@ def array_of(node: Node) -> ArrayMeta:
     try:
         meta = parse_array(node.document, node.attributes, zarr_format=node.zarr_format)
     except UnreadableError as error:
-        name = node.names[1 if node.zarr_format == 2 else 0]
+        name = ".zarray" if node.zarr_format == 2 else "zarr.json"
         raise DataError(f"the array {node.place} cannot be read with its {name}: {error}") from error
     return replace(meta, place=node.place)
 
