@@ -95,10 +95,8 @@ class BoxReader:
         """Start with nothing open and all counts zero; for processes that are forked while threads run."""
         # All that has locks, threads or open files is recreated. The table of adopted arrays is valid after every step
         # of a change, and a child keeps it: its arrays could not be opened again.
-        remote = RemoteFiles(self._arguments["remote"])
-        self._remote = remote
-        # not through self: an unreferenced reader is freed at once
-        self._book = FileBook(lambda: remote, most_files=self._arguments["max_indexes"])
+        self._remote = RemoteFiles(self._arguments["remote"])
+        self._book = FileBook(self._remote, most_files=self._arguments["max_indexes"])
         self._handles = HandleCache(self._arguments["max_open_files"])
         self._counters = Tally(ReaderStats())
         self._serials = Serials()
@@ -294,17 +292,16 @@ class BoxReader:
         # `forks_wait` is taken inside; a thread that holds that one never takes a reader's lock.
         with self._lock:
             if self._executor is None:
-                remote = self._remote
+                standing = self._book.standing
                 tools = Tools.choose(
                     scratches=self._scratches,
                     handles=self._handles,
                     cache=self.cache,
                     admission=self._admission,
-                    slow=SlowArrays(lambda: remote, self._adopted, trouble=self._book.standing.trouble),
+                    slow=SlowArrays(self._remote, self._adopted, standing),
                     serial=self._serials.of,
-                    remote=lambda: remote,
-                    trouble=self._book.standing.trouble,
-                    standing=self._book.standing,
+                    remote=self._remote,
+                    standing=standing,
                 )
                 self._executor = Executor(tools, self._crew)
             return self._executor

@@ -113,8 +113,8 @@ def start_fetch(
     ranges = [_range(plan, int(chosen[first + at])) for at in wanted.tolist()]
     return Fetched(
         places=first + wanted,
-        pending=tools.remote().start(ranges),
-        trouble=lambda at: tools.trouble(plan.request.arrays[int(plan.chunks.array[chosen[at]])]),
+        pending=tools.remote.start(ranges),
+        trouble=lambda at: tools.standing.trouble(plan.request.arrays[int(plan.chunks.array[chosen[at]])]),
     )
 
 

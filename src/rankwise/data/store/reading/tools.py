@@ -19,7 +19,6 @@ from rankwise.data.store.reading.admission import Admission
 from rankwise.data.store.reading.slow import SlowArrays
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.data.store.stats import added
-from rankwise.errors import DataError
 
 __all__ = ["ReaderStats", "ScratchPool", "Tools"]
 
@@ -65,8 +64,7 @@ class Tools:
         admission: decides which of them to keep.
         slow: arrays opened with zarr-python.
         serial: returns a number that identifies an array.
-        remote: returns the reader of object stores.
-        trouble: returns the error of a whole array behind a URL; called when one of its objects is missing.
+        remote: the reader of object stores.
         standing: checks whether arrays and their files have changed.
     """
 
@@ -77,8 +75,7 @@ class Tools:
     admission: Admission
     slow: SlowArrays
     serial: Callable[[ArrayMeta], int]
-    remote: Callable[[], RemoteFiles]
-    trouble: Callable[[ArrayMeta], DataError | None]
+    remote: RemoteFiles
     standing: Standing
 
     @classmethod
