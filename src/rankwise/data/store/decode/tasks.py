@@ -75,36 +75,26 @@ class Layout:
     strides: IntArray
 
     @classmethod
-    def of(
-        cls,
-        *,
-        chunk_shape: IntArray,
-        bounds: IntArray,
-        src_start: IntArray,
-        extent: IntArray,
-        dst_strides: IntArray,
-        itemsize: int,
-    ) -> Self:
-        """Return the layout of regions; for the tables see `ChunkTasks`."""
+    def of(cls, tasks: ChunkTasks) -> Self:
+        """Return the layout of the regions of some tasks."""
+        itemsize = tasks.fill.itemsize
         # From the last axis to the first: the number of elements between two neighbours
-        sizes = np.cumprod(chunk_shape[:, ::-1], axis=1)
-        strides = np.ones_like(chunk_shape)
+        sizes = np.cumprod(tasks.chunk_shape[:, ::-1], axis=1)
+        strides = np.ones_like(tasks.chunk_shape)
         strides[:, :-1] = sizes[:, -2::-1]
-        size = sizes[:, -1] * itemsize
-        owner = np.repeat(np.arange(len(chunk_shape)), np.diff(bounds))
-        of_targets = strides[owner]
-        first = np.einsum("ij,ij->i", src_start, of_targets) * itemsize
-        end = first + (np.einsum("ij,ij->i", extent - 1, of_targets) + 1) * itemsize
-        low, high = _per_chunk(first, end, bounds)
-        axes, extents = _merged(extent, of_targets, dst_strides)
+        of_targets = np.repeat(strides, np.diff(tasks.bounds), axis=0)
+        first = np.einsum("ij,ij->i", tasks.src_start, of_targets) * itemsize
+        end = first + (np.einsum("ij,ij->i", tasks.extent - 1, of_targets) + 1) * itemsize
+        low, high = _per_chunk(first, end, tasks.bounds)
+        axes, extents = _merged(tasks.extent, of_targets, tasks.dst_strides)
         return cls(
-            size=size,
+            size=sizes[:, -1] * itemsize,
             low=low,
             high=high,
             src_first=first,
             extents=extents,
             src_strides=np.ascontiguousarray(strides[:, axes] * itemsize),
-            strides=np.ascontiguousarray(dst_strides[axes]),
+            strides=np.ascontiguousarray(tasks.dst_strides[axes]),
         )
 
 
@@ -207,7 +197,7 @@ class ChunkTasks:
             object.__setattr__(self, "unfit", np.zeros(len(self.dst_start), dtype=np.bool_))
         self._check_tables()
         object.__setattr__(self, "reach", self._checked_reach())
-        object.__setattr__(self, "layout", self._laid_out())
+        object.__setattr__(self, "layout", Layout.of(self))
         tables = [getattr(self, name) for name in TASK_FIELDS]
         tables += [getattr(self.layout, name) for name in LAYOUT_FIELDS]
         addresses = [0 if table is None else address_of(table) for table in tables]
@@ -243,16 +233,6 @@ class ChunkTasks:
             wanted |= {"scale": ((targets,), np.float64), "offset_": ((targets,), np.float64)}
         for name, (shape, dtype) in wanted.items():
             _check_table(name, getattr(self, name), shape, dtype)
-
-    def _laid_out(self) -> Layout:
-        return Layout.of(
-            chunk_shape=self.chunk_shape,
-            bounds=self.bounds,
-            src_start=self.src_start,
-            extent=self.extent,
-            dst_strides=self.dst_strides,
-            itemsize=self.fill.itemsize,
-        )
 
     def _checked_reach(self) -> int:
         """Return the last element that is written. Everything that a compiled loop cannot check is checked here."""

@@ -44,7 +44,11 @@ class Executor:
 
     def run(self, jobs: Sequence[tuple[BoxPlan, NDArray]]) -> tuple[tuple[BoxReport, ...], ReaderStats]:
         """Fill the outputs; return a report for each job, and the counts."""
-        return self._run([_Run(plan, out, self._tools) for plan, out in jobs])
+        runs = [_Run(plan, out, self._tools) for plan, out in jobs]
+        self._crew.run(task for run in runs for task in run.tasks(self._crew.num_threads))
+        done = [run.stats for run in runs]
+        reports = tuple(run.report(stats) for run, stats in zip(runs, done, strict=True))
+        return reports, functools.reduce(operator.add, done, ReaderStats())
 
     def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
         """Whether `spread` supports plans for these arrays."""
@@ -75,12 +79,6 @@ class Executor:
         states = settled(elements.states(), plan, np.flatnonzero(pieces[plan.targets.box] > 1), spread)
         done = elements.stats, columns.stats
         return (elements.report(done[0]), columns.report(done[1])), states, done[0] + done[1]
-
-    def _run(self, runs: Sequence[_Run]) -> tuple[tuple[BoxReport, ...], ReaderStats]:
-        self._crew.run(task for run in runs for task in run.tasks(self._crew.num_threads))
-        done = [run.stats for run in runs]
-        reports = tuple(run.report(stats) for run, stats in zip(runs, done, strict=True))
-        return reports, functools.reduce(operator.add, done, ReaderStats())
 
 
 class _Run:

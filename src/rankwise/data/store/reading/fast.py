@@ -202,11 +202,14 @@ class FastChunks:
 
     def _run(self, first: int, last: int, fetched: Fetched | None) -> None:
         started = time.perf_counter()
-        buffers = self._buffers(first, last)
+        buffers = self._keeping.buffers(first, last, self._tasks.keep)
         self._attempt(first, last, fetched)
         if self._tasks.status[first:last].any():
             self._again(first, last)
-        self._keep(buffers)
+        for at, buffer in buffers.items():
+            # a missing object is requested again, so that it is reported again
+            if int(self._chosen[at]) not in self.failed and self._tasks.kind[at] != KIND_FILL:
+                self._keeping.put(at, buffer)
         with self._lock:
             self.seconds += time.perf_counter() - started
 
@@ -285,15 +288,6 @@ class FastChunks:
             targets = slice(int(tasks.bounds[at]), int(tasks.bounds[at + 1]))
             boxes = np.unique(self._box[targets][tasks.unfit[targets]])
         return ChunkFailure(words, damage=is_damage(status), cause=cause, boxes=boxes)
-
-    def _buffers(self, first: int, last: int) -> dict[int, NDArray]:
-        return self._keeping.buffers(first, last, self._tasks.keep)
-
-    def _keep(self, buffers: dict[int, NDArray]) -> None:
-        for at, buffer in buffers.items():
-            # a missing object is requested again, so that it is reported again
-            if int(self._chosen[at]) not in self.failed and self._tasks.kind[at] != KIND_FILL:
-                self._keeping.put(at, buffer)
 
 
 def _dense_rows(plan: BoxPlan, spread: Spread, box: IntArray) -> DenseRows:
