@@ -249,11 +249,14 @@ class BoxReader:
             ConfigError: `out` or the memory for columns has another shape or dtype, or is not contiguous.
         """
         started = time.perf_counter()
-        _check_rows(plans[0], out, spread)
+        request = plans[0].request
+        _check_output(plans[0], out, (len(request), spread.width), "a plan for dense rows")
+        if len(spread.num_cols) not in (1, len(request.arrays)):
+            raise ConfigError(f"places must be the same for all arrays, or one for each of {len(request.arrays)}")
         _check_output(plans[1], spread.columns)
         reports, states, stats = self._execution().spread(plans, out, spread)
         done = ReaderStats(
-            boxes=len(plans) * len(plans[0].request), failed_boxes=sum(len(report.errors) for report in reports),
+            boxes=len(plans) * len(request), failed_boxes=sum(len(report.errors) for report in reports),
             out_bytes=out.nbytes + spread.columns.nbytes, read_s=time.perf_counter() - started,
         )  # fmt: skip
         self._counters.add(stats + done)
@@ -315,21 +318,10 @@ def _rebuild(arguments: dict[str, Any]) -> BoxReader:
     return BoxReader(**arguments)
 
 
-def _check_output(plan: BoxPlan, out: NDArray) -> None:
-    wanted = plan.request.out_shape
+def _check_output(plan: BoxPlan, out: NDArray, wanted: tuple[int, ...] | None = None, what: str = "a plan") -> None:
+    wanted = wanted or plan.request.out_shape
     if out.shape != wanted or out.dtype != plan.request.dtype or not out.flags.c_contiguous:
         raise ConfigError(
-            f"a plan needs a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
+            f"{what} needs a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
             f"{'a' if out.flags.c_contiguous else 'a strided'} {out.dtype} of shape {list(out.shape)}"
         )
-
-
-def _check_rows(plan: BoxPlan, out: NDArray, spread: Spread) -> None:
-    wanted = (len(plan.request), spread.width)
-    if out.shape != wanted or out.dtype != plan.request.dtype or not out.flags.c_contiguous:
-        raise ConfigError(
-            f"dense rows need a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
-            f"{'a' if out.flags.c_contiguous else 'a strided'} {out.dtype} of shape {list(out.shape)}"
-        )
-    if len(spread.num_cols) not in (1, len(plan.request.arrays)):
-        raise ConfigError(f"places must be the same for all arrays, or one for each of {len(plan.request.arrays)}")

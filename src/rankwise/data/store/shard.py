@@ -61,12 +61,6 @@ def read_index(path: Path, layout: IndexLayout) -> IntArray:
 def decode_index(encoded: bytes, layout: IndexLayout, *, size: int, place: str) -> IntArray:
     """Return the index of a shard from its bytes; see `read_index`.
 
-    Args:
-        encoded: the bytes of the index.
-        layout: its layout.
-        size: bytes of the whole file.
-        place: names the file in messages.
-
     Raises:
         DataError: there are fewer bytes than the index needs, or they do not match their checksum.
     """

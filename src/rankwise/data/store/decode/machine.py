@@ -112,9 +112,6 @@ def falls_of(element: Any) -> Callable[[int], int]:
     """Return a function for compiled code that checks 64 bytes of integers at any address.
 
     It returns 0 if each of them, including the first, is larger than its predecessor in memory.
-
-    Args:
-        element: a type, for example `numpy.uint16`.
     """
     dtype = np.dtype(element)
     line = ir.VectorType(ir.IntType(8 * dtype.itemsize), 64 // dtype.itemsize)

@@ -305,14 +305,7 @@ def is_damage(status: int) -> bool:
 
 
 def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
-    """Return what went wrong with a chunk, in words that follow its place.
-
-    Args:
-        status: code from ``ChunkTasks.status``.
-        detail: number from ``ChunkTasks.detail``.
-        length: encoded bytes to read.
-        chunk_bytes: bytes of one decoded chunk.
-    """
+    """Return what went wrong with a chunk, in words that follow its place."""
     size = "another number of" if detail < 0 else f"{detail}"
     return {
         OK: "is well",

@@ -49,9 +49,6 @@ class Standing:
 
     Behind a URL it checks once, when the first of an array's objects is missing: missing objects are the fill value
     only if the array exists. On local disks it checks at each read whether the document was written since.
-
-    Args:
-        remote: the reader of object stores.
     """
 
     def __init__(self, remote: RemoteFiles) -> None:
@@ -225,11 +222,7 @@ class FileBook:
         self.standing.forget()
 
     def recall(self, keys: Sequence[tuple[int, int]]) -> list[FileFacts | None]:
-        """Return the known facts of files, None for the others.
-
-        Args:
-            keys: serial of the array and number of the file, see `FileAddress`.
-        """
+        """Return the known facts of files, None for the others; a key is serial and number of a `FileAddress`."""
         with self._lock:
             found = [self._touch(key) for key in keys]
             self.num_recalled += sum(facts is not None for facts in found)

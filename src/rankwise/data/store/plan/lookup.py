@@ -90,14 +90,7 @@ def locate(
 def _facts_of(
     arrays: list[ArrayMeta], keys: list[tuple[int, int]], coords: IntArray, book: FileBook
 ) -> tuple[list[FileFacts], dict[int, LookupFailure]]:
-    """Return the facts of files, and the failures of some of them.
-
-    Args:
-        arrays: the array of each file.
-        keys: serial of the array and number of each file.
-        coords: int64[F, ndim], coordinates of each file.
-        book: facts about files.
-    """
+    """Return the facts of files, and the failures of some of them."""
     found: list[FileFacts | DataError | OSError | None] = [*book.recall(keys)]
     new = [k for k, facts in enumerate(found) if facts is None]
     addresses = [

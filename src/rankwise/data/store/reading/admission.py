@@ -42,12 +42,7 @@ class Admission:
         self.repeat_share = 0.0
 
     def wants(self, keys: Sequence[Hashable], num_bytes: int) -> list[bool]:
-        """Return which of some chunks to keep that were needed and not in the cache.
-
-        Args:
-            keys: the chunks.
-            num_bytes: decoded size of each.
-        """
+        """Return which of some chunks, each of `num_bytes`, to keep that were needed and not in the cache."""
         if num_bytes > self._capacity_bytes:
             return [False] * len(keys)
         limit = max(_FEWEST_GHOSTS, _GHOSTS_PER_PLACE * self._capacity_bytes // max(1, num_bytes))

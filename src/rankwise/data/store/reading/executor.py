@@ -26,12 +26,7 @@ __all__ = ["Executor"]
 
 
 class Executor:
-    """Reads plans on a crew of threads.
-
-    Args:
-        tools: shared by all runs.
-        crew: the threads.
-    """
+    """Reads plans on a crew of threads."""
 
     def __init__(self, tools: Tools, crew: WorkCrew) -> None:
         self._tools = tools
@@ -57,13 +52,7 @@ class Executor:
     def spread(
         self, plans: tuple[BoxPlan, BoxPlan], out: NDArray, spread: Spread
     ) -> tuple[tuple[BoxReport, BoxReport], States, ReaderStats]:
-        """Fill dense rows; return reports, the marks on the columns of each row, and the counts.
-
-        Args:
-            plans: of the elements and of their columns.
-            out: dense rows.
-            spread: has the memory for columns.
-        """
+        """Fill dense rows; return reports, the marks on the columns of each row, and the counts."""
         plan = plans[0]
         pieces = np.bincount(plan.targets.box, minlength=len(plan.request))
         elements, columns = _Run(plan, out, self._tools, spread), _Run(plans[1], spread.columns, self._tools)

@@ -116,11 +116,7 @@ class FastChunks:
         return len(self._chosen)
 
     def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
-        """Yield tasks in the order in which they should start.
-
-        Args:
-            num_threads: threads that will process them.
-        """
+        """Yield tasks in the order in which they should start."""
         for first, last in self.slabs(num_threads):
             yield self.task(first, last)
 
@@ -131,12 +127,7 @@ class FastChunks:
         return cut_slabs(files, largest, num_threads, work_bytes=self._work_bytes)
 
     def task(self, first: int, last: int) -> Callable[[], None]:
-        """Return a task; requests its bytes behind URLs immediately.
-
-        Args:
-            first: first chunk.
-            last: end of the chunks (exclusive).
-        """
+        """Return a task; requests its bytes behind URLs immediately."""
         # In the thread that makes the tasks: the bytes of all slabs are requested before the first slab is decoded.
         fetched = start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last)
         return partial(self._run, first, last, fetched)

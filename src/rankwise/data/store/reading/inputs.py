@@ -23,14 +23,7 @@ NO_FILE = -1
 
 
 class LocalFiles:
-    """Opens the files of chunks and writes their descriptors to the decoder's tables.
-
-    Args:
-        plan: the plan.
-        chosen: int64[n], its chunks in the tables.
-        tasks: the tables.
-        handles: open files.
-    """
+    """Opens the files of chunks and writes their descriptors to the decoder's tables."""
 
     def __init__(self, plan: BoxPlan, chosen: IntArray, tasks: ChunkTasks, handles: HandleCache) -> None:
         self._plan = plan

@@ -45,12 +45,9 @@ class Keeping:
         return len(self._held)
 
     def buffers(self, first: int, last: int, keep: IntArray) -> dict[int, NDArray]:
-        """Return memory for the chunks to keep, by position; called late, so that only slabs at work hold memory.
+        """Return memory for the chunks to keep, by position, and write its addresses to `keep`.
 
-        Args:
-            first: first chunk.
-            last: end of the chunks.
-            keep: int64[n], written: the addresses.
+        Called late, so that only slabs at work hold memory.
         """
         if not self._keys:
             return {}

@@ -59,12 +59,7 @@ _numbers = itertools.count()  # never reused, so an old cache entry is never tak
 
 
 def chunk_keys(serial: int, numbers: IntArray) -> list[int]:
-    """Return keys for chunks of an array: integers, because the garbage collector would visit tuples repeatedly.
-
-    Args:
-        serial: number of the array.
-        numbers: int64[n], number of each chunk in it.
-    """
+    """Return keys for chunks of an array: integers, because the garbage collector would visit tuples repeatedly."""
     base = serial << 64
     return [base | number for number in numbers.tolist()]
 

@@ -25,14 +25,7 @@ _NO_MEMORY = "cannot be decoded: there is not enough memory"
 
 
 class SlowChunks:
-    """Chunks that zarr-python decodes one by one, and NumPy copies to their places.
-
-    Args:
-        plan: the plan.
-        chosen: int64[n], which of its chunks.
-        out: [B, *shape], C-contiguous.
-        tools: shared by all runs.
-    """
+    """Chunks that zarr-python decodes one by one, and NumPy copies to their places."""
 
     def __init__(self, plan: BoxPlan, chosen: IntArray, out: NDArray, tools: Tools) -> None:
         self._plan = plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,26 +30,25 @@ class ScratchPool:
     """Scratch memory, one for each thread that works at the same time."""
 
     def __init__(self) -> None:
-        # A list instead of thread-locals: `clear` reaches the memory of all threads, and idle threads keep none.
-        self._free: list[Scratch] = []
-        self._lock = threading.Lock()
+        # Not thread-locals: `clear` reaches the memory of all threads, and idle threads keep none. No lock: each
+        # operation of a deque is atomic.
+        self._free: deque[Scratch] = deque()
 
     @contextmanager
     def borrow(self) -> Iterator[Scratch]:
         """Lend a scratch."""
-        # Never waits: a caller that needs two takes two, so that two threads cannot deadlock.
-        with self._lock:
-            scratch = self._free.pop() if self._free else Scratch()  # the last one used: it may still be in a CPU cache
+        try:
+            scratch = self._free.pop()  # the last one used: it may still be in a CPU cache
+        except IndexError:
+            scratch = Scratch()
         try:
             yield scratch
         finally:
-            with self._lock:
-                self._free.append(scratch)
+            self._free.append(scratch)
 
     def clear(self) -> None:
         """Free all scratches that are not lent."""
-        with self._lock:  # lent ones come back later, intact, and are lent again
-            self._free.clear()
+        self._free.clear()  # lent ones come back later, intact, and are lent again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
