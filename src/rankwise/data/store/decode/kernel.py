@@ -129,8 +129,8 @@ class KernelDecoder:
             return self._addresses[name]
 
     def _compiled_loop(self) -> Callable[[int], int]:
+        from rankwise.data.store.decode.chunk_loop import run_chunks
         from rankwise.data.store.decode.machine import types
-        from rankwise.data.store.decode.placing import run_chunks
 
         address = self._compiled(run_chunks, "run_chunks", types.int64(types.int64))
         # Calls of such a function release the interpreter's lock

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rankwise.data.store.decode.symbols import PREFIX
 from rankwise.data.store.decode.tasks import SLOTS
 
 __all__ = [
@@ -25,13 +26,14 @@ __all__ = [
     "half_bits_of_double",
     "inlined",
     "ir",
+    "memcpy",
     "numba",
     "peek32",
     "put",
     "put8",
     "put32",
     "real_entry",
-    "stream64",
+    "stream_bytes",
     "streamed",
     "types",
 ]
@@ -132,6 +134,7 @@ stream64: Callable[[int, int], None] = _emitted(types.void, (_long,) * 2, _strea
 streamed: Callable[[], None] = _emitted(types.void, (), lambda builder, _values: builder.fence("seq_cst"))
 call_plane: Callable[..., int] = _emitted(_long, (_long,) * 7 + (types.float64,) * 2, _call)
 
+memcpy = external(f"{PREFIX}memcpy", _long, _long, _long, _long)
 _word, _status, _mark, _real = np.int64, np.int32, np.uint8, np.float64
 _DETAIL = SLOTS["detail"]
 
@@ -182,6 +185,19 @@ def ended(job: int, chunk: int, status: int, detail: int) -> int:
     """Set the detail of a chunk; return its status."""
     elements(get(job, _DETAIL), _word)[chunk] = detail
     return status
+
+
+@inlined
+def stream_bytes(target: int, source: int, num_bytes: int) -> int:
+    """Copy bytes, whole lines of the target past the caches; return 0."""
+    head = min(-target & 63, num_bytes)
+    memcpy(target, source, head)
+    target, source, rest = target + head, source + head, num_bytes - head
+    lines = rest >> 6
+    for line in range(lines):
+        stream64(target + 64 * line, source + 64 * line)
+    memcpy(target + 64 * lines, source + 64 * lines, rest & 63)
+    return 0
 
 
 def _half_casts(word: Any, real: Any, mantissa: int, bias: int) -> tuple[_Cast, _Cast]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rankwise.data.store.decode.fetching import memcpy
 from rankwise.data.store.decode.machine import (
     bfloat16_bits,
     double_from_half,
@@ -20,6 +19,7 @@ from rankwise.data.store.decode.machine import (
     float_from_half_bits,
     half_bits,
     half_bits_of_double,
+    memcpy,
     types,
 )
 

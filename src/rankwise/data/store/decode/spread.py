@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.store.decode.dense_rows import OUTSIDE, UNSURE
-from rankwise.data.store.decode.fetching import stream_bytes
-from rankwise.data.store.decode.machine import elements, external, falls_of, get, inlined, types
+from rankwise.data.store.decode.machine import elements, external, falls_of, get, inlined, stream_bytes, types
 from rankwise.data.store.decode.planes import PlaneLoop
 from rankwise.data.store.decode.symbols import PREFIX
 from rankwise.data.store.decode.tasks import SLOTS

@@ -9,8 +9,7 @@ from typing import Any
 
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import Node, ome_attributes
-from rankwise.data.store.meta.reader import describe_group
-from rankwise.data.store.meta.tree import STORES, Nodes
+from rankwise.data.store.meta.tree import STORES, Nodes, describe_group
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.attributes import Axis, compose, plain_axes, read_axes, take, take_list
 from rankwise.errors import DataError
