@@ -12,13 +12,10 @@ import numpy as np
 
 from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import BoolArray, DType, NDArray
-from rankwise.data.store.adopting import AdoptedArrays
+from rankwise.data.store.adoption import AdoptedArrays
 from rankwise.data.store.boxes import BoxReport, BoxRequest, Spread, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
-from rankwise.data.store.files import FileBook, HandleCache, local_size
-from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.plan import BoxPlan, make_plan
-from rankwise.data.store.reading import (
+from rankwise.data.store.execution import (
     Admission,
     Executor,
     ReaderStats,
@@ -32,7 +29,10 @@ from rankwise.data.store.reading import (
     say_losses,
     say_slow_arrays,
 )
-from rankwise.data.store.reading.inputs import advise_plans
+from rankwise.data.store.execution.inputs import advise_plans
+from rankwise.data.store.files import FileBook, HandleCache, local_size
+from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.plan import BoxPlan, make_plan
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteStats
 from rankwise.data.store.stats import Tally
 from rankwise.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import NDArray
-from rankwise.data.store.adopting import AdoptedArrays
+from rankwise.data.store.adoption import AdoptedArrays
 from rankwise.data.store.files import Standing
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.remote import RemoteFiles
@@ -84,7 +84,7 @@ class SlowArrays:
     def _store(self, array: ArrayMeta) -> Any:
         from zarr.storage import LocalStore, StorePath
 
-        from rankwise.data.store.reading.checked_reads import CheckedStore
+        from rankwise.data.store.execution.checked_reads import CheckedStore
 
         adopted = self._adopted.get(array.place)
         if adopted is not None:

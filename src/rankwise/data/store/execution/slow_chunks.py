@@ -11,11 +11,11 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes import converted
+from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
+from rankwise.data.store.execution.slabs import chunk_keys
+from rankwise.data.store.execution.tools import ReaderStats, Tools
 from rankwise.data.store.files import PAUSES_S, is_passing, local_identity
 from rankwise.data.store.plan import BoxPlan
-from rankwise.data.store.reading.failures import REPLACED, ChunkFailure
-from rankwise.data.store.reading.slabs import chunk_keys
-from rankwise.data.store.reading.tools import ReaderStats, Tools
 from rankwise.errors import DataError
 
 __all__ = ["SlowChunks"]

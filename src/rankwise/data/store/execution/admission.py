@@ -13,11 +13,11 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.store.decode.tasks import address_of
+from rankwise.data.store.execution.slabs import chunk_keys
 from rankwise.data.store.plan import BoxPlan
-from rankwise.data.store.reading.slabs import chunk_keys
 
 if TYPE_CHECKING:
-    from rankwise.data.store.reading.tools import Tools
+    from rankwise.data.store.execution.tools import Tools
 
 __all__ = ["Admission", "Keeping", "used_up"]
 

@@ -29,14 +29,14 @@ from rankwise.data.store.decode.tasks import (
     describe,
     is_damage,
 )
+from rankwise.data.store.execution.admission import Keeping
+from rankwise.data.store.execution.failures import ChunkFailure
+from rankwise.data.store.execution.inputs import NO_FILE, Fetched, LocalFiles, start_fetch
+from rankwise.data.store.execution.slabs import cut_slabs
+from rankwise.data.store.execution.tools import ReaderStats, Tools
 from rankwise.data.store.files import PAUSES_S, is_passing
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
-from rankwise.data.store.reading.admission import Keeping
-from rankwise.data.store.reading.failures import ChunkFailure
-from rankwise.data.store.reading.inputs import NO_FILE, Fetched, LocalFiles, start_fetch
-from rankwise.data.store.reading.slabs import cut_slabs
-from rankwise.data.store.reading.tools import ReaderStats, Tools
 
 __all__ = ["FastChunks"]
 

@@ -12,14 +12,14 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, DType, IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxReport, Spread, converted
+from rankwise.data.store.execution.failures import ChunkFailure, box_errors, changed_chunks, unwritten
+from rankwise.data.store.execution.fast import FastChunks, States
+from rankwise.data.store.execution.slabs import settled
+from rankwise.data.store.execution.slow_chunks import SlowChunks
+from rankwise.data.store.execution.threads import WorkCrew
+from rankwise.data.store.execution.tools import ReaderStats, Tools
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, OddBox
-from rankwise.data.store.reading.failures import ChunkFailure, box_errors, changed_chunks, unwritten
-from rankwise.data.store.reading.fast import FastChunks, States
-from rankwise.data.store.reading.slabs import settled
-from rankwise.data.store.reading.slow_chunks import SlowChunks
-from rankwise.data.store.reading.threads import WorkCrew
-from rankwise.data.store.reading.tools import ReaderStats, Tools
 from rankwise.errors import DataError
 
 __all__ = ["Executor"]

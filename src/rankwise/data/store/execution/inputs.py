@@ -10,10 +10,10 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.decode import KIND_FILL, ChunkTasks, address_of
+from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
+from rankwise.data.store.execution.tools import Tools
 from rankwise.data.store.files import FileFacts, HandleCache, OpenFile
 from rankwise.data.store.plan import BoxPlan
-from rankwise.data.store.reading.failures import REPLACED, ChunkFailure
-from rankwise.data.store.reading.tools import Tools
 from rankwise.data.store.remote import PendingReads, RemoteRange
 from rankwise.errors import DataError
 

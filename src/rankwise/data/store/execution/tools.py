@@ -13,10 +13,10 @@ from typing import Any, Self, cast
 from rankwise.data.contract import DType
 from rankwise.data.store.cache import ChunkCache
 from rankwise.data.store.decode import Decoder, Scratch, Spreader, choose_decoder, is_castable
+from rankwise.data.store.execution.admission import Admission
+from rankwise.data.store.execution.slow import SlowArrays
 from rankwise.data.store.files import HandleCache, Standing
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.reading.admission import Admission
-from rankwise.data.store.reading.slow import SlowArrays
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.data.store.stats import added
 
