@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
@@ -77,7 +78,7 @@ class BoxReader:
     ) -> None:
         limits = {"threads": threads, "max_open_files": max_open_files, "max_indexes": max_indexes}
         for name, value in limits.items():
-            if value is not None and (not _is_count(value)):
+            if value is not None and not (isinstance(value, Integral) and value >= 1):
                 raise ConfigError(f"a reader needs {name} of at least 1, got {value!r}")
         if keep not in get_args(Keep):
             raise ConfigError(f"keep must be one of {', '.join(get_args(Keep))}, got {keep!r}")
@@ -107,7 +108,7 @@ class BoxReader:
         self._lock = threading.Lock()  # for `_executor` alone: the other parts have their own
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._arguments,), self._adopted
+        return partial(BoxReader, **self._arguments), (), self._adopted
 
     def __setstate__(self, adopted: AdoptedArrays) -> None:
         self._adopted = adopted
@@ -308,14 +309,6 @@ class BoxReader:
                 )
                 self._executor = Executor(tools, self._crew)
             return self._executor
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, Integral) and int(value) >= 1
-
-
-def _rebuild(arguments: dict[str, Any]) -> BoxReader:
-    return BoxReader(**arguments)
 
 
 def _check_output(plan: BoxPlan, out: NDArray, wanted: tuple[int, ...] | None = None, what: str = "a plan") -> None:

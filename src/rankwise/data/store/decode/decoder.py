@@ -17,6 +17,7 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes.values import converted
 from rankwise.data.store.decode import tasks as codes
 from rankwise.data.store.decode.dense_rows import DenseRows
+from rankwise.data.store.decode.symbols import known_compressors
 from rankwise.data.store.decode.tasks import (
     KIND_BLOSC,
     KIND_FILL,
@@ -55,29 +56,23 @@ class Scratch:
         self.decode: NDArray = _aligned(0)
         self.stage: NDArray = _aligned(0)
         self.blank: NDArray = _aligned(0)
-        self.job: IntArray = np.zeros(0, dtype=np.int64)
+        self.job: IntArray = np.zeros(codes.NUM_SLOTS, dtype=np.int64)
         self.rows: NDArray = _aligned(0)
         self.context = 0
         self._free: weakref.finalize[[int], Scratch] | None = None
 
-    def reserve(self, *, read_bytes: int, decode_bytes: int, job_slots: int) -> None:
+    def reserve(
+        self, *, read_bytes: int = 0, decode_bytes: int = 0, stage_bytes: int = 0, blank_bytes: int = 0
+    ) -> None:
         """Grow the buffers to at least these sizes."""
         if len(self.read) < read_bytes:
             self.read = _aligned(read_bytes)
         if len(self.decode) < decode_bytes:
             self.decode = _aligned(decode_bytes)
-        if len(self.job) < job_slots:
-            self.job = np.zeros(job_slots, dtype=np.int64)
-
-    def reserve_stage(self, num_bytes: int) -> None:
-        """Make room for a row of the output."""
-        if len(self.stage) < num_bytes:
-            self.stage = _aligned(num_bytes)
-
-    def reserve_blank(self, num_bytes: int) -> None:
-        """Make room for a dense row."""
-        if len(self.blank) < num_bytes:
-            self.blank = _aligned(num_bytes)
+        if len(self.stage) < stage_bytes:
+            self.stage = _aligned(stage_bytes)
+        if len(self.blank) < blank_bytes:
+            self.blank = _aligned(blank_bytes)
             self.blank[:] = 0
 
     def ensure_context(self, make: Callable[[], int], free: Callable[[int], object]) -> None:
@@ -100,7 +95,6 @@ class Scratch:
             self._free()
         self.context, self._free = 0, None
         self.read, self.decode, self.stage, self.blank, self.rows = (_aligned(0) for _ in range(5))
-        self.job = np.zeros(0, dtype=np.int64)
 
     def __enter__(self) -> Self:
         return self
@@ -283,13 +277,6 @@ def _codec(kind: int) -> Any:
     return {KIND_ZSTD: numcodecs.Zstd, KIND_BLOSC: numcodecs.Blosc, KIND_LZ4: numcodecs.LZ4}[kind]()
 
 
-@functools.cache
-def _known_compressors() -> int:
-    from rankwise.data.store.decode.symbols import known_compressors
-
-    return known_compressors()
-
-
 def _check_blosc(frame: Any, size: int) -> None:
     """Check the header of a Blosc frame: numcodecs trusts it."""
     if len(frame) < _BLOSC_HEADER.itemsize:
@@ -298,7 +285,7 @@ def _check_blosc(frame: Any, size: int) -> None:
     if cbytes != len(frame):
         raise _ChunkError(codes.WRONG_LENGTH, cbytes)
     compressor = (head >> 21) & 7
-    if not (_known_compressors() >> compressor) & 1:
+    if not (known_compressors() >> compressor) & 1:
         raise _ChunkError(codes.UNKNOWN_COMPRESSOR, compressor)
     if nbytes != size:
         raise _ChunkError(codes.WRONG_SIZE, nbytes)

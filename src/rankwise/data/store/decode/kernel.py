@@ -13,7 +13,7 @@ from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.store.decode.decoder import Scratch, ThreadsDecoder, check_run
 from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.pairs import copies, is_castable, plane_for, plane_name
-from rankwise.data.store.decode.tasks import KIND_FILL, NUM_SLOTS, SLOTS, ChunkTasks, address_of, memory_at
+from rankwise.data.store.decode.tasks import KIND_FILL, SLOTS, ChunkTasks, address_of, memory_at
 
 if TYPE_CHECKING:
     from rankwise.data.store.decode.decoder import Decoder
@@ -73,7 +73,7 @@ class KernelDecoder:
         # No encoder makes more bytes of a chunk: a longer one is damaged, and gets no memory
         most = 2 * largest + _SLACK
         longest = int(tasks.length[first:last].max(where=tasks.encoded[first:last] == 0, initial=0))
-        scratch.reserve(read_bytes=min(longest, most), decode_bytes=largest, job_slots=NUM_SLOTS)
+        scratch.reserve(read_bytes=min(longest, most), decode_bytes=largest)
         scratch.ensure_context(self._symbols.make_zstd_context, self._symbols.free_zstd_context)
         unit = tasks.fill.itemsize
         col_unit = unit if copies(tasks.fill.dtype, out.dtype, scaled=tasks.scaled) else 1
@@ -96,12 +96,11 @@ class KernelDecoder:
         if not copies(stored, out.dtype, scaled=False):
             plane = self._plane((stored, out.dtype, False))
             most = tasks.layout.extents[int(tasks.bounds[first]) : int(tasks.bounds[last])].max(initial=0)
-            scratch.reserve_stage(int(most) * out.itemsize)
-        dense.write(scratch.job)
-        scratch.reserve_blank((dense.spread.width + 1) * out.itemsize)
+            scratch.reserve(stage_bytes=int(most) * out.itemsize)
+        scratch.reserve(blank_bytes=(dense.spread.width + 1) * out.itemsize)
         spread = self._spread_loop(out.itemsize, dense.spread.columns.dtype, dense.place_dtype)
         blank, stage = address_of(scratch.blank), address_of(scratch.stage)
-        _write(scratch.job, plane=plane, stage=stage, spread=spread, blank=blank)
+        _write(scratch.job, plane=plane, stage=stage, spread=spread, blank=blank, **dense.settings)
         self._run(address_of(scratch.job))
 
     def _plane(self, key: tuple[DType, DType, bool]) -> int:

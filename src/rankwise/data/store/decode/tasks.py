@@ -22,7 +22,6 @@ __all__ = [
     "KIND_RAW",
     "KIND_ZSTD",
     "LAYOUT_FIELDS",
-    "NOT_RUN",
     "NUM_SLOTS",
     "OK",
     "OS_ERROR",
@@ -294,7 +293,6 @@ OUT_OF_RANGE = 6  # a value does not fit the output's integer dtype
 UNKNOWN_COMPRESSOR = 7  # inside a Blosc frame; detail: its number
 TOO_LONG = 8  # more encoded bytes than any encoder makes of a chunk; detail: the maximum
 UNKNOWN_KIND = 9  # detail: the kind
-NOT_RUN = -1  # for callers: marks chunks that no thread has reached yet
 
 _BLOSC_COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
 
@@ -310,7 +308,7 @@ def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
     return {
         OK: "is well",
         CUT_SHORT: f"is truncated: {detail} of {length} bytes could be read",
-        OS_ERROR: f"cannot be read: {_system_error(status, detail)} (errno {detail})",
+        OS_ERROR: f"cannot be read: {os.strerror(detail) if status == OS_ERROR else ''} (errno {detail})",
         BAD_FRAME: f"is damaged: its decoder rejects its {length} bytes (code {detail})",
         WRONG_SIZE: f"is damaged: it decodes to {size} bytes, but a chunk has {chunk_bytes}",
         WRONG_LENGTH: f"is damaged: it has {length} bytes, but should have {size}",
@@ -318,13 +316,7 @@ def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
         UNKNOWN_COMPRESSOR: f"is compressed with {_compressor(detail)}, which this build of numcodecs does not know",
         TOO_LONG: f"is damaged: it has {length} bytes, but no encoder needs more than {detail} for a chunk",
         UNKNOWN_KIND: f"has an unknown kind {detail}",
-        NOT_RUN: "was not reached",
     }.get(status, f"failed with the unknown status {status} (detail {detail})")
-
-
-def _system_error(status: int, detail: int) -> str:
-    """Return the system's message for an errno; details of other statuses are too large for one."""
-    return os.strerror(max(detail, 0)) if status == OS_ERROR else ""
 
 
 def _compressor(number: int) -> str:

@@ -6,18 +6,16 @@ import itertools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, NDArray
+from rankwise.data.store.cache import ChunkCache
 from rankwise.data.store.decode.tasks import address_of
 from rankwise.data.store.execution.slabs import chunk_keys
+from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
-
-if TYPE_CHECKING:
-    from rankwise.data.store.execution.tools import Tools
 
 __all__ = ["Admission", "Keeping", "used_up"]
 
@@ -126,21 +124,30 @@ class Keeping:
     Args:
         plan: the plan.
         chosen: int64[n], which of its chunks, ascending.
-        tools: has the cache.
+        cache: decoded chunks.
+        admission: decides which of them to keep.
+        serial: returns a number that identifies an array.
 
     Attributes:
         decoded: int64[n], addresses of chunks that are already decoded, else 0.
         num_found: number of such chunks.
     """
 
-    def __init__(self, plan: BoxPlan, chosen: IntArray, tools: Tools) -> None:
-        self._plan, self._chosen, self._tools = plan, chosen, tools
+    def __init__(
+        self,
+        plan: BoxPlan,
+        chosen: IntArray,
+        cache: ChunkCache,
+        admission: Admission,
+        serial: Callable[[ArrayMeta], int],
+    ) -> None:
+        self._plan, self._chosen, self._cache, self._admission = plan, chosen, cache, admission
         self._held: list[NDArray] = []  # keeps the arrays that were found alive
         self._keys: dict[int, int] = {}  # position -> key, for chunks to keep
         self.decoded = np.zeros(len(chosen), dtype=np.int64)
         self._array: IntArray = plan.chunks.array[chosen]
-        if tools.cache.capacity_bytes and plan.request.keep:
-            self._look()
+        if cache.capacity_bytes and plan.request.keep:
+            self._look({which: serial(plan.request.arrays[which]) for which in np.unique(self._array).tolist()})
 
     @property
     def num_found(self) -> int:
@@ -164,15 +171,12 @@ class Keeping:
 
     def put(self, at: int, values: NDArray) -> None:
         """Keep a chunk."""
-        self._tools.cache.put(self._keys[at], values)
+        self._cache.put(self._keys[at], values)
 
-    def _look(self) -> None:
+    def _look(self, serials: dict[int, int]) -> None:
         """Query the cache, and decide which of the other chunks to keep."""
-        cache, admission, chunks = self._tools.cache, self._tools.admission, self._plan.chunks
+        cache, admission, chunks = self._cache, self._admission, self._plan.chunks
         there, numbers = chunks.offset[self._chosen] >= 0, chunks.number[self._chosen]
-        serials = {
-            which: self._tools.serial(self._plan.request.arrays[which]) for which in np.unique(self._array).tolist()
-        }
         room, spent = cache.capacity_bytes, self._spent(serials)
         for which, serial in serials.items():
             size = self._plan.request.arrays[which].chunk_bytes
@@ -204,4 +208,4 @@ class Keeping:
         """Return which chunks are not worth keeping, because almost all of them is used; None = there are none."""
         metas = {serial: self._plan.request.arrays[which] for which, serial in serials.items()}
         sizes = {serial: math.prod(meta.shape) * meta.dtype.itemsize for serial, meta in metas.items()}
-        return used_up(self._plan)[self._chosen] if self._tools.admission.outgrows(sizes) else None
+        return used_up(self._plan)[self._chosen] if self._admission.outgrows(sizes) else None

@@ -64,7 +64,7 @@ class FastChunks:
         self._chosen = chosen
         self._out = out
         self._tools = tools
-        self._keeping = Keeping(plan, chosen, tools)
+        self._keeping = Keeping(plan, chosen, tools.cache, tools.admission, tools.serial)
         self._box, self._tasks = self._tables()
         self._dense = None if spread is None else _dense_rows(plan, spread, self._box)
         self._local = LocalFiles(plan, chosen, self._tasks, tools.handles)

@@ -130,9 +130,7 @@ def v3_coding(codecs: Any, grid: tuple[int, ...], dtype: DType) -> Coding:
         raise UnusualError(f"codecs {codecs!r}")
     if _name(codecs[0]) != "sharding_indexed":
         return Coding(chunks=grid, files=grid, codec=ChunkCodec(kind=_chain(codecs, dtype)), index=None)
-    index = index_layout(codecs, grid)
-    if index is None:
-        raise UnusualError(_why_no_index(codecs))
+    index = _index_layout(codecs, grid)
     config = codecs[0]["configuration"]
     chunks = tuple(config["chunk_shape"])
     kind = _chain(config.get("codecs"), dtype)
@@ -163,12 +161,12 @@ def index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout | None:
         return None
 
 
-def _index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout | None:
-    if type(codecs) is not list or len(codecs) != 1:
-        return None
-    name, config = named(codecs[0], "codec")
+def _index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout:
+    name, config = named(_listed(codecs)[0], "codec")
     if name != "sharding_indexed":
-        return None
+        raise UnusualError(name)
+    if len(codecs) > 1:
+        raise UnusualError(f"{_name(codecs[1])} after sharding")
     subset(config, {"chunk_shape", "codecs", "index_codecs", "index_location"}, name)
     chunks = positive_ints(config.get("chunk_shape"), "inner chunk shape")
     if len(chunks) != len(grid) or any(whole % part for whole, part in zip(grid, chunks, strict=True)):
@@ -178,21 +176,15 @@ def _index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout | None:
         [("bytes", {"endian": "little"})],
         [("bytes", {"endian": "little"}), ("crc32c", {})],
     ):
-        return None
+        raise UnusualError("a shard index of another kind")
     location = config.get("index_location", "end")
     if location not in ("start", "end"):
-        return None
+        raise UnusualError(f"a shard index at {location!r}")
     return IndexLayout(
         chunks_per_shard=tuple(whole // part for whole, part in zip(grid, chunks, strict=True)),
         at_end=location == "end",
         checked=len(index_codecs) == 2,
     )
-
-
-def _why_no_index(codecs: list[Any]) -> str:
-    if len(codecs) > 1:
-        return f"{_name(codecs[1])} after sharding"
-    return "a shard index of another kind"
 
 
 def _chain(codecs: Any, dtype: DType) -> _Kind:

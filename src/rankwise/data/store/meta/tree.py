@@ -147,7 +147,7 @@ def describe_group(group: Node, nodes: Nodes) -> str:
         if "plate" in ome:
             return "is an OME-Zarr plate; open its images with open_plate or iter_images"
         if "multiscales" in ome:
-            levels = _listed(ome["multiscales"][0]["datasets"])
+            levels = _names([dataset["path"] for dataset in ome["multiscales"][0]["datasets"]])
             return f"is an OME-Zarr image with the levels {levels}: read one of them, or use open_image"
         return f"holds {_inside(group, nodes)}"
     except (DataError, KeyError, IndexError, TypeError):
@@ -173,10 +173,6 @@ def _kind(node: Node) -> str:
 
 def _names(names: list[str]) -> str:
     return ", ".join(map(repr, names[:_MOST])) + (", ..." if len(names) > _MOST else "")
-
-
-def _listed(datasets: list[dict[str, str]]) -> str:
-    return _names([dataset["path"] for dataset in datasets])
 
 
 def read_meta(uri: str | os.PathLike[str], *, nodes: Nodes = STORES) -> ArrayMeta:
