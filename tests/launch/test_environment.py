@@ -142,7 +142,7 @@ def test_nonsense_is_refused():
 SAY = """
     import json, os, pathlib
     said = {"cpus": sorted(os.sched_getaffinity(0)), "omp": os.environ.get("OMP_NUM_THREADS")}
-    from rankwise.data.store.reading.threads import reading_threads
+    from rankwise.data.store.execution.threads import reading_threads
     said["readers"] = reading_threads()
     pathlib.Path("said-" + os.environ["RANK"]).write_text(json.dumps(said))
 """

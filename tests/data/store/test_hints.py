@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.reading.inputs import fused
+from rankwise.data.store.execution.inputs import fused
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no hints")
 

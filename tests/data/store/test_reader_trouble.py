@@ -14,9 +14,9 @@ from rankwise.data.store import BoxReader, BoxRequest, read_meta
 from rankwise.data.store.decode.decoder import ThreadsDecoder
 from rankwise.data.store.decode.kernel import KernelDecoder
 from rankwise.data.store.decode.tasks import OS_ERROR
+from rankwise.data.store.execution import fast, slow_chunks
+from rankwise.data.store.execution.slow import SlowArrays
 from rankwise.data.store.files import facts, handles
-from rankwise.data.store.reading import fast, slow_chunks
-from rankwise.data.store.reading.slow import SlowArrays
 
 DATA = np.arange(8 * 64, dtype="u2").reshape(8, 64)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
@@ -12,13 +13,10 @@ import numpy as np
 
 from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import BoolArray, DType, NDArray
-from rankwise.data.store.adopting import AdoptedArrays
+from rankwise.data.store.adoption import AdoptedArrays
 from rankwise.data.store.boxes import BoxReport, BoxRequest, Spread, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
-from rankwise.data.store.files import FileBook, HandleCache, local_size
-from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.plan import BoxPlan, make_plan
-from rankwise.data.store.reading import (
+from rankwise.data.store.execution import (
     Admission,
     Executor,
     ReaderStats,
@@ -32,7 +30,10 @@ from rankwise.data.store.reading import (
     say_losses,
     say_slow_arrays,
 )
-from rankwise.data.store.reading.inputs import advise_plans
+from rankwise.data.store.execution.inputs import advise_plans
+from rankwise.data.store.files import FileBook, HandleCache, local_size
+from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.plan import BoxPlan, make_plan
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteStats
 from rankwise.data.store.stats import Tally
 from rankwise.errors import ConfigError
@@ -77,7 +78,7 @@ class BoxReader:
     ) -> None:
         limits = {"threads": threads, "max_open_files": max_open_files, "max_indexes": max_indexes}
         for name, value in limits.items():
-            if value is not None and (not _is_count(value)):
+            if value is not None and not (isinstance(value, Integral) and value >= 1):
                 raise ConfigError(f"a reader needs {name} of at least 1, got {value!r}")
         if keep not in get_args(Keep):
             raise ConfigError(f"keep must be one of {', '.join(get_args(Keep))}, got {keep!r}")
@@ -95,10 +96,8 @@ class BoxReader:
         """Start with nothing open and all counts zero; for processes that are forked while threads run."""
         # All that has locks, threads or open files is recreated. The table of adopted arrays is valid after every step
         # of a change, and a child keeps it: its arrays could not be opened again.
-        remote = RemoteFiles(self._arguments["remote"])
-        self._remote = remote
-        # not through self: an unreferenced reader is freed at once
-        self._book = FileBook(lambda: remote, most_files=self._arguments["max_indexes"])
+        self._remote = RemoteFiles(self._arguments["remote"])
+        self._book = FileBook(self._remote, most_files=self._arguments["max_indexes"])
         self._handles = HandleCache(self._arguments["max_open_files"])
         self._counters = Tally(ReaderStats())
         self._serials = Serials()
@@ -109,7 +108,7 @@ class BoxReader:
         self._lock = threading.Lock()  # for `_executor` alone: the other parts have their own
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._arguments,), self._adopted
+        return partial(BoxReader, **self._arguments), (), self._adopted
 
     def __setstate__(self, adopted: AdoptedArrays) -> None:
         self._adopted = adopted
@@ -251,11 +250,14 @@ class BoxReader:
             ConfigError: `out` or the memory for columns has another shape or dtype, or is not contiguous.
         """
         started = time.perf_counter()
-        _check_rows(plans[0], out, spread)
+        request = plans[0].request
+        _check_output(plans[0], out, (len(request), spread.width), "a plan for dense rows")
+        if len(spread.num_cols) not in (1, len(request.arrays)):
+            raise ConfigError(f"places must be the same for all arrays, or one for each of {len(request.arrays)}")
         _check_output(plans[1], spread.columns)
         reports, states, stats = self._execution().spread(plans, out, spread)
         done = ReaderStats(
-            boxes=len(plans) * len(plans[0].request), failed_boxes=sum(len(report.errors) for report in reports),
+            boxes=len(plans) * len(request), failed_boxes=sum(len(report.errors) for report in reports),
             out_bytes=out.nbytes + spread.columns.nbytes, read_s=time.perf_counter() - started,
         )  # fmt: skip
         self._counters.add(stats + done)
@@ -294,45 +296,25 @@ class BoxReader:
         # `forks_wait` is taken inside; a thread that holds that one never takes a reader's lock.
         with self._lock:
             if self._executor is None:
-                remote = self._remote
+                standing = self._book.standing
                 tools = Tools.choose(
                     scratches=self._scratches,
                     handles=self._handles,
                     cache=self.cache,
                     admission=self._admission,
-                    slow=SlowArrays(lambda: remote, self._adopted, trouble=self._book.standing.trouble),
+                    slow=SlowArrays(self._remote, self._adopted, standing),
                     serial=self._serials.of,
-                    remote=lambda: remote,
-                    trouble=self._book.standing.trouble,
-                    standing=self._book.standing,
+                    remote=self._remote,
+                    standing=standing,
                 )
                 self._executor = Executor(tools, self._crew)
             return self._executor
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, Integral) and int(value) >= 1
-
-
-def _rebuild(arguments: dict[str, Any]) -> BoxReader:
-    return BoxReader(**arguments)
-
-
-def _check_output(plan: BoxPlan, out: NDArray) -> None:
-    wanted = plan.request.out_shape
+def _check_output(plan: BoxPlan, out: NDArray, wanted: tuple[int, ...] | None = None, what: str = "a plan") -> None:
+    wanted = wanted or plan.request.out_shape
     if out.shape != wanted or out.dtype != plan.request.dtype or not out.flags.c_contiguous:
         raise ConfigError(
-            f"a plan needs a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
+            f"{what} needs a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
             f"{'a' if out.flags.c_contiguous else 'a strided'} {out.dtype} of shape {list(out.shape)}"
         )
-
-
-def _check_rows(plan: BoxPlan, out: NDArray, spread: Spread) -> None:
-    wanted = (len(plan.request), spread.width)
-    if out.shape != wanted or out.dtype != plan.request.dtype or not out.flags.c_contiguous:
-        raise ConfigError(
-            f"dense rows need a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
-            f"{'a' if out.flags.c_contiguous else 'a strided'} {out.dtype} of shape {list(out.shape)}"
-        )
-    if len(spread.num_cols) not in (1, len(plan.request.arrays)):
-        raise ConfigError(f"places must be the same for all arrays, or one for each of {len(plan.request.arrays)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.errors import DataError
+from rankwise.errors import DataError, needs_extra
 
 __all__ = ["MISSING", "OUTSIDE", "IndexLayout", "crc32c", "decode_index", "read_index"]
 
@@ -62,12 +61,6 @@ def read_index(path: Path, layout: IndexLayout) -> IntArray:
 def decode_index(encoded: bytes, layout: IndexLayout, *, size: int, place: str) -> IntArray:
     """Return the index of a shard from its bytes; see `read_index`.
 
-    Args:
-        encoded: the bytes of the index.
-        layout: its layout.
-        size: bytes of the whole file.
-        place: names the file in messages.
-
     Raises:
         DataError: there are fewer bytes than the index needs, or they do not match their checksum.
     """
@@ -95,7 +88,6 @@ def _check_size(size: int, layout: IndexLayout, place: str) -> None:
 
 
 def _verify(encoded: bytes, place: str) -> None:
-
     stated = int.from_bytes(encoded[-4:], "little")
     found = crc32c(encoded[:-4])
     if stated != found:
@@ -105,33 +97,12 @@ def _verify(encoded: bytes, place: str) -> None:
         )
 
 
-_POLYNOMIAL = 0x82F63B78
-
-
 def crc32c(data: bytes) -> int:
-    """Return the CRC-32C of `data`; uses google-crc32c (a dependency of zarr-python) if installed."""
-    try:
+    """Return the CRC-32C of `data`.
+
+    Raises:
+        MissingExtraError: google-crc32c, a dependency of zarr-python, is not installed.
+    """
+    with needs_extra("the checksum of a shard index needs google-crc32c: pip install 'rankwise[data]'"):
         import google_crc32c
-    except ImportError:
-        return _slow_crc32c(data)
     return int(google_crc32c.value(data))
-
-
-@functools.cache
-def _table() -> tuple[int, ...]:
-    """Return the remainders of all bytes for the reflected polynomial (RFC 3720, appendix B.4)."""
-    table = []
-    for byte in range(256):
-        word = byte
-        for _ in range(8):
-            word = (word >> 1) ^ (_POLYNOMIAL if word & 1 else 0)
-        table.append(word)
-    return tuple(table)
-
-
-def _slow_crc32c(data: bytes) -> int:
-    """Byte by byte: about 0.1 us each, and an index is read once per shard."""
-    table, word = _table(), 0xFFFFFFFF
-    for byte in data:
-        word = (word >> 8) ^ table[(word ^ byte) & 0xFF]
-    return word ^ 0xFFFFFFFF

@@ -25,11 +25,7 @@ def added(left: StatsT, right: StatsT) -> StatsT:
 
 
 class Tally(Generic[StatsT]):
-    """Statistics that accumulate; thread-safe.
-
-    Args:
-        zero: the initial value.
-    """
+    """Statistics that accumulate; thread-safe."""
 
     def __init__(self, zero: StatsT) -> None:
         self._lock = threading.Lock()

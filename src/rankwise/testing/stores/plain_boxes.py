@@ -55,7 +55,7 @@ def open_plainly(meta: ArrayMeta, *, checked: bool = False) -> Any:
     import zarr
     from zarr.storage import LocalStore
 
-    from rankwise.data.store.reading.checked_reads import CheckedStore
+    from rankwise.data.store.execution.checked_reads import CheckedStore
 
     store = CheckedStore(LocalStore(meta.place, read_only=True)) if checked else meta.place
     version: Any = meta.zarr_format

@@ -1,5 +1,7 @@
 """Axes that are contiguous on both sides are walked as one."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -9,14 +11,15 @@ from rankwise.data.store.decode.tasks import Layout
 def laid_out(chunk, targets, out):
     """Layout of regions (start, extent) of one chunk in an output of a shape, elements of 2 bytes."""
     strides = np.array([int(np.prod(out[axis + 1 :])) for axis in range(len(out))], dtype=np.int64)
-    return Layout.of(
+    tables = SimpleNamespace(
         chunk_shape=np.array([chunk]),
         bounds=np.array([0, len(targets)]),
         src_start=np.array([target[0] for target in targets]),
         extent=np.array([target[1] for target in targets]),
         dst_strides=strides,
-        itemsize=2,
+        fill=np.zeros(1, dtype=np.int16),
     )
+    return Layout.of(tables)
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ from rankwise.data.store.decode import Scratch, address_of
 def test_buffers_grow_and_stay():
     """A larger need is met with a larger buffer, a smaller one with the same."""
     with Scratch() as scratch:
-        scratch.reserve(read_bytes=100, decode_bytes=70_000, job_slots=9)
+        scratch.reserve(read_bytes=100, decode_bytes=70_000)
         read, decode = scratch.read, scratch.decode
         assert len(read) >= 100
         assert len(decode) >= 70_000
         assert address_of(decode) % 64 == 0
-        scratch.reserve(read_bytes=90, decode_bytes=1, job_slots=9)
+        scratch.reserve(read_bytes=90, decode_bytes=1)
         assert scratch.read is read
-        scratch.reserve(read_bytes=200_000, decode_bytes=1, job_slots=9)
+        scratch.reserve(read_bytes=200_000, decode_bytes=1)
         assert len(scratch.read) >= 200_000
         assert scratch.decode is decode
 
@@ -52,10 +52,10 @@ def test_no_memory_for_the_context():
 def test_a_closed_scratch_works_again():
     """Closing gives memory back; the next use takes some anew."""
     scratch = Scratch()
-    scratch.reserve(read_bytes=10, decode_bytes=10, job_slots=1)
+    scratch.reserve(read_bytes=10, decode_bytes=10)
     scratch.close()
-    assert len(scratch.read) == len(scratch.decode) == len(scratch.job) == 0
-    scratch.reserve(read_bytes=10, decode_bytes=10, job_slots=1)
+    assert len(scratch.read) == len(scratch.decode) == 0
+    scratch.reserve(read_bytes=10, decode_bytes=10)
     assert len(scratch.read) >= 10
     scratch.close()
 

@@ -23,7 +23,6 @@ from rankwise.data.store.decode import describe, is_damage, tasks
         (tasks.UNKNOWN_COMPRESSOR, 6, False, "is compressed with compressor 6 of Blosc"),
         (tasks.TOO_LONG, 90, True, "is damaged: it has 99 bytes, but no encoder needs more than 90 for a chunk"),
         (tasks.UNKNOWN_KIND, 8, False, "has an unknown kind 8"),
-        (tasks.NOT_RUN, 0, False, "was not reached"),
         (77, 3, False, "failed with the unknown status 77 (detail 3)"),
     ],
 )

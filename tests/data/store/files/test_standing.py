@@ -38,7 +38,7 @@ def document(meta):
 def test_an_array_that_is_there_is_asked_for_once(meta):
     """One request for its metadata, until everything is forgotten."""
     objects = Objects(document(meta))
-    standing = Standing(lambda: objects)
+    standing = Standing(objects)
     assert [standing.trouble(meta) for _ in range(3)] == [None] * 3
     assert objects.asked == [document(meta)]
     standing.forget()
@@ -49,7 +49,7 @@ def test_an_array_that_is_there_is_asked_for_once(meta):
 def test_an_array_that_has_gone(meta):
     """Named, no damage, and not asked for again."""
     objects = Objects()
-    standing = Standing(lambda: objects)
+    standing = Standing(objects)
     for _ in range(2):
         trouble = standing.trouble(meta)
         assert "s3://bucket/a was moved or deleted after" in str(trouble)
@@ -61,7 +61,7 @@ def test_a_store_that_does_not_answer_is_asked_again(meta):
     """What may pass is not kept."""
     objects = Objects(document(meta))
     objects.broken = True
-    standing = Standing(lambda: objects)
+    standing = Standing(objects)
     assert "no answer" in str(standing.trouble(meta))
     objects.broken = False
     assert standing.trouble(meta) is None

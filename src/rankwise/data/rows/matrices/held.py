@@ -15,7 +15,7 @@ from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.matrices.plans import MatrixPlan
 from rankwise.data.store import BoxReader
 from rankwise.data.store.boxes import check_conversion, converted
-from rankwise.data.store.reading import say_loss
+from rankwise.data.store.execution import say_loss
 from rankwise.errors import ConfigError, DataError
 
 __all__ = ["MOST_FILE_BYTES", "HeldMatrix", "HeldStack", "gather_rows"]

@@ -15,7 +15,7 @@ from rankwise.data.store.catalogue.recorder import check_stores
 from rankwise.data.store.catalogue.table import Table, pack_table, unpack_table
 from rankwise.data.store.meta.arrays import array_of
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.nodes import Node, natural_order
+from rankwise.data.store.meta.nodes import Node, natural_order, node_of, v2_node
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.discovery import ImageRef
 from rankwise.errors import DataError
@@ -168,16 +168,9 @@ class Catalogue:
     def _node(self, place: str, kind: str, document: int, attributes: int) -> Node:
         found = self._parsed(document)
         own = {} if attributes < 0 else self._parsed(attributes)
-        if kind[-1] == "3" and attributes >= 0:
-            found = {**found, "attributes": own}
-        return Node(
-            place=place,
-            kind="array" if kind.startswith("array") else "group",
-            zarr_format=int(kind[-1]),
-            document=found,
-            attributes=own or {},
-            names=("zarr.json",) if kind[-1] == "3" else ("zarr.json", f".z{kind[:-1]}", ".zattrs"),
-        )
+        if kind[-1] == "2":
+            return v2_node(place, f".z{kind[:-1]}", found, own)
+        return node_of(place, {**found, "attributes": own} if attributes >= 0 else found)
 
     def _parse_text(self, number: int) -> Any:
         return json.loads(self._table.texts[number])

@@ -64,18 +64,18 @@ class RecordingNodes:
 
     def _remember(self, node: Node) -> None:
         if node.place not in self.found:
-            self.found[node.place] = record_of(node)._replace(stamps=stamps_of(node.place, node.kind, node.zarr_format))
+            self.found[node.place] = record_of(node)
 
 
 def record_of(node: Node) -> Recorded:
-    """Return the record of a node, without stamps."""
+    """Return the record of a node."""
     attributes = node.document.get("attributes", ...) if node.zarr_format == 3 else node.attributes
     return Recorded(
         kind=node.kind,
         zarr_format=node.zarr_format,
         document=_text({key: value for key, value in node.document.items() if key not in _NOT_KEPT}),
         attributes=None if attributes is ... else _text(attributes),
-        stamps=(-1, -1, -1, -1),
+        stamps=stamps_of(node.place, node.kind, node.zarr_format),
     )
 
 

@@ -21,7 +21,7 @@ __all__ = ["compiled_address"]
 _caching: Any = importlib.import_module("numba.core.caching")
 _cpu: Any = importlib.import_module("numba.core.registry").cpu_target
 
-_SOURCES = ("machine", "tasks", "symbols", "planes", "spread", "fetching", "placing")
+_SOURCES = ("machine", "tasks", "symbols", "planes", "spread", "chunk_loop")
 
 _kept: list[Any] = []  # compiled code must live as long as the process: its address is handed out
 

@@ -17,6 +17,7 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes.values import converted
 from rankwise.data.store.decode import tasks as codes
 from rankwise.data.store.decode.dense_rows import DenseRows
+from rankwise.data.store.decode.symbols import known_compressors
 from rankwise.data.store.decode.tasks import (
     KIND_BLOSC,
     KIND_FILL,
@@ -45,7 +46,7 @@ class Scratch:
         decode: uint8 buffer for one decoded chunk, small enough for the L2 cache if chunks are.
         job: int64 table for passing arguments to the compiled loop and results back.
         stage: uint8 buffer for a row of the output.
-        blank: uint8 buffer for dense rows, all zero while no chunk is being processed.
+        blank: uint8 buffer for a dense row, all zero while none is being assembled.
         rows: rows of fill values, of any dtype.
         context: address of a decoder's own memory (of zstd), 0 until needed.
     """
@@ -55,34 +56,24 @@ class Scratch:
         self.decode: NDArray = _aligned(0)
         self.stage: NDArray = _aligned(0)
         self.blank: NDArray = _aligned(0)
-        self.job: IntArray = np.zeros(0, dtype=np.int64)
+        self.job: IntArray = np.zeros(codes.NUM_SLOTS, dtype=np.int64)
         self.rows: NDArray = _aligned(0)
         self.context = 0
         self._free: weakref.finalize[[int], Scratch] | None = None
 
-    def reserve(self, *, read_bytes: int, decode_bytes: int, job_slots: int) -> None:
+    def reserve(
+        self, *, read_bytes: int = 0, decode_bytes: int = 0, stage_bytes: int = 0, blank_bytes: int = 0
+    ) -> None:
         """Grow the buffers to at least these sizes."""
         if len(self.read) < read_bytes:
             self.read = _aligned(read_bytes)
         if len(self.decode) < decode_bytes:
             self.decode = _aligned(decode_bytes)
-        if len(self.job) < job_slots:
-            self.job = np.zeros(job_slots, dtype=np.int64)
-
-    def reserve_stage(self, num_bytes: int) -> None:
-        """Make room for a row of the output."""
-        if len(self.stage) < num_bytes:
-            self.stage = _aligned(num_bytes)
-
-    def reserve_blank(self, num_bytes: int) -> None:
-        """Make room for dense rows."""
-        if len(self.blank) < num_bytes:
-            self.blank = _aligned(num_bytes)
+        if len(self.stage) < stage_bytes:
+            self.stage = _aligned(stage_bytes)
+        if len(self.blank) < blank_bytes:
+            self.blank = _aligned(blank_bytes)
             self.blank[:] = 0
-
-    def wipe(self) -> None:
-        """Zero the memory for dense rows again, after chunks failed for which rows were waiting."""
-        self.blank[:] = 0
 
     def ensure_context(self, make: Callable[[], int], free: Callable[[int], object]) -> None:
         """Create the decoder's context if it does not exist.
@@ -104,7 +95,6 @@ class Scratch:
             self._free()
         self.context, self._free = 0, None
         self.read, self.decode, self.stage, self.blank, self.rows = (_aligned(0) for _ in range(5))
-        self.job = np.zeros(0, dtype=np.int64)
 
     def __enter__(self) -> Self:
         return self
@@ -149,26 +139,19 @@ class Spreader(Protocol):
     """A decoder that can place elements of sparse rows in dense ones."""
 
     def spread(  # noqa: PLR0917
-        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch,
-        *, named: tuple[ChunkTasks, Scratch] | None = None,
-    ) -> None:  # fmt: skip
+        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch
+    ) -> None:
         """Process the chunks from `first` to `last` (exclusive), and write the results to the statuses and marks.
 
         A row filled by one target is written completely; a row of several pieces must be zero before.
 
-        With `named`, the columns of each chunk are decoded just before its elements, and used in place. Only columns of
-        rows in several pieces, of marked rows, and of missing chunks are written to the memory for columns. If the
-        columns of a chunk fail, the chunk gets their status.
-
         Args:
             tasks: the work; `is_castable` to the dtype of the output.
-            dense: the target rows.
+            dense: the target rows; their columns were decoded before.
             first: first chunk.
             last: end of the chunks (exclusive).
             out: [B, width], C-contiguous and writeable, of elements of 1, 2, 4 or 8 bytes.
             scratch: memory of the calling thread.
-            named: chunks of the columns, with the same targets, castable to the dtype of the memory for columns; and
-                a second scratch of the thread. None = columns were decoded before.
 
         Raises:
             ValueError: tables do not fit together: a bug in the planner, not damage.
@@ -294,13 +277,6 @@ def _codec(kind: int) -> Any:
     return {KIND_ZSTD: numcodecs.Zstd, KIND_BLOSC: numcodecs.Blosc, KIND_LZ4: numcodecs.LZ4}[kind]()
 
 
-@functools.cache
-def _known_compressors() -> int:
-    from rankwise.data.store.decode.symbols import known_compressors
-
-    return known_compressors()
-
-
 def _check_blosc(frame: Any, size: int) -> None:
     """Check the header of a Blosc frame: numcodecs trusts it."""
     if len(frame) < _BLOSC_HEADER.itemsize:
@@ -309,7 +285,7 @@ def _check_blosc(frame: Any, size: int) -> None:
     if cbytes != len(frame):
         raise _ChunkError(codes.WRONG_LENGTH, cbytes)
     compressor = (head >> 21) & 7
-    if not (_known_compressors() >> compressor) & 1:
+    if not (known_compressors() >> compressor) & 1:
         raise _ChunkError(codes.UNKNOWN_COMPRESSOR, compressor)
     if nbytes != size:
         raise _ChunkError(codes.WRONG_SIZE, nbytes)

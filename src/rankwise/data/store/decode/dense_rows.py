@@ -1,59 +1,23 @@
-"""`DenseRows`: maps the targets of tasks to dense rows, including rows split by a chunk edge."""
+"""`DenseRows`: maps the targets of tasks to dense rows."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.store.boxes.values import OUTSIDE, TWICE, Spread
-from rankwise.data.store.decode.pairs import is_castable
-from rankwise.data.store.decode.tasks import SLOTS, ChunkTasks, address_of
+from rankwise.data.store.decode.tasks import ChunkTasks, address_of
 
-__all__ = ["ONE_PIECE", "OTHER_PIECE", "OUTSIDE", "PARKED", "PIECE", "UNSURE", "WHOLE", "DenseRows", "cut_in_two"]
-
-PIECE, WHOLE, PARKED = 0, 1, 2  # part of a row, a whole row, or a part that waits for the other one
-ONE_PIECE, OTHER_PIECE = -1, -2  # in place of the length of a row that is joined
-
-
-def cut_in_two(
-    bounds: IntArray, rows: IntArray, cut: IntArray, slabs: Sequence[tuple[int, int]]
-) -> tuple[IntArray, IntArray]:
-    """Return the targets that are the first piece of a row, and those that are the second, in the next chunk.
-
-    Each pair of neighbouring chunks has at most one such row: a row requested twice is joined once.
-
-    Args:
-        bounds: int64[K + 1], the targets of chunk k are ``bounds[k]`` to ``bounds[k + 1]``.
-        rows: int64[T], the row of each target.
-        cut: int64[n], targets that are one of the two pieces of a row.
-        slabs: chunks that one thread decodes in order, as ``first:last``.
-    """
-    cut = cut[np.argsort(rows[cut], kind="stable")]  # pairs, in the order of their chunks
-    one, other = cut[::2], cut[1::2]
-    chunk, following = (np.searchsorted(bounds, targets, side="right") - 1 for targets in (one, other))
-    begins = np.sort([first for first, _ in slabs])
-    slab, its = (np.searchsorted(begins, chunks, side="right") for chunks in (chunk, following))
-    near = np.flatnonzero((following == chunk + 1) & (slab == its))
-    _, alone = np.unique(chunk[near], return_index=True)
-    return one[near[alone]], other[near[alone]]
-
+__all__ = ["OUTSIDE", "UNSURE", "DenseRows"]
 
 UNSURE = TWICE  # a column may appear twice
 
-# Arguments of the compiled code, in the order of their job slots
-_NAMES = ("columns", "column_bytes", "width", "rows", "row_lengths", "tables", "num_cols", "places", "marks")
-_PLACES = np.array([SLOTS[name] // 8 for name in _NAMES])
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DenseRows:
     """Tasks with one axis whose targets are pieces of sparse rows; each piece goes to its dense row.
 
-    Attributes:
+    Args:
         spread: the columns of the elements; element p of the flat output has column ``spread.columns[p]``.
         rows: int64[T], the row of each target.
         lengths: int64[B], elements of each row.
@@ -61,45 +25,34 @@ class DenseRows:
         marks: uint8[T], written: `OUTSIDE` if an invalid column was skipped, `UNSURE` if a column may
             appear twice.
 
+    Attributes:
+        settings: arguments of the compiled code, by job slot.
+
     Raises:
         ValueError: tables do not fit together: a bug in the planner, not damage.
     """
 
-    spread: Spread
-    rows: IntArray
-    lengths: IntArray
-    tables: IntArray
-    marks: npt.NDArray[np.uint8]
-    num_cols: IntArray = field(init=False, repr=False)
-    places: IntArray = field(init=False, repr=False)
-    _row_lengths: IntArray = field(init=False, repr=False)
-    _held: tuple[NDArray, ...] = field(init=False, repr=False)
-    _settings: IntArray = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        spread = self.spread
-        # as narrow as possible: they share the L1 cache with the row
-        held = () if spread.places is None else tuple(table.astype(self.place_dtype) for table in spread.places)
-        addresses = [address_of(table) for table in held] or [0] * len(spread.num_cols)
-        object.__setattr__(self, "num_cols", np.array(spread.num_cols, dtype=np.int64))
-        object.__setattr__(self, "places", np.array(addresses, dtype=np.int64))
-        object.__setattr__(self, "_held", held)
-        if not len(self.rows) == len(self.tables) == len(self.marks):
+    def __init__(
+        self, *, spread: Spread, rows: IntArray, lengths: IntArray, tables: IntArray, marks: npt.NDArray[np.uint8]
+    ) -> None:
+        self.spread, self.rows, self.lengths, self.marks = spread, rows, lengths, marks
+        if not len(rows) == len(tables) == len(marks):
             raise ValueError("dense rows need a row, a table and a mark for each target")
-        ends = {"rows": len(self.lengths), "tables": len(self.num_cols)}
-        for name, end in ends.items():
-            numbers = getattr(self, name)
+        for name, numbers, end in (("rows", rows, len(lengths)), ("tables", tables, len(spread.num_cols))):
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < end:
                 raise ValueError(f"{name} of dense rows must be numbers from 0 to {end - 1}")
+        # as narrow as possible: they share the L1 cache with the row
+        tables_of_places = [table.astype(self.place_dtype) for table in spread.places or ()]
+        addresses = [address_of(table) for table in tables_of_places] or [0] * len(spread.num_cols)
+        num_cols, places = np.array(spread.num_cols, dtype=np.int64), np.array(addresses, dtype=np.int64)
         # in the order of targets: rows come in any order, and a random lookup waits for memory
-        object.__setattr__(self, "_row_lengths", self.lengths[self.rows])
-        settings = {
+        row_lengths = lengths[rows]
+        self._held = tables, num_cols, places, row_lengths, tables_of_places  # compiled code has their addresses only
+        self.settings = {
             "columns": address_of(spread.columns), "column_bytes": spread.columns.itemsize, "width": spread.width,
-            "rows": address_of(self.rows), "row_lengths": address_of(self._row_lengths),
-            "tables": address_of(self.tables), "num_cols": address_of(self.num_cols),
-            "places": address_of(self.places), "marks": address_of(self.marks),
+            "rows": address_of(rows), "row_lengths": address_of(row_lengths), "tables": address_of(tables),
+            "num_cols": address_of(num_cols), "places": address_of(places), "marks": address_of(marks),
         }  # fmt: skip
-        object.__setattr__(self, "_settings", np.array([settings[name] for name in _NAMES], dtype=np.int64))
 
     @property
     def place_dtype(self) -> DType:
@@ -119,38 +72,3 @@ class DenseRows:
             raise ValueError(f"targets reach element {tasks.reach}, but there are {len(self.spread.columns)} columns")
         if tasks.ndim != 1 or tasks.scaled or len(self.rows) != len(tasks.dst_start):
             raise ValueError("dense rows need unscaled targets of one axis, and a row for each")
-
-    def check_columns(self, tasks: ChunkTasks, named: ChunkTasks, first: int, last: int) -> None:
-        """Refuse chunks of columns, from `first` to `last`, whose targets differ from those of the elements.
-
-        Raises:
-            ValueError: they differ: a bug in the planner, not damage.
-        """
-        bounds, targets = slice(first, last + 1), slice(int(tasks.bounds[first]), int(tasks.bounds[last]))
-        alike = tasks.bounds is named.bounds or np.array_equal(tasks.bounds[bounds], named.bounds[bounds])
-        alike &= tasks.extent is named.extent or np.array_equal(tasks.extent[targets], named.extent[targets])
-        if not alike or not is_castable(named.fill.dtype, self.spread.columns.dtype, scaled=named.scaled):
-            raise ValueError("columns need the targets of their elements, and unscaled integers")
-
-    def join(self, tasks: ChunkTasks, cut: IntArray, slabs: Sequence[tuple[int, int]]) -> IntArray:
-        """Let rows whose two pieces are decoded in sequence be written as a whole; return these rows, int64[n].
-
-        Args:
-            tasks: the tasks.
-            cut: int64[n], targets that are one of two pieces of a row.
-            slabs: chunks that are processed together, as ``first:last``.
-        """
-        one, other = cut_in_two(tasks.bounds, self.rows, cut, slabs)
-        self._row_lengths[one], self._row_lengths[other] = ONE_PIECE, OTHER_PIECE
-        return self.rows[one]
-
-    def part(self, tasks: ChunkTasks, first: int, last: int) -> IntArray:
-        """Undo `join` for the chunks from `first` to `last`; return the rows, which must be zeroed now, int64[n]."""
-        targets = slice(int(tasks.bounds[first]), int(tasks.bounds[last]))
-        joined = np.flatnonzero(self._row_lengths[targets] < 0) + targets.start
-        self._row_lengths[joined] = self.lengths[self.rows[joined]]
-        return self.rows[joined]
-
-    def write(self, job: IntArray) -> None:
-        """Write the arguments of compiled code into its job."""
-        job[_PLACES] = self._settings

@@ -13,7 +13,7 @@ from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.store.decode.decoder import Scratch, ThreadsDecoder, check_run
 from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.pairs import copies, is_castable, plane_for, plane_name
-from rankwise.data.store.decode.tasks import KIND_FILL, NUM_SLOTS, SLOTS, ChunkTasks, address_of, memory_at
+from rankwise.data.store.decode.tasks import KIND_FILL, SLOTS, ChunkTasks, address_of, memory_at
 
 if TYPE_CHECKING:
     from rankwise.data.store.decode.decoder import Decoder
@@ -23,9 +23,6 @@ __all__ = ["KernelDecoder"]
 
 _FIRST_SLOT = SLOTS["first"] // 8
 _SLACK = 2**16
-_LINE_BYTES = 64  # of a cache line
-_LARGE_BYTES = 2**22  # an output that has left the caches before it is read
-_LONG_BYTES, _LONGEST_BYTES = 2**10, 2**16  # of a row: worth streaming; cast inside the caches
 
 
 class KernelDecoder:
@@ -55,7 +52,6 @@ class KernelDecoder:
         self._others: Decoder = ThreadsDecoder()
         self._planes: dict[tuple[DType, DType, bool], int] = {}
         self._addresses: dict[str, int] = {}
-        self._spreads: dict[tuple[int, DType, DType, bool], tuple[int, int]] = {}
         self.num_compiled = self.num_loaded = 0
         self._run = self._compiled_loop()
 
@@ -69,7 +65,7 @@ class KernelDecoder:
         if first == last:
             return
         self._write_job(tasks, first, last, out, scratch)
-        self._write_planes(tasks, first, last, out, scratch)
+        _write(scratch.job, plane=self._plane((stored, out.dtype, tasks.scaled)), spread=0)
         self._run(address_of(scratch.job))
 
     def _write_job(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
@@ -77,7 +73,7 @@ class KernelDecoder:
         # No encoder makes more bytes of a chunk: a longer one is damaged, and gets no memory
         most = 2 * largest + _SLACK
         longest = int(tasks.length[first:last].max(where=tasks.encoded[first:last] == 0, initial=0))
-        scratch.reserve(read_bytes=min(longest, most), decode_bytes=largest, job_slots=NUM_SLOTS)
+        scratch.reserve(read_bytes=min(longest, most), decode_bytes=largest)
         scratch.ensure_context(self._symbols.make_zstd_context, self._symbols.free_zstd_context)
         unit = tasks.fill.itemsize
         col_unit = unit if copies(tasks.fill.dtype, out.dtype, scaled=tasks.scaled) else 1
@@ -89,51 +85,23 @@ class KernelDecoder:
         scratch.job[_FIRST_SLOT : _FIRST_SLOT + len(settings)] = settings
 
     def spread(  # noqa: PLR0917
-        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch,
-        *, named: tuple[ChunkTasks, Scratch] | None = None,
-    ) -> None:  # fmt: skip
+        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch
+    ) -> None:
         """Process the chunks from `first` to `last`, into dense rows; see `Spreader.spread`."""
         dense.check(tasks, out)
         if first == last:
             return
-        self._write_cast(tasks, first, last, out, scratch)
-        beside = 0
-        if named is not None:
-            dense.check_columns(tasks, named[0], first, last)
-            self._write_cast(named[0], first, last, dense.spread.columns, named[1])
-            beside = address_of(named[1].job)
-        dense.write(scratch.job)
-        row_bytes = -(-(dense.spread.width + 1) * out.itemsize // _LINE_BYTES) * _LINE_BYTES
-        scratch.reserve_blank(4 * row_bytes)
-        blank = address_of(scratch.blank)
-        spread, weave = self._spread_loops(out.dtype, dense)
-        rows = {name: blank + at * row_bytes for at, name in enumerate(("blank", "spare", "parked", "parked_too"))}
-        _write(scratch.job, spread=spread, weave=weave, named=beside, waiting=0, **rows)
-        self._run(address_of(scratch.job))
-
-    def _write_cast(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
-        """Write a job whose targets are cast one by one into the stage, if they need a cast."""
         self._write_job(tasks, first, last, out, scratch)
         stored, plane = tasks.fill.dtype, 0
         if not copies(stored, out.dtype, scaled=False):
             plane = self._plane((stored, out.dtype, False))
             most = tasks.layout.extents[int(tasks.bounds[first]) : int(tasks.bounds[last])].max(initial=0)
-            scratch.reserve_stage(int(most) * out.itemsize)
-        _write(scratch.job, plane=plane, stage=address_of(scratch.stage), spread=0)
-
-    def _write_planes(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
-        """Choose the loops: rows of outputs larger than the caches are written past them."""
-        plane, stream = self._plane((tasks.fill.dtype, out.dtype, tasks.scaled)), 0
-        longest = _streamed_bytes(tasks, first, last, out)
-        if longest:
-            stream = self._stream()
-            if copies(tasks.fill.dtype, out.dtype, scaled=tasks.scaled):
-                plane, stream = stream, 0
-            elif longest <= _LONGEST_BYTES:
-                scratch.reserve_stage(longest)
-            else:
-                stream = 0
-        _write(scratch.job, plane=plane, stream=stream, stage=address_of(scratch.stage), spread=0)
+            scratch.reserve(stage_bytes=int(most) * out.itemsize)
+        scratch.reserve(blank_bytes=(dense.spread.width + 1) * out.itemsize)
+        spread = self._spread_loop(out.itemsize, dense.spread.columns.dtype, dense.place_dtype)
+        blank, stage = address_of(scratch.blank), address_of(scratch.stage)
+        _write(scratch.job, plane=plane, stage=stage, spread=spread, blank=blank, **dense.settings)
+        self._run(address_of(scratch.job))
 
     def _plane(self, key: tuple[DType, DType, bool]) -> int:
         if key not in self._planes:
@@ -142,37 +110,13 @@ class KernelDecoder:
             self._planes[key] = self._loop(name, lambda: plane_for(stored, wanted, scaled=scaled))
         return self._planes[key]
 
-    def _stream(self) -> int:
+    def _spread_loop(self, size: int, column: DType, place: DType) -> int:
         def make() -> PlaneLoop:
-            from rankwise.data.store.decode.planes import streamed_plane
-
-            return streamed_plane()
-
-        return self._loop("streamed", make)
-
-    def _spread_loops(self, element: DType, dense: DenseRows) -> tuple[int, int]:
-        """Return the addresses of the two loops: the general one, and a fast one for the common case."""
-        key = (element.itemsize, dense.spread.columns.dtype, dense.place_dtype, dense.spread.places is not None)
-        if key not in self._spreads:
-            self._spreads[key] = self._made_spread_loops(*key)
-        return self._spreads[key]
-
-    def _made_spread_loops(self, size: int, column: DType, place: DType, chosen: bool) -> tuple[int, int]:  # noqa: FBT001
-        kinds = tuple(getattr(np, name) for name in (f"uint{8 * size}", column.name, place.name))
-
-        def make_spread() -> PlaneLoop:
             from rankwise.data.store.decode.spread import spread_loop
 
-            return spread_loop(*kinds)
+            return spread_loop(*(getattr(np, name) for name in (f"uint{8 * size}", column.name, place.name)))
 
-        def make_weave() -> PlaneLoop:
-            from rankwise.data.store.decode.spread import weave_loop
-
-            return weave_loop(*kinds, chosen=chosen)
-
-        name = f"{size}_{column.name}_{place.name}"
-        weave = self._loop(f"weave_{name}_{'chosen' if chosen else 'all'}", make_weave)
-        return self._loop(f"spread_{name}", make_spread), weave
+        return self._loop(f"spread_{size}_{column.name}_{place.name}", make)
 
     def _loop(self, name: str, make: Callable[[], PlaneLoop]) -> int:
         """Return the address of a compiled loop, making it if necessary."""
@@ -184,8 +128,8 @@ class KernelDecoder:
             return self._addresses[name]
 
     def _compiled_loop(self) -> Callable[[int], int]:
+        from rankwise.data.store.decode.chunk_loop import run_chunks
         from rankwise.data.store.decode.machine import types
-        from rankwise.data.store.decode.placing import run_chunks
 
         address = self._compiled(run_chunks, "run_chunks", types.int64(types.int64))
         # Calls of such a function release the interpreter's lock
@@ -203,16 +147,6 @@ class KernelDecoder:
 def _write(job: IntArray, **settings: int) -> None:
     for slot, value in settings.items():
         job[SLOTS[slot] // 8] = value
-
-
-def _streamed_bytes(tasks: ChunkTasks, first: int, last: int, out: NDArray) -> int:
-    """Return the bytes of the longest row of some targets, 0 if streaming past the caches is not worth it."""
-    if out.nbytes < _LARGE_BYTES:
-        return 0
-    cols = tasks.layout.extents[int(tasks.bounds[first]) : int(tasks.bounds[last]), -1]
-    if int(cols.sum()) * out.itemsize < _LONG_BYTES * len(cols):
-        return 0
-    return int(cols.max(initial=0)) * out.itemsize
 
 
 def _fill_rows(tasks: ChunkTasks, first: int, last: int, scratch: Scratch) -> tuple[int, int]:

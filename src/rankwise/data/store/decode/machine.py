@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rankwise.data.store.decode.symbols import PREFIX
 from rankwise.data.store.decode.tasks import SLOTS
 
 __all__ = [
     "bfloat16_bits",
-    "blank64",
     "call_plane",
     "double_from_half",
     "elements",
@@ -26,15 +26,14 @@ __all__ = [
     "half_bits_of_double",
     "inlined",
     "ir",
+    "memcpy",
     "numba",
     "peek32",
-    "peek64",
-    "prefetch",
     "put",
     "put8",
     "put32",
     "real_entry",
-    "stream64",
+    "stream_bytes",
     "streamed",
     "types",
 ]
@@ -44,7 +43,8 @@ ir: Any = importlib.import_module("llvmlite.ir")
 numba: Any = importlib.import_module("numba")  # typed only in some releases
 types: Any = numba.types
 
-_Function = TypeVar("_Function", bound=Callable[..., int])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Cast = Callable[[Any], Any]
 _Emit = Callable[[Any, Any], Any]
 _I8, _I32, _I64 = (ir.IntType(bits) for bits in (8, 32, 64))
 _LINE = ir.VectorType(_I8, 64)
@@ -69,8 +69,6 @@ _WITH_PARAMETERS: dict[int, Callable[[Any], Any]] = {
     0: lambda answer: lambda _typing: answer,
     1: lambda answer: lambda _typing, _1: answer,
     2: lambda answer: lambda _typing, _1, _2: answer,
-    3: lambda answer: lambda _typing, _1, _2, _3: answer,
-    4: lambda answer: lambda _typing, _1, _2, _3, _4: answer,
     9: lambda answer: lambda _typing, _1, _2, _3, _4, _5, _6, _7, _8, _9: answer,
 }
 
@@ -87,33 +85,6 @@ def _emitted(result: Any, arguments: tuple[Any, ...], emit: _Emit) -> Callable[.
     return made
 
 
-def _slot(builder: Any, job: Any, slot: Any) -> Any:
-    return builder.inttoptr(builder.add(job, slot), _I64.as_pointer())
-
-
-def _place(builder: Any, values: Any, stored: Any = _I64) -> Any:
-    """Emit: pointer to an entry of a table, from the job, the table's slot and the entry's index."""
-    job, table, index = values[:3]
-    first = builder.load(_slot(builder, job, table), align=8)
-    return builder.gep(builder.inttoptr(first, stored.as_pointer()), [index])
-
-
-def _put_entry(bits: int) -> Callable[[int, int, int, int], None]:
-    stored = ir.IntType(bits)
-
-    def emit(builder: Any, values: Any) -> None:
-        builder.store(builder.trunc(values[3], stored), _place(builder, values, stored), align=bits // 8)
-
-    return _emitted(types.void, (_long,) * 4, emit)
-
-
-def _end(builder: Any, values: Any) -> Any:
-    job, chunk, status, detail = values
-    place = _place(builder, (job, ir.Constant(_I64, SLOTS["detail"]), chunk))
-    builder.store(detail, place, align=8)
-    return status
-
-
 def _call(builder: Any, values: Any) -> Any:
     real = ir.DoubleType()
     function = ir.FunctionType(_I64, [_I64] * 6 + [real, real])
@@ -124,25 +95,10 @@ def _load32(builder: Any, values: Any) -> Any:
     return builder.sext(builder.load(builder.inttoptr(values[0], _I32.as_pointer()), align=1), _I64)
 
 
-def _load64(builder: Any, values: Any) -> Any:
-    return builder.load(builder.inttoptr(values[0], _I64.as_pointer()), align=1)
-
-
-def _prefetch(builder: Any, values: Any) -> None:
-    pointer = builder.inttoptr(values[0], _I8.as_pointer())
-    kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
-    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
-    builder.call(function, [pointer, *(ir.Constant(_I32, setting) for setting in (0, 0, 1))])
-
-
 def _stream(builder: Any, values: Any) -> None:
     line = builder.load(builder.inttoptr(values[1], _LINE.as_pointer()), align=1)
     stored = builder.store(line, builder.inttoptr(values[0], _LINE.as_pointer()), align=64)
     stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_I32, 1)]))
-
-
-def _blank(builder: Any, values: Any) -> None:
-    builder.store(ir.Constant(_LINE, None), builder.inttoptr(values[0], _LINE.as_pointer()), align=1)
 
 
 def _elements(_typing: Any, _address: Any, element: Any) -> Any:
@@ -154,17 +110,10 @@ def _elements(_typing: Any, _address: Any, element: Any) -> Any:
     return result(_long, element), generate
 
 
-def _cast(result: Any, argument: Any, emit: _Emit) -> Callable[[Any], Any]:
-    return _emitted(result, (argument,), lambda builder, values: emit(builder, values[0]))
-
-
 def falls_of(element: Any) -> Callable[[int], int]:
     """Return a function for compiled code that checks 64 bytes of integers at any address.
 
     It returns 0 if each of them, including the first, is larger than its predecessor in memory.
-
-    Args:
-        element: a type, for example `numpy.uint16`.
     """
     dtype = np.dtype(element)
     line = ir.VectorType(ir.IntType(8 * dtype.itemsize), 64 // dtype.itemsize)
@@ -178,55 +127,87 @@ def falls_of(element: Any) -> Callable[[int], int]:
     return _emitted(_long, (_long,), emit)
 
 
-# Slots of the job, and the tables whose addresses they contain
-get: Callable[[int, int], int] = _emitted(
-    _long, (_long,) * 2, lambda builder, values: builder.load(_slot(builder, *values), align=8)
-)
-put: Callable[[int, int, int], None] = _emitted(
-    types.void, (_long,) * 3, lambda builder, values: builder.store(values[2], _slot(builder, *values[:2]), align=8)
-)
-entry: Callable[[int, int, int], int] = _emitted(
-    _long, (_long,) * 3, lambda builder, values: builder.load(_place(builder, values), align=8)
-)
-real_entry: Callable[[int, int, int], float] = _emitted(
-    types.float64,
-    (_long,) * 3,
-    lambda builder, values: builder.load(_place(builder, values, ir.DoubleType()), align=8),
-)
-put8, put32 = _put_entry(8), _put_entry(32)
-# Set the detail of a chunk and return its status
-ended: Callable[[int, int, int, int], int] = _emitted(_long, (_long,) * 4, _end)
-
-# Loads from addresses
 peek32: Callable[[int], int] = _emitted(_long, (_long,), _load32)
-peek64: Callable[[int], int] = _emitted(_long, (_long,), _load64)
-# Prefetch an address that will be written soon; harmless for invalid addresses
-prefetch: Callable[[int], None] = _emitted(types.void, (_long,), _prefetch)
 elements: Callable[[int, Any], Any] = numba.extending.intrinsic(_elements)
-# Zero 64 bytes at any address
-blank64: Callable[[int], None] = _emitted(types.void, (_long,), _blank)
 # Write 64 bytes to an aligned address past the caches: (to, from); `streamed` orders them before later writes
 stream64: Callable[[int, int], None] = _emitted(types.void, (_long,) * 2, _stream)
 streamed: Callable[[], None] = _emitted(types.void, (), lambda builder, _values: builder.fence("seq_cst"))
 call_plane: Callable[..., int] = _emitted(_long, (_long,) * 7 + (types.float64,) * 2, _call)
 
-# 16-bit floats, via the bits of wider ones
-_word32 = _cast(types.uint32, types.float32, lambda builder, value: builder.bitcast(value, _I32))
-_real32 = _cast(types.float32, types.uint32, lambda builder, bits: builder.bitcast(bits, ir.FloatType()))
-_word64 = _cast(types.uint64, types.float64, lambda builder, value: builder.bitcast(value, _I64))
-_real64 = _cast(types.float64, types.uint64, lambda builder, bits: builder.bitcast(bits, ir.DoubleType()))
-_Cast = Callable[[Any], Any]
+memcpy = external(f"{PREFIX}memcpy", _long, _long, _long, _long)
+_word, _status, _mark, _real = np.int64, np.int32, np.uint8, np.float64
+_DETAIL = SLOTS["detail"]
 
 
-def _half_casts(word: Any, word_of: _Cast, real_of: _Cast, mantissa: int, bias: int) -> tuple[_Cast, _Cast]:
+@inlined
+def get(job: int, slot: int) -> int:
+    """Return the value in a slot of a job."""
+    value: int = elements(job + slot, _word)[0]
+    return value
+
+
+@inlined
+def put(job: int, slot: int, value: int) -> int:
+    """Write the value of a slot; return 0."""
+    elements(job + slot, _word)[0] = value
+    return 0
+
+
+@inlined
+def entry(job: int, table: int, index: int) -> int:
+    """Return an entry of the int64 table whose address is in a slot."""
+    value: int = elements(get(job, table), _word)[index]
+    return value
+
+
+@inlined
+def real_entry(job: int, table: int, index: int) -> Any:
+    """Return an entry of a float64 table."""
+    return elements(get(job, table), _real)[index]
+
+
+@inlined
+def put8(job: int, table: int, index: int, value: int) -> int:
+    """Write an entry of a uint8 table; return 0."""
+    elements(get(job, table), _mark)[index] = value
+    return 0
+
+
+@inlined
+def put32(job: int, table: int, index: int, value: int) -> int:
+    """Write an entry of an int32 table; return 0."""
+    elements(get(job, table), _status)[index] = value
+    return 0
+
+
+@inlined
+def ended(job: int, chunk: int, status: int, detail: int) -> int:
+    """Set the detail of a chunk; return its status."""
+    elements(get(job, _DETAIL), _word)[chunk] = detail
+    return status
+
+
+@inlined
+def stream_bytes(target: int, source: int, num_bytes: int) -> int:
+    """Copy bytes, whole lines of the target past the caches; return 0."""
+    head = min(-target & 63, num_bytes)
+    memcpy(target, source, head)
+    target, source, rest = target + head, source + head, num_bytes - head
+    lines = rest >> 6
+    for line in range(lines):
+        stream64(target + 64 * line, source + 64 * line)
+    memcpy(target + 64 * lines, source + 64 * lines, rest & 63)
+    return 0
+
+
+def _half_casts(word: Any, real: Any, mantissa: int, bias: int) -> tuple[_Cast, _Cast]:
     """Return the casts to the 16 bits of half precision, rounded to nearest even, and back, for compiled code.
 
     All cases are computed and one is selected, so that loops vectorise; `word` truncates what numba widens to 64 bits.
 
     Args:
         word: unsigned type of the bits of a wider float, for example `numpy.uint32`.
-        word_of: returns its bits.
-        real_of: returns the float for given bits.
+        real: that float.
         mantissa: number of mantissa bits.
         bias: bias of the exponent.
     """
@@ -241,9 +222,9 @@ def _half_casts(word: Any, word_of: _Cast, real_of: _Cast, mantissa: int, bias: 
 
     @inlined
     def to_half(value: Any) -> Any:
-        own = word_of(value)
+        own = real(value).view(word)
         size = word(own & unsigned)
-        subnormal = word(word_of(real_of(size) + real_of(magic)) - magic)
+        subnormal = word(real(word(size).view(real) + word(magic).view(real)).view(word) - magic)
         odd = word(word(size >> dropped) & one)
         result = word(word(word(size - rebias) + word(rounding + odd)) >> dropped)
         result = subnormal if size < least else result
@@ -258,16 +239,17 @@ def _half_casts(word: Any, word_of: _Cast, real_of: _Cast, mantissa: int, bias: 
         own = word(half)
         size, exponent = word(word(own & size_of_half) << dropped), word(own & half_infinity)
         # a subnormal half is a mantissa at the smallest exponent, minus the leading one that it lacks
-        subnormal = word_of(real_of(word(size | least)) - real_of(least))
+        subnormal = real(word(size | least).view(real) - word(least).view(real)).view(word)
         result = subnormal if exponent == nothing else word(size + rebias)
         result = word(size | infinity) if exponent == half_infinity else result
-        return real_of(word(result | word(word(own & sign) << to_sign)))
+        return word(result | word(word(own & sign) << to_sign)).view(real)
 
     return to_half, from_half
 
 
-half_bits, float_from_half_bits = _half_casts(np.uint32, _word32, _real32, mantissa=23, bias=127)
-half_bits_of_double, double_from_half = _half_casts(np.uint64, _word64, _real64, mantissa=52, bias=1023)
+half_bits, float_from_half_bits = _half_casts(np.uint32, np.float32, mantissa=23, bias=127)
+half_bits_of_double, double_from_half = _half_casts(np.uint64, np.float64, mantissa=52, bias=1023)
+_bits = np.uint32
 _SIZE, _INFINITY, _LOWER, _UPPER, _ONE = map(np.uint32, (0x7FFFFFFF, 0x7F800000, 0x7FFF, 16, 1))
 _SIGN, _NAN = np.uint16(0x8000), np.uint16(0x7FC0)
 
@@ -275,7 +257,7 @@ _SIGN, _NAN = np.uint16(0x8000), np.uint16(0x7FC0)
 @inlined
 def bfloat16_bits(value: Any) -> Any:
     """Return the 16 bits of bfloat16 for a 32-bit float, rounded to nearest even; every NaN becomes the quiet one."""
-    own = _word32(value)
+    own = np.float32(value).view(_bits)
     size = np.uint32(own & _SIZE)
     odd = np.uint32(np.uint32(size >> _UPPER) & _ONE)
     rounded = np.uint16(np.uint32(np.uint32(size + np.uint32(_LOWER + odd)) >> _UPPER))

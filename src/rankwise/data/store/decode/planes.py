@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rankwise.data.store.decode.fetching import memcpy, stream_bytes
 from rankwise.data.store.decode.machine import (
     bfloat16_bits,
     double_from_half,
@@ -20,11 +19,12 @@ from rankwise.data.store.decode.machine import (
     float_from_half_bits,
     half_bits,
     half_bits_of_double,
+    memcpy,
     types,
 )
 
 __all__ = ["BFLOAT16", "BOOLEAN", "HALF", "NUMBER", "PLANE_SIGNATURE", "PlaneLoop", "checked_plane", "copied_plane"]
-__all__ += ["cast_plane", "streamed_plane"]
+__all__ += ["cast_plane"]
 
 # Returns whether a value does not fit; strides are in bytes, columns in elements (in bytes for copies).
 PlaneLoop = Callable[[int, int, int, int, int, int, float, float], int]
@@ -42,19 +42,6 @@ def copied_plane() -> PlaneLoop:
     ) -> int:
         for row in range(rows):
             memcpy(dst + row * dst_stride, src + row * src_stride, cols)
-        return 0
-
-    return plane
-
-
-def streamed_plane() -> PlaneLoop:
-    """Return the loop for outputs of the stored dtype that are larger than the caches."""
-
-    def plane(  # noqa: PLR0917
-        src: int, dst: int, rows: int, cols: int, src_stride: int, dst_stride: int, _scale: float, _offset: float
-    ) -> int:
-        for row in range(rows):
-            stream_bytes(dst + row * dst_stride, src + row * src_stride, cols)
         return 0
 
     return plane

@@ -43,6 +43,7 @@ def register() -> None:
         binding.add_symbol(PREFIX + name, address)
 
 
+@functools.cache
 def known_compressors() -> int:
     """Return which compressors inside Blosc frames this build supports: bit i for format i."""
     from numcodecs import blosc
@@ -62,35 +63,25 @@ def free_zstd_context(context: int) -> None:
 
 
 def _addresses() -> dict[str, int]:
-    found = {name: _address(module, name) for module, names in _EXPORTED.items() for name in names}
-    for name in _CONTEXT:
+    for name in _CONTEXT:  # called by Python only, but needed all the same
         _address("zstd", name)
     errno = "__error" if sys.platform == "darwin" else "__errno_location"
-    return (
-        found | {name: _libc_address(name) for name in ("pread", "memcpy", "memset")} | {"errno": _libc_address(errno)}
-    )
+    found = {name: _address(module, name) for module, names in _EXPORTED.items() for name in names}
+    found |= {name: _address(None, name) for name in ("pread", "memcpy", "memset")}
+    return found | {"errno": _address(None, errno)}
 
 
 @functools.cache
-def _address(module: str, name: str) -> int:
-    """Return the address of an exported function of an extension module of numcodecs."""
+def _address(module: str | None, name: str) -> int:
+    """Return the address of an exported function of an extension module of numcodecs, or (None) of the C library."""
+    where = "the C library" if module is None else f"numcodecs.{module}"
     try:
-        path = importlib.import_module(f"numcodecs.{module}").__file__
+        path = None if module is None else importlib.import_module(where).__file__
         # The module is loaded: this returns the same copy, with its dependencies
-        return _address_in(ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL), name)
-    except (ImportError, OSError, AttributeError, ValueError) as error:
-        raise SymbolsMissingError(f"numcodecs.{module} does not export {name} ({error})") from error
-
-
-def _libc_address(name: str) -> int:
-    try:
-        return _address_in(ctypes.CDLL(None), name)
-    except (OSError, AttributeError) as error:
-        raise SymbolsMissingError(f"the C library does not export {name} ({error})") from error
-
-
-def _address_in(library: ctypes.CDLL, name: str) -> int:
-    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    except (ImportError, OSError, AttributeError) as error:
+        raise SymbolsMissingError(f"{where} does not export {name} ({error})") from error
     if not address:
-        raise ValueError(f"{name} lies at address 0")
+        raise SymbolsMissingError(f"{where} does not export {name} (it lies at address 0)")
     return address

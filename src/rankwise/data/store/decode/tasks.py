@@ -22,7 +22,6 @@ __all__ = [
     "KIND_RAW",
     "KIND_ZSTD",
     "LAYOUT_FIELDS",
-    "NOT_RUN",
     "NUM_SLOTS",
     "OK",
     "OS_ERROR",
@@ -75,36 +74,26 @@ class Layout:
     strides: IntArray
 
     @classmethod
-    def of(
-        cls,
-        *,
-        chunk_shape: IntArray,
-        bounds: IntArray,
-        src_start: IntArray,
-        extent: IntArray,
-        dst_strides: IntArray,
-        itemsize: int,
-    ) -> Self:
-        """Return the layout of regions; for the tables see `ChunkTasks`."""
+    def of(cls, tasks: ChunkTasks) -> Self:
+        """Return the layout of the regions of some tasks."""
+        itemsize = tasks.fill.itemsize
         # From the last axis to the first: the number of elements between two neighbours
-        sizes = np.cumprod(chunk_shape[:, ::-1], axis=1)
-        strides = np.ones_like(chunk_shape)
+        sizes = np.cumprod(tasks.chunk_shape[:, ::-1], axis=1)
+        strides = np.ones_like(tasks.chunk_shape)
         strides[:, :-1] = sizes[:, -2::-1]
-        size = sizes[:, -1] * itemsize
-        owner = np.repeat(np.arange(len(chunk_shape)), np.diff(bounds))
-        of_targets = strides[owner]
-        first = np.einsum("ij,ij->i", src_start, of_targets) * itemsize
-        end = first + (np.einsum("ij,ij->i", extent - 1, of_targets) + 1) * itemsize
-        low, high = _per_chunk(first, end, bounds)
-        axes, extents = _merged(extent, of_targets, dst_strides)
+        of_targets = np.repeat(strides, np.diff(tasks.bounds), axis=0)
+        first = np.einsum("ij,ij->i", tasks.src_start, of_targets) * itemsize
+        end = first + (np.einsum("ij,ij->i", tasks.extent - 1, of_targets) + 1) * itemsize
+        low, high = _per_chunk(first, end, tasks.bounds)
+        axes, extents = _merged(tasks.extent, of_targets, tasks.dst_strides)
         return cls(
-            size=size,
+            size=sizes[:, -1] * itemsize,
             low=low,
             high=high,
             src_first=first,
             extents=extents,
             src_strides=np.ascontiguousarray(strides[:, axes] * itemsize),
-            strides=np.ascontiguousarray(dst_strides[axes]),
+            strides=np.ascontiguousarray(tasks.dst_strides[axes]),
         )
 
 
@@ -207,7 +196,7 @@ class ChunkTasks:
             object.__setattr__(self, "unfit", np.zeros(len(self.dst_start), dtype=np.bool_))
         self._check_tables()
         object.__setattr__(self, "reach", self._checked_reach())
-        object.__setattr__(self, "layout", self._laid_out())
+        object.__setattr__(self, "layout", Layout.of(self))
         tables = [getattr(self, name) for name in TASK_FIELDS]
         tables += [getattr(self.layout, name) for name in LAYOUT_FIELDS]
         addresses = [0 if table is None else address_of(table) for table in tables]
@@ -243,16 +232,6 @@ class ChunkTasks:
             wanted |= {"scale": ((targets,), np.float64), "offset_": ((targets,), np.float64)}
         for name, (shape, dtype) in wanted.items():
             _check_table(name, getattr(self, name), shape, dtype)
-
-    def _laid_out(self) -> Layout:
-        return Layout.of(
-            chunk_shape=self.chunk_shape,
-            bounds=self.bounds,
-            src_start=self.src_start,
-            extent=self.extent,
-            dst_strides=self.dst_strides,
-            itemsize=self.fill.itemsize,
-        )
 
     def _checked_reach(self) -> int:
         """Return the last element that is written. Everything that a compiled loop cannot check is checked here."""
@@ -290,12 +269,12 @@ _NAMES = (
     *TASK_FIELDS, *LAYOUT_FIELDS,
     # set before each run
     "first", "last", "axes", "dst_unit", "col_unit", "out", "plane", "fill_rows", "fill_step",
-    "read_buffer", "read_bytes", "decode_buffer", "context", "compressors", "stage", "stream",
+    "read_buffer", "read_bytes", "decode_buffer", "context", "compressors", "stage",
     # set before runs that write sparse rows to dense ones
-    "spread", "weave", "columns", "column_bytes", "rows", "row_lengths", "tables", "places", "num_cols", "width",
-    "marks", "named",
+    "spread", "columns", "column_bytes", "rows", "row_lengths", "tables", "places", "num_cols", "width",
+    "marks", "blank",
     # written and read by the loop for each target
-    "its_places", "its_num_cols", "elements", "blank", "spare", "waiting", "parked", "parked_too",
+    "its_places", "its_num_cols",
     # written and read by the loop for each chunk
     "source", "strided", "blosc_bytes",
 )  # fmt: skip
@@ -314,7 +293,6 @@ OUT_OF_RANGE = 6  # a value does not fit the output's integer dtype
 UNKNOWN_COMPRESSOR = 7  # inside a Blosc frame; detail: its number
 TOO_LONG = 8  # more encoded bytes than any encoder makes of a chunk; detail: the maximum
 UNKNOWN_KIND = 9  # detail: the kind
-NOT_RUN = -1  # for callers: marks chunks that no thread has reached yet
 
 _BLOSC_COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
 
@@ -325,19 +303,12 @@ def is_damage(status: int) -> bool:
 
 
 def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
-    """Return what went wrong with a chunk, in words that follow its place.
-
-    Args:
-        status: code from ``ChunkTasks.status``.
-        detail: number from ``ChunkTasks.detail``.
-        length: encoded bytes to read.
-        chunk_bytes: bytes of one decoded chunk.
-    """
+    """Return what went wrong with a chunk, in words that follow its place."""
     size = "another number of" if detail < 0 else f"{detail}"
     return {
         OK: "is well",
         CUT_SHORT: f"is truncated: {detail} of {length} bytes could be read",
-        OS_ERROR: f"cannot be read: {_system_error(status, detail)} (errno {detail})",
+        OS_ERROR: f"cannot be read: {os.strerror(detail) if status == OS_ERROR else ''} (errno {detail})",
         BAD_FRAME: f"is damaged: its decoder rejects its {length} bytes (code {detail})",
         WRONG_SIZE: f"is damaged: it decodes to {size} bytes, but a chunk has {chunk_bytes}",
         WRONG_LENGTH: f"is damaged: it has {length} bytes, but should have {size}",
@@ -345,13 +316,7 @@ def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
         UNKNOWN_COMPRESSOR: f"is compressed with {_compressor(detail)}, which this build of numcodecs does not know",
         TOO_LONG: f"is damaged: it has {length} bytes, but no encoder needs more than {detail} for a chunk",
         UNKNOWN_KIND: f"has an unknown kind {detail}",
-        NOT_RUN: "was not reached",
     }.get(status, f"failed with the unknown status {status} (detail {detail})")
-
-
-def _system_error(status: int, detail: int) -> str:
-    """Return the system's message for an errno; details of other statuses are too large for one."""
-    return os.strerror(max(detail, 0)) if status == OS_ERROR else ""
 
 
 def _compressor(number: int) -> str:

@@ -9,7 +9,7 @@ import stat
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +49,9 @@ class Standing:
 
     Behind a URL it checks once, when the first of an array's objects is missing: missing objects are the fill value
     only if the array exists. On local disks it checks at each read whether the document was written since.
-
-    Args:
-        remote: returns the reader of object stores.
     """
 
-    def __init__(self, remote: Callable[[], RemoteFiles]) -> None:
+    def __init__(self, remote: RemoteFiles) -> None:
         self._remote = remote
         self._known: dict[str, DataError | None] = {}
         self._stamps: dict[str, Stamp | None] = {}
@@ -120,7 +117,7 @@ class Standing:
                 return self._known[array.place]
         url = f"{array.place}/{'zarr.json' if array.zarr_format == _V3 else '.zarray'}"
         try:
-            found = self._remote().size(url)
+            found = self._remote.size(url)
         except DataError as error:
             return error
         gone = f"the array {array.place} was moved or deleted after it was opened: restore and reopen it"
@@ -194,7 +191,7 @@ class FileBook:
     Missing files are remembered too; if one is created later, reading it raises an error (`changed_chunks`).
 
     Args:
-        remote: returns the reader of object stores.
+        remote: the reader of object stores.
         capacity_bytes: approximate limit for the bytes of remembered indexes.
         most_files: limit for remembered files; None = as many as the bytes allow.
 
@@ -203,11 +200,7 @@ class FileBook:
     """
 
     def __init__(
-        self,
-        remote: Callable[[], RemoteFiles],
-        capacity_bytes: int = _CAPACITY_BYTES,
-        *,
-        most_files: int | None = None,
+        self, remote: RemoteFiles, capacity_bytes: int = _CAPACITY_BYTES, *, most_files: int | None = None
     ) -> None:
         self._remote = remote
         self._capacity = capacity_bytes
@@ -229,11 +222,7 @@ class FileBook:
         self.standing.forget()
 
     def recall(self, keys: Sequence[tuple[int, int]]) -> list[FileFacts | None]:
-        """Return the known facts of files, None for the others.
-
-        Args:
-            keys: serial of the array and number of the file, see `FileAddress`.
-        """
+        """Return the known facts of files, None for the others; a key is serial and number of a `FileAddress`."""
         with self._lock:
             found = [self._touch(key) for key in keys]
             self.num_recalled += sum(facts is not None for facts in found)
@@ -252,7 +241,7 @@ class FileBook:
         # From here on without the lock: this may take a second, and other threads plan other files meanwhile.
         absent = [at for at, facts in enumerate(found) if facts is None]
         far = [at for at in absent if files[at].array.is_remote]
-        for at, answer in zip(far, look_at_remote([files[k] for k in far], self._remote), strict=True):
+        for at, answer in zip(far, _look_at_remote([files[k] for k in far], self._remote), strict=True):
             found[at] = answer
         for at in absent:
             found[at] = found[at] or _caught(files[at])
@@ -287,12 +276,10 @@ class FileBook:
         self._held_bytes -= 0 if old is None else _weight(old)
         self._held[key] = facts
         self._held_bytes += _weight(facts)
-        while len(self._held) > 1 and (self._held_bytes > self._capacity or self._too_many()):
+        most = len(self._held) if self._most_files is None else self._most_files
+        while len(self._held) > 1 and (self._held_bytes > self._capacity or len(self._held) > most):
             _, old = self._held.popitem(last=False)
             self._held_bytes -= _weight(old)
-
-    def _too_many(self) -> bool:
-        return self._most_files is not None and len(self._held) > self._most_files
 
 
 def _weight(facts: FileFacts) -> int:
@@ -319,7 +306,7 @@ def _look_at(array: ArrayMeta, path: str) -> FileFacts:
     return FileFacts(path=path, size=status.st_size, identity=identity_of(status), index=index)
 
 
-def look_at_remote(files: Sequence[FileAddress], remote: Callable[[], RemoteFiles]) -> list[FileFacts | DataError]:
+def _look_at_remote(files: Sequence[FileAddress], remote: RemoteFiles) -> list[FileFacts | DataError]:
     """Return the facts of objects; the indexes of shards are requested concurrently, as far as the options allow.
 
     There is no request for an object that is one chunk before it is read.
@@ -332,7 +319,7 @@ def look_at_remote(files: Sequence[FileAddress], remote: Callable[[], RemoteFile
         if not shards:
             continue
         wanted = [(files[k].path, _layout(files[k]).num_bytes) for k in shards]
-        parts = remote().read_tails(wanted) if at_end else remote().read_heads(wanted)
+        parts = remote.read_tails(wanted) if at_end else remote.read_heads(wanted)
         for k, part in zip(shards, parts, strict=True):
             answers[k] = part if isinstance(part, DataError) else _shard_facts(files[k], part)
     return answers

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.meta.reader import read_meta
-from rankwise.data.store.meta.tree import STORES, Nodes, StoredNodes, list_arrays
+from rankwise.data.store.meta.tree import STORES, Nodes, StoredNodes, list_arrays, read_meta
 from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec, KeyEncoding
 
 __all__ = [

@@ -29,7 +29,7 @@ def array_of(node: Node) -> ArrayMeta:
     try:
         meta = parse_array(node.document, node.attributes, zarr_format=node.zarr_format)
     except UnreadableError as error:
-        name = node.names[1 if node.zarr_format == 2 else 0]
+        name = ".zarray" if node.zarr_format == 2 else "zarr.json"
         raise DataError(f"the array {node.place} cannot be read with its {name}: {error}") from error
     return replace(meta, place=node.place)
 
@@ -48,10 +48,6 @@ class KeptMetas:
 
     The documents of a local array are checked each time (one stat call in version 3, three in version 2); a
     remote one is read again after a minute.
-
-    Args:
-        capacity: number of arrays to keep.
-        clock: time in ns.
     """
 
     def __init__(self, capacity: int = 4096, clock: Callable[[], int] = time.time_ns) -> None:
@@ -67,12 +63,7 @@ class KeptMetas:
         self._lock = threading.Lock()
 
     def get(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
-        """Return the metadata of an array, from memory if they are still valid.
-
-        Args:
-            place: absolute path or URL.
-            read: reads them.
-        """
+        """Return the metadata of an array, from memory if they are still valid."""
         with self._lock:  # not while documents are read: two threads may read the same ones, and keep equal results
             kept = self._kept.get(place)
         if kept is not None and self._is_true(place, kept[1], kept[2]):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -82,10 +82,20 @@ def subset(config: dict[str, Any], allowed: set[str], what: str) -> None:
         raise UnusualError(f"{what} with {', '.join(sorted(config.keys() - allowed))}")
 
 
-_BLOSC_COMPRESSORS = {"zstd", "lz4", "lz4hc", "blosclz", "zlib"}
-_COMPRESSORS = {"zstd", "blosc", "numcodecs.zstd", "numcodecs.blosc", "numcodecs.lz4"}
-_SHUFFLES = {"noshuffle", "shuffle", "bitshuffle"}
 _Kind = Literal["raw", "zstd", "blosc", "lz4"]
+# The settings of each compressor, and which values our decoders are sure of.
+_SETTINGS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "zstd": {"level": lambda value: is_int(value) and value <= 22, "checksum": lambda value: type(value) is bool},
+    "blosc": {
+        "cname": lambda value: str(value) in {"zstd", "lz4", "lz4hc", "blosclz", "zlib"},
+        "typesize": lambda value: is_int(value) and value >= 1,
+        "clevel": lambda value: is_int(value) and 0 <= value <= 9,
+        "blocksize": lambda value: is_int(value) and value >= 0,
+    },
+    "lz4": {"acceleration": is_int},
+}
+_SHUFFLES: tuple[Any, ...] = ("noshuffle", "shuffle", "bitshuffle")
+_NUMBERED_SHUFFLES: tuple[Any, ...] = (-1, 0, 1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +130,7 @@ def v3_coding(codecs: Any, grid: tuple[int, ...], dtype: DType) -> Coding:
         raise UnusualError(f"codecs {codecs!r}")
     if _name(codecs[0]) != "sharding_indexed":
         return Coding(chunks=grid, files=grid, codec=ChunkCodec(kind=_chain(codecs, dtype)), index=None)
-    index = index_layout(codecs, grid)
-    if index is None:
-        raise UnusualError(_why_no_index(codecs))
+    index = _index_layout(codecs, grid)
     config = codecs[0]["configuration"]
     chunks = tuple(config["chunk_shape"])
     kind = _chain(config.get("codecs"), dtype)
@@ -153,12 +161,12 @@ def index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout | None:
         return None
 
 
-def _index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout | None:
-    if type(codecs) is not list or len(codecs) != 1:
-        return None
-    name, config = named(codecs[0], "codec")
+def _index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout:
+    name, config = named(_listed(codecs)[0], "codec")
     if name != "sharding_indexed":
-        return None
+        raise UnusualError(name)
+    if len(codecs) > 1:
+        raise UnusualError(f"{_name(codecs[1])} after sharding")
     subset(config, {"chunk_shape", "codecs", "index_codecs", "index_location"}, name)
     chunks = positive_ints(config.get("chunk_shape"), "inner chunk shape")
     if len(chunks) != len(grid) or any(whole % part for whole, part in zip(grid, chunks, strict=True)):
@@ -168,21 +176,15 @@ def _index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout | None:
         [("bytes", {"endian": "little"})],
         [("bytes", {"endian": "little"}), ("crc32c", {})],
     ):
-        return None
+        raise UnusualError("a shard index of another kind")
     location = config.get("index_location", "end")
     if location not in ("start", "end"):
-        return None
+        raise UnusualError(f"a shard index at {location!r}")
     return IndexLayout(
         chunks_per_shard=tuple(whole // part for whole, part in zip(grid, chunks, strict=True)),
         at_end=location == "end",
         checked=len(index_codecs) == 2,
     )
-
-
-def _why_no_index(codecs: list[Any]) -> str:
-    if len(codecs) > 1:
-        return f"{_name(codecs[1])} after sharding"
-    return "a shard index of another kind"
 
 
 def _chain(codecs: Any, dtype: DType) -> _Kind:
@@ -216,60 +218,31 @@ def _compressor(config: Any) -> _Kind:
     if type(config) is not dict or type(config.get("id")) is not str:
         raise UnusualError(f"compressor {config!r}")
     rest = {key: value for key, value in config.items() if key != "id"}
-    return _numcodec(config["id"], rest)
+    return _kind(config["id"], rest, _NUMBERED_SHUFFLES)
 
 
 def _v3_compressor(codec: dict[str, Any]) -> _Kind:
     name, config = named(codec, "codec")
-    if "configuration" not in codec and name in _COMPRESSORS:
+    plain = name.removeprefix("numcodecs.")  # the compressors of version 2
+    if name == "lz4" or plain not in _SETTINGS:
+        raise UnusualError(plain)
+    if "configuration" not in codec:
         raise UnusualError(f"{name} without a configuration")
-    if name == "zstd":
-        return _zstd(config)
+    return _kind(plain, config, _SHUFFLES if plain == name else _NUMBERED_SHUFFLES)
+
+
+def _kind(name: str, config: dict[str, Any], shuffles: tuple[Any, ...]) -> _Kind:
+    settings = _SETTINGS.get(name)
+    if settings is None:
+        raise UnusualError(name)
     if name == "blosc":
-        return _blosc(config, _SHUFFLES)
-    if name.startswith("numcodecs."):
-        return _numcodec(name.removeprefix("numcodecs."), config)
-    raise UnusualError(name)
-
-
-def _numcodec(name: str, config: dict[str, Any]) -> _Kind:
-    """Return the kind of a numcodecs codec: the compressors of version 2, which version 3 names with a prefix."""
-    if name == "zstd":
-        return _zstd(config)
-    if name == "blosc":
-        return _blosc(config, {-1, 0, 1, 2})
-    if name == "lz4":
-        return _lz4(config)
-    raise UnusualError(name)
-
-
-def _zstd(config: dict[str, Any]) -> _Kind:
-    subset(config, {"level", "checksum"}, "zstd")
-    level, checksum = config.get("level", 0), config.get("checksum", False)
-    if not is_int(level) or level > 22 or type(checksum) is not bool:
-        raise UnusualError(f"zstd with {config!r}")
-    return "zstd"
-
-
-def _blosc(config: dict[str, Any], shuffles: set[Any]) -> _Kind:
-    subset(config, {"typesize", "cname", "clevel", "shuffle", "blocksize"}, "blosc")
-    if str(config.get("cname")) not in _BLOSC_COMPRESSORS:
-        raise UnusualError(f"blosc with {config.get('cname')}")
-    typesize, blocksize = config.get("typesize", 1), config.get("blocksize", 0)
-    numbers = (typesize, blocksize, config.get("clevel"))
-    shuffle = config.get("shuffle", 1 if 1 in shuffles else "shuffle")
-    if not all(is_int(number) for number in numbers) or type(shuffle) not in {int, str} or shuffle not in shuffles:
-        raise UnusualError(f"blosc with {config!r}")
-    if typesize < 1 or blocksize < 0 or not 0 <= config["clevel"] <= 9:
-        raise UnusualError(f"blosc with {config!r}")
-    return "blosc"
-
-
-def _lz4(config: dict[str, Any]) -> _Kind:
-    subset(config, {"acceleration"}, "lz4")
-    if not is_int(config.get("acceleration", 1)):
-        raise UnusualError(f"lz4 with {config!r}")
-    return "lz4"
+        settings = settings | {"shuffle": lambda value: type(value) in {int, str} and value in shuffles}
+        config = {"cname": None, "clevel": None} | config  # required: None is none of their values
+    subset(config, set(settings), name)
+    for key, value in config.items():
+        if not settings[key](value):
+            raise UnusualError(f"{name} with {value if key == 'cname' else f'{key} {value!r}'}")
+    return cast("_Kind", name)
 
 
 def _name(codec: Any) -> Any:

@@ -22,6 +22,7 @@ __all__ = [
     "ome_attributes",
     "parse_object",
     "read_node",
+    "v2_node",
 ]
 
 _OME_KEYS = ("multiscales", "plate", "well", "labels", "omero", "bioformats2raw.layout", "series")
@@ -37,7 +38,6 @@ class Node:
         zarr_format: 2 or 3.
         document: its parsed zarr.json, .zarray or .zgroup.
         attributes: the user's attributes.
-        names: the documents that determined it, by their existence or their absence.
         consolidated: nodes below a group by path, if they come from the consolidated metadata of a group above.
     """
 
@@ -46,7 +46,6 @@ class Node:
     zarr_format: int
     document: Mapping[str, Any] = field(repr=False)
     attributes: Mapping[str, Any] = field(repr=False)
-    names: tuple[str, ...]
     consolidated: Mapping[str, Node] | None = field(default=None, repr=False)
 
 
@@ -59,19 +58,12 @@ def read_node(place: str, remote: RemoteFiles | None = None) -> Node | None:
     found = read_document(place, "zarr.json", remote)
     if found is not None:
         return node_of(place, parse_object(found, place, "zarr.json"))
-    kinds: tuple[tuple[str, Literal["array", "group"]], ...] = ((".zarray", "array"), (".zgroup", "group"))
-    for name, kind in kinds:
+    for name in (".zarray", ".zgroup"):
         found = read_document(place, name, remote)
         if found is not None:
             attributes = read_document(place, ".zattrs", remote)
-            return Node(
-                place=place,
-                kind=kind,
-                zarr_format=2,
-                document=parse_object(found, place, name),
-                attributes={} if attributes is None else parse_object(attributes, place, ".zattrs"),
-                names=("zarr.json", name, ".zattrs"),
-            )
+            own = {} if attributes is None else parse_object(attributes, place, ".zattrs")
+            return v2_node(place, name, parse_object(found, place, name), own)
     return None
 
 
@@ -115,7 +107,17 @@ def node_of(place: str, document: Mapping[str, Any]) -> Node:
         zarr_format=3,
         document=document,
         attributes=attributes or {},
-        names=("zarr.json",),
+    )
+
+
+def v2_node(place: str, name: str, document: Mapping[str, Any], attributes: Mapping[str, Any]) -> Node:
+    """Return the node for a parsed .zarray or .zgroup (`name`)."""
+    return Node(
+        place=place,
+        kind="array" if name == ".zarray" else "group",
+        zarr_format=2,
+        document=document,
+        attributes=attributes,
     )
 
 
@@ -148,9 +150,6 @@ def parse_object(found: bytes, place: str, name: str) -> dict[str, Any]:
     if type(parsed) is not dict:
         raise DataError(f"{place}/{name} holds {parsed!r:.80}, expected an object")
     return parsed
-
-
-_V2_NAMES = {".zarray": "array", ".zgroup": "group"}
 
 
 def consolidated_children(group: Node, remote: RemoteFiles | None = None) -> dict[str, Node] | None:
@@ -194,20 +193,10 @@ def _v2(group: Node, remote: RemoteFiles | None) -> dict[str, Node] | None:
     found: dict[str, Node] = {}
     for key, document in metadata.items():
         path, _, name = key.rpartition("/")
-        if path and name in _V2_NAMES:
-            found[path] = _v2_node(f"{group.place}/{path}", name, document, metadata.get(f"{path}/.zattrs", {}))
+        if path and name in (".zarray", ".zgroup"):
+            own = _checked(metadata.get(f"{path}/.zattrs", {}), ".zattrs")
+            found[path] = v2_node(f"{group.place}/{path}", name, _checked(document, name), own)
     return found
-
-
-def _v2_node(place: str, name: str, document: Any, attributes: Any) -> Node:
-    return Node(
-        place=place,
-        kind="array" if name == ".zarray" else "group",
-        zarr_format=2,
-        document=_checked(document, name),
-        attributes=_checked(attributes, ".zattrs"),
-        names=("zarr.json", name, ".zattrs"),
-    )
 
 
 def _checked(document: Any, path: str) -> Mapping[str, Any]:

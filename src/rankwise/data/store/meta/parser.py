@@ -128,11 +128,6 @@ _LARGEST = 2**63 - 1
 def parse_array(document: Mapping[str, Any], attributes: Mapping[str, Any], *, zarr_format: int) -> ArrayMeta:
     """Return the metadata of a parsed document, without a place.
 
-    Args:
-        document: of zarr.json or .zarray.
-        attributes: the user's attributes, from .zattrs or from the document itself.
-        zarr_format: 2 or 3, from the name of the file.
-
     Raises:
         UnreadableError: zarr-python rejects it, too, or such an array cannot form batches.
     """

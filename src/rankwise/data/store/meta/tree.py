@@ -1,19 +1,20 @@
-"""`Nodes`: looks up nodes, in a store or in a catalogue of stores; and lists the arrays of a group."""
+"""`Nodes`: looks up nodes, in a store or in a catalogue of stores; reads one array, lists those of a group."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 from rankwise.data.store.meta.arrays import KeptMetas, array_of
 from rankwise.data.store.meta.documents import list_folders, resolve_place
-from rankwise.data.store.meta.nodes import Node, absent, consolidated_children, natural_order, read_node
+from rankwise.data.store.meta.nodes import Node, absent, consolidated_children, natural_order, ome_attributes, read_node
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
-__all__ = ["STORES", "Nodes", "StoredNodes", "list_arrays"]
+__all__ = ["STORES", "Nodes", "StoredNodes", "describe_group", "list_arrays", "read_meta"]
 
 
 class Nodes(Protocol):
@@ -134,3 +135,68 @@ def _arrays(group: Node, nodes: Nodes, prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + name, inner
         elif inner is not None:
             yield from _arrays(inner, nodes, f"{prefix}{name}/")
+
+
+_MOST = 8
+
+
+def describe_group(group: Node, nodes: Nodes) -> str:
+    """Return a predicate for "it": "is an OME-Zarr image with the levels ...", "holds the arrays ..."."""
+    try:
+        ome = ome_attributes(group)
+        if "plate" in ome:
+            return "is an OME-Zarr plate; open its images with open_plate or iter_images"
+        if "multiscales" in ome:
+            levels = _names([dataset["path"] for dataset in ome["multiscales"][0]["datasets"]])
+            return f"is an OME-Zarr image with the levels {levels}: read one of them, or use open_image"
+        return f"holds {_inside(group, nodes)}"
+    except (DataError, KeyError, IndexError, TypeError):
+        return "holds items that cannot be listed"
+
+
+def _inside(group: Node, nodes: Nodes) -> str:
+    kinds: dict[str, list[str]] = {"arrays": [], "images": [], "groups": []}
+    for name, known in nodes.inside(group.place, group).items():
+        node = known or nodes.node(f"{group.place}/{name}")
+        if node is not None:
+            kinds[_kind(node)].append(name)
+        if sum(map(len, kinds.values())) > _MOST:
+            break
+    return "; ".join(f"the {kind} {_names(names)}" for kind, names in kinds.items() if names) or "nothing"
+
+
+def _kind(node: Node) -> str:
+    if node.kind == "array":
+        return "arrays"
+    return "images" if "multiscales" in ome_attributes(node) else "groups"
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:_MOST])) + (", ..." if len(names) > _MOST else "")
+
+
+def read_meta(uri: str | os.PathLike[str], *, nodes: Nodes = STORES) -> ArrayMeta:
+    """Return the metadata of one array.
+
+    They are cached, and read again if a document has changed.
+
+    Args:
+        uri: folder of the array, or URL.
+        nodes: where to look, instead of the stores themselves: a `Catalogue`, or `StoredNodes` with your own options
+            for URLs.
+
+    Raises:
+        DataError: there is no array (the message says what there is instead), or its metadata are damaged, or neither
+            we nor zarr-python understand them.
+        MissingExtraError: they need zarr-python, or the URL needs obstore, which is not installed.
+    """
+    return nodes.kept(resolve_place(uri), partial(_read, nodes))
+
+
+def _read(nodes: Nodes, place: str) -> ArrayMeta:
+    node = nodes.node(place)
+    if node is None:
+        raise nodes.missing(place)
+    if node.kind == "group":
+        raise DataError(f"{place} is a Zarr group, not an array; it {describe_group(node, nodes)}")
+    return nodes.array(node)

@@ -4,47 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import Node, ome_attributes
-from rankwise.data.store.meta.reader import describe_group
-from rankwise.data.store.meta.tree import STORES, Nodes
+from rankwise.data.store.meta.tree import STORES, Nodes, describe_group
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.attributes import Axis, compose, plain_axes, read_axes, take, take_list
 from rankwise.errors import DataError
 
-__all__ = ["Image", "ImageLevel", "image_of", "label_names", "open_image", "open_label", "set_state", "state_of"]
+__all__ = ["Image", "ImageLevel", "image_of", "open_image", "set_state", "state_of"]
 
 _ROUNDING = 1.001  # scales are written with rounding
-
-
-def choose_level(image: Image, spacing: float | Sequence[float] | Mapping[str, float]) -> int:
-    """Return the index of the coarsest level that is at least as fine as requested; see `Image.level_for`."""
-    wanted = _by_axis(image, spacing)
-    if not all(distance > 0 for distance in wanted.values()):
-        raise DataError(f"a spacing must be above 0, got {spacing!r} for the image {image.place}")
-    fine = [
-        number
-        for number, level in enumerate(image.levels)
-        if all(level.scale[axis] <= distance * _ROUNDING for axis, distance in wanted.items())
-    ]
-    return max(fine, default=0)
-
-
-def _by_axis(image: Image, spacing: float | Sequence[float] | Mapping[str, float]) -> dict[int, float]:
-    if isinstance(spacing, Mapping):
-        return {image.axis(name): distance for name, distance in spacing.items()}
-    axes = image.spatial
-    values = [spacing] * len(axes) if isinstance(spacing, int | float) else list(spacing)
-    if len(values) != len(axes):
-        names = ", ".join(image.axes[axis].name for axis in axes) or "none"
-        raise DataError(
-            f"the image {image.place} has {len(axes)} axes of space ({names}) and needs one spacing for each; "
-            f"got {spacing!r}"
-        )
-    return dict(zip(axes, values, strict=True))
 
 
 def state_of(value: Any) -> dict[str, Any]:
@@ -160,7 +132,26 @@ class Image:
         Raises:
             DataError: there is no such axis, or the number of values is not that of the spatial axes.
         """
-        return choose_level(self, spacing)
+        if isinstance(spacing, Mapping):
+            wanted = {self.axis(name): distance for name, distance in spacing.items()}
+        else:
+            axes = self.spatial
+            values = [spacing] * len(axes) if isinstance(spacing, int | float) else list(spacing)
+            if len(values) != len(axes):
+                names = ", ".join(self.axes[axis].name for axis in axes) or "none"
+                raise DataError(
+                    f"the image {self.place} has {len(axes)} axes of space ({names}) and needs one spacing for each; "
+                    f"got {spacing!r}"
+                )
+            wanted = dict(zip(axes, values, strict=True))
+        if not all(distance > 0 for distance in wanted.values()):
+            raise DataError(f"a spacing must be above 0, got {spacing!r} for the image {self.place}")
+        fine = [
+            number
+            for number, level in enumerate(self.levels)
+            if all(level.scale[axis] <= distance * _ROUNDING for axis, distance in wanted.items())
+        ]
+        return max(fine, default=0)
 
     def labels(self) -> tuple[str, ...]:
         """Return the names of the label images of this image; reads one document.
@@ -168,7 +159,13 @@ class Image:
         Raises:
             DataError: the list of labels is damaged.
         """
-        return label_names(self.place, self.nodes)
+        node = self.nodes.node(f"{self.place}/labels")
+        if node is None or node.kind == "array":
+            return ()
+        names = take_list(ome_attributes(node), "labels", f"the group {node.place}", default=[])
+        if not all(isinstance(name, str) for name in names):
+            raise DataError(f"'labels' of the group {node.place} are {names!r:.80}, expected a list of names")
+        return tuple(name.strip("/") for name in names)
 
     def label(self, name: str) -> Image:
         """Return a label image.
@@ -176,7 +173,11 @@ class Image:
         Raises:
             DataError: there is no such label image, or it is damaged.
         """
-        return open_label(self.place, name, self.nodes)
+        node = self.nodes.node(f"{self.place}/labels/{name}")
+        if node is None:
+            names = ", ".join(map(repr, self.labels())) or "none"
+            raise DataError(f"the image {self.place} has no label image {name!r}; its labels are: {names}")
+        return image_of(node, self.nodes)
 
 
 def open_image(uri: str | os.PathLike[str], *, multiscale: int = 0, nodes: Nodes = STORES) -> Image:
@@ -277,13 +278,11 @@ def _relative(levels: list[ImageLevel]) -> tuple[ImageLevel, ...]:
     """Derive scales from the shapes, relative to the finest level; for versions before 0.4, which have none."""
     first = levels[0].array.shape
     return tuple(
-        ImageLevel(
-            path=level.path,
-            array=level.array,
+        replace(
+            level,
             scale=tuple(
                 s * fine / max(1, own) for s, fine, own in zip(level.scale, first, level.array.shape, strict=True)
             ),
-            translation=level.translation,
         )
         for level in levels
     )
@@ -299,31 +298,3 @@ def _channels(ome: Mapping[str, Any], place: str) -> tuple[str, ...]:
     omero = take(ome, "omero", (dict, type(None)), place, default=None)
     found = take_list(omero, "channels", where, default=[]) if omero else []
     return tuple(str(take(one, "label", (str, int, type(None)), where, default="") or "") for one in found)
-
-
-def label_names(place: str, nodes: Nodes) -> tuple[str, ...]:
-    """Return the names of the label images of the image at a place.
-
-    Raises:
-        DataError: the list of labels is damaged.
-    """
-    node = nodes.node(f"{place}/labels")
-    if node is None or node.kind == "array":
-        return ()
-    names = take_list(ome_attributes(node), "labels", f"the group {node.place}", default=[])
-    if not all(isinstance(name, str) for name in names):
-        raise DataError(f"'labels' of the group {node.place} are {names!r:.80}, expected a list of names")
-    return tuple(name.strip("/") for name in names)
-
-
-def open_label(place: str, name: str, nodes: Nodes) -> Image:
-    """Return a label image of the image at a place.
-
-    Raises:
-        DataError: there is no such label image, or it is damaged.
-    """
-    node = nodes.node(f"{place}/labels/{name}")
-    if node is None:
-        names = ", ".join(map(repr, label_names(place, nodes))) or "none"
-        raise DataError(f"the image {place} has no label image {name!r}; its labels are: {names}")
-    return image_of(node, nodes)

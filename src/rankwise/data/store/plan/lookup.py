@@ -90,14 +90,7 @@ def locate(
 def _facts_of(
     arrays: list[ArrayMeta], keys: list[tuple[int, int]], coords: IntArray, book: FileBook
 ) -> tuple[list[FileFacts], dict[int, LookupFailure]]:
-    """Return the facts of files, and the failures of some of them.
-
-    Args:
-        arrays: the array of each file.
-        keys: serial of the array and number of each file.
-        coords: int64[F, ndim], coordinates of each file.
-        book: facts about files.
-    """
+    """Return the facts of files, and the failures of some of them."""
     found: list[FileFacts | DataError | OSError | None] = [*book.recall(keys)]
     new = [k for k, facts in enumerate(found) if facts is None]
     addresses = [
@@ -108,9 +101,15 @@ def _facts_of(
         found[k] = answer
     files: list[FileFacts] = []
     failures: dict[int, LookupFailure] = {}
-    there = _StillThere(book)
-    for k, (array, seen) in enumerate(zip(arrays, found, strict=True)):
-        facts = seen if isinstance(seen, FileFacts) and seen.exists else there.checked(array, seen)
+    there: set[str] = set()  # arrays that exist
+    for k, array in enumerate(arrays):
+        facts = found[k]
+        if isinstance(facts, FileFacts) and not facts.exists and array.place not in there:
+            gone = _gone(array, book)
+            if gone is None:
+                there.add(array.place)
+            else:
+                facts = gone
         if not isinstance(facts, FileFacts):
             path = f"{array.place}/{array.keys.key(tuple(coords[k].tolist()))}"
             failures[k] = _failure(path, facts)
@@ -174,28 +173,13 @@ def _cut(path: str) -> LookupFailure:
     )
 
 
-class _StillThere:
-    """Missing files are the fill value only if the array itself exists: it may have been moved or unmounted."""
-
-    def __init__(self, book: FileBook) -> None:
-        self._book = book
-        self._seen: set[str] = set()
-
-    def checked(
-        self, array: ArrayMeta, answer: FileFacts | DataError | OSError | None
-    ) -> FileFacts | DataError | OSError | None:
-        """Return the facts of a file, or an error if it is missing because the whole array is."""
-        place = array.place
-        if not isinstance(answer, FileFacts) or answer.exists or place in self._seen:
-            return answer
-        if array.is_remote:
-            return self._book.standing.trouble(array) or answer
-        if not any((Path(place) / name).exists() for name in ("zarr.json", ".zarray")):
-            return FileNotFoundError(
-                f"the array {place} was moved, deleted or unmounted after it was opened: restore it"
-            )
-        self._seen.add(place)
-        return answer
+def _gone(array: ArrayMeta, book: FileBook) -> DataError | OSError | None:
+    """Return the error of an array that was moved or unmounted; else its missing files are the fill value."""
+    if array.is_remote:
+        return book.standing.trouble(array)
+    if any((Path(array.place) / name).exists() for name in ("zarr.json", ".zarray")):
+        return None
+    return FileNotFoundError(f"the array {array.place} was moved, deleted or unmounted after it was opened: restore it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

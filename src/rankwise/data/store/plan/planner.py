@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxRequest
 from rankwise.data.store.files import FileBook
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan.grids import Pieces, any_axis, different, expand, grid_of, ravel
 from rankwise.data.store.plan.lookup import BoxPlan, ChunkTable, Located, OddBox, TargetTable, locate
-from rankwise.data.store.plan.rows import RowCut, cut_rows
 from rankwise.data.store.shard import MISSING
 
 __all__ = ["make_plan", "name_lacking"]
@@ -37,9 +36,6 @@ def make_plan(
     twin = None if like is None or not _same_boxes(request, like) else _twin(request, like, book, serial)
     if twin is not None:
         return twin
-    cut = cut_rows(request)
-    if cut is not None:
-        return _row_plan(request, cut, book, serial)
     shapes = _by_box(request, "shape")
     high = request.starts + request.extents
     outside = any_axis((request.starts < 0) | (high > shapes))
@@ -49,46 +45,30 @@ def make_plan(
     high[odd] = low[odd]  # an odd box has no pieces of its own
     pieces = expand(low, high, _by_box(request, "chunks"))
     chunks, targets, located = _tables(request, pieces, book, serial)
+    odd_boxes = tuple(_odd_box(request, int(box), book, serial) for box in np.flatnonzero(odd))
+    return _finished(request, chunks, targets, located, filled=outside & ~odd, odd=odd_boxes)
+
+
+def _finished(
+    request: BoxRequest,
+    chunks: ChunkTable,
+    targets: TargetTable,
+    located: Located,
+    *,
+    filled: BoolArray,
+    odd: tuple[OddBox, ...] = (),
+) -> BoxPlan:
+    sizes: NDArray = np.array([meta.chunk_bytes for meta in request.arrays], dtype=np.int64)
     return BoxPlan(
         request=request,
         files=located.files,
         chunks=chunks,
         targets=targets,
-        filled=outside & ~odd,
-        odd=tuple(_odd_box(request, int(box), book, serial) for box in np.flatnonzero(odd)),
+        filled=filled,
+        odd=odd,
         failed=_failed(located, chunks, targets),
         read_bytes=int(chunks.length[chunks.length > 0].sum()),
-        decode_bytes=_decode_bytes(request, chunks),
-    )
-
-
-def _row_plan(request: BoxRequest, cut: RowCut, book: FileBook, serial: Callable[[ArrayMeta], int]) -> BoxPlan:
-    """Return the plan for boxes that are whole rows."""
-    coords = cut.coords
-    located = locate(request.arrays, cut.array, coords, book, serial)
-    order = np.lexsort((located.offset, located.file, located.offset < 0))
-    chunks = ChunkTable(
-        array=cut.array[order],
-        number=cut.number[order],
-        coords=coords[order],
-        file=located.file[order],
-        offset=located.offset[order],
-        length=located.length[order],
-    )
-    return _finished(request, chunks, cut.targets(order), located)
-
-
-def _finished(request: BoxRequest, chunks: ChunkTable, targets: TargetTable, located: Located) -> BoxPlan:
-    return BoxPlan(
-        request=request,
-        files=located.files,
-        chunks=chunks,
-        targets=targets,
-        filled=np.zeros(len(request), dtype=np.bool_),
-        odd=(),
-        failed=_failed(located, chunks, targets),
-        read_bytes=int(chunks.length[chunks.length > 0].sum()),
-        decode_bytes=_decode_bytes(request, chunks),
+        decode_bytes=int(sizes[chunks.array[chunks.offset >= 0]].sum()),
     )
 
 
@@ -108,7 +88,7 @@ def _twin(request: BoxRequest, like: BoxPlan, book: FileBook, serial: Callable[[
     if not _ascending(keys):
         return None
     chunks = replace(like.chunks, file=located.file, offset=located.offset, length=located.length)
-    return _finished(request, chunks, like.targets, located)
+    return _finished(request, chunks, like.targets, located, filled=like.filled)
 
 
 def _ascending(keys: tuple[NDArray, ...]) -> bool:
@@ -162,11 +142,6 @@ def _targets(request: BoxRequest, pieces: Pieces, chunk: IntArray, num_chunks: i
         extent=pieces.extent[by_chunk],
         dst_start=at[by_chunk],
     )
-
-
-def _decode_bytes(request: BoxRequest, chunks: ChunkTable) -> int:
-    sizes: NDArray = np.array([meta.chunk_bytes for meta in request.arrays], dtype=np.int64)
-    return int(sizes[chunks.array[chunks.offset >= 0]].sum())
 
 
 def _failed(located: Located, chunks: ChunkTable, targets: TargetTable) -> tuple[BoxError, ...]:

@@ -64,20 +64,8 @@ class ZarrView(Store):
         url = self._below(key)
         return await self._on_worker(lambda requests: read_size(requests, url)) is not None
 
-    @property
-    def supports_writes(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def supports_deletes(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def supports_partial_writes(self) -> Literal[False]:
-        """False."""
-        return False
+    supports_writes = supports_deletes = False
+    supports_partial_writes: Literal[False] = False
 
     @property
     def supports_listing(self) -> bool:

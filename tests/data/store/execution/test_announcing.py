@@ -8,7 +8,7 @@ import zarr
 from zarr.codecs import GzipCodec, ZstdCodec
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.reading import failures
+from rankwise.data.store.execution import failures
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rankwise.data.contract import NDArray
-from rankwise.data.store.adopting import AdoptedArrays
+from rankwise.data.store.adoption import AdoptedArrays
+from rankwise.data.store.files import Standing
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.data.store.zarr_python import plain_codecs
@@ -29,21 +29,15 @@ class SlowArrays:
     the contents of shards go through the configured pipeline, because zarr-python uses it there.
 
     Args:
-        remote: returns the reader of object stores.
+        remote: the reader of object stores.
         adopted: arrays in zarr-python's own stores.
-        trouble: returns the error of a whole array behind a URL; called when one of its objects is missing.
+        standing: knows the error of a whole array behind a URL; asked when one of its objects is missing.
     """
 
-    def __init__(
-        self,
-        remote: Callable[[], RemoteFiles],
-        adopted: AdoptedArrays | None = None,
-        *,
-        trouble: Callable[[ArrayMeta], DataError | None] = lambda _: None,
-    ) -> None:
+    def __init__(self, remote: RemoteFiles, adopted: AdoptedArrays, standing: Standing) -> None:
         self._remote = remote
-        self._trouble = trouble
-        self._adopted = AdoptedArrays() if adopted is None else adopted
+        self._adopted = adopted
+        self._standing = standing
         self._opened: OrderedDict[int, Any] = OrderedDict()
         # Also held while an array is opened: the crew's threads meet its first chunks together, and each would read its
         # documents. `plain_codecs` takes its lock inside; it never calls back here.
@@ -90,13 +84,13 @@ class SlowArrays:
     def _store(self, array: ArrayMeta) -> Any:
         from zarr.storage import LocalStore, StorePath
 
-        from rankwise.data.store.reading.checked_reads import CheckedStore
+        from rankwise.data.store.execution.checked_reads import CheckedStore
 
         adopted = self._adopted.get(array.place)
         if adopted is not None:
             return StorePath(CheckedStore(adopted.store), adopted.path)
         if array.is_remote:
-            return CheckedStore(self._remote().zarr_store(array.place), trouble=partial(self._trouble, array))
+            return CheckedStore(self._remote.zarr_store(array.place), trouble=partial(self._standing.trouble, array))
         return CheckedStore(LocalStore(array.place, read_only=True))
 
 

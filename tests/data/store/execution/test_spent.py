@@ -5,7 +5,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.reading.admission import used_up
+from rankwise.data.store.execution.admission import used_up
 
 ROWS, CHUNK, COLS = 64, 8, 4
 

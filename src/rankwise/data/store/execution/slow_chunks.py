@@ -11,11 +11,11 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes import converted
+from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
+from rankwise.data.store.execution.slabs import chunk_keys
+from rankwise.data.store.execution.tools import ReaderStats, Tools
 from rankwise.data.store.files import PAUSES_S, is_passing, local_identity
 from rankwise.data.store.plan import BoxPlan
-from rankwise.data.store.reading.failures import REPLACED, ChunkFailure
-from rankwise.data.store.reading.slabs import chunk_keys
-from rankwise.data.store.reading.tools import ReaderStats, Tools
 from rankwise.errors import DataError
 
 __all__ = ["SlowChunks"]
@@ -25,14 +25,7 @@ _NO_MEMORY = "cannot be decoded: there is not enough memory"
 
 
 class SlowChunks:
-    """Chunks that zarr-python decodes one by one, and NumPy copies to their places.
-
-    Args:
-        plan: the plan.
-        chosen: int64[n], which of its chunks.
-        out: [B, *shape], C-contiguous.
-        tools: shared by all runs.
-    """
+    """Chunks that zarr-python decodes one by one, and NumPy copies to their places."""
 
     def __init__(self, plan: BoxPlan, chosen: IntArray, out: NDArray, tools: Tools) -> None:
         self._plan = plan

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,18 +54,12 @@ def cut_slabs(
     return [(first, last) for _, first, last in sorted(slabs)]
 
 
-_MOST_OBJECTS = 2**14  # each has a document
-_MOST_PLACES = 2**17
+_MOST_ARRAYS = 2**17
 _numbers = itertools.count()  # never reused, so an old cache entry is never taken for a new array
 
 
 def chunk_keys(serial: int, numbers: IntArray) -> list[int]:
-    """Return keys for chunks of an array: integers, because the garbage collector would visit tuples repeatedly.
-
-    Args:
-        serial: number of the array.
-        numbers: int64[n], number of each chunk in it.
-    """
+    """Return keys for chunks of an array: integers, because the garbage collector would visit tuples repeatedly."""
     base = serial << 64
     return [base | number for number in numbers.tolist()]
 
@@ -74,37 +67,25 @@ def chunk_keys(serial: int, numbers: IntArray) -> list[int]:
 class Serials:
     """Remembers the numbers of the most recently used arrays; thread-safe."""
 
-    def __init__(self, most_objects: int = _MOST_OBJECTS, most_places: int = _MOST_PLACES) -> None:
-        self._limits = most_objects, most_places
+    def __init__(self, most: int = _MOST_ARRAYS) -> None:
+        self._most = most
         self._lock = threading.Lock()
-        self._by_object: OrderedDict[int, tuple[ArrayMeta, int]] = OrderedDict()
-        self._by_value: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def of(self, array: ArrayMeta) -> int:
         """Return the number of an array; equal for equal places and metadata while it is remembered."""
+        value = (array.place, array.fingerprint)
         with self._lock:
-            known = self._by_object.get(id(array))
-            if known is None:
-                value = (array.place, array.fingerprint)
-                serial = self._by_value.pop(value, None)
-                self._by_value[value] = next(_numbers) if serial is None else serial
-                known = self._by_object[id(array)] = array, self._by_value[value]  # held, so that its id is not reused
-                _cut(self._by_value, self._limits[1])
-                _cut(self._by_object, self._limits[0])
-            else:
-                self._by_object.move_to_end(id(array))
-            return known[1]
+            serial = self._known.pop(value, None)
+            self._known[value] = next(_numbers) if serial is None else serial
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+            return self._known[value]
 
     def forget(self) -> None:
         """Give every array a new number from now on."""
         with self._lock:
-            self._by_object.clear()
-            self._by_value.clear()
-
-
-def _cut(known: OrderedDict[Any, Any], most: int) -> None:
-    while len(known) > most:
-        known.popitem(last=False)
+            self._known.clear()
 
 
 def settled(states: npt.NDArray[np.uint8], plan: BoxPlan, cut: IntArray, spread: Spread) -> npt.NDArray[np.uint8]:

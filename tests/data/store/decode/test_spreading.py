@@ -1,4 +1,4 @@
-"""Dense rows that are written while the next ones are put together: what NumPy makes of them, byte for byte."""
+"""Dense rows put together in memory that stays in the caches: what NumPy makes of them, byte for byte."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.store import Spread
-from rankwise.data.store.boxes import OUTSIDE, TWICE
-from rankwise.data.store.decode import KIND_FILL, KIND_RAW, ChunkTasks, Scratch, address_of
+from rankwise.data.store.boxes import OUTSIDE
+from rankwise.data.store.decode import KIND_RAW, ChunkTasks, Scratch, address_of
 from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.kernel import KernelDecoder
 
@@ -18,13 +18,13 @@ def kernel():
 
 
 @pytest.fixture(scope="module")
-def scratches():
+def scratch():
     """Memory that all cases use one after the other: none may leave anything in it."""
-    with Scratch() as own, Scratch() as other:
-        yield own, other
+    with Scratch() as own:
+        yield own
 
 
-def raw_tasks(values, lengths, chunk, *, kind=KIND_RAW):
+def raw_tasks(values, lengths, chunk):
     """Uncompressed chunks in memory, and the pieces of rows in them, each a target; their rows as well."""
     ends = np.cumsum(lengths)
     edges = np.unique(np.concatenate([[0], ends, np.arange(0, ends[-1], chunk), ends[-1:]])).astype(np.int64)
@@ -35,7 +35,7 @@ def raw_tasks(values, lengths, chunk, *, kind=KIND_RAW):
     nothing = np.zeros(num, dtype=np.int64)
     tasks = ChunkTasks(
         fd=nothing - 1, offset=nothing, length=np.full(num, chunk * values.itemsize), decoded=nothing, keep=nothing,
-        encoded=address_of(padded) + np.arange(num) * chunk * values.itemsize, kind=np.full(num, kind),
+        encoded=address_of(padded) + np.arange(num) * chunk * values.itemsize, kind=np.full(num, KIND_RAW),
         fill=np.zeros(1, dtype=values.dtype), chunk_shape=np.full((num, 1), chunk),
         bounds=np.searchsorted(begin // chunk, np.arange(num + 1)).astype(np.int64),
         src_start=(begin % chunk)[:, None], extent=count[:, None], dst_start=begin,
@@ -54,16 +54,14 @@ class Case:
         self.columns = np.concatenate([np.sort(row) if order == "rising" else row for row in named]).astype(column)
         self.values = rng.integers(1, 250, len(self.columns)).astype(element)
         self.tasks, self.rows, self.held = raw_tasks(self.values, self.lengths, chunk)
-        self.named, _, self.also_held = raw_tasks(self.columns, self.lengths, chunk)
         genes = rng.permutation(num_cols)[:width]
         places = np.full(num_cols, width, dtype=np.int32)
         places[genes] = np.arange(width)
         whole = np.zeros((len(self.lengths), num_cols), dtype=element)
         whole[np.repeat(np.arange(len(self.lengths)), self.lengths), self.columns] = self.values
         self.truth = whole[:, genes] if chosen else whole
-        self.memory = np.zeros(len(self.columns), dtype=self.columns.dtype)
         self.spread = Spread(
-            columns=self.memory, num_cols=(num_cols,), width=width, places=(places,) if chosen else None
+            columns=self.columns, num_cols=(num_cols,), width=width, places=(places,) if chosen else None
         )
 
     def dense(self):
@@ -73,7 +71,7 @@ class Case:
             marks=np.zeros(num, dtype=np.uint8),
         )  # fmt: skip
 
-    def run(self, kernel, scratches, *, beside=True, shift=0):
+    def run(self, kernel, scratch, *, shift=0):
         """Dense rows that begin so many elements behind a line of the caches, and what was noticed."""
         size, element = self.truth.size, self.values.dtype
         block = np.full((size + 64) * element.itemsize + 64, 0xA5, dtype=np.uint8)
@@ -82,12 +80,11 @@ class Case:
         pieces = np.bincount(self.rows, minlength=len(self.lengths))
         out[pieces != 1] = 0
         dense = self.dense()
-        named = (self.named, scratches[1]) if beside else None
-        kernel.spread(self.tasks, dense, 0, len(self.tasks), out, scratches[0], named=named)
+        kernel.spread(self.tasks, dense, 0, len(self.tasks), out, scratch)
         assert not self.tasks.status.any()
         around = np.concatenate([block[:first], block[first + out.nbytes :]])
         assert (around == 0xA5).all()
-        assert not scratches[0].blank.any()
+        assert not scratch.blank.any()
         return out, dense.marks
 
 
@@ -105,54 +102,22 @@ PLACES = st.tuples(st.integers(0, 63), st.integers(0, 900))
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chosen=CASES, seed=st.integers(0, 2**32), at=PLACES)
-def test_rows_are_those_of_numpy(kernel, scratches, chosen, seed, at):
+def test_rows_are_those_of_numpy(kernel, scratch, chosen, seed, at):
     """Whatever the width, the place in memory, the order of columns and of chosen genes, and the edges of chunks."""
     case = Case(np.random.default_rng(seed), num_cols=chosen["width"] + at[1], **chosen)
-    out, marks = case.run(kernel, scratches, shift=at[0])
+    out, marks = case.run(kernel, scratch, shift=at[0])
     np.testing.assert_array_equal(out, case.truth)
     assert not (marks & OUTSIDE).any()
 
 
 @pytest.mark.parametrize("chosen", [False, True])
 @pytest.mark.parametrize("width", [65_535, 65_536])
-def test_very_wide_rows(kernel, scratches, width, chosen):
+def test_very_wide_rows(kernel, scratch, width, chosen):
     """Places are numbers of 16 bits as long as all fit, that of columns that are left out included; then of 32."""
     case = Case(
         np.random.default_rng(0), width=width, num_cols=width + 500 * chosen, element="f4", column="i4", chunk=5000,
         chosen=chosen,
     )  # fmt: skip
-    out, _ = case.run(kernel, scratches)
+    out, _ = case.run(kernel, scratch)
     assert case.dense().place_dtype == (np.uint16 if width < 65_536 else np.int32)
     np.testing.assert_array_equal(out, case.truth)
-
-
-def test_columns_in_memory_give_the_same(kernel, scratches):
-    """Those that were decoded before, and those that are decoded beside."""
-    options = {"width": 100, "num_cols": 400, "element": "f4", "column": "u2", "chunk": 300}
-    found = []
-    for beside in (True, False):
-        case = Case(np.random.default_rng(5), **options)
-        if not beside:
-            case.memory[:] = case.columns
-        found.append(case.run(kernel, scratches, beside=beside))
-    np.testing.assert_array_equal(found[0][0], found[1][0])
-    np.testing.assert_array_equal(found[0][1], found[1][1])
-
-
-def test_columns_of_chunks_that_are_missing_are_kept(kernel, scratches):
-    """They are all 0: who asks whether elements were lost counts them, and finds them in the memory for columns."""
-    options = {"width": 30, "num_cols": 30, "element": "f4", "column": "u2", "chunk": 100_000}
-    case = Case(np.random.default_rng(1), **options, chosen=False)
-    case.memory[:] = 9
-    case.named, _, case.also_held = raw_tasks(case.columns, case.lengths, 100_000, kind=KIND_FILL)
-    _, marks = case.run(kernel, scratches)
-    assert not case.memory.any()
-    assert ((marks & TWICE) != 0).tolist() == (case.lengths > 1).tolist()
-
-
-def test_targets_of_columns_are_those_of_elements(kernel, scratches):
-    """Others are a bug, and are refused before anything is touched."""
-    case = Case(np.random.default_rng(2), width=8, num_cols=30, element="f4", column="u2", chunk=64)
-    case.named, _, case.also_held = raw_tasks(case.columns, case.lengths, 128)
-    with pytest.raises(ValueError, match="targets of their elements"):
-        case.run(kernel, scratches)

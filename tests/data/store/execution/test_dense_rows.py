@@ -1,4 +1,4 @@
-"""Elements and their columns, decoded chunk by chunk one beside the other."""
+"""Elements and their columns, slab by slab."""
 
 from pathlib import Path
 
@@ -8,8 +8,6 @@ import zarr
 
 from rankwise.data.store import BoxReader, BoxRequest, Runs, Spread, read_meta
 from rankwise.data.store.boxes import TWICE
-from rankwise.data.store.decode.kernel import KernelDecoder
-from rankwise.data.store.reading.fast import FastChunks
 
 NUM_COLS, NUM_ROWS, CHUNK = 200, 40, 256
 UNTOUCHED = 0xA5A5
@@ -74,41 +72,9 @@ def compiled(monkeypatch):
     monkeypatch.setenv("RANKWISE_DECODER", "kernel")
 
 
-def test_columns_of_whole_rows_go_through_no_memory(held):
-    """They are looked at where they were decoded; only those of rows that are cut by the edge of a chunk are kept."""
-    rows = np.random.default_rng(0).permutation(NUM_ROWS)
-    with BoxReader(cache=0, threads=2) as reader:
-        out, reports, states, came = held.spread(reader, rows)
-    np.testing.assert_array_equal(out, held.truth[rows])
-    assert all(report.valid.all() for report in reports)
-    assert not states.any()
-    assert len(held.cut) > 2
-    for row, columns in zip(rows.tolist(), came, strict=True):
-        wanted = held.columns[held.begin[row] :][: held.lengths[row]] if row in held.cut else UNTOUCHED
-        assert (columns == wanted).all()
-
-
-def answers_of(monkeypatch, name):
-    """What a method of `FastChunks` returns from now on, call by call."""
-    answers, real = [], getattr(FastChunks, name)
-
-    def watched(*arguments):
-        answers.append(real(*arguments))
-        return answers[-1]
-
-    monkeypatch.setattr(FastChunks, name, watched)
-    return answers
-
-
-@pytest.fixture
-def joined(monkeypatch):
-    """Rows of two pieces that are put together before they are written, in the order of requests."""
-    return answers_of(monkeypatch, "join")
-
-
-@pytest.mark.parametrize(("chunk", "all_of_them"), [(CHUNK, True), (25, False), (7, False)])
-def test_rows_of_two_pieces_are_put_together(tmp_path, joined, chunk, all_of_them):
-    """All that one thread meets both pieces of; those of more pieces, and those asked for again, are right as well."""
+@pytest.mark.parametrize("chunk", [CHUNK, 25, 7])
+def test_rows_of_several_pieces_are_right(tmp_path, chunk):
+    """Rows that lie in two chunks or more, and those asked for again."""
     held = Held(tmp_path, chunk=chunk)
     rows = np.random.default_rng(0).permutation(np.tile(np.arange(NUM_ROWS), 2))
     with BoxReader(cache=0, threads=1) as reader:
@@ -117,9 +83,6 @@ def test_rows_of_two_pieces_are_put_together(tmp_path, joined, chunk, all_of_the
         alone, _, _, _ = held.spread(reader, np.arange(NUM_ROWS))
     np.testing.assert_array_equal(alone, held.truth)
     assert all(report.valid.all() for report in reports)
-    twice, once = (set(rows[places].tolist()) if k == 0 else set(places.tolist()) for k, places in enumerate(joined))
-    assert twice == once <= set(held.cut.tolist())
-    assert (once == set(held.cut.tolist())) is all_of_them
 
 
 def write_over(path, content):
@@ -130,8 +93,8 @@ def write_over(path, content):
 
 @pytest.mark.parametrize("chunk", [1, -1])
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_chunk_that_fails_spoils_no_other_row(held, joined, lost, chunk):
-    """Rows that waited for their other piece are lost with it; later reads with the same memory are as ever."""
+def test_a_chunk_that_fails_spoils_no_other_row(held, lost, chunk):
+    """Rows with a piece in it are lost with it; later reads with the same memory are as ever."""
     chunk %= -(-len(held.data) // CHUNK)
     path = Path(held.paths[lost]) / "c" / str(chunk)
     good = path.read_bytes()
@@ -147,7 +110,6 @@ def test_a_chunk_that_fails_spoils_no_other_row(held, joined, lost, chunk):
     assert np.array_equal(~valid, touched)
     np.testing.assert_array_equal(out[valid], held.truth[valid])
     np.testing.assert_array_equal(again, held.truth)
-    assert [len(rows) for rows in joined] == [len(held.cut)] * 3
 
 
 def test_every_chunk_is_decoded_once(held):
@@ -173,30 +135,3 @@ def test_a_column_that_comes_twice_is_noticed(tmp_path):
     assert np.flatnonzero(states & TWICE).tolist() == sorted([cut, whole])
     others = np.setdiff1d(np.arange(NUM_ROWS), [cut, whole])
     np.testing.assert_array_equal(out[others], held.truth[others])
-
-
-def scarce(spread):
-    """There is no memory for two chunks at once."""
-
-    def spread_one(self, *arguments, named=None):
-        if named is not None:
-            raise MemoryError
-        spread(self, *arguments)
-
-    return spread_one
-
-
-@pytest.mark.parametrize("trouble", ["far", "memory"])
-def test_what_cannot_go_beside_goes_in_turn(held, monkeypatch, trouble):
-    """Bytes behind URLs, too little memory: the rows are the same."""
-    done = answers_of(monkeypatch, "spread_beside")
-    if trouble == "far":
-        monkeypatch.setattr(FastChunks, "is_near", False)
-    with BoxReader(cache=0, threads=1) as reader:
-        if trouble == "memory":
-            monkeypatch.setattr(KernelDecoder, "spread", scarce(KernelDecoder.spread))
-        out, reports, _, came = held.spread(reader, np.arange(NUM_ROWS))
-    np.testing.assert_array_equal(out, held.truth)
-    assert all(report.valid.all() for report in reports)
-    assert done == ([] if trouble == "far" else [False])
-    assert np.array_equal(np.concatenate(came), held.columns)

@@ -29,14 +29,14 @@ from rankwise.data.store.decode.tasks import (
     describe,
     is_damage,
 )
-from rankwise.data.store.files import PAUSES_S, OpenFile, is_passing
+from rankwise.data.store.execution.admission import Keeping
+from rankwise.data.store.execution.failures import ChunkFailure
+from rankwise.data.store.execution.inputs import NO_FILE, Fetched, LocalFiles, start_fetch
+from rankwise.data.store.execution.slabs import cut_slabs
+from rankwise.data.store.execution.tools import ReaderStats, Tools
+from rankwise.data.store.files import PAUSES_S, is_passing
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
-from rankwise.data.store.reading.failures import ChunkFailure
-from rankwise.data.store.reading.inputs import NO_FILE, Fetched, LocalFiles, start_fetch
-from rankwise.data.store.reading.keeping import Keeping
-from rankwise.data.store.reading.slabs import cut_slabs
-from rankwise.data.store.reading.tools import ReaderStats, Tools
 
 __all__ = ["FastChunks"]
 
@@ -64,7 +64,7 @@ class FastChunks:
         self._chosen = chosen
         self._out = out
         self._tools = tools
-        self._keeping = Keeping(plan, chosen, tools)
+        self._keeping = Keeping(plan, chosen, tools.cache, tools.admission, tools.serial)
         self._box, self._tasks = self._tables()
         self._dense = None if spread is None else _dense_rows(plan, spread, self._box)
         self._local = LocalFiles(plan, chosen, self._tasks, tools.handles)
@@ -115,17 +115,8 @@ class FastChunks:
         """Number of chunks."""
         return len(self._chosen)
 
-    @property
-    def is_near(self) -> bool:
-        """Whether no chunk is behind a URL."""
-        return not any(facts.is_remote for facts in self._plan.files)
-
     def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
-        """Yield tasks in the order in which they should start.
-
-        Args:
-            num_threads: threads that will process them.
-        """
+        """Yield tasks in the order in which they should start."""
         for first, last in self.slabs(num_threads):
             yield self.task(first, last)
 
@@ -136,69 +127,10 @@ class FastChunks:
         return cut_slabs(files, largest, num_threads, work_bytes=self._work_bytes)
 
     def task(self, first: int, last: int) -> Callable[[], None]:
-        """Return a task; requests its bytes behind URLs immediately.
-
-        Args:
-            first: first chunk.
-            last: end of the chunks (exclusive).
-        """
+        """Return a task; requests its bytes behind URLs immediately."""
         # In the thread that makes the tasks: the bytes of all slabs are requested before the first slab is decoded.
         fetched = start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last)
         return partial(self._run, first, last, fetched)
-
-    def join(self, cut: IntArray, slabs: Sequence[tuple[int, int]]) -> IntArray:
-        """Let `spread_beside` join rows whose two pieces it meets; return these rows, int64[n].
-
-        Args:
-            cut: int64[n], targets that are one of two pieces of a row.
-            slabs: chunks that are processed together.
-        """
-        assert self._dense is not None
-        return self._dense.join(self._tasks, cut, slabs)
-
-    def part(self, first: int, last: int) -> None:
-        """Undo `join` for chunks that are processed one after the other."""
-        assert self._dense is not None
-        self._out[self._dense.part(self._tasks, first, last)] = 0
-
-    def spread_beside(self, columns: FastChunks, first: int, last: int) -> bool:
-        """Decode chunks together with those of their columns, which saves a pass through memory.
-
-        Args:
-            columns: as many chunks; each has the targets of the corresponding chunk of elements.
-            first: first chunk.
-            last: end of the chunks (exclusive).
-
-        Returns:
-            Whether all succeeded; if not, process them one after the other, which reads as much as possible: see
-            `part`.
-        """
-        started = time.perf_counter()
-        assert self._dense is not None
-        mine, theirs = self._begin(first, last), columns._begin(first, last)
-        if mine is None or theirs is None:
-            return False
-        borrow = self._tools.scratches.borrow
-        with borrow() as own, borrow() as other:  # two at once: borrowing never waits
-            named = columns._tasks, other
-            try:
-                self._tools.spreader.spread(self._tasks, self._dense, first, last, self._out, own, named=named)
-            except MemoryError:
-                return False
-            if self._tasks.status[first:last].any() or columns._tasks.status[first:last].any():
-                own.wipe()
-                return False
-        self._keep(mine[0])
-        columns._keep(theirs[0])
-        with self._lock:
-            self.seconds += time.perf_counter() - started
-        return True
-
-    def _begin(self, first: int, last: int) -> tuple[dict[int, NDArray], list[OpenFile]] | None:
-        """Return memory for chunks to keep, and open files, for the caller to hold; None if a file cannot be opened."""
-        buffers = self._buffers(first, last)
-        held, unread = self._local.open(first, last)
-        return None if unread else (buffers, held)
 
     @property
     def _work_bytes(self) -> int:
@@ -261,11 +193,14 @@ class FastChunks:
 
     def _run(self, first: int, last: int, fetched: Fetched | None) -> None:
         started = time.perf_counter()
-        buffers = self._buffers(first, last)
+        buffers = self._keeping.buffers(first, last, self._tasks.keep)
         self._attempt(first, last, fetched)
         if self._tasks.status[first:last].any():
             self._again(first, last)
-        self._keep(buffers)
+        for at, buffer in buffers.items():
+            # a missing object is requested again, so that it is reported again
+            if int(self._chosen[at]) not in self.failed and self._tasks.kind[at] != KIND_FILL:
+                self._keeping.put(at, buffer)
         with self._lock:
             self.seconds += time.perf_counter() - started
 
@@ -344,15 +279,6 @@ class FastChunks:
             targets = slice(int(tasks.bounds[at]), int(tasks.bounds[at + 1]))
             boxes = np.unique(self._box[targets][tasks.unfit[targets]])
         return ChunkFailure(words, damage=is_damage(status), cause=cause, boxes=boxes)
-
-    def _buffers(self, first: int, last: int) -> dict[int, NDArray]:
-        return self._keeping.buffers(first, last, self._tasks.keep)
-
-    def _keep(self, buffers: dict[int, NDArray]) -> None:
-        for at, buffer in buffers.items():
-            # a missing object is requested again, so that it is reported again
-            if int(self._chosen[at]) not in self.failed and self._tasks.kind[at] != KIND_FILL:
-                self._keeping.put(at, buffer)
 
 
 def _dense_rows(plan: BoxPlan, spread: Spread, box: IntArray) -> DenseRows:

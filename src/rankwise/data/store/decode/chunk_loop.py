@@ -1,32 +1,33 @@
-"""Compiled: loads the elements of one chunk into memory, past the caches if that helps. Imports numba: import late."""
+"""Compiled: the loop over chunks, which loads the elements of each and places them in the output, also in dense rows.
+
+This module imports numba: import it late.
+"""
 
 from __future__ import annotations
 
 import errno
 
 from rankwise.data.store.decode import tasks as codes
-from rankwise.data.store.decode.machine import ended, entry, external, get, inlined, peek32, put, stream64, types
+from rankwise.data.store.decode.machine import (
+    call_plane,
+    ended,
+    entry,
+    external,
+    get,
+    inlined,
+    memcpy,
+    peek32,
+    put,
+    put8,
+    put32,
+    real_entry,
+    streamed,
+    types,
+)
 from rankwise.data.store.decode.symbols import PREFIX
 from rankwise.data.store.decode.tasks import KIND_BLOSC, KIND_FILL, KIND_LZ4, KIND_RAW, KIND_ZSTD, SLOTS
 
-__all__ = ["fetch", "memcpy", "stream_bytes"]
-
-_long = types.int64
-memcpy = external(f"{PREFIX}memcpy", _long, _long, _long, _long)
-
-
-@inlined
-def stream_bytes(target: int, source: int, num_bytes: int) -> int:
-    """Copy bytes, whole lines of the target past the caches; return 0."""
-    head = min(-target & 63, num_bytes)
-    memcpy(target, source, head)
-    target, source, rest = target + head, source + head, num_bytes - head
-    lines = rest >> 6
-    for line in range(lines):
-        stream64(target + 64 * line, source + 64 * line)
-    memcpy(target + 64 * lines, source + 64 * lines, rest & 63)
-    return 0
-
+__all__ = ["run_chunks"]
 
 _long, _int = types.int64, types.int32
 _pread = external(f"{PREFIX}pread", _long, _int, _long, _long, _long)
@@ -39,7 +40,7 @@ _blosc = external(f"{PREFIX}blosc_decompress_ctx", _int, _long, _long, _long, _i
 
 _OK, _CUT_SHORT, _OS_ERROR, _BAD_FRAME = codes.OK, codes.CUT_SHORT, codes.OS_ERROR, codes.BAD_FRAME
 _WRONG_SIZE, _WRONG_LENGTH, _TOO_LONG = codes.WRONG_SIZE, codes.WRONG_LENGTH, codes.TOO_LONG
-_UNKNOWN_COMPRESSOR, _UNKNOWN_KIND = codes.UNKNOWN_COMPRESSOR, codes.UNKNOWN_KIND
+_UNKNOWN_COMPRESSOR, _UNKNOWN_KIND, _OUT_OF_RANGE = codes.UNKNOWN_COMPRESSOR, codes.UNKNOWN_KIND, codes.OUT_OF_RANGE
 _EINTR = errno.EINTR
 _ZSTD_NO_ROOM = -70  # zstd's error code if the decoded bytes exceed the buffer
 _INT_MAX = 2**31 - 1
@@ -49,7 +50,15 @@ _DECODED, _KEEP, _KIND, _SIZE = SLOTS["decoded"], SLOTS["keep"], SLOTS["kind"], 
 _LOW, _HIGH, _FILL_ROWS, _FILL_STEP = SLOTS["low"], SLOTS["high"], SLOTS["fill_rows"], SLOTS["fill_step"]
 _READ_BUFFER, _READ_BYTES, _DECODE_BUFFER = SLOTS["read_buffer"], SLOTS["read_bytes"], SLOTS["decode_buffer"]
 _CONTEXT, _COMPRESSORS, _NBYTES = SLOTS["context"], SLOTS["compressors"], SLOTS["blosc_bytes"]
-_FIRST, _SOURCE, _STRIDED = SLOTS["first"], SLOTS["source"], SLOTS["strided"]
+_FIRST, _LAST, _BOUNDS, _STATUS = SLOTS["first"], SLOTS["last"], SLOTS["bounds"], SLOTS["status"]
+_SOURCE, _STRIDED, _SRC_FIRST, _EXTENTS = SLOTS["source"], SLOTS["strided"], SLOTS["src_first"], SLOTS["extents"]
+_DST_START, _DST_UNIT, _OUT, _UNFIT = SLOTS["dst_start"], SLOTS["dst_unit"], SLOTS["out"], SLOTS["unfit"]
+_PLANE, _STAGE, _AXES, _COL_UNIT = SLOTS["plane"], SLOTS["stage"], SLOTS["axes"], SLOTS["col_unit"]
+_STRIDES, _SRC_STRIDES, _SCALE, _PLUS = SLOTS["strides"], SLOTS["src_strides"], SLOTS["scale"], SLOTS["offset_"]
+_SPREAD, _COLUMNS, _COLUMN_BYTES, _WIDTH = SLOTS["spread"], SLOTS["columns"], SLOTS["column_bytes"], SLOTS["width"]
+_TABLES, _PLACES, _NUM_COLS, _MARKS = SLOTS["tables"], SLOTS["places"], SLOTS["num_cols"], SLOTS["marks"]
+_ITS_PLACES, _ITS_NUM_COLS = SLOTS["its_places"], SLOTS["its_num_cols"]
+_ROWS, _ROW_LENGTHS = SLOTS["rows"], SLOTS["row_lengths"]
 
 
 @inlined
@@ -167,7 +176,7 @@ def _bring(job: int, chunk: int, target: int) -> int:
 
 
 @inlined
-def fetch(job: int, chunk: int) -> int:
+def _fetch(job: int, chunk: int) -> int:
     """Load a chunk's elements; return a status, and set `source` in the job (address of element 0)."""
     source, target = entry(job, _DECODED, chunk), entry(job, _KEEP, chunk)
     fills = entry(job, _KIND, chunk) == KIND_FILL and source == 0
@@ -179,3 +188,65 @@ def fetch(job: int, chunk: int) -> int:
     put(job, _SOURCE, source if source != 0 else target)
     status = ended(job, chunk, _OK, 0)
     return status if source != 0 else _bring(job, chunk, target)
+
+
+@inlined
+def _spread(job: int, target: int) -> int:
+    """Write elements to their dense row, cast first if necessary; return whether a value does not fit."""
+    row, count, table = entry(job, _ROWS, target), entry(job, _EXTENTS, target), entry(job, _TABLES, target)
+    whole = 1 if entry(job, _ROW_LENGTHS, target) == count else 0
+    put(job, _ITS_PLACES, entry(job, _PLACES, table))
+    put(job, _ITS_NUM_COLS, entry(job, _NUM_COLS, table))
+    src, unfit = get(job, _SOURCE) + entry(job, _SRC_FIRST, target) * get(job, _STRIDED), 0
+    if get(job, _PLANE) != 0:
+        unfit = call_plane(get(job, _PLANE), src, get(job, _STAGE), 1, count, 0, 0, 1.0, 0.0)
+        src = get(job, _STAGE)
+    columns = get(job, _COLUMNS) + entry(job, _DST_START, target) * get(job, _COLUMN_BYTES)
+    dst = get(job, _OUT) + row * get(job, _WIDTH) * get(job, _DST_UNIT)
+    put8(job, _MARKS, target, call_plane(get(job, _SPREAD), src, dst, columns, count, whole, job, 0.0, 0.0))
+    return unfit
+
+
+@inlined
+def _place(job: int, chunk: int, target: int) -> int:
+    """Cast a region plane by plane; return whether a value does not fit."""
+    axes, unit, strided = get(job, _AXES), get(job, _DST_UNIT), get(job, _STRIDED)
+    src = get(job, _SOURCE) + entry(job, _SRC_FIRST, target) * strided
+    dst = get(job, _OUT) + entry(job, _DST_START, target) * unit
+    last, mine = target * axes + axes - 1, chunk * axes + axes - 1
+    cols, rows, src_step, dst_step = entry(job, _EXTENTS, last) * get(job, _COL_UNIT), 1, 0, 0
+    if axes > 1:
+        rows, src_step = entry(job, _EXTENTS, last - 1), entry(job, _SRC_STRIDES, mine - 1) * strided
+        dst_step = entry(job, _STRIDES, axes - 2) * unit
+    planes = 1
+    for axis in range(2, axes):
+        planes *= entry(job, _EXTENTS, last - axis)
+    scale, offset = 1.0, 0.0
+    if get(job, _SCALE) != 0:
+        scale, offset = real_entry(job, _SCALE, target), real_entry(job, _PLUS, target)
+    unfit = 0
+    for plane in range(planes):
+        src_at, dst_at, rest = src, dst, plane
+        for axis in range(2, axes):
+            extent = entry(job, _EXTENTS, last - axis)
+            at = rest % extent
+            src_at += at * strided * entry(job, _SRC_STRIDES, mine - axis)
+            dst_at += at * unit * entry(job, _STRIDES, axes - 1 - axis)
+            rest //= extent
+        unfit |= call_plane(get(job, _PLANE), src_at, dst_at, rows, cols, src_step, dst_step, scale, offset)
+    return unfit
+
+
+def run_chunks(job: int) -> int:
+    """Read, decode and place the chunks from `first` to `last` of a job; return 0."""
+    for chunk in range(get(job, _FIRST), get(job, _LAST)):
+        status = _fetch(job, chunk)
+        if status == _OK:
+            for target in range(entry(job, _BOUNDS, chunk), entry(job, _BOUNDS, chunk + 1)):
+                unfit = _place(job, chunk, target) if get(job, _SPREAD) == 0 else _spread(job, target)
+                if unfit != 0:
+                    put8(job, _UNFIT, target, 1)
+                    status = _OUT_OF_RANGE
+        put32(job, _STATUS, chunk, status)
+    streamed()
+    return 0

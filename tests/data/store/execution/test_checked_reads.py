@@ -10,7 +10,7 @@ from zarr.codecs import BloscCodec, BytesCodec, ShardingCodec, TransposeCodec
 from zarr.storage import LocalStore
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.reading.checked_reads import CheckedStore
+from rankwise.data.store.execution.checked_reads import CheckedStore
 
 DATA = np.random.default_rng(4).integers(0, 60_000, (8, 30)).astype("u2")
 BLOSC = BloscCodec(cname="lz4", shuffle="noshuffle")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,72 +12,21 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, DType, IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxReport, Spread, converted
+from rankwise.data.store.execution.failures import ChunkFailure, box_errors, changed_chunks, unwritten
+from rankwise.data.store.execution.fast import FastChunks, States
+from rankwise.data.store.execution.slabs import settled
+from rankwise.data.store.execution.slow_chunks import SlowChunks
+from rankwise.data.store.execution.threads import WorkCrew
+from rankwise.data.store.execution.tools import ReaderStats, Tools
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, OddBox
-from rankwise.data.store.reading.failures import ChunkFailure, box_errors, changed_chunks, unwritten
-from rankwise.data.store.reading.fast import FastChunks, States
-from rankwise.data.store.reading.slabs import settled
-from rankwise.data.store.reading.slow_chunks import SlowChunks
-from rankwise.data.store.reading.threads import WorkCrew
-from rankwise.data.store.reading.tools import ReaderStats, Tools
 from rankwise.errors import DataError
 
-__all__ = ["Beside", "Executor"]
-
-
-class Beside:
-    """Writes elements to dense rows, decoding chunks of elements and of their columns in turn.
-
-    Args:
-        elements: chunks of elements.
-        columns: as many chunks of columns; each has the targets of the corresponding chunk of elements.
-        num_threads: threads that will process them.
-    """
-
-    def __init__(self, elements: FastChunks, columns: FastChunks, num_threads: int) -> None:
-        self._elements, self._columns = elements, columns
-        self._slabs = elements.slabs(num_threads)
-        self._is_near = elements.is_near and columns.is_near
-
-    def join(self, cut: IntArray) -> IntArray:
-        """Return which rows in two pieces are still written as a whole, int64[n]; the others must be zero before.
-
-        Args:
-            cut: int64[n], targets that are one of two pieces of a row.
-        """
-        return self._elements.join(cut, self._slabs) if self._is_near else cut[:0]
-
-    def tasks(self) -> Iterator[Callable[[], None]]:
-        """Yield tasks in the order in which they should start."""
-        for first, last in self._slabs:
-            tasks = self._columns.task(first, last), self._elements.task(first, last)
-            if self._is_near:
-                yield partial(self._beside, first, last, tasks)
-            else:
-                yield partial(_in_turn, tasks)
-
-    def _beside(self, first: int, last: int, tasks: tuple[Callable[[], None], ...]) -> None:
-        if not self._elements.spread_beside(self._columns, first, last):
-            self._elements.part(first, last)
-            _in_turn(tasks)
-
-
-def _in_turn(tasks: tuple[Callable[[], None], ...]) -> None:
-    for task in tasks:
-        task()
-
-
-_TWO = 2  # pieces
-_ONE_KIND = 2  # parts of a run: one for our decoders, and one for zarr-python, which is then empty
+__all__ = ["Executor"]
 
 
 class Executor:
-    """Reads plans on a crew of threads.
-
-    Args:
-        tools: shared by all runs.
-        crew: the threads.
-    """
+    """Reads plans on a crew of threads."""
 
     def __init__(self, tools: Tools, crew: WorkCrew) -> None:
         self._tools = tools
@@ -90,7 +39,11 @@ class Executor:
 
     def run(self, jobs: Sequence[tuple[BoxPlan, NDArray]]) -> tuple[tuple[BoxReport, ...], ReaderStats]:
         """Fill the outputs; return a report for each job, and the counts."""
-        return self._run([_Run(plan, out, self._tools) for plan, out in jobs])
+        runs = [_Run(plan, out, self._tools) for plan, out in jobs]
+        self._crew.run(task for run in runs for task in run.tasks(self._crew.num_threads))
+        done = [run.stats for run in runs]
+        reports = tuple(run.report(stats) for run, stats in zip(runs, done, strict=True))
+        return reports, functools.reduce(operator.add, done, ReaderStats())
 
     def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
         """Whether `spread` supports plans for these arrays."""
@@ -99,42 +52,29 @@ class Executor:
     def spread(
         self, plans: tuple[BoxPlan, BoxPlan], out: NDArray, spread: Spread
     ) -> tuple[tuple[BoxReport, BoxReport], States, ReaderStats]:
-        """Fill dense rows; return reports, the marks on the columns of each row, and the counts.
-
-        Args:
-            plans: of the elements and of their columns.
-            out: dense rows.
-            spread: has the memory for columns.
-        """
+        """Fill dense rows; return reports, the marks on the columns of each row, and the counts."""
         plan = plans[0]
         pieces = np.bincount(plan.targets.box, minlength=len(plan.request))
         elements, columns = _Run(plan, out, self._tools, spread), _Run(plans[1], spread.columns, self._tools)
-        beside = columns.beside(elements, self._crew.num_threads)
-        unfilled, cut = pieces != 1, np.flatnonzero(pieces[plan.targets.box] > 1)
-        if beside is not None:
-            unfilled[beside.join(cut[pieces[plan.targets.box[cut]] == _TWO])] = False
-        out[unfilled] = 0
-        if beside is not None:
-            self._crew.run(beside.tasks())
+        out[pieces != 1] = 0
+        num_threads = self._crew.num_threads
+        pair = _alike(columns, elements)
+        if pair is not None:  # slab by slab: no thread waits for columns of other slabs
+            slabs = pair[1].slabs(num_threads)
+            self._crew.run(partial(_in_turn, [part.task(*slab) for part in pair]) for slab in slabs)
         else:
-            self._crew.run(columns.tasks(self._crew.num_threads))
-            self._crew.run(elements.tasks(self._crew.num_threads))
-        states = settled(elements.states(), plan, cut, spread)
+            self._crew.run(columns.tasks(num_threads))
+            self._crew.run(elements.tasks(num_threads))
+        states = settled(elements.states(), plan, np.flatnonzero(pieces[plan.targets.box] > 1), spread)
         done = elements.stats, columns.stats
         return (elements.report(done[0]), columns.report(done[1])), states, done[0] + done[1]
-
-    def _run(self, runs: Sequence[_Run]) -> tuple[tuple[BoxReport, ...], ReaderStats]:
-        self._crew.run(task for run in runs for task in run.tasks(self._crew.num_threads))
-        done = [run.stats for run in runs]
-        reports = tuple(run.report(stats) for run, stats in zip(runs, done, strict=True))
-        return reports, functools.reduce(operator.add, done, ReaderStats())
 
 
 class _Run:
     """One plan being read into one output."""
 
     def __init__(self, plan: BoxPlan, out: NDArray, tools: Tools, spread: Spread | None = None) -> None:
-        self._plan = plan
+        self.plan = plan
         self._out = out
         self._standing = tools.standing
         self._unfilled = _prefill(plan, out)
@@ -151,20 +91,13 @@ class _Run:
 
     @property
     def only(self) -> FastChunks | None:
-        """All chunks if all are of one kind, else None."""
+        """All chunks if one decoder takes all of them, else None."""
         part = self._parts[0]
-        return part if len(self._parts) == _ONE_KIND and isinstance(part, FastChunks) else None
-
-    def beside(self, elements: _Run, num_threads: int) -> Beside | None:
-        """Return a joint run with the elements of these columns, if chunk k of both always has the same targets."""
-        if self._plan.targets is not elements._plan.targets or self.only is None or elements.only is None:
-            return None
-        fits = self.only.num_chunks == elements.only.num_chunks == len(self._plan.chunks)
-        return Beside(elements.only, self.only, num_threads) if fits else None
+        return part if isinstance(part, FastChunks) and part.num_chunks == len(self.plan.chunks) else None
 
     def states(self) -> States:
         """The decoder's marks on the columns of each row of a spread, uint8[B]."""
-        states = np.zeros(len(self._plan.request), dtype=np.uint8)
+        states = np.zeros(len(self.plan.request), dtype=np.uint8)
         for part in self._parts:
             if isinstance(part, FastChunks):
                 np.bitwise_or.at(states, *part.marked)
@@ -172,7 +105,7 @@ class _Run:
 
     @property
     def stats(self) -> ReaderStats:
-        own = ReaderStats(fill_chunks=int((self._plan.chunks.offset == -1).sum()), targets=len(self._plan.targets.box))
+        own = ReaderStats(fill_chunks=int((self.plan.chunks.offset == -1).sum()), targets=len(self.plan.targets.box))
         parts = [part.stats for part in self._parts] + [odd.run.stats for odd in self._odd]
         return functools.reduce(operator.add, parts, own)
 
@@ -181,13 +114,13 @@ class _Run:
         failed: dict[int, ChunkFailure] = {}
         for part in self._parts:
             failed |= part.failed
-        failed |= changed_chunks(self._plan, self._standing)
+        failed |= changed_chunks(self.plan, self._standing)
         absent = [part.absent for part in self._parts if isinstance(part, FastChunks)]
-        boxes = unwritten(self._plan, np.concatenate([np.empty(0, dtype=np.int64), *absent]))
-        errors = list({error.box: error for error in (*self._unfilled, *box_errors(self._plan, failed))}.values())
+        boxes = unwritten(self.plan, np.concatenate([np.empty(0, dtype=np.int64), *absent]))
+        errors = list({error.box: error for error in (*self._unfilled, *box_errors(self.plan, failed))}.values())
         for odd in self._odd:
             errors += odd.finish(self._out, boxes)
-        valid = np.ones(len(self._plan.request), dtype=np.bool_)
+        valid = np.ones(len(self.plan.request), dtype=np.bool_)
         valid[[error.box for error in errors]] = False
         return BoxReport(
             valid=valid,
@@ -200,6 +133,18 @@ class _Run:
             fill_boxes=boxes[1] & valid,
             lost_boxes=boxes[2],
         )
+
+
+def _alike(columns: _Run, elements: _Run) -> tuple[FastChunks, FastChunks] | None:
+    """Return the chunks of both if chunk k of one always has the targets of chunk k of the other."""
+    if columns.plan.targets is not elements.plan.targets or columns.only is None or elements.only is None:
+        return None
+    return columns.only, elements.only
+
+
+def _in_turn(tasks: Iterable[Callable[[], None]]) -> None:
+    for task in tasks:
+        task()
 
 
 class _OddRun:

@@ -10,10 +10,10 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.decode import KIND_FILL, ChunkTasks, address_of
+from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
+from rankwise.data.store.execution.tools import Tools
 from rankwise.data.store.files import FileFacts, HandleCache, OpenFile
 from rankwise.data.store.plan import BoxPlan
-from rankwise.data.store.reading.failures import REPLACED, ChunkFailure
-from rankwise.data.store.reading.tools import Tools
 from rankwise.data.store.remote import PendingReads, RemoteRange
 from rankwise.errors import DataError
 
@@ -23,14 +23,7 @@ NO_FILE = -1
 
 
 class LocalFiles:
-    """Opens the files of chunks and writes their descriptors to the decoder's tables.
-
-    Args:
-        plan: the plan.
-        chosen: int64[n], its chunks in the tables.
-        tasks: the tables.
-        handles: open files.
-    """
+    """Opens the files of chunks and writes their descriptors to the decoder's tables."""
 
     def __init__(self, plan: BoxPlan, chosen: IntArray, tasks: ChunkTasks, handles: HandleCache) -> None:
         self._plan = plan
@@ -113,8 +106,8 @@ def start_fetch(
     ranges = [_range(plan, int(chosen[first + at])) for at in wanted.tolist()]
     return Fetched(
         places=first + wanted,
-        pending=tools.remote().start(ranges),
-        trouble=lambda at: tools.trouble(plan.request.arrays[int(plan.chunks.array[chosen[at]])]),
+        pending=tools.remote.start(ranges),
+        trouble=lambda at: tools.standing.trouble(plan.request.arrays[int(plan.chunks.array[chosen[at]])]),
     )
 
 

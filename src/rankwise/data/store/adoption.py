@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.data.store.meta import ArrayMeta, ChunkCodec, read_meta
 from rankwise.data.store.meta.arrays import array_of
-from rankwise.data.store.meta.nodes import Node, node_of
+from rankwise.data.store.meta.nodes import Node, node_of, v2_node
 
 if TYPE_CHECKING:
     import zarr
@@ -83,11 +83,4 @@ def _node(array: zarr.Array[Any], place: str) -> Node:
     documents: Mapping[str, Any] = {name: json.loads(content.to_bytes()) for name, content in files.items()}
     if "zarr.json" in documents:
         return node_of(place, documents["zarr.json"])
-    return Node(
-        place=place,
-        kind="array",
-        zarr_format=2,
-        document=documents[".zarray"],
-        attributes=documents.get(".zattrs", {}),
-        names=("zarr.json", ".zarray", ".zattrs"),
-    )
+    return v2_node(place, ".zarray", documents[".zarray"], documents.get(".zattrs", {}))

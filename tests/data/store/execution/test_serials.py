@@ -6,7 +6,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import read_meta
-from rankwise.data.store.reading import Serials
+from rankwise.data.store.execution import Serials
 
 
 @pytest.fixture
@@ -38,19 +38,18 @@ def test_no_number_comes_twice(meta):
 
 def test_memory_is_bounded(meta):
     """Only the last arrays are remembered; one that was forgotten gets another number, the others keep theirs."""
-    serials = Serials(most_objects=4, most_places=8)
+    serials = Serials(most=8)
     metas = [replace(meta, place=str(number)) for number in range(20)]
     numbers = [serials.of(each) for each in metas]
     assert len(set(numbers)) == 20
-    assert len(serials._by_object) == 4
-    assert len(serials._by_value) == 8
-    assert [serials.of(each) for each in metas[-4:]] == numbers[-4:]
+    assert len(serials._known) == 8
+    assert [serials.of(each) for each in metas[-8:]] == numbers[-8:]
     assert serials.of(metas[0]) not in numbers
 
 
 def test_an_array_in_use_is_not_forgotten(meta):
     """Arrays that pass by do not push out the one that is asked for all the time."""
-    serials = Serials(most_objects=4, most_places=8)
+    serials = Serials(most=8)
     first = serials.of(meta)
     for number in range(50):
         serials.of(replace(meta, place=str(number)))

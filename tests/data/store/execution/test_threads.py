@@ -10,7 +10,7 @@ import pytest
 from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.samples import ArraySource
 from rankwise.data.store import BoxReader
-from rankwise.data.store.reading import WorkCrew, reading_threads, threads
+from rankwise.data.store.execution import WorkCrew, reading_threads, threads
 
 
 @pytest.mark.parametrize(

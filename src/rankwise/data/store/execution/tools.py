@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +13,12 @@ from typing import Any, Self, cast
 from rankwise.data.contract import DType
 from rankwise.data.store.cache import ChunkCache
 from rankwise.data.store.decode import Decoder, Scratch, Spreader, choose_decoder, is_castable
+from rankwise.data.store.execution.admission import Admission
+from rankwise.data.store.execution.slow import SlowArrays
 from rankwise.data.store.files import HandleCache, Standing
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.reading.admission import Admission
-from rankwise.data.store.reading.slow import SlowArrays
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.data.store.stats import added
-from rankwise.errors import DataError
 
 __all__ = ["ReaderStats", "ScratchPool", "Tools"]
 
@@ -31,26 +30,25 @@ class ScratchPool:
     """Scratch memory, one for each thread that works at the same time."""
 
     def __init__(self) -> None:
-        # A list instead of thread-locals: `clear` reaches the memory of all threads, and idle threads keep none.
-        self._free: list[Scratch] = []
-        self._lock = threading.Lock()
+        # Not thread-locals: `clear` reaches the memory of all threads, and idle threads keep none. No lock: each
+        # operation of a deque is atomic.
+        self._free: deque[Scratch] = deque()
 
     @contextmanager
     def borrow(self) -> Iterator[Scratch]:
         """Lend a scratch."""
-        # Never waits: a caller that needs two takes two, so that two threads cannot deadlock.
-        with self._lock:
-            scratch = self._free.pop() if self._free else Scratch()  # the last one used: it may still be in a CPU cache
+        try:
+            scratch = self._free.pop()  # the last one used: it may still be in a CPU cache
+        except IndexError:
+            scratch = Scratch()
         try:
             yield scratch
         finally:
-            with self._lock:
-                self._free.append(scratch)
+            self._free.append(scratch)
 
     def clear(self) -> None:
         """Free all scratches that are not lent."""
-        with self._lock:  # lent ones come back later, intact, and are lent again
-            self._free.clear()
+        self._free.clear()  # lent ones come back later, intact, and are lent again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,8 +63,7 @@ class Tools:
         admission: decides which of them to keep.
         slow: arrays opened with zarr-python.
         serial: returns a number that identifies an array.
-        remote: returns the reader of object stores.
-        trouble: returns the error of a whole array behind a URL; called when one of its objects is missing.
+        remote: the reader of object stores.
         standing: checks whether arrays and their files have changed.
     """
 
@@ -77,8 +74,7 @@ class Tools:
     admission: Admission
     slow: SlowArrays
     serial: Callable[[ArrayMeta], int]
-    remote: Callable[[], RemoteFiles]
-    trouble: Callable[[ArrayMeta], DataError | None]
+    remote: RemoteFiles
     standing: Standing
 
     @classmethod

@@ -119,10 +119,6 @@ def changed_chunks(plan: BoxPlan, standing: Standing) -> dict[int, ChunkFailure]
     Their file was replaced, modified, removed, or created, or their whole array was replaced. This asks the system,
     because open files and cached chunks still give the old data. Shards are checked for each plan, since their index is
     older than their bytes; files of one chunk are checked only now and then.
-
-    Args:
-        plan: the plan.
-        standing: knows the earlier state of the arrays.
     """
     found, now_s = dict[int, ChunkFailure](), time.monotonic()
     for number, facts in enumerate(plan.files):

@@ -1,6 +1,6 @@
 """Which decoded chunks are kept."""
 
-from rankwise.data.store.reading.admission import Admission
+from rankwise.data.store.execution.admission import Admission
 
 
 def test_what_never_comes_back_is_not_kept():
