@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import DType, IntArray, NDArray
-from rankwise.data.rows.matrices.damage import AnyNumbers, Judge, PointerJudge
+from rankwise.data.rows.matrices.damage import PointerJudge
 from rankwise.data.store import ArrayMeta, BoxError, BoxReader, BoxReport, BoxRequest
 from rankwise.errors import DataError
 
@@ -88,12 +88,14 @@ class PagedNumbers:
     Args:
         array: the array, one axis, integers.
         reader: reads it; these reads bypass its cache.
-        judge: finds invalid numbers.
+        judge: finds invalid numbers; None = all are valid.
         what: what the numbers are, for messages.
         capacity_bytes: size of the table.
     """
 
-    def __init__(self, array: ArrayMeta, reader: BoxReader, judge: Judge, *, what: str, capacity_bytes: int) -> None:
+    def __init__(
+        self, array: ArrayMeta, reader: BoxReader, judge: PointerJudge | None, *, what: str, capacity_bytes: int
+    ) -> None:
         self._array = array
         self._reader = reader
         self._judge = judge
@@ -204,14 +206,15 @@ class PagedNumbers:
         extent = min(self._page, self._array.shape[0] - int(starts[-1, 0]))
         values, report = read_boxes(self._array, starts[:, 0], extent, self._reader)
         for number, page, valid in zip(starts[:, 0].tolist(), values, report.valid.tolist(), strict=True):
-            if not valid or not self._judge.is_sound(page, number, self.chunk):
+            if not valid or not (self._judge is None or self._judge.is_sound(page, number, self.chunk)):
                 self._look_closer(page, number)
         return values
 
     def _look_closer(self, page: IntArray, first: int) -> None:
         """Find the damaged chunks of a page. Fill them with neighbouring numbers, so that the page compresses well."""
         unread = read_chunks(self._array, page, first, self.chunk, self._reader)
-        wrong = self._judge.problems(page, first, self.chunk, unread, self._ask)
+        judge = self._judge
+        wrong = {} if judge is None else judge.problems(page, first, self.chunk, unread, self._ask)
         found = {**unread, **{chunk: self._error(chunk, why) for chunk, why in wrong.items()}}
         self._damaged.update(found)
         bad = np.isin((first + np.arange(len(page))) // self.chunk, list(found))
@@ -300,9 +303,7 @@ class RowPointers:
         judge = PointerJudge(num_rows=self.num_rows, num_elements=num_elements, num_cols=num_cols)
         self._begins = PagedNumbers(array, reader, judge, what="row pointers", capacity_bytes=each)
         self._lengths = (
-            None
-            if lengths is None
-            else PagedNumbers(lengths, reader, AnyNumbers(), what="row lengths", capacity_bytes=each)
+            None if lengths is None else PagedNumbers(lengths, reader, None, what="row lengths", capacity_bytes=each)
         )
 
     @property
