@@ -30,7 +30,7 @@ def read_rows(place, name, rows):
             [report] = reader.read(plan.jobs([out]))
             assert not report.errors
             return out
-        arrays = [np.empty(plan.num_elements, stack.spec.dtype), np.empty(plan.num_elements, stack.index_dtype)]
+        arrays = [np.empty(plan.num_elements, stack.spec.dtype), np.empty(plan.num_elements, stack.spec.index_dtype)]
         arrays.append(np.empty(len(rows) + 1, np.int64))
         for report in reader.read(plan.jobs(arrays)):
             assert not report.errors

@@ -142,7 +142,7 @@ class StoredRows:
         count = plan.num_elements
         return (
             self._pool.take(count, spec.dtype, lease=lease),
-            self._pool.take(count, self._stack.index_dtype, lease=lease),
+            self._pool.take(count, spec.index_dtype, lease=lease),
             np.zeros(plan.num_rows + 1, dtype=np.int64),
         )
 
