@@ -22,7 +22,7 @@ class ChunkEncoder:
 
     Args:
         array: a Zarr array that is chunked along its first axis only.
-        keep_zeros: see `ArrayStream`.
+        keep_zeros: see `write_whole`.
     """
 
     def __init__(self, array: Any, *, keep_zeros: bool = False) -> None:

@@ -33,7 +33,7 @@ class ShardStream:
         stop: last row + 1, at a shard edge or the end.
         scratch: folder on the same file system; files stay there until they are complete.
         batch_bytes: decoded bytes to encode at once, at least one chunk.
-        keep_zeros: see `ArrayStream`.
+        keep_zeros: see `write_whole`.
     """
 
     def __init__(
