@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "join_tables",
     "joined_categories",
     "joined_codes",
+    "name_list",
     "read_column",
     "read_groups",
     "read_tables",
@@ -176,6 +177,17 @@ def _say_rounding(name: str, part: Any, dataset: AnyDataset, dtype: DType) -> No
         )
 
 
+def name_list(names: Iterable[str], argument: str) -> list[str]:
+    """Return names as a list.
+
+    Raises:
+        ConfigError: it is a single text, which would be read as a list of letters.
+    """
+    if isinstance(names, str):
+        raise ConfigError(f"{argument}= must be a list of names, got the text {names!r}: write {argument}=[{names!r}]")
+    return list(names)
+
+
 def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -> Any:
     """Return a pandas.DataFrame of columns of all datasets, concatenated, with their index.
 
@@ -187,10 +199,8 @@ def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -
         ConfigError: no dataset has a column with that name, or `columns` is a single text.
         DataError: a column cannot be read.
     """
-    if isinstance(columns, str):
-        raise ConfigError(f"columns must be a list of names, got the string {columns!r}: write [{columns!r}]")
     every = dict.fromkeys(name for dataset in datasets for name in dataset.obs_columns)
-    wanted = list(every) if columns is None else list(columns)
+    wanted = list(every) if columns is None else name_list(columns, "columns")
     unknown = [name for name in wanted if name not in every]
     if unknown:
         raise ConfigError(f"there are no obs columns {unknown} in {datasets[0].place}; there are {list(every)}")
