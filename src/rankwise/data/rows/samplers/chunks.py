@@ -24,7 +24,7 @@ from rankwise.data.rows.passes import (
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
-__all__ = ["RandomSampler", "RowsOnce", "RowsRepeated", "SequentialSampler", "make_requests"]
+__all__ = ["ChunkSampler", "RandomSampler", "RowsOnce", "RowsRepeated", "SequentialSampler", "make_requests"]
 
 
 def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], LoadRequest]) -> Iterator[LoadRequest]:
@@ -111,7 +111,7 @@ class RowsOnce:
         return self._start + (first + self._turn) % length, self._short if is_short else size
 
 
-class _ChunkSampler(Sampler):
+class ChunkSampler(Sampler):
     """Cuts the range into chunks of neighbouring rows and takes several of them in each load request."""
 
     handles_workers = True
@@ -143,7 +143,7 @@ class _ChunkSampler(Sampler):
         return {**said, "drop_last": self._drop_last, "mask": mask_settings(self._mask)}
 
 
-class SequentialSampler(_ChunkSampler):
+class SequentialSampler(ChunkSampler):
     """Rows in storage order, each once.
 
     Args:
@@ -193,7 +193,7 @@ class SequentialSampler(_ChunkSampler):
         return make_requests(sizes.num_rows(stop - start, drop_last=self._drop_last), sizes, make)
 
 
-class RandomSampler(_ChunkSampler):
+class RandomSampler(ChunkSampler):
     """Chunks of neighbouring rows in random order; the rows of all chunks of a load request are mixed.
 
     Without replacement, a pass has every row once. If the range is not a multiple of chunk_size, one chunk is shorter
