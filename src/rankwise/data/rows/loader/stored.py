@@ -14,7 +14,7 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.feed.memory.csr import scipy_csr
 from rankwise.data.feed.memory.lease import Lease
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.rows.datasets import check_files, find_datasets, load_anndata
+from rankwise.data.rows.datasets import check_files, find_datasets, load_anndata, open_group
 from rankwise.data.rows.matrices import (
     MatrixPlan,
     RowErrors,
@@ -27,8 +27,7 @@ from rankwise.data.rows.matrices import (
     open_matrix,
     stack_matrices,
 )
-from rankwise.data.store import BoxReader, load_zarr
-from rankwise.data.store.remote import RemoteFiles
+from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, DataError
 
 __all__ = ["MemoryRows", "RowBlock", "RowsReader", "StoredRows", "adopt_matrix", "iter_groups", "load_group"]
@@ -191,8 +190,7 @@ def iter_groups(collection: Any) -> Iterator[Any]:
         return
     if isinstance(collection, (str, os.PathLike, list, tuple)):
         for place in find_datasets(collection):
-            store = RemoteFiles().zarr_store(place) if "://" in place else place
-            yield load_zarr().open_group(store, mode="r")
+            yield open_group(place)
         return
     if not hasattr(collection, "is_empty"):
         raise TypeError(
