@@ -102,13 +102,7 @@ def joined_categories(parts: Sequence[Any]) -> tuple[tuple[Any, ...], list[IntAr
 
 
 def joined_codes(parts: Sequence[Any], maps: Sequence[IntArray], num_labels: int) -> NDArray:
-    """Return the codes of concatenated categorical parts, in the smallest signed dtype.
-
-    Args:
-        parts: categorical columns.
-        maps: for each part, the new code of each of its codes, with -1 last.
-        num_labels: number of labels of the new codes.
-    """
+    """Return the codes of concatenated categorical parts, in the smallest signed dtype; see `joined_categories`."""
     dtype = code_dtype(num_labels)
     codes = [np.asarray(part.codes) for part in parts]
     if len(parts) == 1 and codes[0].dtype == dtype and np.array_equal(maps[0][:-1], np.arange(len(maps[0]) - 1)):
@@ -189,11 +183,9 @@ def name_list(names: Iterable[str], argument: str) -> list[str]:
 
 
 def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -> Any:
-    """Return a pandas.DataFrame of columns of all datasets, concatenated, with their index.
+    """Return a pandas.DataFrame of columns of all datasets, concatenated, with their index; None = all.
 
-    Args:
-        datasets: at least one.
-        columns: names; None = all. For a dataset without a column the values are missing.
+    For a dataset without a column the values are missing.
 
     Raises:
         ConfigError: no dataset has a column with that name, or `columns` is a single text.
@@ -210,11 +202,7 @@ def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -
 
 
 def join_tables(tables: Sequence[Any]) -> Any:
-    """Concatenate tables; if categories differ they are merged, so that the column stays categorical.
-
-    Args:
-        tables: pandas.DataFrame, at least one.
-    """
+    """Concatenate tables; if categories differ they are merged, so that the column stays categorical."""
     import pandas as pd
     from pandas.api.types import union_categoricals
 

@@ -198,14 +198,7 @@ def mask_settings(mask: slice) -> list[JSON]:
 
 
 def circle(first: int, length: int, start: int, stop: int) -> list[slice]:
-    """Return a run of rows that wraps from `stop` to `start`, as often as needed.
-
-    Args:
-        first: first row of the run, in [start, stop).
-        length: rows of the run.
-        start: first row of the range.
-        stop: row after the last of the range.
-    """
+    """Return a run of rows from `first` on that wraps from `stop` to `start`, as often as needed."""
     runs = []
     while length > 0:
         taken = min(length, stop - first)

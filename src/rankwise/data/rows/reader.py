@@ -143,15 +143,7 @@ class RowFields:
         return found | {name: column.spec for name, column in self.columns.items()}
 
     def read(self, plan: RowPlan, into: BatchBuffer, reader: BoxReader, errors: RowErrors, shelf: Shelf) -> ReadReport:
-        """Read a plan into a buffer, which it reserves. Thread-safe.
-
-        Args:
-            plan: what to read.
-            into: the target.
-            reader: reads it.
-            errors: collects the rows that fail.
-            shelf: lends memory.
-        """
+        """Read a plan into a buffer, which it reserves. Thread-safe."""
         into.reserve(self.specs, plan.share.num_samples, plan.capacity)
         arrays = {name: into.arrays(name) for name in self.matrices}
         with shelf.memory(_PIECES_PER_FIELD * len(self.matrices)) as memory:
@@ -189,12 +181,7 @@ class ChosenFields:
     def of(
         cls, datasets: tuple[AnyDataset, ...], choice: FieldChoice, *, known: Mapping[str, ObsColumn] | None = None
     ) -> ChosenFields:
-        """Open the requested fields, and select all of them.
-
-        Args:
-            datasets: all have the matrices and columns.
-            choice: which fields, and their form.
-            known: columns that were already read.
+        """Open the requested fields, and select all of them; `known` columns are not read again.
 
         Raises:
             ConfigError: there are no such fields, or those of the datasets do not fit together.

@@ -63,11 +63,7 @@ def _listed(given: NDArray, num_rows: int) -> NDArray:
 def part_of_groups(groups: RowGroups, rule: SplitRule, *, by: str, strata: RowGroups | None = None) -> NDArray:
     """Return the part of each row, [N] in the smallest unsigned dtype; rows of a group stay together.
 
-    Args:
-        groups: the group of each row.
-        rule: the split; len(rule.names) = in no part.
-        by: the column of the groups, for messages.
-        strata: the stratum of each row, equal for all rows of a group; every part gets its fraction of each stratum.
+    len(rule.names) = in no part. With `strata`, equal for all rows of a group, every part gets its fraction of each.
 
     Raises:
         ConfigError: fractions are out of range, there is no such group, a row has no group, or a group lies in several

@@ -261,10 +261,6 @@ class DatasetCollection:
 def _open_folder(group: Any, mode: str) -> tuple[Path, bool]:
     """Return the folder of a collection as an absolute path, and whether it is read-only.
 
-    Args:
-        group: a Zarr group, or its path.
-        mode: "a" creates it if it does not exist, "r+" and "r" require it.
-
     Raises:
         ConfigError: it is not a Zarr v3 group on a local file system, or it is not a collection.
         DataError: there is no group.

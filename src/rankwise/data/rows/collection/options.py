@@ -123,12 +123,7 @@ def seed_of(rng: Any) -> int | None:
 
 
 def warn_of_room(work: Path, spilled_bytes: float) -> None:
-    """Warn if uncompressed rows in transit will not fit on the disk of the collection.
-
-    Args:
-        work: the folder in which a collection is prepared; rows already in it do not count again.
-        spilled_bytes: bytes of all rows.
-    """
+    """Warn if uncompressed rows in transit will not fit on the disk; those already in the work folder do not count."""
     there = sum(path.stat().st_size for path in (work / "buckets").rglob("*") if path.is_file())
     free = shutil.disk_usage(work).free
     if spilled_bytes - there > free:

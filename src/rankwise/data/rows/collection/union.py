@@ -23,14 +23,9 @@ _MOST = 60  # most letters of a name in a message
 
 
 def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None, join: str = "outer") -> Any:
-    """Return the variables of all inputs.
+    """Return the variables of all inputs, given as (label, table); `merge` is as in anndata.concat.
 
     Duplicate names are accepted if all inputs have the same names in the same order.
-
-    Args:
-        parts: (label, table) of each input.
-        merge: how to combine other columns, as in anndata.concat.
-        join: "outer" takes the variables that any input has, "inner" those that all have.
 
     Raises:
         ConfigError: tables differ and one has duplicate names, or no variable is in all of them.

@@ -26,10 +26,6 @@ _TABLES = ("layers", "obsm")
 class Dataset:
     """One AnnData store on disk; opening it reads metadata only.
 
-    Args:
-        uri: folder or URL of the store.
-        reader: reads its matrices.
-
     Raises:
         DataError: there is no AnnData store, or it has no table of observations.
     """

@@ -40,9 +40,6 @@ class HeldDataset:
 
     Opening reads the names of the observations; matrices and columns of a file are read on first use.
 
-    Args:
-        source: an AnnData, or the path of an h5ad file.
-
     Attributes:
         obs_columns: columns of the table of observations, without its index.
 

@@ -33,10 +33,7 @@ MEMBER = re.compile(r"dataset_(\d+)")
 
 
 def find_datasets(uris: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Return the places of the AnnData stores at URIs, in their order.
-
-    Args:
-        uris: AnnData stores (Zarr groups), or collections, whose datasets are sorted by number.
+    """Return the places of the AnnData stores at URIs, in their order; datasets of a collection are sorted by number.
 
     Raises:
         ConfigError: the list is empty.

@@ -20,13 +20,10 @@ __all__ = ["make_field", "read_fields"]
 def make_field(
     stack: MatrixStack, *, dense: bool, columns: Sequence[IntArray] | None, widths: Sequence[int] = ()
 ) -> RowField:
-    """Return the field of a stack.
+    """Return the field of a stack; `dense` returns CSR rows as dense ones.
 
-    Args:
-        stack: the matrices.
-        dense: whether to return CSR rows as dense ones.
-        columns: int64, the columns to return, dense: one list for all matrices, or one for each; None = all.
-        widths: number of columns of each matrix; needed for one list per matrix.
+    `columns` are one int64 list for all matrices, or one for each, which needs the `widths` of the matrices; None =
+    all.
     """
     if isinstance(stack, HeldStack):
         return _Held(stack, None if columns is None else tuple(columns), dense)
@@ -126,15 +123,7 @@ def read_fields(
     reader: BoxReader,
     memory: MemoryPool,
 ) -> dict[str, Finished]:
-    """Read rows into the arrays of a batch; errors of rows are returned, not raised.
-
-    Args:
-        fields: by name.
-        plans: the plan for each field.
-        arrays: target arrays of each field.
-        reader: made the plans.
-        memory: scratch memory, for this call alone.
-    """
+    """Read rows into the arrays of a batch; errors of rows are returned, not raised."""
     begun = {name: field.begin(plans[name], arrays[name], reader, memory) for name, field in fields.items()}
     jobs = {name: list(one.jobs) for name, one in begun.items()}
     reports = iter(reader.read([job for of_field in jobs.values() for job in of_field]) if any(jobs.values()) else ())

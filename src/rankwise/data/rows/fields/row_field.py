@@ -52,14 +52,7 @@ class RowField(ABC):
 
     @abstractmethod
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], reader: BoxReader, memory: MemoryPool) -> FieldRead:
-        """Return a read of rows into a batch.
-
-        Args:
-            plan: of this field.
-            out: arrays of the batch.
-            reader: reads them.
-            memory: scratch memory.
-        """
+        """Return a read of rows into the arrays of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,12 +71,7 @@ class Target:
 
     @classmethod
     def of(cls, columns: Sequence[IntArray] | None, num_cols: tuple[int, ...]) -> Self:
-        """Return the targets of selected columns, or of all.
-
-        Args:
-            columns: int64, the columns to return: one list for all matrices, or one for each; None = all.
-            num_cols: number of columns, for all matrices or for each.
-        """
+        """Return the targets of selected columns: one int64 list for all matrices, or one for each; None = all."""
         if columns is None:
             return cls(num_cols=num_cols, places=None, width=num_cols[0])
         width = len(columns[0])

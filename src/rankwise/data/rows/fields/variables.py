@@ -31,12 +31,7 @@ def modality_of(matrix: str) -> str | None:
 
 
 class Variables:
-    """The variables of one modality in all datasets. Names are read on first use.
-
-    Args:
-        datasets: the datasets; all have the modality.
-        modality: as returned by `modality_of`.
-    """
+    """The variables of one modality in all datasets. Names are read on first use. See `modality_of`."""
 
     def __init__(self, datasets: Sequence[AnyDataset], modality: str) -> None:
         self._datasets = datasets
@@ -75,10 +70,6 @@ class Variables:
     def columns(self, genes: Sequence[Any], num_columns: int) -> list[IntArray]:
         """Return the columns of selected variables: one list, or one for each dataset if they differ.
 
-        Args:
-            genes: names or numbers.
-            num_columns: columns of the first dataset.
-
         Raises:
             ConfigError: there are no such variables, or not in all datasets.
         """
@@ -108,10 +99,6 @@ class Variables:
 
 def open_fields(datasets: Sequence[AnyDataset], choice: FieldChoice) -> dict[str, RowField]:
     """Return the fields of the matrices by name.
-
-    Args:
-        datasets: all have the matrices.
-        choice: which fields to open, and their form.
 
     Raises:
         ConfigError: there is no such matrix, matrices do not fit together, or there are no such genes.

@@ -73,10 +73,6 @@ def compare_with_sources(collection: DatasetCollection, *, shown: Callable[[str]
     Reads sources and datasets completely. Memory holds 8 bytes for each row of the sources, for one matrix or column at
     a time. Names of the observations are not compared, because they may have been made unique.
 
-    Args:
-        collection: the collection.
-        shown: called with the name of each matrix and column before it is compared.
-
     Returns:
         The problems, one sentence each; empty if there are none.
     """

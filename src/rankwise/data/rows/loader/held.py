@@ -75,11 +75,7 @@ _LOG = logging.getLogger("rankwise.rows")
 
 
 class HeldDatasets:
-    """The datasets of one loader. All have the same kind of matrix, row shape and columns.
-
-    Args:
-        reader: reads data in Zarr stores.
-    """
+    """The datasets of one loader. All have the same kind of matrix, row shape and columns."""
 
     def __init__(self, reader: BoxReader) -> None:
         self._reader = reader

@@ -35,10 +35,6 @@ class RowOrder:
 def order_rows(request: LoadRequest, n_obs: int) -> RowOrder:
     """Return the rows of a request; rows in no split are left out.
 
-    Args:
-        request: with splits.
-        n_obs: rows of all datasets.
-
     Raises:
         ConfigError: it names rows or places that do not exist.
     """
@@ -125,9 +121,6 @@ class RequestReader(Leases):
     """Implements `Reader`: reads the rows of load requests, and their part of a table, into leased memory.
 
     After a request with at most half its rows, which is used up early, one is read while two are in memory.
-
-    Args:
-        rows: reads them.
     """
 
     def __init__(self, rows: RowsReader) -> None:
@@ -173,9 +166,6 @@ class Requests:
     The thread that takes requests also draws them, so drawing needs no lock. Once all requests of a pass are drawn, the
     first one of the next pass is read too, while the last one is in use; `start` does the same before any pass. It is
     dropped if that pass begins with other rows.
-
-    Args:
-        rows: reads them.
     """
 
     def __init__(self, rows: RowsReader) -> None:
@@ -196,11 +186,7 @@ class Requests:
         return self._ahead.is_elsewhere
 
     def start(self, order: RowOrder) -> None:
-        """Read the request that will be asked for next; returns at once, may be called again.
-
-        Args:
-            order: its rows.
-        """
+        """Read the request that will be asked for next; returns at once, may be called again."""
         before, request = self._foreseen, _Request(order)
         if before is not None and before.is_for(order):
             return

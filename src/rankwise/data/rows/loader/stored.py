@@ -34,11 +34,7 @@ __all__ = ["MemoryRows", "RowBlock", "RowsReader", "StoredRows", "adopt_matrix",
 
 
 def adopt_matrix(dataset: Any, reader: BoxReader) -> StoredMatrix:
-    """Wrap a matrix that zarr-python or anndata has opened.
-
-    Args:
-        dataset: zarr.Array, or CSR matrix backed by a Zarr group.
-        reader: reads it.
+    """Wrap a zarr.Array, or a CSR matrix that anndata backs by a Zarr group.
 
     Raises:
         DataError: it is damaged, or has a dtype that cannot be read.
@@ -100,12 +96,7 @@ class RowBlock:
 
 
 class StoredRows:
-    """Rows of concatenated matrices in Zarr stores.
-
-    Args:
-        matrices: all of one kind.
-        reader: reads them.
-    """
+    """Rows of concatenated matrices of one kind in Zarr stores."""
 
     def __init__(self, matrices: Sequence[StoredMatrix], reader: BoxReader) -> None:
         self._stack = stack_matrices(matrices)
@@ -115,10 +106,6 @@ class StoredRows:
 
     def read(self, rows: IntArray, lease: Lease) -> RowBlock:
         """Read and decode rows directly in the requested order; errors are reported for each row.
-
-        Args:
-            rows: int64[n], rows over all matrices.
-            lease: ends when nothing that shares their memory is left.
 
         Raises:
             DataError: the storage of row pointers fails.
@@ -147,23 +134,14 @@ class StoredRows:
 
 
 class MemoryRows:
-    """Rows of concatenated NumPy arrays or SciPy CSR matrices.
-
-    Args:
-        matrices: all of one kind.
-    """
+    """Rows of concatenated NumPy arrays, or of SciPy CSR matrices."""
 
     def __init__(self, matrices: Sequence[Any]) -> None:
         self._matrices = tuple(matrices)
         self._ends: IntArray = np.cumsum([len(m) if isinstance(m, np.ndarray) else m.shape[0] for m in matrices])
 
     def read(self, rows: IntArray, lease: Lease) -> RowBlock:
-        """Return copies of rows, in their order.
-
-        Args:
-            rows: int64[n], rows over all matrices.
-            lease: ends with the block.
-        """
+        """Return copies of rows, in their order."""
         is_dense = isinstance(self._matrices[0], np.ndarray)
         num_cols = None if is_dense else int(self._matrices[0].shape[1])
         return RowBlock(arrays=gather_rows(self._matrices, self._ends, rows), num_cols=num_cols, errors={}, lease=lease)
@@ -204,9 +182,6 @@ def iter_groups(collection: Any) -> Iterator[Any]:
 
 def load_group(group: Any) -> Any:
     """Return an AnnData with the X of a store (left on disk), all columns of obs, and the names of var.
-
-    Args:
-        group: zarr.Group of an AnnData store.
 
     Raises:
         TypeError: X is neither CSR nor a dense array.

@@ -118,10 +118,6 @@ def stray_columns(plan: MatrixPlan, reports: Sequence[BoxReport]) -> tuple[BoxRe
 
     The engine reports numbers that do not fit as a wrong choice of the dtype. But the dtype for columns holds all
     column numbers of the matrix.
-
-    Args:
-        plan: what was read.
-        reports: of values and of column numbers; any for a dense stack, or without elements.
     """
     if plan.lengths is None or not reports or not any(error.unfit for error in reports[1].errors):
         return tuple(reports)
@@ -145,11 +141,6 @@ def find_gaps(plan: MatrixPlan, reports: Sequence[BoxReport], indices: NDArray) 
     which never happens otherwise, they are lost for all rows in these chunks. If the index of a shard says that a chunk
     was left out, its elements are stored zeros. Without shards this is unknown: if only the values are missing, either
     they were zeros, for which Zarr writes no file, or the file was lost. They count as zeros, with a warning.
-
-    Args:
-        plan: what was read.
-        reports: of values and of column numbers; empty without elements.
-        indices: the column numbers, at the places of the plan.
     """
     if plan.lengths is None or not any(report.lost_boxes.any() for report in reports):
         return []
@@ -215,12 +206,6 @@ def finished_plain(
     """Return the result for rows that are handed over as stored.
 
     It only checks them: an invalid column would make a matrix product read beyond its memory.
-
-    Args:
-        plan: what was read.
-        reports: of its jobs.
-        arrays: for CSR rows data, indices and row pointers.
-        spec: of a row.
     """
     if plan.lengths is None:
         return Finished(reports=tuple(reports))
@@ -263,13 +248,7 @@ class RowErrors:
     def gather(
         self, plans: Mapping[str, MatrixPlan], done: Mapping[str, Finished], specs: Mapping[str, FieldSpec]
     ) -> None:
-        """Add the errors of matrices.
-
-        Args:
-            plans: the plans, by the name of the matrix in its dataset; "" = it is the dataset.
-            done: the results.
-            specs: the spec of a row of each, as stored.
-        """
+        """Add the errors of matrices, by their names in the datasets; "" = the dataset is the matrix."""
         lost = (plan.lost for plan in plans.values())
         reports = [report for finished in done.values() for report in finished.reports]
         gaps = (finished.gaps for finished in done.values())

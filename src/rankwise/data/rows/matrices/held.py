@@ -149,12 +149,7 @@ class HeldStack(MatrixStack):
             given[: len(held)] = held
 
     def take_dense(self, rows: IntArray, columns: Sequence[IntArray] | None, out: NDArray) -> None:
-        """Copy rows, dense, into an array [B, width, ...].
-
-        Args:
-            rows: int64[B].
-            columns: the columns to return: one list for all matrices, or one for each; None = all.
-            out: the target.
+        """Copy rows, dense, into an array [B, width, ...]; for `columns` see `make_field`.
 
         Raises:
             DataError: values do not fit the requested integer dtype.
@@ -171,10 +166,7 @@ class HeldStack(MatrixStack):
 def gather_rows(matrices: Sequence[Any], ends: IntArray, rows: IntArray) -> tuple[NDArray, ...]:
     """Return copies of rows in order: one array, or for CSR matrices data, indices and row pointers.
 
-    Args:
-        matrices: NumPy arrays, or SciPy CSR matrices.
-        ends: int64, end of the rows of each matrix, over all matrices.
-        rows: int64[n], rows over all matrices.
+    Both `ends`, the ends of the matrices, and `rows` count the rows of all matrices, int64.
     """
     which = np.searchsorted(ends, rows, side="right")
     local = rows - np.concatenate([[0], ends[:-1]])[which]

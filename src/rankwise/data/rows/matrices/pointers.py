@@ -20,12 +20,6 @@ __all__ = ["PagedNumbers", "RowPointers", "read_boxes", "read_chunks"]
 def read_boxes(array: ArrayMeta, starts: IntArray, extent: int, reader: BoxReader) -> tuple[IntArray, BoxReport]:
     """Read ranges of equal length, int64[n, extent], and return the report; bypasses all caches.
 
-    Args:
-        array: one axis, integers.
-        starts: int64[n], first number of each range.
-        extent: numbers of each.
-        reader: reads them.
-
     Raises:
         DataError: the storage fails; damage is reported, not raised.
     """
@@ -46,14 +40,7 @@ def read_boxes(array: ArrayMeta, starts: IntArray, extent: int, reader: BoxReade
 
 
 def read_chunks(array: ArrayMeta, page: IntArray, first: int, chunk: int, reader: BoxReader) -> dict[int, BoxError]:
-    """Read a range again, chunk by chunk; return the errors by chunk number.
-
-    Args:
-        array: one axis, integers.
-        page: int64[n], filled in.
-        first: its first place, at a chunk edge.
-        chunk: numbers of a chunk.
-        reader: reads them.
+    """Read a page, int64[n] from a chunk edge on, again, chunk by chunk; return the errors by chunk number.
 
     Raises:
         DataError: the storage fails.
@@ -158,12 +145,7 @@ class PagedNumbers:
             return found, self._errors(places)
 
     def distrust(self, place: int, why: str) -> None:
-        """Mark the chunk of a place as damaged.
-
-        Args:
-            place: in the array.
-            why: the error there.
-        """
+        """Mark the chunk of a place as damaged."""
         with self._lock:  # found when numbers of two arrays are compared, not by the thread that reads a page
             self._damaged.setdefault(place // self.chunk, self._error(place // self.chunk, why))
 
@@ -321,9 +303,6 @@ class RowPointers:
 
         Such rows have no elements here. They are the rows of damaged chunks: if a chunk cannot be decoded, or has an
         invalid number, all its numbers are rejected.
-
-        Args:
-            rows: int64[n], in [0, num_rows).
 
         Raises:
             DataError: the storage fails.

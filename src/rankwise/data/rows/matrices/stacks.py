@@ -67,13 +67,7 @@ def _is_sparse(matrix: StoredMatrix | HeldMatrix) -> bool:
 
 
 class SparseStack(MatrixStack):
-    """CSR matrices with equally many columns.
-
-    Args:
-        matrices: the matrices.
-        dtype: dtype of the elements to return.
-        side_by_side: see `stack_matrices`.
-    """
+    """CSR matrices with equally many columns, or their own; see `stack_matrices`."""
 
     matrices: tuple[StoredSparse, ...]
 
@@ -116,12 +110,7 @@ class SparseStack(MatrixStack):
 
 
 class DenseStack(MatrixStack):
-    """Dense arrays with one row shape; shorter rows are padded.
-
-    Args:
-        matrices: the arrays; all have one shape beyond the axes of rows and columns.
-        dtype: dtype of the elements to return.
-    """
+    """Dense arrays with one shape beyond the axes of rows and columns; shorter rows are padded."""
 
     def __init__(self, matrices: Sequence[StoredDense], dtype: DType) -> None:
         self._arrays = tuple(matrix.array for matrix in matrices)

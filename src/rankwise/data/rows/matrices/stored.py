@@ -153,10 +153,6 @@ _LENGTHS = "row_nnz"  # written by our writer
 def open_matrix(uri: str | os.PathLike[str], reader: BoxReader) -> StoredMatrix:
     """Open a matrix of an AnnData store, for example ``STORE/X``, ``STORE/layers/counts`` or ``STORE/obsm/X_pca``.
 
-    Args:
-        uri: folder or URL of the matrix: a group with a CSR matrix, or an array.
-        reader: reads its row pointers.
-
     Raises:
         DataError: there is no matrix, it has another format (for example CSC), or it is damaged.
     """

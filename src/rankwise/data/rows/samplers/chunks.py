@@ -31,11 +31,6 @@ def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], Lo
     """Yield the load requests of a pass with `total` rows; a DataLoader worker yields only its own.
 
     For any number of workers they yield the same requests together: each is made from its number alone.
-
-    Args:
-        total: rows of the pass.
-        sizes: how many rows are read and batched together.
-        make: makes a request from its number and its number of rows.
     """
     worker = current_worker()
     for number in range(-(-total // sizes.request_rows)):
@@ -48,12 +43,6 @@ class RowsRepeated:
 
     A chunk begins at any row of the range with the same probability and wraps around its end, so every row is
     equally likely to be in it.
-
-    Args:
-        draws: random numbers of the pass.
-        sizes: how many rows are read and batched together.
-        start: first row of the range.
-        stop: row after the last.
     """
 
     def __init__(self, draws: PassDraws, sizes: RequestSizes, *, start: int, stop: int) -> None:

@@ -47,13 +47,7 @@ class ClassLines:
 
     @classmethod
     def build(cls, codes: Any, weights: FloatArray, start: int, stop: int) -> ClassLines:
-        """Scan the rows of a range.
-
-        Args:
-            codes: integers [n], the class of each row.
-            weights: float64[classes]; classes with a weight of 0 or less are left out.
-            start: first row of the range.
-            stop: row after the last.
+        """Scan the rows of a range; classes with a weight of 0 or less are left out.
 
         Raises:
             ConfigError: no class in the range can be drawn.
@@ -84,17 +78,12 @@ class ClassLines:
         return drawn
 
     def draw_runs(self, rng: np.random.Generator, classes: IntArray, lengths: IntArray) -> list[slice]:
-        """Draw a chunk of each class: neighbouring rows inside one of its runs.
+        """Draw a chunk of each class, a place in `codes`: neighbouring rows inside one of its runs.
 
         A run is drawn in proportion to its rows, and any of its rows may begin the chunk. A chunk that would exceed the
         run is moved to the run's end or beginning with equal probability: a row near an edge is in 0.5 to 1.5 times as
         many chunks as those in the middle, which are all equally likely. A run shorter than the chunk can only come
         from a mask; the chunk then continues in the class's next run, and after the last run in the first.
-
-        Args:
-            rng: source of random numbers.
-            classes: int64[n], places in `codes`.
-            lengths: int64[n], rows of each chunk.
         """
         first = rng.integers(self.class_places[classes], self.class_places[classes + 1])
         at_end = rng.random(len(first)) < 0.5

@@ -35,18 +35,7 @@ def create_array(
     compressors: Any,
     attributes: dict[str, Any] | None = None,
 ) -> Any:
-    """Create an array that is chunked along its first axis only.
-
-    Args:
-        group: Zarr v3 group for the array.
-        name: its name there.
-        shape: its whole shape.
-        dtype: dtype of its elements.
-        chunk: extent of a chunk along the first axis.
-        shard: extent of a shard along the first axis, rounded to whole chunks.
-        compressors: Zarr codecs.
-        attributes: its attributes.
-    """
+    """Create an array that is chunked along its first axis only; shards are rounded to whole chunks."""
     chunk = max(1, min(chunk, shape[0]))
     shard = max(chunk, min(shard, shape[0]) // chunk * chunk)
     inner = tuple(max(1, extent) for extent in shape[1:])
@@ -125,16 +114,7 @@ class MatrixFormat:
 def create_sparse(
     group: Any, name: str, *, lengths: IntArray, num_cols: int, dtype: DType, form: MatrixFormat
 ) -> SparseLayout:
-    """Create a CSR matrix in the format of AnnData, complete except for its elements.
-
-    Args:
-        group: Zarr v3 group for the matrix.
-        name: its name there.
-        lengths: int64[rows], elements of each row to come.
-        num_cols: columns.
-        dtype: dtype of the elements.
-        form: its storage format.
-    """
+    """Create a CSR matrix in the format of AnnData, complete except for its elements."""
     rows_per_chunk = min(form.n_obs_per_chunk, max(1, len(lengths)))
     layout = lay_out(lengths, num_cols, rows_per_chunk, align=form.align_rows)
     made = group.create_group(name)
@@ -187,16 +167,7 @@ def _write_pointers(made: Any, lengths: IntArray, layout: SparseLayout, form: Ma
 def create_dense(
     group: Any, name: str, *, num_rows: int, row_shape: tuple[int, ...], dtype: DType, form: MatrixFormat
 ) -> Any:
-    """Create a dense matrix, or an array with any number of axes, in the format of AnnData; return the empty array.
-
-    Args:
-        group: Zarr v3 group for the array.
-        name: its name there.
-        num_rows: number of rows to come.
-        row_shape: shape of a row.
-        dtype: dtype of the elements.
-        form: its storage format.
-    """
+    """Create a dense matrix, or an array with any number of axes, in the format of AnnData; return the empty array."""
     return create_array(
         group,
         name,

@@ -148,10 +148,6 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 def parse_size(size: int | str, name: str) -> int:
     """Convert "1GB", "512MB", "64 KiB" or a plain number to bytes; units are powers of 1,024, as in annbatch.
 
-    Args:
-        size: the size to convert.
-        name: the argument, for messages.
-
     Raises:
         ConfigError: it is not a size, or below 1.
     """
@@ -165,11 +161,6 @@ def parse_size(size: int | str, name: str) -> int:
 
 def rows_of_size(size: int | str, name: str, row_bytes: float) -> int:
     """Return the number of rows for a size: an integer, also as text, is rows; text with a unit is bytes.
-
-    Args:
-        size: the size, for example 250, "250" or "20GB".
-        name: the argument, for messages.
-        row_bytes: decoded bytes of a row.
 
     Raises:
         ConfigError: it is not a size, or below 1.

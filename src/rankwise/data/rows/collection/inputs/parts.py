@@ -121,11 +121,6 @@ def content_stamp(columns: Iterable[Column], vars_: Mapping[str, Any], tables: M
 
     It detects another layer, normalisation or order, but not every change of a single value.
 
-    Args:
-        columns: columns of the rows, names included.
-        vars_: tables of variables by modality.
-        tables: matrices by name.
-
     Raises:
         DataError: a part cannot be read.
     """

@@ -149,12 +149,9 @@ class Table:
 
 
 def table_of(name: str, held: Any, rows: IntArray | None = None) -> Table | None:
-    """Wrap a matrix of an AnnData, in memory, backed or lazy; None if it has no numeric rows, for example a table.
+    """Wrap rows (None = all) of a matrix of an AnnData; None if it has no numeric rows, for example a table.
 
-    Args:
-        name: its name.
-        held: SciPy matrix, array, sparse dataset of anndata, `Columnwise`, array of Zarr, HDF5 or dask.
-        rows: which of its rows; None = all.
+    It may be a SciPy matrix, an array, a sparse dataset of anndata, a `Columnwise`, or an array of Zarr, HDF5 or dask.
     """
     import scipy.sparse as sp
 
@@ -189,10 +186,6 @@ _HDF5 = (".h5ad", ".h5mu", ".h5")
 
 def spread_collections(sources: list[Any], folder: Path) -> list[tuple[Any, bool]]:
     """Return a flat list of inputs, each with a flag whether it is a dataset of a collection.
-
-    Args:
-        sources: paths, groups, AnnData.
-        folder: the collection to which they are added.
 
     Raises:
         ConfigError: that collection is among them.
