@@ -14,7 +14,7 @@ from rankwise.data.contract import IntArray, Locality, NDArray, Order
 from rankwise.data.order import SplitRule
 from rankwise.data.rows.blockwise import num_stretches, taken
 from rankwise.data.rows.datasets import AnyDataset
-from rankwise.data.rows.drawing import DrawOptions, Draws, make_draws
+from rankwise.data.rows.draws import DrawOptions, Draws, make_draws
 from rankwise.data.rows.matrices import HeldMatrix, MatrixStack, StoredMatrix
 from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
 from rankwise.data.rows.places import NamedRows, stacked_rows

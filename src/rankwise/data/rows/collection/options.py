@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.data.rows.collection.union import Joined
-from rankwise.data.rows.writing import MatrixFormat, parse_size, rows_of_size
+from rankwise.data.rows.output import MatrixFormat, parse_size, rows_of_size
 from rankwise.errors import ConfigError
 
 __all__ = ["WriteOptions", "listed", "seed_of", "warn_of_room"]

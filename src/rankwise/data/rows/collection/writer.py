@@ -15,7 +15,7 @@ from rankwise.data.rows.collection.journal import listed_names, read_manifest, s
 from rankwise.data.rows.collection.options import WriteOptions, listed, seed_of
 from rankwise.data.rows.collection.ranks import Ranks, joined_ranks
 from rankwise.data.rows.collection.union import join_inputs
-from rankwise.data.rows.writing import MatrixFormat, codecs_of
+from rankwise.data.rows.output import MatrixFormat, codecs_of
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.rows.datasets import load_anndata
-from rankwise.data.rows.writing.codecs import codecs_of
-from rankwise.data.rows.writing.matrices import MatrixFormat, write_dense, write_sparse
+from rankwise.data.rows.output.codecs import codecs_of
+from rankwise.data.rows.output.matrices import MatrixFormat, write_dense, write_sparse
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
 

@@ -11,7 +11,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.rows.writing.codecs import ChunkEncoder
+from rankwise.data.rows.output.codecs import ChunkEncoder
 from rankwise.data.store.shard import crc32c
 from rankwise.errors import ConfigError
 

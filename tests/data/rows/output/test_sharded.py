@@ -14,7 +14,7 @@ from rankwise import Order
 from rankwise.data.rows import DatasetCollection, OrderedLoader, write_sharded
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.matrices import stack_matrices
-from rankwise.data.rows.writing import parse_size, quiet_anndata, sharded
+from rankwise.data.rows.output import parse_size, quiet_anndata, sharded
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 from rankwise.testing.stores.small_rows import small_anndata

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
-from rankwise.data.rows.writing.codecs import pad_rows
-from rankwise.data.rows.writing.shards import SparseLayout, lay_out, parse_size, rows_of_size
+from rankwise.data.rows.output.codecs import pad_rows
+from rankwise.data.rows.output.shards import SparseLayout, lay_out, parse_size, rows_of_size
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
 

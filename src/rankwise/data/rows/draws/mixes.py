@@ -15,7 +15,7 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, sample_keys
 from rankwise.data.order.lanes import Grid, samples_at
-from rankwise.data.rows.drawing.options import DrawOptions, Draws, RowDraws, RowWeights
+from rankwise.data.rows.draws.weights import DrawOptions, Draws, RowDraws, RowWeights
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
