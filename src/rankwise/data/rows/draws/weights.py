@@ -164,16 +164,6 @@ class RowWeights:
     def __len__(self) -> int:
         return len(self.values)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of memory in use."""
-        return self.values.nbytes + self._ends.nbytes
-
-    @property
-    def total(self) -> float:
-        """Sum of all weights."""
-        return float(self._ends[-1])
-
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the weights."""

@@ -14,7 +14,7 @@ from rankwise.data.rows.matrices.damage import PointerJudge
 from rankwise.data.store import ArrayMeta, BoxError, BoxReader, BoxReport, BoxRequest
 from rankwise.errors import DataError
 
-__all__ = ["PagedNumbers", "RowPointers", "read_boxes", "read_chunks"]
+__all__ = ["PagedNumbers", "RowPointers", "read_boxes"]
 
 
 def read_boxes(array: ArrayMeta, starts: IntArray, extent: int, reader: BoxReader) -> tuple[IntArray, BoxReport]:
@@ -37,25 +37,6 @@ def read_boxes(array: ArrayMeta, starts: IntArray, extent: int, reader: BoxReade
         if not error.damage:
             raise error.error
     return values, report
-
-
-def read_chunks(array: ArrayMeta, page: IntArray, first: int, chunk: int, reader: BoxReader) -> dict[int, BoxError]:
-    """Read a page, int64[n] from a chunk edge on, again, chunk by chunk; return the errors by chunk number.
-
-    Raises:
-        DataError: the storage fails.
-    """
-    num_whole = len(page) // chunk
-    rest = len(page) - num_whole * chunk
-    errors: dict[int, BoxError] = {}
-    for begin, count, extent in ((0, num_whole, chunk), (num_whole * chunk, min(rest, 1), rest)):
-        if not count:
-            continue
-        values, report = read_boxes(array, first + begin + np.arange(count) * extent, extent, reader)
-        page[begin : begin + count * extent] = values.reshape(-1)
-        for error in report.errors:
-            errors[first // chunk + begin // chunk + error.box] = replace(error, box=0)
-    return errors
 
 
 _LEAST_PAGE = 2**13  # numbers; shorter chunks are read several at a time
@@ -194,7 +175,13 @@ class PagedNumbers:
 
     def _look_closer(self, page: IntArray, first: int) -> None:
         """Find the damaged chunks of a page. Fill them with neighbouring numbers, so that the page compresses well."""
-        unread = read_chunks(self._array, page, first, self.chunk, self._reader)
+        unread: dict[int, BoxError] = {}
+        for start in range(0, len(page), self.chunk):
+            part = page[start : start + self.chunk]
+            values, report = read_boxes(self._array, np.array([first + start]), len(part), self._reader)
+            part[:] = values[0]
+            if report.errors:
+                unread[(first + start) // self.chunk] = report.errors[0]
         judge = self._judge
         wrong = {} if judge is None else judge.problems(page, first, self.chunk, unread, self._ask)
         found = {**unread, **{chunk: self._error(chunk, why) for chunk, why in wrong.items()}}
@@ -287,16 +274,6 @@ class RowPointers:
         self._lengths = (
             None if lengths is None else PagedNumbers(lengths, reader, None, what="row lengths", capacity_bytes=each)
         )
-
-    @property
-    def num_pages_read(self) -> int:
-        """Pages that were read so far."""
-        return self._begins.num_pages_read + (0 if self._lengths is None else self._lengths.num_pages_read)
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Bytes of the pages when all are in use."""
-        return self._begins.capacity_bytes + (0 if self._lengths is None else self._lengths.capacity_bytes)
 
     def spans(self, rows: IntArray) -> tuple[IntArray, IntArray, tuple[BoxError, ...]]:
         """Return start and number of elements of rows, int64[n] twice, and errors of rows for which they are unknown.
