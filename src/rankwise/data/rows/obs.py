@@ -186,10 +186,6 @@ def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -
     """Return a pandas.DataFrame of columns of all datasets, concatenated, with their index; None = all.
 
     For a dataset without a column the values are missing.
-
-    Raises:
-        ConfigError: no dataset has a column with that name, or `columns` is a single text.
-        DataError: a column cannot be read.
     """
     every = dict.fromkeys(name for dataset in datasets for name in dataset.obs_columns)
     wanted = list(every) if columns is None else name_list(columns, "columns")

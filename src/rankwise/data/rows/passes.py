@@ -87,9 +87,6 @@ class RequestSizes:
         chunk_size: neighbouring rows that are read as one run.
         preload_nchunks: runs that are read and mixed together: one load request.
         batch_size: rows of a batch; a divisor of the rows of a request.
-
-    Raises:
-        ConfigError: they do not fit together.
     """
 
     chunk_size: int
@@ -173,11 +170,7 @@ def check_mask(mask: slice) -> slice:
 
 
 def mask_bounds(mask: slice, n_obs: int) -> tuple[int, int]:
-    """Return the first row of a mask, and the row after its last.
-
-    Raises:
-        ConfigError: there are fewer rows.
-    """
+    """Return the first row of a mask, and the row after its last."""
     checked = check_mask(mask)
     if n_obs == 0:
         raise ConfigError("the loader has no rows: add data first, with use_collection, add_adata or add_dataset")

@@ -124,11 +124,7 @@ def _part_dtype(rule: SplitRule) -> DType:
 
 
 def say_split(sizes: Sequence[int], rule: SplitRule, total: int, by: str) -> None:
-    """Log the sizes of the parts; with few groups, hashes seldom give the requested sizes.
-
-    Raises:
-        ConfigError: a part is empty.
-    """
+    """Log the sizes of the parts; with few groups, hashes seldom give the requested sizes."""
     text = ", ".join(
         f"{name}: {size} of {total} rows{'' if asked is None else f' (asked for {asked:.3g})'}"
         for name, size, asked in zip(rule.names, sizes, rule.asked, strict=True)

@@ -108,11 +108,7 @@ def settle(folder: Path, plan: str) -> bool:
 
 
 def plan_of(inputs: Sequence[Input], options: WriteOptions, seed: int | None) -> str:
-    """Return a hash of a request: the stamps of its inputs, parameters, seed.
-
-    Raises:
-        DataError: an input cannot be read.
-    """
+    """Return a hash of a request: the stamps of its inputs, parameters, seed."""
     facts = {
         "rankwise": __version__,
         "inputs": [(held.label, held.stamp(), held.num_rows, sorted(held.tables)) for held in inputs],
@@ -242,9 +238,6 @@ def group_ranks(joined: Joined, names: Sequence[str], block_rows: int) -> IntArr
     """Return the group rank of each row of all inputs, int32[rows]: by the first column, then the next ones.
 
     Categories are ranked in their order, numbers and texts by value; missing values come last.
-
-    Raises:
-        ConfigError: a column is missing in an input.
     """
     columns = [_column(joined, name) for name in names]
     ranks = np.zeros(joined.num_rows, dtype=np.int64)

@@ -25,11 +25,7 @@ _MADE_HERE = ("src_path", "src_row")
 
 
 def check_fit(inputs: Sequence[Input], member: Input, vars_: Mapping[str, Any], folder: Path) -> None:
-    """Refuse inputs whose rows cannot be read together with a dataset of a collection; warn about what they lack.
-
-    Raises:
-        ConfigError: a matrix is of another kind or shape, or an input has none of the variables.
-    """
+    """Refuse inputs whose rows cannot be read together with a dataset of a collection; warn about what they lack."""
     for held in inputs:
         for name in sorted(set(held.tables) & set(member.tables)):
             _check_kind(held.tables[name], member.tables[name], held.label, folder)
@@ -42,11 +38,7 @@ def check_fit(inputs: Sequence[Input], member: Input, vars_: Mapping[str, Any], 
 
 
 def check_kept(members: Sequence[Input], inputs: Sequence[Input], folder: Path) -> None:
-    """Refuse a rewrite that would lose matrices: it writes only matrices that all inputs have.
-
-    Raises:
-        ConfigError: the rewrite would drop a matrix of some rows.
-    """
+    """Refuse a rewrite that would lose matrices: it writes only matrices that all inputs have."""
     held = [*members, *inputs]
     names = dict.fromkeys(name for member in members for name in member.tables)
     lost = [name for name in names if any(name not in one.tables for one in held)]
@@ -62,11 +54,7 @@ def check_kept(members: Sequence[Input], inputs: Sequence[Input], folder: Path) 
 
 
 def check_once(inputs: Sequence[tuple[Any, str]]) -> None:
-    """Refuse an input, given with its label, that is passed twice in one call: its rows would appear twice.
-
-    Raises:
-        ConfigError: an input is passed twice.
-    """
+    """Refuse an input, given with its label, that is passed twice in one call: its rows would appear twice."""
     seen: dict[Any, str] = {}
     for source, label in inputs:
         place = _place_of(source)

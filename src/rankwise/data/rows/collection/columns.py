@@ -57,11 +57,7 @@ class Column:
     label: str = ""
 
     def block(self, start: int, stop: int) -> Any:
-        """Read rows `start` to `stop`.
-
-        Raises:
-            DataError: they cannot be read.
-        """
+        """Read rows `start` to `stop`."""
         try:
             return self.read(start, stop)
         except Exception as error:  # any error of a file format

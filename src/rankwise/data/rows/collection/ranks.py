@@ -163,9 +163,6 @@ def work_off(tasks: Sequence[Task], marks: Marks, ranks: Ranks, *, shown: Callab
 
     A round takes the next ready tasks in order and divides them by arithmetic alone. Its size adapts until the slowest
     rank takes some seconds; all ranks know that time, so all choose the same size.
-
-    Raises:
-        WorldError: another rank failed or has ended.
     """
     left, rows, count = {task.name: task for task in tasks}, 0.0, 1
 

@@ -51,9 +51,6 @@ def check_files(group: Any, names: Iterable[str]) -> None:
     Zarr reads a chunk without a file as the fill value: every code of a category would be 0. A chunk of zeros has no
     file either, so for a missing file the manifest's checksum says whether it ever existed. Stores without a manifest
     cannot tell. Only local folders are checked.
-
-    Raises:
-        DataError: a file is missing; the message names it.
     """
     root = getattr(getattr(group, "store", None), "root", None)
     if root is None:

@@ -98,12 +98,7 @@ class HeldDataset:
         return digest.hexdigest()[:16]
 
     def matrix(self, name: str = "X") -> HeldMatrix:
-        """Open a matrix.
-
-        Raises:
-            ConfigError: there is no matrix of this name, or its rows cannot be read.
-            DataError: it has another number of rows than the table of observations.
-        """
+        """Open a matrix; see `Dataset.matrix`."""
         if name not in (*self.matrices, self.raw):
             raise ConfigError(f"{self.place} has no {name!r}; rows can be read from {', '.join(self.matrices)}")
         with self._open() as held:
@@ -132,11 +127,7 @@ class HeldDataset:
         return values.to_numpy() if isinstance(values.dtype, np.dtype) else values.array
 
     def var_names(self, modality: str = "") -> tuple[str, ...]:
-        """Return the names of the variables.
-
-        Raises:
-            ConfigError: a modality was given.
-        """
+        """Return the names of the variables."""
         if modality:
             raise ConfigError(f"{self.place} has no {modality!r}: modalities come from Zarr stores and collections")
         return tuple(map(str, self._names("var")))

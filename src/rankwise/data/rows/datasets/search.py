@@ -101,11 +101,7 @@ class _Tables(Protocol):
 
 
 def known_columns(dataset: _Tables, columns: Sequence[str] | None) -> tuple[str, ...]:
-    """Return columns of the table of observations; None = all.
-
-    Raises:
-        ConfigError: there is no such column.
-    """
+    """Return columns of the table of observations; None = all."""
     wanted = dataset.obs_columns if columns is None else tuple(columns)
     unknown = [column for column in wanted if column not in dataset.obs_columns]
     if unknown:

@@ -26,11 +26,7 @@ _UNIT = 1 << 32
 
 
 class Interleave:
-    """Assigns positions to parts by shares in any unit, as a pure function of the position.
-
-    Raises:
-        ConfigError: a share is not positive.
-    """
+    """Assigns positions to parts by shares in any unit, as a pure function of the position."""
 
     def __init__(self, shares: Sequence[float], lanes: int) -> None:
         if len(shares) < 2 or not all(math.isfinite(share) and share > 0 for share in shares):

@@ -122,9 +122,6 @@ class RowWeights:
         """Return weights that make every group with rows equally likely; rows without a group get weight 0.
 
         With `parts`, int64[P + 1], edges of parts of the rows, groups are balanced inside each part.
-
-        Raises:
-            ConfigError: no row (of a part) belongs to a group.
         """
         edges = [0, len(groups.codes)] if parts is None else parts.tolist()
         num_groups, num_parts = len(groups.labels), len(edges) - 1

@@ -50,11 +50,7 @@ class Variables:
         return next((k for k in range(1, len(self._datasets)) if self.names(k) != self.names(0)), None)
 
     def check_same(self) -> None:
-        """Refuse datasets with different variables: equal numbers of columns do not show that.
-
-        Raises:
-            ConfigError: column i is not the same gene everywhere.
-        """
+        """Refuse datasets with different variables: equal numbers of columns do not show that."""
         odd = self.first_difference
         if odd is None:
             return
@@ -68,11 +64,7 @@ class Variables:
         )
 
     def columns(self, genes: Sequence[Any], num_columns: int) -> list[IntArray]:
-        """Return the columns of selected variables: one list, or one for each dataset if they differ.
-
-        Raises:
-            ConfigError: there are no such variables, or not in all datasets.
-        """
+        """Return the columns of selected variables: one list, or one for each dataset if they differ."""
         if all(not isinstance(gene, str) for gene in genes):
             self.check_same()
         elif self.first_difference is not None:

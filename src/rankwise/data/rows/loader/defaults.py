@@ -103,11 +103,7 @@ def sharded_batches(sharding: Any, sampler: Sampler, *, to: Any) -> ShardRows | 
 
 
 def global_batch(rows: Any, sharded: ShardRows) -> Any:
-    """Return the global array of which these rows are this rank's part; no communication.
-
-    Raises:
-        ConfigError: the batch is not full.
-    """
+    """Return the global array of which these rows are this rank's part; no communication."""
     if rows.shape[0] != sharded.num_rows:
         raise ConfigError(
             f"a batch has {rows.shape[0]} rows, but every part of a global array needs {sharded.num_rows}: pass "
@@ -169,11 +165,7 @@ def _jax(rows: Any) -> Any:
 
 
 def check_gpu(to: Any, *, wanted: bool) -> None:
-    """Refuse `preload_to_gpu` if it cannot work.
-
-    Raises:
-        ConfigError: batches are not torch tensors, or torch has no CUDA device.
-    """
+    """Refuse `preload_to_gpu` if it cannot work."""
     if not wanted:
         return
     mend = "omit preload_to_gpu: rows are shuffled while they are decoded, not on a GPU"

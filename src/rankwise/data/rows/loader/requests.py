@@ -33,11 +33,7 @@ class RowOrder:
 
 
 def order_rows(request: LoadRequest, n_obs: int) -> RowOrder:
-    """Return the rows of a request; rows in no split are left out.
-
-    Raises:
-        ConfigError: it names rows or places that do not exist.
-    """
+    """Return the rows of a request; rows in no split are left out."""
     rows = _listed(request["requests"])
     if len(rows) and not (rows.min() >= 0 and rows.max() < n_obs):
         raise ConfigError(
@@ -130,11 +126,7 @@ class RequestReader(Leases):
     def read(
         self, steps: Iterable[_Request], is_asked: Callable[[], bool]
     ) -> Generator[ReadRequest | None, None, None]:
-        """Yield the result of each request; yield None while it was read but not asked for.
-
-        Raises:
-            Exception: the error of a request, once it was asked for.
-        """
+        """Yield the result of each request; yield None while it was read but not asked for."""
         num_last = 0
         for request in steps:
             if request.is_dropped:
@@ -209,11 +201,7 @@ class Requests:
         self._passing = self._pass(orders, obs, following)
 
     def take(self) -> ReadRequest | None:
-        """Return the next request of the pass, its rows, and their part of obs; None after the last.
-
-        Raises:
-            Exception: the error of drawing or reading it.
-        """
+        """Return the next request of the pass, its rows, and their part of obs; None after the last."""
         if self.is_elsewhere:
             raise RuntimeError("a pass cannot continue in a process that was forked during it: iterate again there")
         return next(self._passing, None)

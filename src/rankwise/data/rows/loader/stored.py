@@ -77,11 +77,7 @@ class RowBlock:
     lease: Lease
 
     def part(self, first: int, last: int) -> Any:
-        """Return rows [first, last): a view of an array, or a CSR matrix over views.
-
-        Raises:
-            DataError: one of them could not be read.
-        """
+        """Return rows [first, last): a view of an array, or a CSR matrix over views."""
         for place in sorted(self.errors):
             if first <= place < last:
                 raise self.errors[place]
@@ -105,11 +101,7 @@ class StoredRows:
         self._pool = MemoryPool()
 
     def read(self, rows: IntArray, lease: Lease) -> RowBlock:
-        """Read and decode rows directly in the requested order; errors are reported for each row.
-
-        Raises:
-            DataError: the storage of row pointers fails.
-        """
+        """Read and decode rows directly in the requested order; errors are reported for each row."""
         plan = self._stack.plan(rows, self._reader)
         self._reader.hint(plan.boxes)
         arrays, spec = self._arrays(plan, lease), self._stack.spec
@@ -181,11 +173,7 @@ def iter_groups(collection: Any) -> Iterator[Any]:
 
 
 def load_group(group: Any) -> Any:
-    """Return an AnnData with the X of a store (left on disk), all columns of obs, and the names of var.
-
-    Raises:
-        TypeError: X is neither CSR nor a dense array.
-    """
+    """Return an AnnData with the X of a store (left on disk), all columns of obs, and the names of var."""
     import pandas as pd
 
     anndata = load_anndata()

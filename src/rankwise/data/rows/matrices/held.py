@@ -102,9 +102,6 @@ class HeldStack(MatrixStack):
         matrices: the matrices.
         dtype: dtype of the elements to return.
         loose: let each matrix have its own columns; rows are then as long as the longest.
-
-    Raises:
-        ConfigError: matrices in files are too large for memory.
     """
 
     matrices: tuple[HeldMatrix, ...]
@@ -138,22 +135,14 @@ class HeldStack(MatrixStack):
         return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows), held=rows)
 
     def take(self, rows: IntArray, out: tuple[NDArray, ...]) -> None:
-        """Copy rows into arrays, as for `MatrixPlan.jobs`.
-
-        Raises:
-            DataError: values do not fit the requested integer dtype.
-        """
+        """Copy rows into arrays, as for `MatrixPlan.jobs`."""
         taken = gather_rows([matrix.values for matrix in self.matrices], self._ends, rows)
         values = converted(taken[0], self.spec.dtype, place=self.matrices[0].place)
         for given, held in zip(out, (values, *taken[1:]), strict=True):
             given[: len(held)] = held
 
     def take_dense(self, rows: IntArray, columns: Sequence[IntArray] | None, out: NDArray) -> None:
-        """Copy rows, dense, into an array [B, width, ...]; for `columns` see `make_field`.
-
-        Raises:
-            DataError: values do not fit the requested integer dtype.
-        """
+        """Copy rows, dense, into an array [B, width, ...]; for `columns` see `make_field`."""
         which, local = self.find(rows)
         for number in np.unique(which).tolist():
             matrix, members = self.matrices[number], which == number

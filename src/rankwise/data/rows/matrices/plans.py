@@ -122,11 +122,7 @@ class MatrixStack(ABC):
         """
 
     def find(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the matrix of each row and its row there, int64[n] twice.
-
-        Raises:
-            IndexError: there is no such row.
-        """
+        """Return the matrix of each row and its row there, int64[n] twice."""
         if len(rows) and not (rows.min() >= 0 and rows.max() < self.num_rows):
             raise IndexError(f"rows {rows.min()} to {rows.max()} were requested, but there are {self.num_rows}")
         if len(self.matrices) == 1:

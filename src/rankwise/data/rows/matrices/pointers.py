@@ -105,11 +105,7 @@ class PagedNumbers:
         return self._bases.nbytes + self._offsets.nbytes
 
     def take(self, places: IntArray) -> tuple[IntArray, dict[int, BoxError]]:
-        """Return the numbers at places, int64[n], and errors for those that have none, by their index in `places`.
-
-        Raises:
-            DataError: the storage fails.
-        """
+        """Return the numbers at places, int64[n], and errors for those that have none, by their index in `places`."""
         page, found = places // self._page, np.empty(len(places), dtype=np.int64)
         touched = np.zeros(self._num_pages, dtype=np.bool_)
         touched[page] = True
@@ -238,9 +234,6 @@ class RowPointers:
             rows have no such zeros.
         num_cols: columns of the matrix, the most elements of a row; None = unknown.
         capacity_bytes: limit for pages in memory.
-
-    Raises:
-        DataError: it is not a list of integers.
     """
 
     def __init__(

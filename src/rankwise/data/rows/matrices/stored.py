@@ -29,9 +29,6 @@ class StoredSparse:
         indices: their columns, [nnz].
         pointers: start of each row.
         rows_per_chunk: a chunk begins at each multiple of this number of rows; None = chunk edges can be anywhere.
-
-    Raises:
-        DataError: the arrays do not fit together.
     """
 
     place: str

@@ -67,11 +67,7 @@ class Columnwise:
         return int(self.indptr[-1])
 
     def elements(self, start: int, stop: int) -> tuple[IntArray, NDArray, NDArray]:
-        """Read elements: their rows, columns (int32) and values.
-
-        Raises:
-            DataError: they cannot be read.
-        """
+        """Read elements: their rows, columns (int32) and values."""
         try:
             rows, values = np.asarray(self.indices[start:stop]), np.asarray(self.data[start:stop])
         except Exception as error:  # any error of a file format
@@ -119,11 +115,7 @@ class Table:
         return isinstance(self.held, Columnwise)
 
     def block(self, start: int, stop: int) -> Any:
-        """Return rows `start` to `stop` as a CSR matrix or an array, in memory.
-
-        Raises:
-            DataError: they cannot be read.
-        """
+        """Return rows `start` to `stop` as a CSR matrix or an array, in memory."""
         try:
             return self._slice(start, stop) if self.rows is None else self._pick(self.rows[start:stop])
         except Exception as error:  # any error of a file format
