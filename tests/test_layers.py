@@ -99,7 +99,7 @@ TRAIN_FOLDERS = ("models", "loaders", "step", "loop")
 PARTS = {
     "rankwise.data.store": {"ngff": set(), "catalogue": {"ngff"}},
     "rankwise.data.crops": {"audit": set(), "stitching": set()},
-    "rankwise.data.rows": {"writing": set(), "collection": {"writing"}, "inspecting": {"collection"}},
+    "rankwise.data.rows": {"output": set(), "collection": {"output"}, "inspection": {"collection"}},
 }
 # The store turns bytes into arrays, and stands alone: what it may import of the rest.
 STORE_MAY_IMPORT = {"errors", "_files", "_lazy", "_process", "data.contract", "data.store"}
@@ -178,7 +178,7 @@ def test_a_crossed_edge_is_caught(tmp_path):
         "rankwise.world.World",
     ]
     assert len(crossed(file, "rankwise.data.store.catalogue.planted")) == 1
-    file.write_text("from rankwise.data.rows.inspecting import describe_rows\n")
+    file.write_text("from rankwise.data.rows.inspection import describe_rows\n")
     assert len(crossed(file, "rankwise.data.rows.collection.planted")) == 1
 
 

@@ -140,7 +140,7 @@ def info_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Show what a store or collection contains, the cost of its rows, and the gain of a conversion. Reads no data."""
-    from rankwise.data.rows.inspecting import describe_rows, text_of_rows
+    from rankwise.data.rows.inspection import describe_rows, text_of_rows
 
     facts = describe_rows(uri)
     print(json.dumps(facts, indent=1) if as_json else text_of_rows(facts))

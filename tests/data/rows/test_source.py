@@ -173,7 +173,7 @@ def test_rows_to_look_at(one):
         part[len(part)]
     with pytest.raises(ConfigError, match=r"no obs columns \['donors'\] in .*; there are \['kind', 'donor', 'n'\]"):
         part.obs(["donors"])
-    with pytest.raises(ConfigError, match=r"write \['n'\]"):
+    with pytest.raises(ConfigError, match=r"write columns=\['n'\]"):
         part.obs("n")
     drawn = part.drawn(balance="kind")
     for look in (lambda: drawn[0], drawn.obs):

@@ -25,12 +25,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from rankwise.data.rows.collection import DatasetCollection
-    from rankwise.data.rows.inspecting import describe_rows, verify_rows
+    from rankwise.data.rows.inspection import describe_rows, verify_rows
     from rankwise.data.rows.loader import Loader
     from rankwise.data.rows.ordered import OrderedLoader
+    from rankwise.data.rows.output import write_sharded
     from rankwise.data.rows.source import RowSource
     from rankwise.data.rows.transforms import Log1pCounts, log1p_cpm, log1p_normalized
-    from rankwise.data.rows.writing import write_sharded
 else:
     _TRANSFORMS = dict.fromkeys(("Log1pCounts", "log1p_cpm", "log1p_normalized"), "rankwise.data.rows.transforms")
     __getattr__, __dir__ = door(
@@ -40,8 +40,8 @@ else:
             "Loader": "rankwise.data.rows.loader",
             "OrderedLoader": "rankwise.data.rows.ordered",
             "RowSource": "rankwise.data.rows.source",
-            **dict.fromkeys(("describe_rows", "verify_rows"), "rankwise.data.rows.inspecting"),
-            "write_sharded": "rankwise.data.rows.writing",
+            **dict.fromkeys(("describe_rows", "verify_rows"), "rankwise.data.rows.inspection"),
+            "write_sharded": "rankwise.data.rows.output",
             **_TRANSFORMS,
         },
         submodules=("abc", "samplers", "types"),

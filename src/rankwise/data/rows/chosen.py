@@ -14,7 +14,7 @@ from rankwise.data.contract import IntArray, Locality, NDArray, Order
 from rankwise.data.order import SplitRule
 from rankwise.data.rows.blockwise import num_stretches, taken
 from rankwise.data.rows.datasets import AnyDataset
-from rankwise.data.rows.drawing import DrawOptions, Draws, make_draws
+from rankwise.data.rows.draws import DrawOptions, Draws, make_draws
 from rankwise.data.rows.matrices import HeldMatrix, MatrixStack, StoredMatrix
 from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
 from rankwise.data.rows.places import NamedRows, stacked_rows
@@ -80,9 +80,6 @@ class ChosenRows:
             named: what was named.
             datasets: its datasets, opened.
             rows: a mask or numbers to select from the named rows; None = all of them.
-
-        Raises:
-            ConfigError: there are no such rows, or none are selected.
         """
         sizes = [dataset.num_rows for dataset in datasets]
         ends = np.cumsum([0, *(len(one.places) for one in named)])
@@ -120,11 +117,7 @@ class ChosenRows:
 
     @property
     def stored(self) -> NamedRows:
-        """Return these rows in a form that can be named again.
-
-        Raises:
-            ConfigError: they are drawn.
-        """
+        """Return these rows in a form that can be named again."""
         self.refuse_draws("cannot be put in a list: list the rows first, then draw from them")
         return NamedRows(
             name=" + ".join(one.name for one in self.named),
@@ -139,11 +132,7 @@ class ChosenRows:
         return found
 
     def subset(self, rows: Any) -> ChosenRows:
-        """Return some of these rows, by mask or numbers.
-
-        Raises:
-            ConfigError: there are no such rows, or they are drawn.
-        """
+        """Return some of these rows; see `RowSource.subset`."""
         self.refuse_draws("have no subsets: take the subset first, then draw from it")
         return self._of(chosen_rows(rows, self.num_rows))
 
@@ -151,11 +140,7 @@ class ChosenRows:
         return replace(self, rows=chosen if self.rows is None else taken(self.rows, chosen))
 
     def split(self, by: str, rule: SplitRule, stratify: str | None) -> list[ChosenRows]:
-        """Return parts of these rows, in the order of the rule's names; see `RowSource.split`.
-
-        Raises:
-            ConfigError: there is no such column, a row has no value in it, a part is empty, or rows are drawn.
-        """
+        """Return parts of these rows, in the order of the rule's names; see `RowSource.split`."""
         self.refuse_draws("cannot be split: split first, then draw from a part")
         strata = None if stratify is None else self.groups(stratify)
         if by == "row":
@@ -167,41 +152,25 @@ class ChosenRows:
         return [self._of(member) for member in members]
 
     def table(self, columns: Sequence[str] | None) -> Any:
-        """Return columns of the table of observations for these rows; see `RowSource.obs`.
-
-        Raises:
-            ConfigError: there is no such column, or rows are drawn.
-        """
+        """Return columns of the table of observations for these rows; see `RowSource.obs`."""
         self.refuse_draws("have no table: every epoch draws others; read the rows that they are drawn from")
         whole = read_tables(self.datasets, columns)
         return whole if self.rows is None else whole.iloc[self.rows]
 
     def groups(self, column: str) -> RowGroups:
-        """Return the groups of these rows by an obs column.
-
-        Raises:
-            ConfigError: there is no such column.
-        """
+        """Return the groups of these rows by an obs column."""
         found = read_groups(self.datasets, column)
         return found if self.rows is None else found.of(self.rows)
 
     def drawn(self, options: DrawOptions) -> ChosenRows:
-        """Return draws of these rows.
-
-        Raises:
-            ConfigError: they are drawn already, or the options do not fit them.
-        """
+        """Return draws of these rows; see `RowSource.drawn_as`."""
         self.refuse_draws("cannot be drawn from: draw once, from the rows themselves")
         edges = self.edges if self.rows is None else _places_in(self.rows, self.edges)
         draws = make_draws(options, num_rows=self.num_rows, edges=edges, groups_of=self.groups)
         return replace(self, draws=draws, options=options)
 
     def refuse_draws(self, said: str) -> None:
-        """Raise an error if rows are drawn: `said` completes "drawn rows ...".
-
-        Raises:
-            ConfigError: these are drawn.
-        """
+        """Raise an error if rows are drawn: `said` completes "drawn rows ..."."""
         if self.draws is not None:
             raise ConfigError(f"drawn rows {said}")
 

@@ -14,12 +14,7 @@ _said: set[str] = set()
 
 
 def say_once(text: str, *, key: str | None = None) -> None:
-    """Warn once in this process, on the main rank.
-
-    Args:
-        text: the warning.
-        key: its topic, if texts on the same topic differ; None = the text.
-    """
+    """Warn once in this process, on the main rank; texts on one topic have one key."""
     if (key or text) not in _said:
         _said.add(key or text)
         if speaking_rank(os.environ) == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "join_tables",
     "joined_categories",
     "joined_codes",
+    "name_list",
     "read_column",
     "read_groups",
     "read_tables",
@@ -101,13 +102,7 @@ def joined_categories(parts: Sequence[Any]) -> tuple[tuple[Any, ...], list[IntAr
 
 
 def joined_codes(parts: Sequence[Any], maps: Sequence[IntArray], num_labels: int) -> NDArray:
-    """Return the codes of concatenated categorical parts, in the smallest signed dtype.
-
-    Args:
-        parts: categorical columns.
-        maps: for each part, the new code of each of its codes, with -1 last.
-        num_labels: number of labels of the new codes.
-    """
+    """Return the codes of concatenated categorical parts, in the smallest signed dtype; see `joined_categories`."""
     dtype = code_dtype(num_labels)
     codes = [np.asarray(part.codes) for part in parts]
     if len(parts) == 1 and codes[0].dtype == dtype and np.array_equal(maps[0][:-1], np.arange(len(maps[0]) - 1)):
@@ -176,21 +171,24 @@ def _say_rounding(name: str, part: Any, dataset: AnyDataset, dtype: DType) -> No
         )
 
 
-def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -> Any:
-    """Return a pandas.DataFrame of columns of all datasets, concatenated, with their index.
-
-    Args:
-        datasets: at least one.
-        columns: names; None = all. For a dataset without a column the values are missing.
+def name_list(names: Iterable[str], argument: str) -> list[str]:
+    """Return names as a list.
 
     Raises:
-        ConfigError: no dataset has a column with that name, or `columns` is a single text.
-        DataError: a column cannot be read.
+        ConfigError: it is a single text, which would be read as a list of letters.
     """
-    if isinstance(columns, str):
-        raise ConfigError(f"columns must be a list of names, got the string {columns!r}: write [{columns!r}]")
+    if isinstance(names, str):
+        raise ConfigError(f"{argument}= must be a list of names, got the text {names!r}: write {argument}=[{names!r}]")
+    return list(names)
+
+
+def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -> Any:
+    """Return a pandas.DataFrame of columns of all datasets, concatenated, with their index; None = all.
+
+    For a dataset without a column the values are missing.
+    """
     every = dict.fromkeys(name for dataset in datasets for name in dataset.obs_columns)
-    wanted = list(every) if columns is None else list(columns)
+    wanted = list(every) if columns is None else name_list(columns, "columns")
     unknown = [name for name in wanted if name not in every]
     if unknown:
         raise ConfigError(f"there are no obs columns {unknown} in {datasets[0].place}; there are {list(every)}")
@@ -200,11 +198,7 @@ def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -
 
 
 def join_tables(tables: Sequence[Any]) -> Any:
-    """Concatenate tables; if categories differ they are merged, so that the column stays categorical.
-
-    Args:
-        tables: pandas.DataFrame, at least one.
-    """
+    """Concatenate tables; if categories differ they are merged, so that the column stays categorical."""
     import pandas as pd
     from pandas.api.types import union_categoricals
 

@@ -87,9 +87,6 @@ class RequestSizes:
         chunk_size: neighbouring rows that are read as one run.
         preload_nchunks: runs that are read and mixed together: one load request.
         batch_size: rows of a batch; a divisor of the rows of a request.
-
-    Raises:
-        ConfigError: they do not fit together.
     """
 
     chunk_size: int
@@ -173,11 +170,7 @@ def check_mask(mask: slice) -> slice:
 
 
 def mask_bounds(mask: slice, n_obs: int) -> tuple[int, int]:
-    """Return the first row of a mask, and the row after its last.
-
-    Raises:
-        ConfigError: there are fewer rows.
-    """
+    """Return the first row of a mask, and the row after its last."""
     checked = check_mask(mask)
     if n_obs == 0:
         raise ConfigError("the loader has no rows: add data first, with use_collection, add_adata or add_dataset")
@@ -198,14 +191,7 @@ def mask_settings(mask: slice) -> list[JSON]:
 
 
 def circle(first: int, length: int, start: int, stop: int) -> list[slice]:
-    """Return a run of rows that wraps from `stop` to `start`, as often as needed.
-
-    Args:
-        first: first row of the run, in [start, stop).
-        length: rows of the run.
-        start: first row of the range.
-        stop: row after the last of the range.
-    """
+    """Return a run of rows from `first` on that wraps from `stop` to `start`, as often as needed."""
     runs = []
     while length > 0:
         taken = min(length, stop - first)

@@ -50,12 +50,7 @@ def find_rows(uris: Any) -> tuple[NamedRows, ...]:
 
 
 def stacked_rows(found: Sequence[NamedRows], sizes: Sequence[int]) -> NDArray | None:
-    """Return the selected rows over all concatenated stores, sorted; None = all.
-
-    Args:
-        found: the named inputs.
-        sizes: for each, the number of rows of its stores.
-    """
+    """Return the selected rows over all concatenated stores, sorted; None = all."""
     if all(one.rows is None for one in found):
         return None
     counts = [size if one.rows is None else len(one.rows) for one, size in zip(found, sizes, strict=True)]

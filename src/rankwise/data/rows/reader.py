@@ -106,11 +106,7 @@ class Shelf:
 def read_one(
     sample: int, specs: Mapping[str, FieldSpec], read: Callable[[Share, BatchBuffer], ReadReport]
 ) -> dict[str, Any]:
-    """Return the fields of one sample, in newly allocated memory.
-
-    Raises:
-        SampleError: it cannot be read.
-    """
+    """Return the fields of one sample, in newly allocated memory."""
     ids = np.array([sample], dtype=np.int64)
     state = OrderState(seed=0, epoch=0, position=1, recipe="")
     members = ListedIds(ids=ids, lanes=np.zeros_like(ids))
@@ -143,15 +139,7 @@ class RowFields:
         return found | {name: column.spec for name, column in self.columns.items()}
 
     def read(self, plan: RowPlan, into: BatchBuffer, reader: BoxReader, errors: RowErrors, shelf: Shelf) -> ReadReport:
-        """Read a plan into a buffer, which it reserves. Thread-safe.
-
-        Args:
-            plan: what to read.
-            into: the target.
-            reader: reads it.
-            errors: collects the rows that fail.
-            shelf: lends memory.
-        """
+        """Read a plan into a buffer, which it reserves. Thread-safe."""
         into.reserve(self.specs, plan.share.num_samples, plan.capacity)
         arrays = {name: into.arrays(name) for name in self.matrices}
         with shelf.memory(_PIECES_PER_FIELD * len(self.matrices)) as memory:
@@ -189,17 +177,7 @@ class ChosenFields:
     def of(
         cls, datasets: tuple[AnyDataset, ...], choice: FieldChoice, *, known: Mapping[str, ObsColumn] | None = None
     ) -> ChosenFields:
-        """Open the requested fields, and select all of them.
-
-        Args:
-            datasets: all have the matrices and columns.
-            choice: which fields, and their form.
-            known: columns that were already read.
-
-        Raises:
-            ConfigError: there are no such fields, or those of the datasets do not fit together.
-            DataError: a part is damaged.
-        """
+        """Open the requested fields, and select all of them; `known` columns are not read again."""
         known = {} if known is None else known
         matrices = open_fields(datasets, choice)
         columns = {name: known.get(name) or read_column(datasets, name) for name in choice.obs}
@@ -208,11 +186,7 @@ class ChosenFields:
 
     @property
     def read(self) -> RowFields:
-        """The fields to read.
-
-        Raises:
-            ConfigError: the variables were never chosen.
-        """
+        """The fields to read."""
         if self.choice.is_open:
             raise ConfigError(
                 "genes=... does not select variables, so these rows can be counted, split and ordered, but not read: "
@@ -236,9 +210,6 @@ class ChosenFields:
 
         Args:
             **changes: some attributes of `FieldChoice`; the others are unchanged.
-
-        Raises:
-            ConfigError: there are no such fields, or no such attributes.
         """
         try:
             choice = replace(self.choice, **changes)
@@ -247,11 +218,7 @@ class ChosenFields:
         return self.of(self.datasets, choice, known=self.opened.columns)
 
     def select(self, names: Sequence[str]) -> ChosenFields:
-        """Return some of the fields to read.
-
-        Raises:
-            ConfigError: there is no such field.
-        """
+        """Return some of the fields to read."""
         return replace(self, names=choose_fields(self.names, names))
 
     def fused_with(self, batch_transform: Any) -> ChosenFields | None:

@@ -14,7 +14,7 @@ from rankwise.data.contract import BaseSource, BatchBuffer, FieldSpec, IntArray,
 from rankwise.data.order import Groups, SplitRule
 from rankwise.data.rows.chosen import ChosenRows, RowLocality, bound_rows
 from rankwise.data.rows.datasets import open_dataset
-from rankwise.data.rows.drawing import DrawOptions, settled_options
+from rankwise.data.rows.draws import DrawOptions, settled_options
 from rankwise.data.rows.fields import FieldChoice
 from rankwise.data.rows.matrices import RowErrors
 from rankwise.data.rows.places import NamedRows, find_rows

@@ -63,11 +63,7 @@ def _listed(given: NDArray, num_rows: int) -> NDArray:
 def part_of_groups(groups: RowGroups, rule: SplitRule, *, by: str, strata: RowGroups | None = None) -> NDArray:
     """Return the part of each row, [N] in the smallest unsigned dtype; rows of a group stay together.
 
-    Args:
-        groups: the group of each row.
-        rule: the split; len(rule.names) = in no part.
-        by: the column of the groups, for messages.
-        strata: the stratum of each row, equal for all rows of a group; every part gets its fraction of each stratum.
+    len(rule.names) = in no part. With `strata`, equal for all rows of a group, every part gets its fraction of each.
 
     Raises:
         ConfigError: fractions are out of range, there is no such group, a row has no group, or a group lies in several
@@ -128,11 +124,7 @@ def _part_dtype(rule: SplitRule) -> DType:
 
 
 def say_split(sizes: Sequence[int], rule: SplitRule, total: int, by: str) -> None:
-    """Log the sizes of the parts; with few groups, hashes seldom give the requested sizes.
-
-    Raises:
-        ConfigError: a part is empty.
-    """
+    """Log the sizes of the parts; with few groups, hashes seldom give the requested sizes."""
     text = ", ".join(
         f"{name}: {size} of {total} rows{'' if asked is None else f' (asked for {asked:.3g})'}"
         for name, size, asked in zip(rule.names, sizes, rule.asked, strict=True)

@@ -97,7 +97,7 @@ def _matrix(number: int, size: int) -> Any:
 def _write(made: Any, place: Path, layout: str) -> str:
     import zarr
 
-    from rankwise.data.rows.writing import write_sharded
+    from rankwise.data.rows.output import write_sharded
 
     if layout in ("elements", "rows"):
         group = zarr.open_group(str(place), mode="w", zarr_format=3)

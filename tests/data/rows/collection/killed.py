@@ -11,7 +11,7 @@ import anndata  # noqa: F401  (imported once for all the forks)
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection import additions, buckets, ranks
 from rankwise.data.rows.collection.steps import contents, tables
-from rankwise.data.rows.writing import shards
+from rankwise.data.rows.output import shards
 from rankwise.testing.faults import end_at
 from rankwise.testing.stores.small_rows import small_anndata
 

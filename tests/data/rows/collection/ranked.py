@@ -15,7 +15,7 @@ from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection import ranks
 from rankwise.data.rows.collection.inputs import Table
 from rankwise.data.rows.collection.options import WriteOptions
-from rankwise.data.rows.writing import shards
+from rankwise.data.rows.output import shards
 from rankwise.errors import DataError
 from rankwise.testing.faults import end_at
 from rankwise.testing.held_ports import hold_port

@@ -62,7 +62,7 @@ def test_rows_of_files_stores_and_memory(tmp_path, three):
     assert made.obs(["n"]).shape == (124, 1)
     assert made.obs([]).empty
     with pytest.raises(
-        ConfigError, match=r"no dataset of .*c.zarr has the obs columns 'nam'; it has 'kind', 'n', 'name'"
+        ConfigError, match=r"no obs columns \['nam'\] in .*c.zarr/dataset_0; there are \['kind', 'n', 'name'"
     ):
         made.obs(["n", "nam"])
     with pytest.raises(ConfigError, match=r"write columns=\['n'\]"):

@@ -37,7 +37,7 @@ def test_tables_are_those_of_anndata(store, reader):
     pd.testing.assert_frame_equal(held.obs(), made.obs, check_index_type=False)
     pd.testing.assert_frame_equal(held.obs(["kind"]), made.obs[["kind"]], check_index_type=False)
     assert held.obs([]).shape == (30, 0)
-    assert list(held.var().index) == list(made.var_names)
+    assert list(held.var_names()) == list(made.var_names)
 
 
 def test_what_it_does_not_have(store, reader):

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows.matrices import pointers
-from rankwise.data.rows.matrices.damage import AnyNumbers
 from rankwise.data.rows.matrices.pointers import PagedNumbers
 from rankwise.data.store import BoxReader, read_meta
 
@@ -22,7 +21,7 @@ def reader():
         yield reader
 
 
-class Refuse(AnyNumbers):
+class Refuse:
     """No number may be below 0."""
 
     def is_sound(self, page, first, chunk):
@@ -36,7 +35,7 @@ class Refuse(AnyNumbers):
 def make(folder, values, reader, *, chunk=64, capacity_bytes=2**20, judge=None):
     zarr.create_array(str(folder / "numbers"), data=np.asarray(values), chunks=(chunk,), overwrite=True)
     meta = read_meta(folder / "numbers")
-    return PagedNumbers(meta, reader, judge or AnyNumbers(), what="numbers", capacity_bytes=capacity_bytes)
+    return PagedNumbers(meta, reader, judge, what="numbers", capacity_bytes=capacity_bytes)
 
 
 def taken(held, places):

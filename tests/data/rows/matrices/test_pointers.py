@@ -42,7 +42,7 @@ def test_spans_are_those_of_the_array(tmp_path, reader, small_pages, dtype):
     assert not lost
     np.testing.assert_array_equal(begin, values[rows])
     np.testing.assert_array_equal(lengths, np.diff(values.astype("i8"))[rows])
-    assert held.num_pages_read == 4
+    assert held._begins.num_pages_read == 4
 
 
 def lost_rows(held, num_rows):

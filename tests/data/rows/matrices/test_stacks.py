@@ -22,7 +22,7 @@ def read(stack, rows, reader):
         assert all(report.valid.all() for report in reports)
         return out
     nnz = plan.num_elements
-    arrays = np.empty(nnz, stack.spec.dtype), np.empty(nnz, stack.index_dtype), np.empty(len(rows) + 1, np.int64)
+    arrays = np.empty(nnz, stack.spec.dtype), np.empty(nnz, stack.spec.index_dtype), np.empty(len(rows) + 1, np.int64)
     reports = reader.read(plan.jobs(arrays))
     assert all(report.valid.all() for report in reports)
     return sp.csr_matrix(arrays, shape=(len(rows), *stack.spec.shape))

@@ -68,16 +68,8 @@ def add_rows(
 
     All files are prepared in a folder beside the collection. At the end the datasets are moved in, and one atomic
     replacement of the metadata makes them part of the collection. With `options.reshuffle` it also drops the old
-    datasets. Every rank calls this; the main rank holds the lock.
-
-    Args:
-        folder: the collection.
-        joined: the inputs.
-        options: how to write.
-        ranks: the ranks that write.
-        plan: identifies the request; an unfinished write with the same plan is resumed.
-        seed: of the shuffle; None = that of the unfinished write, or a fresh one.
-        progress: whether to show progress; None = on a terminal.
+    datasets. Every rank calls this; the main rank holds the lock. An unfinished write with the same `plan` is resumed;
+    without a `seed` it keeps its own.
 
     Raises:
         ConfigError: there are no rows, or a parameter does not fit them.
@@ -116,11 +108,7 @@ def settle(folder: Path, plan: str) -> bool:
 
 
 def plan_of(inputs: Sequence[Input], options: WriteOptions, seed: int | None) -> str:
-    """Return a hash of a request: the stamps of its inputs, parameters, seed.
-
-    Raises:
-        DataError: an input cannot be read.
-    """
+    """Return a hash of a request: the stamps of its inputs, parameters, seed."""
     facts = {
         "rankwise": __version__,
         "inputs": [(held.label, held.stamp(), held.num_rows, sorted(held.tables)) for held in inputs],
@@ -250,14 +238,6 @@ def group_ranks(joined: Joined, names: Sequence[str], block_rows: int) -> IntArr
     """Return the group rank of each row of all inputs, int32[rows]: by the first column, then the next ones.
 
     Categories are ranked in their order, numbers and texts by value; missing values come last.
-
-    Args:
-        joined: the inputs.
-        names: columns of obs.
-        block_rows: rows to read at once.
-
-    Raises:
-        ConfigError: a column is missing in an input.
     """
     columns = [_column(joined, name) for name in names]
     ranks = np.zeros(joined.num_rows, dtype=np.int64)

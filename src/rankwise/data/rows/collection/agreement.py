@@ -25,17 +25,7 @@ _MADE_HERE = ("src_path", "src_row")
 
 
 def check_fit(inputs: Sequence[Input], member: Input, vars_: Mapping[str, Any], folder: Path) -> None:
-    """Refuse inputs whose rows cannot be read together with those of a collection; warn about what they lack.
-
-    Args:
-        inputs: the inputs to add.
-        member: a dataset of the collection.
-        vars_: the collection's tables of variables, by modality.
-        folder: the collection, for messages.
-
-    Raises:
-        ConfigError: a matrix is of another kind or shape, or an input has none of the variables.
-    """
+    """Refuse inputs whose rows cannot be read together with a dataset of a collection; warn about what they lack."""
     for held in inputs:
         for name in sorted(set(held.tables) & set(member.tables)):
             _check_kind(held.tables[name], member.tables[name], held.label, folder)
@@ -48,16 +38,7 @@ def check_fit(inputs: Sequence[Input], member: Input, vars_: Mapping[str, Any], 
 
 
 def check_kept(members: Sequence[Input], inputs: Sequence[Input], folder: Path) -> None:
-    """Refuse a rewrite that would lose matrices: it writes only matrices that all inputs have.
-
-    Args:
-        members: datasets of the collection, with the requested matrices opened.
-        inputs: the inputs to add.
-        folder: the collection, for the message.
-
-    Raises:
-        ConfigError: the rewrite would drop a matrix of some rows.
-    """
+    """Refuse a rewrite that would lose matrices: it writes only matrices that all inputs have."""
     held = [*members, *inputs]
     names = dict.fromkeys(name for member in members for name in member.tables)
     lost = [name for name in names if any(name not in one.tables for one in held)]
@@ -73,14 +54,7 @@ def check_kept(members: Sequence[Input], inputs: Sequence[Input], folder: Path) 
 
 
 def check_once(inputs: Sequence[tuple[Any, str]]) -> None:
-    """Refuse an input that is passed twice in one call: its rows would appear twice.
-
-    Args:
-        inputs: each input as passed, with its label.
-
-    Raises:
-        ConfigError: an input is passed twice.
-    """
+    """Refuse an input, given with its label, that is passed twice in one call: its rows would appear twice."""
     seen: dict[Any, str] = {}
     for source, label in inputs:
         place = _place_of(source)
@@ -106,11 +80,7 @@ def _place_of(source: Any) -> Any:
 
 
 def say_variables(joined: Joined) -> None:
-    """If inputs have different variables, log how many they share, and what is filled or left out.
-
-    Args:
-        joined: the inputs, without those already in the collection.
-    """
+    """If inputs have different variables, log how many they share, and what is filled or left out."""
     for modality, var in joined.vars.items():
         pairs = zip(joined.inputs, joined.gathers[modality], strict=True)
         differ = [(held.label, gather) for held, gather in pairs if gather is not None]
@@ -135,13 +105,7 @@ def say_variables(joined: Joined) -> None:
 
 
 def warn_of_repeats(inputs: Sequence[Input], writes: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Warn about files that were added before: their rows would appear twice.
-
-    Args:
-        inputs: the inputs to add.
-        writes: the writes in the manifest.
-        folder: the collection, for the message.
-    """
+    """Warn about files that were added before: their rows would appear twice."""
     before = {source["src_path"] for write in writes for source in write["sources"]}
     again = [held.label for held in inputs if not held.in_memory and held.label in before]
     if again:

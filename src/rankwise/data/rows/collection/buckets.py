@@ -189,13 +189,7 @@ class Buckets:
         self._first = np.cumsum([0, *counts]).tolist()
 
     def add(self, block: int, places: IntArray, values: Sequence[Any]) -> None:
-        """Add rows.
-
-        Args:
-            block: number of the block.
-            places: int64[n], target places; rows with the same place keep the order of their blocks.
-            values: n rows for each field.
-        """
+        """Add a block of rows, n for each field; rows with the same place, int64[n], keep the order of their blocks."""
         bucket = np.searchsorted(self.edges, places, side="right") - 1
         order = np.argsort(bucket, kind="stable")
         numbers, starts = np.unique(bucket[order], return_index=True)
@@ -231,13 +225,7 @@ class _Record(NamedTuple):
 
 
 class Bucket:
-    """The rows of one bucket.
-
-    Args:
-        records: location of its records.
-        fields: the fields of a row.
-        first: for each field, the index of its first array in a record.
-    """
+    """The rows of one bucket; `first` is, for each field, the index of its first array in a record."""
 
     def __init__(self, records: Sequence[_Record], fields: tuple[Field, ...], first: list[int]) -> None:
         self._records, self._fields, self._first = records, fields, first

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.order import Groups
 from rankwise.data.rows.collection.journal import listed_names, read_manifest, said_where_it_stands
-from rankwise.data.rows.datasets import COLLECTION_TYPE, check_files, find_datasets, load_anndata
+from rankwise.data.rows.datasets import COLLECTION_TYPE, Dataset, find_datasets, load_anndata
+from rankwise.data.rows.obs import name_list, read_tables
 from rankwise.data.rows.ordered import open_rows
 from rankwise.data.rows.places import NamedRows
 from rankwise.data.rows.source import RowSource
-from rankwise.data.store import load_zarr
+from rankwise.data.store import BoxReader, load_zarr
 from rankwise.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -83,13 +84,11 @@ class DatasetCollection:
         """
         import pandas as pd
 
-        columns = None if columns is None else _named(columns, "columns")
-        if columns is not None and not len(columns):
+        names, columns = listed_names(self.path), None if columns is None else name_list(columns, "columns")
+        if not names or columns == []:
             return pd.DataFrame()
-        groups = [group["obs"] for group in self]
-        _check_columns(columns, groups, self.path)
-        frames = [_obs(group, columns) for group in groups]
-        return _one_over_the_other(frames) if frames else pd.DataFrame()
+        with BoxReader(cache=0) as reader:
+            return read_tables([Dataset(str(self.path / name), reader) for name in names], columns)
 
     def split(
         self,
@@ -214,9 +213,9 @@ class DatasetCollection:
         del h5ad_compressor
         if join not in {"outer", "inner"}:
             raise ConfigError(f"join must be 'outer' or 'inner', got {join!r}")
-        matrices = None if matrices is None else _named(matrices, "matrices")
-        modalities = [] if modalities is None else _named(modalities, "modalities")
-        var_subset = None if var_subset is None else [str(name) for name in _named(var_subset, "var_subset")]
+        matrices = None if matrices is None else name_list(matrices, "matrices")
+        modalities = [] if modalities is None else name_list(modalities, "modalities")
+        var_subset = None if var_subset is None else [str(name) for name in name_list(var_subset, "var_subset")]
         options = writer.WriteOptions(
             form=writer.MatrixFormat(
                 n_obs_per_chunk=n_obs_per_chunk,
@@ -261,10 +260,6 @@ class DatasetCollection:
 
 def _open_folder(group: Any, mode: str) -> tuple[Path, bool]:
     """Return the folder of a collection as an absolute path, and whether it is read-only.
-
-    Args:
-        group: a Zarr group, or its path.
-        mode: "a" creates it if it does not exist, "r+" and "r" require it.
 
     Raises:
         ConfigError: it is not a Zarr v3 group on a local file system, or it is not a collection.
@@ -318,59 +313,3 @@ def _not_local(place: Any) -> str:
         "copy it there unchanged. To read from a URL pass the URL itself: Loader(URL, ...), "
         "Order(URL, ...) or RowSource(URL)"
     )
-
-
-def _named(names: Iterable[str], argument: str) -> list[str]:
-    """Return names as a list.
-
-    Raises:
-        ConfigError: it is a single text, which would be read as a list of letters.
-    """
-    if isinstance(names, str):
-        raise ConfigError(f"{argument}= must be a list of names, got the text {names!r}: write {argument}=[{names!r}]")
-    return list(names)
-
-
-def _check_columns(columns: Sequence[str] | None, tables: Sequence[Any], folder: Path) -> None:
-    """Refuse columns that no dataset has.
-
-    Args:
-        columns: names; None = all.
-        tables: Zarr groups of the tables of observations.
-        folder: the collection, for the message.
-
-    Raises:
-        ConfigError: no dataset has a column of that name.
-    """
-    held = list(dict.fromkeys(name for table in tables for name in table.attrs.get("column-order", [])))
-    unknown = [name for name in columns or () if name not in held]
-    if unknown and tables:
-        raise ConfigError(
-            f"no dataset of {folder} has the obs columns {', '.join(map(repr, unknown))}; it has "
-            f"{', '.join(map(repr, held)) or 'none'}"
-        )
-
-
-def _obs(group: Any, columns: Sequence[str] | None) -> Any:
-    import pandas as pd
-
-    read, attributes = load_anndata().io.read_elem, dict(group.attrs)
-    held = list(attributes.get("column-order", []))
-    chosen = held if columns is None else [column for column in columns if column in held]
-    check_files(group, [attributes.get("_index", "_index"), *chosen])
-    index = read(group[attributes.get("_index", "_index")])
-    return pd.DataFrame({column: read(group[column]) for column in chosen}, index=index)
-
-
-def _one_over_the_other(frames: list[Any]) -> Any:
-    """Concatenate tables; categorical columns stay categorical, with the categories of all tables."""
-    import pandas as pd
-    from pandas.api.types import union_categoricals
-
-    whole = pd.concat(frames)
-    for name in whole:
-        parts = [frame[name] for frame in frames if name in frame]
-        categories = all(isinstance(part.dtype, pd.CategoricalDtype) for part in parts)
-        if categories and len(parts) == len(frames) and not isinstance(whole[name].dtype, pd.CategoricalDtype):
-            whole[name] = union_categoricals(parts, ignore_order=True)
-    return whole

@@ -57,11 +57,7 @@ class Column:
     label: str = ""
 
     def block(self, start: int, stop: int) -> Any:
-        """Read rows `start` to `stop`.
-
-        Raises:
-            DataError: they cannot be read.
-        """
+        """Read rows `start` to `stop`."""
         try:
             return self.read(start, stop)
         except Exception as error:  # any error of a file format
@@ -254,20 +250,14 @@ def _column(name: str, series: Any, label: str) -> Column:
 
     dtype = series.dtype
     if isinstance(dtype, pd.CategoricalDtype):
-        codes = series.cat.codes.to_numpy()
-        return Column(
-            name=name,
-            kind="category",
-            num_rows=len(series),
-            read=lambda a, b: codes[a:b].astype(np.int64),
-            categories=dtype.categories,
-            ordered=bool(dtype.ordered),
-        )
+        return _category(name, series.cat.codes.to_numpy(), dtype.categories, ordered=bool(dtype.ordered))
     if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
-        values = series.to_numpy()
-        return Column(name=name, kind="number", num_rows=len(series), read=lambda a, b: values[a:b], dtype=dtype)
+        return _number(name, series.to_numpy())
     if pd.api.types.is_extension_array_dtype(dtype) and getattr(dtype, "kind", "O") in "biuf":
-        return _masked(name, series)
+        kind = dtype.numpy_dtype
+        if kind.kind == "f":  # AnnData stores have no other representation for these
+            return _number(name, series.to_numpy(dtype=kind, na_value=np.nan))
+        return _masked(name, series.to_numpy(dtype=kind, na_value=kind.type(0)), series.isna().to_numpy())
     if dtype == object:  # noqa: E721  (a dtype, not a class)
         held = pd.api.types.infer_dtype(series, skipna=True)
         if held not in {"string", "empty"}:
@@ -278,20 +268,23 @@ def _column(name: str, series: Any, label: str) -> Column:
     return Column(name=name, kind="text", num_rows=len(series), read=lambda a, b: Text.of(texts[a:b]))
 
 
-def _masked(name: str, series: Any) -> Column:
-    kind = series.dtype.numpy_dtype
-    if kind.kind == "f":  # AnnData stores have no other representation for these
-        values = series.to_numpy(dtype=kind, na_value=np.nan)
-        return Column(name=name, kind="number", num_rows=len(series), read=lambda a, b: values[a:b], dtype=kind)
+def _number(name: str, values: Any) -> Column:
+    facts: dict[str, Any] = {"num_rows": values.shape[0], "dtype": values.dtype}
+    return Column(name=name, kind="number", read=lambda a, b: np.asarray(values[a:b]), **facts)
 
+
+def _category(name: str, codes: Any, categories: Any, *, ordered: bool) -> Column:
+    facts: dict[str, Any] = {"num_rows": codes.shape[0], "categories": categories, "ordered": ordered}
+    return Column(name=name, kind="category", read=lambda a, b: np.asarray(codes[a:b]).astype(np.int64), **facts)
+
+
+def _masked(name: str, values: Any, missing: Any) -> Column:
     def read(start: int, stop: int) -> NDArray:
-        part = series.iloc[start:stop]
-        made = np.empty(len(part), dtype=masked(kind))
-        made["missing"] = part.isna().to_numpy()
-        made["value"] = part.to_numpy(dtype=kind, na_value=kind.type(0))
+        made = np.empty(stop - start, dtype=masked(values.dtype))
+        made["value"], made["missing"] = values[start:stop], missing[start:stop]
         return made
 
-    return Column(name=name, kind="masked", num_rows=len(series), read=read, dtype=kind)
+    return Column(name=name, kind="masked", num_rows=values.shape[0], read=read, dtype=values.dtype)
 
 
 def _inferred(name: str, series: Any, label: str, held: str) -> Column:
@@ -336,45 +329,21 @@ def open_columns(group: Any, label: str) -> tuple[Column, dict[str, Column]]:
 
 def _stored_column(name: str, held: Any) -> Column:
     """Open a column; KeyError if its format is unknown."""
+    import pandas as pd
+
     encoding = dict(held.attrs)["encoding-type"]
     if encoding == "categorical":
-        codes = held["codes"]
-        return Column(
-            name=name,
-            kind="category",
-            num_rows=codes.shape[0],
-            read=lambda a, b: np.asarray(codes[a:b]).astype(np.int64),
-            categories=_stored_categories(held),
-            ordered=bool(dict(held.attrs).get("ordered", False)),
-        )
+        categories = pd.Index(load_anndata().io.read_elem(held["categories"]))
+        return _category(name, held["codes"], categories, ordered=bool(dict(held.attrs).get("ordered", False)))
     if encoding in _TEXTS:
         values = held if encoding == "string-array" else held["values"]
         read = partial(_texts, values, None if values is held else held["mask"])
         return Column(name=name, kind="text", num_rows=values.shape[0], read=read)
     if encoding in _MASKED:
-        values = held["values"]
-        return Column(
-            name=name,
-            kind="masked",
-            num_rows=values.shape[0],
-            read=partial(_stored_masked, values, held["mask"]),
-            dtype=values.dtype,
-        )
+        return _masked(name, held["values"], held["mask"])
     if encoding == "array" and held.dtype.kind in "biufc":
-        return Column(
-            name=name,
-            kind="number",
-            num_rows=held.shape[0],
-            read=lambda a, b: np.asarray(held[a:b]),
-            dtype=held.dtype,
-        )
+        return _number(name, held)
     raise KeyError(encoding)
-
-
-def _stored_categories(held: Any) -> Any:
-    import pandas as pd
-
-    return pd.Index(load_anndata().io.read_elem(held["categories"]))
 
 
 def _texts(values: Any, mask: Any, start: int, stop: int) -> Text:
@@ -383,9 +352,3 @@ def _texts(values: Any, mask: Any, start: int, stop: int) -> Text:
     if mask is not None:
         texts[np.asarray(mask[start:stop])] = None
     return Text.of(texts)
-
-
-def _stored_masked(values: Any, mask: Any, start: int, stop: int) -> NDArray:
-    made = np.empty(stop - start, dtype=masked(values.dtype))
-    made["value"], made["missing"] = values[start:stop], mask[start:stop]
-    return made

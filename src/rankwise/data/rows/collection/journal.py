@@ -316,12 +316,7 @@ _EVERY_S = 10.0
 
 
 class Lines:
-    """Prints to stderr how many rows are done, the rate and the time left.
-
-    Args:
-        num_rows: total number of rows.
-        clock: returns the time in seconds.
-    """
+    """Prints to stderr how many rows are done, the rate and the time left."""
 
     def __init__(self, num_rows: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._num_rows, self._clock, self._said_s = num_rows, clock, clock()
@@ -329,12 +324,7 @@ class Lines:
         self._ended: set[str] = set()
 
     def show(self, words: str, rows: float) -> None:
-        """Print the progress: at most every ten seconds, and at the end.
-
-        Args:
-            words: the phase, for example "reading".
-            rows: rows done.
-        """
+        """Print the progress of a phase such as "reading": at most every ten seconds, and at the end."""
         now_s = self._clock()
         since_s, first = self._begun.setdefault(words, (now_s, rows))
         ends = rows >= self._num_rows

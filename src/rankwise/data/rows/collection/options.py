@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.data.rows.collection.union import Joined
-from rankwise.data.rows.writing import MatrixFormat, parse_size, rows_of_size
+from rankwise.data.rows.output import MatrixFormat, parse_size, rows_of_size
 from rankwise.errors import ConfigError
 
 __all__ = ["WriteOptions", "listed", "seed_of", "warn_of_room"]
@@ -123,12 +123,7 @@ def seed_of(rng: Any) -> int | None:
 
 
 def warn_of_room(work: Path, spilled_bytes: float) -> None:
-    """Warn if uncompressed rows in transit will not fit on the disk of the collection.
-
-    Args:
-        work: the folder in which a collection is prepared; rows already in it do not count again.
-        spilled_bytes: bytes of all rows.
-    """
+    """Warn if uncompressed rows in transit will not fit on the disk; those already in the work folder do not count."""
     there = sum(path.stat().st_size for path in (work / "buckets").rglob("*") if path.is_file())
     free = shutil.disk_usage(work).free
     if spilled_bytes - there > free:

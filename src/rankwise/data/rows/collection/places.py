@@ -91,11 +91,7 @@ def hash_names(names: Text) -> NDArray:
 
 
 def find_repeats(hashes: NDArray) -> IntArray:
-    """Return how many earlier rows have the same name: int64[n], 0 for the first.
-
-    Args:
-        hashes: uint64[n], of the names, in the order of the inputs.
-    """
+    """Return how many earlier rows have the same hash, uint64[n]: int64[n], 0 for the first."""
     repeats = np.zeros(len(hashes), dtype=np.int64)
     part = (hashes >> np.uint64(60)).astype(np.int8)
     for number in range(_PARTS):

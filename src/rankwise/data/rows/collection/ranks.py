@@ -26,11 +26,7 @@ Note = Any  # JSON
 
 
 class Ranks:
-    """This process among those that write together; a single process needs no world.
-
-    Args:
-        world: the world of these ranks; None = this process alone.
-    """
+    """This process among those that write together; a single process has the world None."""
 
     def __init__(self, world: World | None = None) -> None:
         self._world = None if world is None or world.world_size == 1 else world
@@ -64,10 +60,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def together(self, work: Path) -> Iterator[None]:
-        """Begin and end together with the other ranks.
-
-        Args:
-            work: folder beside the collection, which the main process locks.
+        """Begin and end together with the other ranks; the main process locks the work folder.
 
         Raises:
             DesyncError: another rank failed or has ended.
@@ -103,11 +96,9 @@ class Ranks:
 
 @contextlib.contextmanager
 def joined_ranks(world: World | Place | None) -> Iterator[Ranks]:
-    """Find the ranks that write together.
+    """Find the ranks that write together: those of a world, or of a place if they have no process group.
 
-    Args:
-        world: the ranks; a place is enough if they have no process group. None = this process's group, or this
-            process alone.
+    None = this process's group, or this process alone.
 
     Raises:
         WorldError: the ranks of the place do not find each other.
@@ -151,12 +142,7 @@ class Task:
 
 
 class Marks:
-    """Finished tasks: a file for each, and in memory their notes, the same on all ranks.
-
-    Args:
-        folder: folder of the files.
-        ranks: the ranks that write.
-    """
+    """Finished tasks: a file for each, and in memory their notes, the same on all ranks."""
 
     def __init__(self, folder: Path, ranks: Ranks) -> None:
         self._folder = folder
@@ -177,15 +163,6 @@ def work_off(tasks: Sequence[Task], marks: Marks, ranks: Ranks, *, shown: Callab
 
     A round takes the next ready tasks in order and divides them by arithmetic alone. Its size adapts until the slowest
     rank takes some seconds; all ranks know that time, so all choose the same size.
-
-    Args:
-        tasks: the same list on all ranks; earlier ones are done first.
-        marks: the finished tasks.
-        ranks: the ranks that write.
-        shown: called with the number of rows done by all ranks.
-
-    Raises:
-        WorldError: another rank failed or has ended.
     """
     left, rows, count = {task.name: task for task in tasks}, 0.0, 1
 

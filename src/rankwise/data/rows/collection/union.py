@@ -23,14 +23,9 @@ _MOST = 60  # most letters of a name in a message
 
 
 def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None, join: str = "outer") -> Any:
-    """Return the variables of all inputs.
+    """Return the variables of all inputs, given as (label, table); `merge` is as in anndata.concat.
 
     Duplicate names are accepted if all inputs have the same names in the same order.
-
-    Args:
-        parts: (label, table) of each input.
-        merge: how to combine other columns, as in anndata.concat.
-        join: "outer" takes the variables that any input has, "inner" those that all have.
 
     Raises:
         ConfigError: tables differ and one has duplicate names, or no variable is in all of them.
@@ -61,11 +56,7 @@ def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None, join: st
 
 
 def choose_variables(var: Any, names: Sequence[str]) -> Any:
-    """Return some of the variables, in the order of the table; log names that no input has.
-
-    Raises:
-        ConfigError: no input has any of them.
-    """
+    """Return some of the variables, in the order of the table; log names that no input has."""
     chosen = var[var.index.isin(names)]
     if not len(chosen):
         raise ConfigError(
@@ -181,9 +172,6 @@ def join_inputs(
         merge: how to combine columns of `var`, as in anndata.concat.
         join: "outer" takes the variables that any input has, "inner" those that all have.
         sparse: names of matrices to write as CSR even if all inputs have them dense.
-
-    Raises:
-        ConfigError: their matrices do not fit together.
     """
     if vars_ is None:
         modalities = [name for name in inputs[0].vars if all(name in held.vars for held in inputs)]

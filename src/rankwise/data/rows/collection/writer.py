@@ -15,7 +15,7 @@ from rankwise.data.rows.collection.journal import listed_names, read_manifest, s
 from rankwise.data.rows.collection.options import WriteOptions, listed, seed_of
 from rankwise.data.rows.collection.ranks import Ranks, joined_ranks
 from rankwise.data.rows.collection.union import join_inputs
-from rankwise.data.rows.writing import MatrixFormat, codecs_of
+from rankwise.data.rows.output import MatrixFormat, codecs_of
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,15 +38,7 @@ def write(
 ) -> None:
     """Write datasets from inputs, see `DatasetCollection.add_adatas`.
 
-    Args:
-        path: of the collection.
-        sources: the inputs; collections by their paths.
-        options: how to write.
-        variables: returns the tables of variables to keep, by modality; None for an empty collection.
-        world: the ranks that write together.
-        load_adata: turns a path into an AnnData.
-        rng: of the shuffle.
-        progress: show rate and time left.
+    `variables` returns the tables of variables to keep, by modality; None for an empty collection.
     """
     seed = seed_of(rng)
     wanted = {name: options.extra[name] for name in ("matrices", "modalities")}

@@ -12,6 +12,7 @@ from rankwise.data.rows.datasets.search import (
     MANIFEST,
     find_datasets,
     load_anndata,
+    open_group,
     split_modality,
     stored_name,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "is_h5ad",
     "load_anndata",
     "open_dataset",
+    "open_group",
     "split_modality",
     "stored_name",
 ]

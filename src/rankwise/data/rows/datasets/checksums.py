@@ -20,11 +20,7 @@ _BLOCK = 2**20
 def array_checksums(folder: Path, known: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, str]:
     """Return a checksum (BLAKE2b, 128 bits) of each array below a folder, by the name of the array.
 
-    It covers the names and checksums of the array's files.
-
-    Args:
-        folder: a Zarr v3 group.
-        known: checksums of files that need not be read, by array and by path inside it.
+    It covers the names and checksums of the array's files; the `known` ones, by array and path in it, are not read.
     """
     found = {}
     for document in sorted(folder.rglob("zarr.json")):
@@ -55,13 +51,6 @@ def check_files(group: Any, names: Iterable[str]) -> None:
     Zarr reads a chunk without a file as the fill value: every code of a category would be 0. A chunk of zeros has no
     file either, so for a missing file the manifest's checksum says whether it ever existed. Stores without a manifest
     cannot tell. Only local folders are checked.
-
-    Args:
-        group: Zarr group of a table.
-        names: elements of it that will be read.
-
-    Raises:
-        DataError: a file is missing; the message names it.
     """
     root = getattr(getattr(group, "store", None), "root", None)
     if root is None:

@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.rows.datasets.checksums import check_files
-from rankwise.data.rows.datasets.search import load_anndata, stored_name
+from rankwise.data.rows.datasets.search import known_columns, load_anndata, open_group, stored_name
 from rankwise.data.rows.matrices import StoredMatrix, open_matrix
-from rankwise.data.store import BoxReader, load_zarr
+from rankwise.data.store import BoxReader
 from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -26,10 +25,6 @@ _TABLES = ("layers", "obsm")
 
 class Dataset:
     """One AnnData store on disk; opening it reads metadata only.
-
-    Args:
-        uri: folder or URL of the store.
-        reader: reads its matrices.
 
     Raises:
         DataError: there is no AnnData store, or it has no table of observations.
@@ -118,35 +113,22 @@ class Dataset:
         return opened
 
     def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Read columns of the table of observations, with its index.
-
-        Args:
-            columns: names; None = all.
+        """Read columns of the table of observations, with its index; None = all.
 
         Raises:
             ConfigError: there is no such column.
             DataError: a column cannot be read.
         """
-        return self._frame("obs", self._obs, self.obs_columns if columns is None else tuple(columns))
+        import pandas as pd
+
+        wanted, group = known_columns(self, columns), open_group(self._at("obs"))
+        index = pd.Index(self._read(group, self._obs["_index"]))
+        return pd.DataFrame({column: self._read(group, column) for column in wanted}, index=index)
 
     def column(self, name: str) -> Any:
-        """Read one column of the table of observations: a NumPy or pandas array, without the index.
-
-        Raises:
-            ConfigError: there is no such column.
-            DataError: it cannot be read.
-        """
-        self._check_columns("obs", self._obs, (name,))
-        return self._read(self._group("obs"), name)
-
-    def var(self, columns: Sequence[str] | None = ()) -> pd.DataFrame:
-        """Read columns of the table of variables, with its index; None = all.
-
-        Raises:
-            ConfigError: there is no such column.
-            DataError: a column cannot be read.
-        """
-        return self._frame("var", self._var, tuple(self._var["column-order"]) if columns is None else tuple(columns))
+        """Read one column of the table of observations: a NumPy or pandas array, without the index; see `obs`."""
+        known_columns(self, (name,))
+        return self._read(open_group(self._at("obs")), name)
 
     def var_names(self, modality: str = "") -> tuple[str, ...]:
         """Read the names of the variables; for a modality (for example "mod/protein") those of its own table.
@@ -155,7 +137,8 @@ class Dataset:
             DataError: there is no such table, or it cannot be read.
         """
         name = f"{modality}/var" if modality else "var"
-        return tuple(map(str, self._frame(name, self._table(name), ()).index.tolist()))
+        names = self._read(open_group(self._at(name)), self._table(name)["_index"])
+        return tuple(map(str, names.tolist()))
 
     def _table(self, name: str) -> dict[str, Any]:
         node = STORES.node(self._at(name))
@@ -171,26 +154,6 @@ class Dataset:
         if node is None or not node.document.get("shape"):
             raise DataError(f"the table {self.place}/{name} lacks its index {table['_index']!r}: write it again")
         return int(node.document["shape"][0])
-
-    def _frame(self, name: str, table: dict[str, Any], columns: tuple[str, ...]) -> pd.DataFrame:
-        import pandas as pd
-
-        self._check_columns(name, table, columns)
-        group = self._group(name)
-        index = pd.Index(self._read(group, table["_index"]))
-        return pd.DataFrame({column: self._read(group, column) for column in columns}, index=index)
-
-    def _check_columns(self, name: str, table: dict[str, Any], columns: tuple[str, ...]) -> None:
-        unknown = [column for column in columns if column not in table["column-order"]]
-        if unknown:
-            held = ", ".join(map(repr, table["column-order"])) or "none"
-            raise ConfigError(f"{self.place} has no {name} columns {', '.join(map(repr, unknown))}; it has {held}")
-
-    def _group(self, name: str) -> Any:
-        zarr = load_zarr()
-        place = self._at(name)
-        store = RemoteFiles().zarr_store(place) if "://" in place else place
-        return zarr.open_group(store, mode="r")
 
     def _read(self, group: Any, name: str) -> Any:
         check_files(group, [name])

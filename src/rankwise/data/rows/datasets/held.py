@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankwise.data.rows.datasets.search import load_anndata
+from rankwise.data.rows.datasets.search import known_columns, load_anndata
 from rankwise.data.rows.matrices.held import HeldMatrix
 from rankwise.errors import ConfigError, DataError
 
@@ -40,8 +40,8 @@ class HeldDataset:
 
     Opening reads the names of the observations; matrices and columns of a file are read on first use.
 
-    Args:
-        source: an AnnData, or the path of an h5ad file.
+    Attributes:
+        obs_columns: columns of the table of observations, without its index.
 
     Raises:
         ConfigError: the AnnData is backed by a file.
@@ -57,8 +57,8 @@ class HeldDataset:
         with self._open() as held:
             if self.is_file and held.attrs.get("encoding-type") != "anndata":
                 raise DataError(f"{self.place} is not an AnnData file of a known format; {_TO_MEMORY}")
-            self._columns = {name: _columns(getattr(held, name, None) if not self.is_file else held[name])
-                             for name in ("obs", "var")}  # fmt: skip
+            tables = (held[name] if self.is_file else getattr(held, name) for name in ("obs", "var"))
+            self.obs_columns, _ = map(_columns, tables)
 
     def __repr__(self) -> str:
         return f"HeldDataset({self.place}: {self.num_rows} rows)"
@@ -71,17 +71,7 @@ class HeldDataset:
     @property
     def num_rows(self) -> int:
         """Observations."""
-        return len(self._index("obs"))
-
-    @property
-    def num_vars(self) -> int:
-        """Variables."""
-        return len(self._index("var"))
-
-    @property
-    def obs_columns(self) -> tuple[str, ...]:
-        """Columns of the table of observations, without its index."""
-        return self._columns["obs"]
+        return len(self._index)
 
     @property
     def raw(self) -> str | None:
@@ -103,17 +93,12 @@ class HeldDataset:
     def _identity(self) -> str:
         """Hash of the names of the observations in order; it detects ranks with other rows."""
         digest = hashlib.sha256()
-        for name in self._index("obs"):
+        for name in self._index:
             digest.update(str(name).encode() + b"\0")
         return digest.hexdigest()[:16]
 
     def matrix(self, name: str = "X") -> HeldMatrix:
-        """Open a matrix.
-
-        Raises:
-            ConfigError: there is no matrix of this name, or its rows cannot be read.
-            DataError: it has another number of rows than the table of observations.
-        """
+        """Open a matrix; see `Dataset.matrix`."""
         if name not in (*self.matrices, self.raw):
             raise ConfigError(f"{self.place} has no {name!r}; rows can be read from {', '.join(self.matrices)}")
         with self._open() as held:
@@ -126,42 +111,26 @@ class HeldDataset:
         )  # fmt: skip
 
     def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Read columns of the table of observations, with its index; None = all.
+        """Read columns of the table of observations, with its index; see `Dataset.obs`."""
+        import pandas as pd
 
-        Raises:
-            ConfigError: there is no such column.
-            DataError: a column cannot be read.
-        """
-        return self._frame("obs", columns)
-
-    def var(self, columns: Sequence[str] | None = ()) -> pd.DataFrame:
-        """Read columns of the table of variables, with its index; None = all.
-
-        Raises:
-            ConfigError: there is no such column.
-            DataError: a column cannot be read.
-        """
-        return self._frame("var", columns)
+        wanted = known_columns(self, columns)
+        with self._open() as held:
+            if not self.is_file:
+                table: pd.DataFrame = held.obs[list(wanted)]
+                return table
+            return pd.DataFrame({name: self._read(held["obs"][name]) for name in wanted}, index=self._index)
 
     def column(self, name: str) -> Any:
-        """Read one column of the table of observations: a NumPy or pandas array, without the index.
-
-        Raises:
-            ConfigError: there is no such column.
-            DataError: it cannot be read.
-        """
-        values = self._frame("obs", (name,))[name]
+        """Read one column of the table of observations: a NumPy or pandas array, without the index; see `obs`."""
+        values = self.obs((name,))[name]
         return values.to_numpy() if isinstance(values.dtype, np.dtype) else values.array
 
     def var_names(self, modality: str = "") -> tuple[str, ...]:
-        """Return the names of the variables.
-
-        Raises:
-            ConfigError: a modality was given.
-        """
+        """Return the names of the variables."""
         if modality:
             raise ConfigError(f"{self.place} has no {modality!r}: modalities come from Zarr stores and collections")
-        return tuple(map(str, self._index("var")))
+        return tuple(map(str, self._names("var")))
 
     @contextmanager
     def _open(self) -> Iterator[Any]:
@@ -179,29 +148,17 @@ class HeldDataset:
         except (OSError, KeyError) as error:
             raise DataError(f"the h5ad file {self._source} cannot be read: {error}; copy or write it again") from error
 
-    def _index(self, table: str) -> Any:
-        if table not in self._indexes:
-            self._indexes[table] = self._frame(table, ()).index
-        return self._indexes[table]
-
     @cached_property
-    def _indexes(self) -> dict[str, Any]:
-        return {}
+    def _index(self) -> Any:
+        return self._names("obs")
 
-    def _frame(self, table: str, columns: Sequence[str] | None) -> Any:
+    def _names(self, table: str) -> Any:
         import pandas as pd
 
-        wanted = self._columns[table] if columns is None else tuple(columns)
-        unknown = [name for name in wanted if name not in self._columns[table]]
-        if unknown:
-            held = ", ".join(map(repr, self._columns[table])) or "none"
-            raise ConfigError(f"{self.place} has no {table} columns {', '.join(map(repr, unknown))}; it has {held}")
         with self._open() as held:
             if not self.is_file:
-                return getattr(held, table)[list(wanted)]
-            group = held[table]
-            index = pd.Index(self._read(group[group.attrs.get("_index", "_index")]))
-            return pd.DataFrame({name: self._read(group[name]) for name in wanted}, index=index)
+                return getattr(held, table).index
+            return pd.Index(self._read(held[table][held[table].attrs.get("_index", "_index")]))
 
     def _element(self, held: Any, name: str) -> Any:
         table, _, key = name.partition("/")

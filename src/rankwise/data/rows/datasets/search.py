@@ -6,13 +6,25 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from rankwise.data.store import load_zarr
 from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import ConfigError, DataError, needs_extra
 
-__all__ = ["COLLECTION_TYPE", "MANIFEST", "MEMBER", "find_datasets", "load_anndata", "split_modality", "stored_name"]
+__all__ = [
+    "COLLECTION_TYPE",
+    "MANIFEST",
+    "MEMBER",
+    "find_datasets",
+    "known_columns",
+    "load_anndata",
+    "open_group",
+    "split_modality",
+    "stored_name",
+]
 
 COLLECTION_TYPE = "annbatch-preshuffled"
 MANIFEST = "rankwise"
@@ -21,10 +33,7 @@ MEMBER = re.compile(r"dataset_(\d+)")
 
 
 def find_datasets(uris: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Return the places of the AnnData stores at URIs, in their order.
-
-    Args:
-        uris: AnnData stores (Zarr groups), or collections, whose datasets are sorted by number.
+    """Return the places of the AnnData stores at URIs, in their order; datasets of a collection are sorted by number.
 
     Raises:
         ConfigError: the list is empty.
@@ -76,6 +85,29 @@ def _unfit(place: str) -> str:
         "(anndata.io reads loom, csv and mtx files; of a table anndata.AnnData(frame)) and pass that or its file, or "
         "wrap it as a torch Dataset in rankwise.data.samples.DatasetLoader(dataset, order=...)"
     )
+
+
+def open_group(place: str) -> Any:
+    """Open the Zarr group in a folder or at a URL, for reading."""
+    store = RemoteFiles().zarr_store(place) if "://" in place else place
+    return load_zarr().open_group(store, mode="r")
+
+
+class _Tables(Protocol):
+    place: str
+
+    @property
+    def obs_columns(self) -> tuple[str, ...]: ...
+
+
+def known_columns(dataset: _Tables, columns: Sequence[str] | None) -> tuple[str, ...]:
+    """Return columns of the table of observations; None = all."""
+    wanted = dataset.obs_columns if columns is None else tuple(columns)
+    unknown = [column for column in wanted if column not in dataset.obs_columns]
+    if unknown:
+        held = ", ".join(map(repr, dataset.obs_columns)) or "none"
+        raise ConfigError(f"{dataset.place} has no obs columns {', '.join(map(repr, unknown))}; it has {held}")
+    return wanted
 
 
 def load_anndata() -> Any:

@@ -82,12 +82,7 @@ _NO_MASK = "genes= must be a list of names or numbers (for a mask use numpy.flat
 
 
 def chosen_genes(genes: Sequence[Any], num_vars: int, names: Callable[[], Sequence[str]]) -> IntArray:
-    """Return columns, int64[n], in the requested order.
-
-    Args:
-        genes: names or numbers of variables.
-        num_vars: how many there are.
-        names: returns their names; called only if names were requested.
+    """Return columns, int64[n], in the requested order; `names` is called only if names were requested.
 
     Raises:
         ConfigError: the list is empty or has duplicates, or names a variable that does not exist.

@@ -12,7 +12,7 @@ from rankwise.data.contract import FieldSpec, IntArray, NDArray
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.fields.row_field import FieldRead, RowField, Target, begin_spread
 from rankwise.data.rows.matrices import Finished, HeldStack, MatrixPlan, MatrixStack, finished_plain
-from rankwise.data.store import BoxPlan, BoxReader, BoxReport
+from rankwise.data.store import BoxReader, BoxReport
 
 __all__ = ["make_field", "read_fields"]
 
@@ -20,13 +20,10 @@ __all__ = ["make_field", "read_fields"]
 def make_field(
     stack: MatrixStack, *, dense: bool, columns: Sequence[IntArray] | None, widths: Sequence[int] = ()
 ) -> RowField:
-    """Return the field of a stack.
+    """Return the field of a stack; `dense` returns CSR rows as dense ones.
 
-    Args:
-        stack: the matrices.
-        dense: whether to return CSR rows as dense ones.
-        columns: int64, the columns to return, dense: one list for all matrices, or one for each; None = all.
-        widths: number of columns of each matrix; needed for one list per matrix.
+    `columns` are one int64 list for all matrices, or one for each, which needs the `widths` of the matrices; None =
+    all.
     """
     if isinstance(stack, HeldStack):
         return _Held(stack, None if columns is None else tuple(columns), dense)
@@ -37,39 +34,17 @@ def make_field(
     return _Spread(stack, Target.of(columns, tuple(widths) or stack.spec.shape))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Plain:
+class _Plain(RowField):
     """Rows as stored, dense or CSR."""
 
-    stack: MatrixStack
-
-    @property
-    def spec(self) -> FieldSpec:
-        return self.stack.spec
-
-    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
-        return self.stack.plan(rows, reader)
-
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool) -> FieldRead:
-        return _PlainRead(self.spec, plan, out, plan.jobs(out))
+        return FieldRead(plan.jobs(out), lambda reports: finished_plain(plan, reports, out, self.spec))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _PlainRead:
-    spec: FieldSpec
-    plan: MatrixPlan
-    out: tuple[NDArray, ...]
-    jobs: list[tuple[BoxPlan, NDArray]]
-
-    def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
-        return finished_plain(self.plan, reports, self.out, self.spec)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Taken:
+class _Taken(RowField):
     """Selected columns of dense rows, the same for all matrices or one list for each; later axes are unchanged."""
 
-    stack: MatrixStack
     columns: tuple[IntArray, ...]
 
     @property
@@ -77,38 +52,26 @@ class _Taken:
         whole = self.stack.spec
         return replace(whole, shape=(len(self.columns[0]), *whole.shape[1:]))
 
-    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
-        return self.stack.plan(rows, reader)
-
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, memory: MemoryPool) -> FieldRead:
         shape = (plan.num_rows, *self.stack.spec.shape)
         between = memory.take(math.prod(shape), self.stack.spec.dtype).reshape(shape)
-        return _TakenRead(self.columns, plan, between, out[0], plan.jobs((between,)))
+
+        def finish(reports: tuple[BoxReport, ...]) -> Finished:
+            if len(self.columns) == 1:  # without a mode, take() would make a copy first
+                np.take(between, self.columns[0], axis=1, out=out[0], mode="clip")
+            elif plan.boxes:
+                places = np.stack(self.columns)[plan.boxes[0].request.which]
+                places = places.reshape(*places.shape, *[1] * (between.ndim - 2))
+                out[0][...] = np.take_along_axis(between, places, axis=1)
+            return Finished(reports=reports)
+
+        return FieldRead(plan.jobs((between,)), finish)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _TakenRead:
-    columns: tuple[IntArray, ...]
-    plan: MatrixPlan
-    between: NDArray
-    out: NDArray
-    jobs: list[tuple[BoxPlan, NDArray]]
-
-    def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
-        if len(self.columns) == 1:  # without a mode, take() would make a copy first
-            np.take(self.between, self.columns[0], axis=1, out=self.out, mode="clip")
-        elif self.plan.boxes:
-            places = np.stack(self.columns)[self.plan.boxes[0].request.which]
-            places = places.reshape(*places.shape, *[1] * (self.between.ndim - 2))
-            self.out[...] = np.take_along_axis(self.between, places, axis=1)
-        return Finished(reports=reports)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Spread:
+class _Spread(RowField):
     """CSR rows as dense rows, all columns or selected ones."""
 
-    stack: MatrixStack
     target: Target
 
     @property
@@ -123,7 +86,7 @@ class _Spread:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Held:
+class _Held(RowField):
     """Rows in memory, as they are or dense, all columns or selected ones."""
 
     stack: HeldStack
@@ -142,23 +105,15 @@ class _Held:
         return plan if self.spec.ragged else replace(plan, lengths=None)
 
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool) -> FieldRead:
-        return _HeldRead(self, plan, out, plan.jobs(out))
+        def finish(reports: tuple[BoxReport, ...]) -> Finished:
+            assert plan.held is not None
+            if self.spec.ragged:
+                self.stack.take(plan.held, out)
+            else:
+                self.stack.take_dense(plan.held, self.columns, out[0])
+            return Finished(reports=reports)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _HeldRead:
-    field: _Held
-    plan: MatrixPlan
-    out: tuple[NDArray, ...]
-    jobs: list[tuple[BoxPlan, NDArray]]
-
-    def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
-        assert self.plan.held is not None
-        if self.field.spec.ragged:
-            self.field.stack.take(self.plan.held, self.out)
-        else:
-            self.field.stack.take_dense(self.plan.held, self.field.columns, self.out[0])
-        return Finished(reports=reports)
+        return FieldRead(plan.jobs(out), finish)
 
 
 def read_fields(
@@ -168,15 +123,7 @@ def read_fields(
     reader: BoxReader,
     memory: MemoryPool,
 ) -> dict[str, Finished]:
-    """Read rows into the arrays of a batch; errors of rows are returned, not raised.
-
-    Args:
-        fields: by name.
-        plans: the plan for each field.
-        arrays: target arrays of each field.
-        reader: made the plans.
-        memory: scratch memory, for this call alone.
-    """
+    """Read rows into the arrays of a batch; errors of rows are returned, not raised."""
     begun = {name: field.begin(plans[name], arrays[name], reader, memory) for name, field in fields.items()}
     jobs = {name: list(one.jobs) for name, one in begun.items()}
     reports = iter(reader.read([job for of_field in jobs.values() for job in of_field]) if any(jobs.values()) else ())

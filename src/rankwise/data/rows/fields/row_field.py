@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,54 +19,40 @@ from rankwise.data.store.boxes import OUTSIDE, TWICE
 __all__ = ["FieldRead", "RowField", "Target", "begin_spread", "spread_rows"]
 
 
-class FieldRead(Protocol):
+class FieldRead(NamedTuple):
     """Rows of a field that are being read into a batch.
 
     Attributes:
         jobs: reads to do first, for all fields together.
+        finish: makes the field from the reports of the jobs.
     """
 
-    @property
-    def jobs(self) -> Sequence[tuple[BoxPlan, NDArray]]:
-        """Reads to do first, for all fields together."""
-        ...
-
-    def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
-        """Make the field from what was read.
-
-        Args:
-            reports: of the jobs.
-        """
-        ...
+    jobs: Sequence[tuple[BoxPlan, NDArray]]
+    finish: Callable[[tuple[BoxReport, ...]], Finished]
 
 
-class RowField(Protocol):
-    """One field; thread-safe."""
+@dataclass(frozen=True, slots=True, eq=False)
+class RowField(ABC):
+    """One field; thread-safe.
 
-    @property
-    def stack(self) -> MatrixStack:
-        """The matrices with the rows."""
-        ...
+    Attributes:
+        stack: the matrices with the rows.
+    """
+
+    stack: MatrixStack
 
     @property
     def spec(self) -> FieldSpec:
         """Shape and dtype of a row in batches."""
-        ...
+        return self.stack.spec
 
     def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
         """Return the plan for reading rows; see `MatrixStack.plan`."""
-        ...
+        return self.stack.plan(rows, reader)
 
+    @abstractmethod
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], reader: BoxReader, memory: MemoryPool) -> FieldRead:
-        """Return a read of rows into a batch.
-
-        Args:
-            plan: of this field.
-            out: arrays of the batch.
-            reader: reads them.
-            memory: scratch memory.
-        """
-        ...
+        """Return a read of rows into the arrays of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,12 +71,7 @@ class Target:
 
     @classmethod
     def of(cls, columns: Sequence[IntArray] | None, num_cols: tuple[int, ...]) -> Self:
-        """Return the targets of selected columns, or of all.
-
-        Args:
-            columns: int64, the columns to return: one list for all matrices, or one for each; None = all.
-            num_cols: number of columns, for all matrices or for each.
-        """
+        """Return the targets of selected columns: one int64 list for all matrices, or one for each; None = all."""
         if columns is None:
             return cls(num_cols=num_cols, places=None, width=num_cols[0])
         width = len(columns[0])
@@ -100,18 +82,11 @@ class Target:
 
 
 def begin_spread(plan: MatrixPlan, out: NDArray, target: Target, reader: BoxReader, memory: MemoryPool) -> FieldRead:
-    """Return a read of CSR rows into dense ones, by the fastest method that the plan allows.
-
-    Args:
-        plan: of CSR rows.
-        out: [B, width].
-        target: where columns go.
-        reader: reads them.
-        memory: scratch memory.
-    """
+    """Return a read of CSR rows into dense ones [B, width], by the fastest method that the plan allows."""
     if plan.to_spread:
-        return _Spread(plan, out, target, reader, memory)
-    return _Between(plan, out, target, memory)
+        return FieldRead((), _Spread(plan, out, target, reader, memory).finish)
+    between = _Between(plan, out, target, memory)
+    return FieldRead(between.jobs, between.finish)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +98,6 @@ class _Spread:
     target: Target
     reader: BoxReader
     memory: MemoryPool
-    jobs: tuple[()] = ()
 
     def finish(self, _reports: tuple[BoxReport, ...]) -> Finished:
         elements, named = self.plan.boxes

@@ -31,12 +31,7 @@ def modality_of(matrix: str) -> str | None:
 
 
 class Variables:
-    """The variables of one modality in all datasets. Names are read on first use.
-
-    Args:
-        datasets: the datasets; all have the modality.
-        modality: as returned by `modality_of`.
-    """
+    """The variables of one modality in all datasets. Names are read on first use. See `modality_of`."""
 
     def __init__(self, datasets: Sequence[AnyDataset], modality: str) -> None:
         self._datasets = datasets
@@ -55,11 +50,7 @@ class Variables:
         return next((k for k in range(1, len(self._datasets)) if self.names(k) != self.names(0)), None)
 
     def check_same(self) -> None:
-        """Refuse datasets with different variables: equal numbers of columns do not show that.
-
-        Raises:
-            ConfigError: column i is not the same gene everywhere.
-        """
+        """Refuse datasets with different variables: equal numbers of columns do not show that."""
         odd = self.first_difference
         if odd is None:
             return
@@ -73,15 +64,7 @@ class Variables:
         )
 
     def columns(self, genes: Sequence[Any], num_columns: int) -> list[IntArray]:
-        """Return the columns of selected variables: one list, or one for each dataset if they differ.
-
-        Args:
-            genes: names or numbers.
-            num_columns: columns of the first dataset.
-
-        Raises:
-            ConfigError: there are no such variables, or not in all datasets.
-        """
+        """Return the columns of selected variables: one list, or one for each dataset if they differ."""
         if all(not isinstance(gene, str) for gene in genes):
             self.check_same()
         elif self.first_difference is not None:
@@ -108,10 +91,6 @@ class Variables:
 
 def open_fields(datasets: Sequence[AnyDataset], choice: FieldChoice) -> dict[str, RowField]:
     """Return the fields of the matrices by name.
-
-    Args:
-        datasets: all have the matrices.
-        choice: which fields to open, and their form.
 
     Raises:
         ConfigError: there is no such matrix, matrices do not fit together, or there are no such genes.

@@ -33,11 +33,7 @@ _DEFAULTS = {"chunk_size": 512, "preload_nchunks": 32, "batch_size": 1, "drop_la
 
 
 def choose_sampler(sampler: Sampler | None, arguments: Mapping[str, Any]) -> Sampler:
-    """Return the sampler of a loader.
-
-    Args:
-        sampler: what the user passed.
-        arguments: shuffle, rng and the arguments of samplers, None for those not passed.
+    """Return the sampler of a loader: the given one, or one made of `arguments`, None for those not passed.
 
     Raises:
         ConfigError: both were passed, or they do not fit together.
@@ -88,11 +84,6 @@ def say_no_batch(sampler: Sampler, n_obs: int) -> None:
 def sharded_batches(sharding: Any, sampler: Sampler, *, to: Any) -> ShardRows | None:
     """Return the layout of batches in global arrays, None without a sharding.
 
-    Args:
-        sharding: ``jax.sharding.Sharding``, or None.
-        sampler: of the loader; every rank has its own.
-        to: library of the loader.
-
     Raises:
         ConfigError: ranks may have different batch sizes or numbers of batches, or the sharding does not fit them.
     """
@@ -112,15 +103,7 @@ def sharded_batches(sharding: Any, sampler: Sampler, *, to: Any) -> ShardRows | 
 
 
 def global_batch(rows: Any, sharded: ShardRows) -> Any:
-    """Return the global array of which these rows are this rank's part; no communication.
-
-    Args:
-        rows: numpy.ndarray or scipy.sparse.csr_matrix, one batch; a sparse one becomes dense.
-        sharded: the layout in global arrays.
-
-    Raises:
-        ConfigError: the batch is not full.
-    """
+    """Return the global array of which these rows are this rank's part; no communication."""
     if rows.shape[0] != sharded.num_rows:
         raise ConfigError(
             f"a batch has {rows.shape[0]} rows, but every part of a global array needs {sharded.num_rows}: pass "
@@ -153,13 +136,7 @@ def check_library(to: Any) -> None:
 
 
 def convert(rows: Any, to: Library | None, *, gpu: bool = False) -> Any:
-    """Return rows as tensors or arrays of a library; torch tensors share the memory.
-
-    Args:
-        rows: numpy.ndarray or scipy.sparse.csr_matrix.
-        to: which library; None = unchanged.
-        gpu: move torch's tensors to the current CUDA device.
-    """
+    """Return rows, an array or csr_matrix, as tensors or arrays of a library; torch tensors share the memory."""
     if to is None:
         return rows
     if to == "jax":
@@ -188,11 +165,7 @@ def _jax(rows: Any) -> Any:
 
 
 def check_gpu(to: Any, *, wanted: bool) -> None:
-    """Refuse `preload_to_gpu` if it cannot work.
-
-    Raises:
-        ConfigError: batches are not torch tensors, or torch has no CUDA device.
-    """
+    """Refuse `preload_to_gpu` if it cannot work."""
     if not wanted:
         return
     mend = "omit preload_to_gpu: rows are shuffled while they are decoded, not on a GPU"

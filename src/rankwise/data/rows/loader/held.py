@@ -54,12 +54,7 @@ def kind_of(dataset: Any) -> Kind:
 
 
 def check_table(name: str, table: Any, num_rows: int | None) -> None:
-    """Refuse a table of another type or length.
-
-    Raises:
-        TypeError: it is not a pandas.DataFrame.
-        ValueError: it has another number of rows.
-    """
+    """Refuse a table of another type or length."""
     import pandas as pd
 
     if table is None:
@@ -75,11 +70,7 @@ _LOG = logging.getLogger("rankwise.rows")
 
 
 class HeldDatasets:
-    """The datasets of one loader. All have the same kind of matrix, row shape and columns.
-
-    Args:
-        reader: reads data in Zarr stores.
-    """
+    """The datasets of one loader. All have the same kind of matrix, row shape and columns."""
 
     def __init__(self, reader: BoxReader) -> None:
         self._reader = reader
@@ -102,22 +93,14 @@ class HeldDatasets:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of a row.
-
-        Raises:
-            ConfigError: there are no datasets.
-        """
+        """Shape of a row."""
         if not self._shapes:
             raise ConfigError("No datasets added yet: call use_collection, add_adatas or add_datasets first")
         return self._shapes[0][1:]
 
     @property
     def matrix_type(self) -> type:
-        """Type of the matrices that were added.
-
-        Raises:
-            ConfigError: there are none.
-        """
+        """Type of the matrices that were added."""
         if self._type is None:
             raise ConfigError("No datasets added yet: call use_collection, add_adatas or add_datasets first")
         return self._type

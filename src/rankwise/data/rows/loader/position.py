@@ -97,11 +97,7 @@ T = TypeVar("T")
 
 
 class UnderWay:
-    """One pass.
-
-    Args:
-        sampler: draws it.
-        saved: the position to resume from, if it lies in this pass; None = from the start.
+    """One pass; it resumes from `saved` if that position lies in it.
 
     Attributes:
         draws: the random source of the pass; None = it has not begun.
@@ -117,9 +113,6 @@ class UnderWay:
 
     def orders(self, n_obs: int) -> Generator[RowOrder, None, None]:
         """Yield the rows to read, request by request; batches before the saved position are drawn, but not read.
-
-        Args:
-            n_obs: rows of the loader.
 
         Raises:
             ConfigError: a request is invalid, or the saved position does not belong to this pass.
@@ -156,12 +149,7 @@ class UnderWay:
 
 
 class Standing:
-    """The position of a loader: its pass, and the number of batches done.
-
-    Args:
-        sampler: of the loader.
-        datasets: of the loader.
-    """
+    """The position of a loader: its pass, and the number of batches done."""
 
     def __init__(self, sampler: Sampler, datasets: HeldDatasets) -> None:
         self._sampler, self._datasets = sampler, datasets
@@ -177,11 +165,7 @@ class Standing:
         return self._newest
 
     def foreseen_pass(self, sampler: Sampler) -> UnderWay:
-        """Return the pass that would begin now.
-
-        Args:
-            sampler: a copy that draws it.
-        """
+        """Return the pass that would begin now, drawn by a copy of the sampler."""
         return UnderWay(sampler, self._loaded)
 
     def state_dict(self) -> dict[str, JSON]:

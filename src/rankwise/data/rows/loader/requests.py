@@ -33,15 +33,7 @@ class RowOrder:
 
 
 def order_rows(request: LoadRequest, n_obs: int) -> RowOrder:
-    """Return the rows of a request; rows in no split are left out.
-
-    Args:
-        request: with splits.
-        n_obs: rows of all datasets.
-
-    Raises:
-        ConfigError: it names rows or places that do not exist.
-    """
+    """Return the rows of a request; rows in no split are left out."""
     rows = _listed(request["requests"])
     if len(rows) and not (rows.min() >= 0 and rows.max() < n_obs):
         raise ConfigError(
@@ -125,9 +117,6 @@ class RequestReader(Leases):
     """Implements `Reader`: reads the rows of load requests, and their part of a table, into leased memory.
 
     After a request with at most half its rows, which is used up early, one is read while two are in memory.
-
-    Args:
-        rows: reads them.
     """
 
     def __init__(self, rows: RowsReader) -> None:
@@ -137,11 +126,7 @@ class RequestReader(Leases):
     def read(
         self, steps: Iterable[_Request], is_asked: Callable[[], bool]
     ) -> Generator[ReadRequest | None, None, None]:
-        """Yield the result of each request; yield None while it was read but not asked for.
-
-        Raises:
-            Exception: the error of a request, once it was asked for.
-        """
+        """Yield the result of each request; yield None while it was read but not asked for."""
         num_last = 0
         for request in steps:
             if request.is_dropped:
@@ -173,9 +158,6 @@ class Requests:
     The thread that takes requests also draws them, so drawing needs no lock. Once all requests of a pass are drawn, the
     first one of the next pass is read too, while the last one is in use; `start` does the same before any pass. It is
     dropped if that pass begins with other rows.
-
-    Args:
-        rows: reads them.
     """
 
     def __init__(self, rows: RowsReader) -> None:
@@ -196,11 +178,7 @@ class Requests:
         return self._ahead.is_elsewhere
 
     def start(self, order: RowOrder) -> None:
-        """Read the request that will be asked for next; returns at once, may be called again.
-
-        Args:
-            order: its rows.
-        """
+        """Read the request that will be asked for next; returns at once, may be called again."""
         before, request = self._foreseen, _Request(order)
         if before is not None and before.is_for(order):
             return
@@ -223,11 +201,7 @@ class Requests:
         self._passing = self._pass(orders, obs, following)
 
     def take(self) -> ReadRequest | None:
-        """Return the next request of the pass, its rows, and their part of obs; None after the last.
-
-        Raises:
-            Exception: the error of drawing or reading it.
-        """
+        """Return the next request of the pass, its rows, and their part of obs; None after the last."""
         if self.is_elsewhere:
             raise RuntimeError("a pass cannot continue in a process that was forked during it: iterate again there")
         return next(self._passing, None)

@@ -14,7 +14,7 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.feed.memory.csr import scipy_csr
 from rankwise.data.feed.memory.lease import Lease
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.rows.datasets import check_files, find_datasets, load_anndata
+from rankwise.data.rows.datasets import check_files, find_datasets, load_anndata, open_group
 from rankwise.data.rows.matrices import (
     MatrixPlan,
     RowErrors,
@@ -27,19 +27,14 @@ from rankwise.data.rows.matrices import (
     open_matrix,
     stack_matrices,
 )
-from rankwise.data.store import BoxReader, load_zarr
-from rankwise.data.store.remote import RemoteFiles
+from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, DataError
 
 __all__ = ["MemoryRows", "RowBlock", "RowsReader", "StoredRows", "adopt_matrix", "iter_groups", "load_group"]
 
 
 def adopt_matrix(dataset: Any, reader: BoxReader) -> StoredMatrix:
-    """Wrap a matrix that zarr-python or anndata has opened.
-
-    Args:
-        dataset: zarr.Array, or CSR matrix backed by a Zarr group.
-        reader: reads it.
+    """Wrap a zarr.Array, or a CSR matrix that anndata backs by a Zarr group.
 
     Raises:
         DataError: it is damaged, or has a dtype that cannot be read.
@@ -82,11 +77,7 @@ class RowBlock:
     lease: Lease
 
     def part(self, first: int, last: int) -> Any:
-        """Return rows [first, last): a view of an array, or a CSR matrix over views.
-
-        Raises:
-            DataError: one of them could not be read.
-        """
+        """Return rows [first, last): a view of an array, or a CSR matrix over views."""
         for place in sorted(self.errors):
             if first <= place < last:
                 raise self.errors[place]
@@ -101,12 +92,7 @@ class RowBlock:
 
 
 class StoredRows:
-    """Rows of concatenated matrices in Zarr stores.
-
-    Args:
-        matrices: all of one kind.
-        reader: reads them.
-    """
+    """Rows of concatenated matrices of one kind in Zarr stores."""
 
     def __init__(self, matrices: Sequence[StoredMatrix], reader: BoxReader) -> None:
         self._stack = stack_matrices(matrices)
@@ -115,15 +101,7 @@ class StoredRows:
         self._pool = MemoryPool()
 
     def read(self, rows: IntArray, lease: Lease) -> RowBlock:
-        """Read and decode rows directly in the requested order; errors are reported for each row.
-
-        Args:
-            rows: int64[n], rows over all matrices.
-            lease: ends when nothing that shares their memory is left.
-
-        Raises:
-            DataError: the storage of row pointers fails.
-        """
+        """Read and decode rows directly in the requested order; errors are reported for each row."""
         plan = self._stack.plan(rows, self._reader)
         self._reader.hint(plan.boxes)
         arrays, spec = self._arrays(plan, lease), self._stack.spec
@@ -142,29 +120,20 @@ class StoredRows:
         count = plan.num_elements
         return (
             self._pool.take(count, spec.dtype, lease=lease),
-            self._pool.take(count, self._stack.index_dtype, lease=lease),
+            self._pool.take(count, spec.index_dtype, lease=lease),
             np.zeros(plan.num_rows + 1, dtype=np.int64),
         )
 
 
 class MemoryRows:
-    """Rows of concatenated NumPy arrays or SciPy CSR matrices.
-
-    Args:
-        matrices: all of one kind.
-    """
+    """Rows of concatenated NumPy arrays, or of SciPy CSR matrices."""
 
     def __init__(self, matrices: Sequence[Any]) -> None:
         self._matrices = tuple(matrices)
         self._ends: IntArray = np.cumsum([len(m) if isinstance(m, np.ndarray) else m.shape[0] for m in matrices])
 
     def read(self, rows: IntArray, lease: Lease) -> RowBlock:
-        """Return copies of rows, in their order.
-
-        Args:
-            rows: int64[n], rows over all matrices.
-            lease: ends with the block.
-        """
+        """Return copies of rows, in their order."""
         is_dense = isinstance(self._matrices[0], np.ndarray)
         num_cols = None if is_dense else int(self._matrices[0].shape[1])
         return RowBlock(arrays=gather_rows(self._matrices, self._ends, rows), num_cols=num_cols, errors={}, lease=lease)
@@ -191,8 +160,7 @@ def iter_groups(collection: Any) -> Iterator[Any]:
         return
     if isinstance(collection, (str, os.PathLike, list, tuple)):
         for place in find_datasets(collection):
-            store = RemoteFiles().zarr_store(place) if "://" in place else place
-            yield load_zarr().open_group(store, mode="r")
+            yield open_group(place)
         return
     if not hasattr(collection, "is_empty"):
         raise TypeError(
@@ -205,14 +173,7 @@ def iter_groups(collection: Any) -> Iterator[Any]:
 
 
 def load_group(group: Any) -> Any:
-    """Return an AnnData with the X of a store (left on disk), all columns of obs, and the names of var.
-
-    Args:
-        group: zarr.Group of an AnnData store.
-
-    Raises:
-        TypeError: X is neither CSR nor a dense array.
-    """
+    """Return an AnnData with the X of a store (left on disk), all columns of obs, and the names of var."""
     import pandas as pd
 
     anndata = load_anndata()

@@ -16,10 +16,8 @@ from rankwise.data.store import BoxError, BoxReport, Runs, name_lacking
 from rankwise.errors import DataError, SampleError
 
 __all__ = [
-    "AnyNumbers",
     "Ask",
     "Finished",
-    "Judge",
     "PointerJudge",
     "RowErrors",
     "find_gaps",
@@ -30,48 +28,8 @@ __all__ = [
 Ask: TypeAlias = Callable[[int], int | None]
 
 
-class Judge(Protocol):
-    """Checks the numbers of one array."""
-
-    def is_sound(self, page: IntArray, first: int, chunk: int) -> bool:
-        """Quick check: whether no error is found.
-
-        Args:
-            page: int64[n], whole chunks; the last one may be shorter.
-            first: place of its first number in the array.
-            chunk: numbers of a chunk.
-        """
-        ...
-
-    def problems(self, page: IntArray, first: int, chunk: int, unread: Container[int], ask: Ask) -> dict[int, str]:
-        """Return the errors, by the number of the chunk.
-
-        Args:
-            page: see `is_sound`.
-            first: see `is_sound`.
-            chunk: see `is_sound`.
-            unread: numbers of chunks that could not be read; their content is undefined.
-            ask: returns the number at a place of the array, None if it cannot be read.
-        """
-        ...
-
-
-class AnyNumbers:
-    """Implements `Judge`: all numbers are valid."""
-
-    def is_sound(self, page: IntArray, first: int, chunk: int) -> bool:  # noqa: ARG002
-        """True."""
-        return True
-
-    def problems(
-        self, page: IntArray, first: int, chunk: int, unread: Container[int], ask: Ask  # noqa: ARG002
-    ) -> dict[int, str]:  # fmt: skip
-        """Return nothing."""
-        return {}
-
-
 class PointerJudge:
-    """Implements `Judge` for row pointers: they never decrease, start at 0, and end with the number of elements.
+    """Checks row pointers: they never decrease, start at 0, and end with the number of elements.
 
     A chunk that is not in a store is read as zeros. Zeros are correct only if all rows up to the end of the chunk are
     empty: before the first chunk with other numbers, whose first number is then at most the elements of one row.
@@ -87,12 +45,26 @@ class PointerJudge:
         self._first_filled: tuple[int, int] | None = None  # start of the first nonzero chunk, its first number
 
     def is_sound(self, page: IntArray, first: int, chunk: int) -> bool:
-        """Quick check: whether no error is found."""
+        """Quick check: whether no error is found.
+
+        Args:
+            page: int64[n], whole chunks; the last one may be shorter.
+            first: place of its first number in the array.
+            chunk: numbers of a chunk.
+        """
         # chunks of zeros come before all others
         return not self._wrong(page, first) and not (self._num_elements and _is_blank(page[:chunk]) and chunk > 1)
 
     def problems(self, page: IntArray, first: int, chunk: int, unread: Container[int], ask: Ask) -> dict[int, str]:
-        """Return the errors, by the number of the chunk. If two chunks do not fit, both count as damaged."""
+        """Return the errors, by the number of the chunk. If two chunks do not fit, both count as damaged.
+
+        Args:
+            page: see `is_sound`.
+            first: see `is_sound`.
+            chunk: see `is_sound`.
+            unread: numbers of chunks that could not be read; their content is undefined.
+            ask: returns the number at a place of the array, None if it cannot be read.
+        """
         found: dict[int, str] = {}
         last: list[tuple[int, int]] = []  # of chunks that seem sound: number of the chunk, its last number
         for start in range(0, len(page), chunk):
@@ -146,10 +118,6 @@ def stray_columns(plan: MatrixPlan, reports: Sequence[BoxReport]) -> tuple[BoxRe
 
     The engine reports numbers that do not fit as a wrong choice of the dtype. But the dtype for columns holds all
     column numbers of the matrix.
-
-    Args:
-        plan: what was read.
-        reports: of values and of column numbers; any for a dense stack, or without elements.
     """
     if plan.lengths is None or not reports or not any(error.unfit for error in reports[1].errors):
         return tuple(reports)
@@ -173,11 +141,6 @@ def find_gaps(plan: MatrixPlan, reports: Sequence[BoxReport], indices: NDArray) 
     which never happens otherwise, they are lost for all rows in these chunks. If the index of a shard says that a chunk
     was left out, its elements are stored zeros. Without shards this is unknown: if only the values are missing, either
     they were zeros, for which Zarr writes no file, or the file was lost. They count as zeros, with a warning.
-
-    Args:
-        plan: what was read.
-        reports: of values and of column numbers; empty without elements.
-        indices: the column numbers, at the places of the plan.
     """
     if plan.lengths is None or not any(report.lost_boxes.any() for report in reports):
         return []
@@ -243,12 +206,6 @@ def finished_plain(
     """Return the result for rows that are handed over as stored.
 
     It only checks them: an invalid column would make a matrix product read beyond its memory.
-
-    Args:
-        plan: what was read.
-        reports: of its jobs.
-        arrays: for CSR rows data, indices and row pointers.
-        spec: of a row.
     """
     if plan.lengths is None:
         return Finished(reports=tuple(reports))
@@ -291,13 +248,7 @@ class RowErrors:
     def gather(
         self, plans: Mapping[str, MatrixPlan], done: Mapping[str, Finished], specs: Mapping[str, FieldSpec]
     ) -> None:
-        """Add the errors of matrices.
-
-        Args:
-            plans: the plans, by the name of the matrix in its dataset; "" = it is the dataset.
-            done: the results.
-            specs: the spec of a row of each, as stored.
-        """
+        """Add the errors of matrices, by their names in the datasets; "" = the dataset is the matrix."""
         lost = (plan.lost for plan in plans.values())
         reports = [report for finished in done.values() for report in finished.reports]
         gaps = (finished.gaps for finished in done.values())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
-from rankwise.data.rows.matrices.plans import MatrixPlan
+from rankwise.data.rows.matrices.plans import MatrixPlan, MatrixStack
 from rankwise.data.store import BoxReader
 from rankwise.data.store.boxes import check_conversion, converted
 from rankwise.data.store.execution import say_loss
@@ -60,6 +60,11 @@ class HeldMatrix:
         return self.shape[1:]
 
     @property
+    def chunk_rows(self) -> int:
+        """1: rows in memory need no locality."""
+        return 1
+
+    @property
     def row_bytes(self) -> float:
         """Average bytes of a row."""
         if self.num_elements is None:
@@ -90,32 +95,23 @@ class HeldMatrix:
         return found
 
 
-class HeldStack:
-    """Implements `MatrixStack` over matrices in memory, all sparse or all dense.
+class HeldStack(MatrixStack):
+    """Matrices in memory, all sparse or all dense.
 
     Args:
         matrices: the matrices.
         dtype: dtype of the elements to return.
         loose: let each matrix have its own columns; rows are then as long as the longest.
-
-    Raises:
-        ConfigError: matrices in files are too large for memory.
     """
 
+    matrices: tuple[HeldMatrix, ...]
+
     def __init__(self, matrices: Sequence[HeldMatrix], dtype: DType, *, loose: bool = False) -> None:
-        self.matrices = tuple(matrices)
         for matrix in matrices:
             check_conversion(matrix.dtype, dtype, scaled=False, place=matrix.place)
             say_loss(matrix.place, matrix.dtype, dtype)
-        self.ends: IntArray = np.cumsum([matrix.num_rows for matrix in matrices], dtype=np.int64)
         shape = max(matrix.row_shape for matrix in matrices) if loose else matrices[0].row_shape
-        self.spec = FieldSpec(shape=shape, dtype=dtype, ragged=matrices[0].num_elements is not None)
-        self.index_dtype: DType = self.spec.index_dtype
-        self.num_rows = int(self.ends[-1])
-        self.chunk_rows = 1  # rows in memory need no locality
-        self.row_bytes = sum(matrix.row_bytes * matrix.num_rows for matrix in matrices) / max(1, self.num_rows)
-        facts = [(matrix.num_rows, matrix.fingerprint) for matrix in matrices]
-        self.fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        super().__init__(matrices, FieldSpec(shape=shape, dtype=dtype, ragged=matrices[0].num_elements is not None))
         files = [matrix for matrix in matrices if matrix.is_file]
         size = sum(matrix.row_bytes * matrix.num_rows for matrix in files)
         if size > MOST_FILE_BYTES:
@@ -129,46 +125,28 @@ class HeldStack:
     def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
         """Return the plan for reading rows; see `MatrixStack.plan`."""
         del reader, to_spread  # nothing is decoded
-        if len(rows) and not (rows.min() >= 0 and rows.max() < self.num_rows):
-            raise IndexError(f"rows {rows.min()} to {rows.max()} were requested, but there are {self.num_rows}")
-        lengths = self._lengths(rows) if self.spec.ragged else None
+        which, local = self.find(rows)
+        if not self.spec.ragged:
+            return MatrixPlan(boxes=(), lengths=None, num_rows=len(rows), held=rows)
+        lengths = np.empty(len(rows), dtype=np.int64)
+        for number in np.unique(which).tolist():
+            indptr, mine = self.matrices[number].values.indptr, local[which == number]
+            lengths[which == number] = indptr[mine + 1] - indptr[mine]
         return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows), held=rows)
 
-    def _lengths(self, rows: IntArray) -> IntArray:
-        found = np.empty(len(rows), dtype=np.int64)
-        which = np.searchsorted(self.ends, rows, side="right")
-        for number in np.unique(which).tolist():
-            indptr = self.matrices[number].values.indptr
-            local = rows[which == number] - (self.ends[number] - self.matrices[number].num_rows)
-            found[which == number] = indptr[local + 1] - indptr[local]
-        return found
-
     def take(self, rows: IntArray, out: tuple[NDArray, ...]) -> None:
-        """Copy rows into arrays, as for `MatrixPlan.jobs`.
-
-        Raises:
-            DataError: values do not fit the requested integer dtype.
-        """
-        taken = gather_rows([matrix.values for matrix in self.matrices], self.ends, rows)
+        """Copy rows into arrays, as for `MatrixPlan.jobs`."""
+        taken = gather_rows([matrix.values for matrix in self.matrices], self._ends, rows)
         values = converted(taken[0], self.spec.dtype, place=self.matrices[0].place)
         for given, held in zip(out, (values, *taken[1:]), strict=True):
             given[: len(held)] = held
 
     def take_dense(self, rows: IntArray, columns: Sequence[IntArray] | None, out: NDArray) -> None:
-        """Copy rows, dense, into an array [B, width, ...].
-
-        Args:
-            rows: int64[B].
-            columns: the columns to return: one list for all matrices, or one for each; None = all.
-            out: the target.
-
-        Raises:
-            DataError: values do not fit the requested integer dtype.
-        """
-        which = np.searchsorted(self.ends, rows, side="right")
+        """Copy rows, dense, into an array [B, width, ...]; for `columns` see `make_field`."""
+        which, local = self.find(rows)
         for number in np.unique(which).tolist():
             matrix, members = self.matrices[number], which == number
-            part = matrix.values[rows[members] - (self.ends[number] - matrix.num_rows)]
+            part = matrix.values[local[members]]
             dense = part if matrix.num_elements is None else part.toarray()
             dense = converted(dense, self.spec.dtype, place=matrix.place)
             out[members] = dense if columns is None else dense[:, columns[number if len(columns) > 1 else 0]]
@@ -177,10 +155,7 @@ class HeldStack:
 def gather_rows(matrices: Sequence[Any], ends: IntArray, rows: IntArray) -> tuple[NDArray, ...]:
     """Return copies of rows in order: one array, or for CSR matrices data, indices and row pointers.
 
-    Args:
-        matrices: NumPy arrays, or SciPy CSR matrices.
-        ends: int64, end of the rows of each matrix, over all matrices.
-        rows: int64[n], rows over all matrices.
+    Both `ends`, the ends of the matrices, and `rows` count the rows of all matrices, int64.
     """
     which = np.searchsorted(ends, rows, side="right")
     local = rows - np.concatenate([[0], ends[:-1]])[which]

@@ -1,16 +1,18 @@
-"""`MatrixPlan`: the plan for reading some rows of stacked matrices."""
+"""`MatrixStack`: concatenated matrices of several datasets; `MatrixPlan`: the plan for reading some of their rows."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.contract import FieldSpec, IntArray, NDArray
 from rankwise.data.store import BoxError, BoxPlan, BoxReader, Runs
 
-__all__ = ["MatrixPlan"]
+__all__ = ["MatrixPlan", "MatrixStack"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,12 +59,7 @@ class MatrixPlan:
         return [(plan, array[:nnz]) for plan, array in zip(self.boxes, arrays, strict=False)]
 
     def part(self, places: IntArray, reader: BoxReader) -> MatrixPlan:
-        """Return the plan for some of the rows of a CSR stack.
-
-        Args:
-            places: int64[m], which of the rows.
-            reader: reads them.
-        """
+        """Return the plan for some of the rows of a CSR stack: places int64[m] in these rows."""
         assert self.lengths is not None
         lengths = self.lengths[places]
         requests = (
@@ -77,3 +74,59 @@ class MatrixPlan:
         return MatrixPlan(
             boxes=tuple(reader.plan(request) for request in requests), lengths=lengths, num_rows=len(places)
         )
+
+
+class _Matrix(Protocol):
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def chunk_rows(self) -> int: ...
+    @property
+    def row_bytes(self) -> float: ...
+
+
+class MatrixStack(ABC):
+    """Concatenated rows of matrices of one kind; thread-safe.
+
+    Args:
+        matrices: at least one.
+        spec: shape and dtype of a row.
+
+    Attributes:
+        num_rows: rows of all matrices together.
+        chunk_rows: number of neighbouring rows that are stored together: the largest of all matrices.
+        row_bytes: average decoded bytes of a row over all matrices.
+    """
+
+    matrices: tuple[_Matrix, ...]
+
+    def __init__(self, matrices: Sequence[_Matrix], spec: FieldSpec) -> None:
+        self.matrices, self.spec = tuple(matrices), spec
+        self._ends: IntArray = np.cumsum([matrix.num_rows for matrix in matrices], dtype=np.int64)
+        self.num_rows = int(self._ends[-1])
+        self.chunk_rows = max(matrix.chunk_rows for matrix in matrices)
+        self.row_bytes = sum(matrix.row_bytes * matrix.num_rows for matrix in matrices) / max(1, self.num_rows)
+
+    @abstractmethod
+    def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
+        """Return the plan for reading rows.
+
+        Args:
+            rows: int64[n], rows of the stack in any order, duplicates allowed.
+            reader: reads them.
+            to_spread: whether CSR rows will be written to dense ones; see `MatrixPlan.to_spread`.
+
+        Raises:
+            IndexError: there is no such row.
+            DataError: the storage of row pointers fails; damage is reported in `MatrixPlan.lost`.
+        """
+
+    def find(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the matrix of each row and its row there, int64[n] twice."""
+        if len(rows) and not (rows.min() >= 0 and rows.max() < self.num_rows):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} were requested, but there are {self.num_rows}")
+        if len(self.matrices) == 1:
+            return np.zeros(len(rows), dtype=np.int64), rows
+        which: IntArray = np.searchsorted(self._ends, rows, side="right")
+        first = np.concatenate([[0], self._ends[:-1]])
+        return which, rows - first[which]

@@ -10,21 +10,15 @@ import numpy as np
 
 from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import DType, IntArray, NDArray
-from rankwise.data.rows.matrices.damage import AnyNumbers, Judge, PointerJudge
+from rankwise.data.rows.matrices.damage import PointerJudge
 from rankwise.data.store import ArrayMeta, BoxError, BoxReader, BoxReport, BoxRequest
 from rankwise.errors import DataError
 
-__all__ = ["PagedNumbers", "RowPointers", "read_boxes", "read_chunks"]
+__all__ = ["PagedNumbers", "RowPointers", "read_boxes"]
 
 
 def read_boxes(array: ArrayMeta, starts: IntArray, extent: int, reader: BoxReader) -> tuple[IntArray, BoxReport]:
     """Read ranges of equal length, int64[n, extent], and return the report; bypasses all caches.
-
-    Args:
-        array: one axis, integers.
-        starts: int64[n], first number of each range.
-        extent: numbers of each.
-        reader: reads them.
 
     Raises:
         DataError: the storage fails; damage is reported, not raised.
@@ -45,32 +39,6 @@ def read_boxes(array: ArrayMeta, starts: IntArray, extent: int, reader: BoxReade
     return values, report
 
 
-def read_chunks(array: ArrayMeta, page: IntArray, first: int, chunk: int, reader: BoxReader) -> dict[int, BoxError]:
-    """Read a range again, chunk by chunk; return the errors by chunk number.
-
-    Args:
-        array: one axis, integers.
-        page: int64[n], filled in.
-        first: its first place, at a chunk edge.
-        chunk: numbers of a chunk.
-        reader: reads them.
-
-    Raises:
-        DataError: the storage fails.
-    """
-    num_whole = len(page) // chunk
-    rest = len(page) - num_whole * chunk
-    errors: dict[int, BoxError] = {}
-    for begin, count, extent in ((0, num_whole, chunk), (num_whole * chunk, min(rest, 1), rest)):
-        if not count:
-            continue
-        values, report = read_boxes(array, first + begin + np.arange(count) * extent, extent, reader)
-        page[begin : begin + count * extent] = values.reshape(-1)
-        for error in report.errors:
-            errors[first // chunk + begin // chunk + error.box] = replace(error, box=0)
-    return errors
-
-
 _LEAST_PAGE = 2**13  # numbers; shorter chunks are read several at a time
 _RUN_BITS = 4  # a run of 16 numbers is stored as offsets from its smallest number
 _RUN = 1 << _RUN_BITS
@@ -88,12 +56,14 @@ class PagedNumbers:
     Args:
         array: the array, one axis, integers.
         reader: reads it; these reads bypass its cache.
-        judge: finds invalid numbers.
+        judge: finds invalid numbers; None = all are valid.
         what: what the numbers are, for messages.
         capacity_bytes: size of the table.
     """
 
-    def __init__(self, array: ArrayMeta, reader: BoxReader, judge: Judge, *, what: str, capacity_bytes: int) -> None:
+    def __init__(
+        self, array: ArrayMeta, reader: BoxReader, judge: PointerJudge | None, *, what: str, capacity_bytes: int
+    ) -> None:
         self._array = array
         self._reader = reader
         self._judge = judge
@@ -135,11 +105,7 @@ class PagedNumbers:
         return self._bases.nbytes + self._offsets.nbytes
 
     def take(self, places: IntArray) -> tuple[IntArray, dict[int, BoxError]]:
-        """Return the numbers at places, int64[n], and errors for those that have none, by their index in `places`.
-
-        Raises:
-            DataError: the storage fails.
-        """
+        """Return the numbers at places, int64[n], and errors for those that have none, by their index in `places`."""
         page, found = places // self._page, np.empty(len(places), dtype=np.int64)
         touched = np.zeros(self._num_pages, dtype=np.bool_)
         touched[page] = True
@@ -156,12 +122,7 @@ class PagedNumbers:
             return found, self._errors(places)
 
     def distrust(self, place: int, why: str) -> None:
-        """Mark the chunk of a place as damaged.
-
-        Args:
-            place: in the array.
-            why: the error there.
-        """
+        """Mark the chunk of a place as damaged."""
         with self._lock:  # found when numbers of two arrays are compared, not by the thread that reads a page
             self._damaged.setdefault(place // self.chunk, self._error(place // self.chunk, why))
 
@@ -204,14 +165,21 @@ class PagedNumbers:
         extent = min(self._page, self._array.shape[0] - int(starts[-1, 0]))
         values, report = read_boxes(self._array, starts[:, 0], extent, self._reader)
         for number, page, valid in zip(starts[:, 0].tolist(), values, report.valid.tolist(), strict=True):
-            if not valid or not self._judge.is_sound(page, number, self.chunk):
+            if not valid or not (self._judge is None or self._judge.is_sound(page, number, self.chunk)):
                 self._look_closer(page, number)
         return values
 
     def _look_closer(self, page: IntArray, first: int) -> None:
         """Find the damaged chunks of a page. Fill them with neighbouring numbers, so that the page compresses well."""
-        unread = read_chunks(self._array, page, first, self.chunk, self._reader)
-        wrong = self._judge.problems(page, first, self.chunk, unread, self._ask)
+        unread: dict[int, BoxError] = {}
+        for start in range(0, len(page), self.chunk):
+            part = page[start : start + self.chunk]
+            values, report = read_boxes(self._array, np.array([first + start]), len(part), self._reader)
+            part[:] = values[0]
+            if report.errors:
+                unread[(first + start) // self.chunk] = report.errors[0]
+        judge = self._judge
+        wrong = {} if judge is None else judge.problems(page, first, self.chunk, unread, self._ask)
         found = {**unread, **{chunk: self._error(chunk, why) for chunk, why in wrong.items()}}
         self._damaged.update(found)
         bad = np.isin((first + np.arange(len(page))) // self.chunk, list(found))
@@ -266,9 +234,6 @@ class RowPointers:
             rows have no such zeros.
         num_cols: columns of the matrix, the most elements of a row; None = unknown.
         capacity_bytes: limit for pages in memory.
-
-    Raises:
-        DataError: it is not a list of integers.
     """
 
     def __init__(
@@ -300,29 +265,14 @@ class RowPointers:
         judge = PointerJudge(num_rows=self.num_rows, num_elements=num_elements, num_cols=num_cols)
         self._begins = PagedNumbers(array, reader, judge, what="row pointers", capacity_bytes=each)
         self._lengths = (
-            None
-            if lengths is None
-            else PagedNumbers(lengths, reader, AnyNumbers(), what="row lengths", capacity_bytes=each)
+            None if lengths is None else PagedNumbers(lengths, reader, None, what="row lengths", capacity_bytes=each)
         )
-
-    @property
-    def num_pages_read(self) -> int:
-        """Pages that were read so far."""
-        return self._begins.num_pages_read + (0 if self._lengths is None else self._lengths.num_pages_read)
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Bytes of the pages when all are in use."""
-        return self._begins.capacity_bytes + (0 if self._lengths is None else self._lengths.capacity_bytes)
 
     def spans(self, rows: IntArray) -> tuple[IntArray, IntArray, tuple[BoxError, ...]]:
         """Return start and number of elements of rows, int64[n] twice, and errors of rows for which they are unknown.
 
         Such rows have no elements here. They are the rows of damaged chunks: if a chunk cannot be decoded, or has an
         invalid number, all its numbers are rejected.
-
-        Args:
-            rows: int64[n], in [0, num_rows).
 
         Raises:
             DataError: the storage fails.

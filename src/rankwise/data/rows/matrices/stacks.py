@@ -2,70 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
 from rankwise.data.contract import DType, FieldSpec, IntArray
 from rankwise.data.rows.matrices.held import HeldMatrix, HeldStack
-from rankwise.data.rows.matrices.plans import MatrixPlan
+from rankwise.data.rows.matrices.plans import MatrixPlan, MatrixStack
 from rankwise.data.rows.matrices.stored import StoredDense, StoredMatrix, StoredSparse
 from rankwise.data.store import ArrayMeta, BoxError, BoxPlan, BoxReader, BoxRequest, Pad, Runs
 from rankwise.errors import ConfigError
 
-__all__ = ["DenseStack", "MatrixStack", "SparseStack", "stack_matrices"]
-
-
-class MatrixStack(Protocol):
-    """Concatenated rows of several matrices of one kind; thread-safe."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of all matrices together."""
-        ...
-
-    @property
-    def spec(self) -> FieldSpec:
-        """Shape and dtype of a row."""
-        ...
-
-    @property
-    def index_dtype(self) -> DType:
-        """Dtype of returned columns; unused for dense rows."""
-        ...
-
-    @property
-    def chunk_rows(self) -> int:
-        """Number of neighbouring rows that are stored together: the largest of all matrices."""
-        ...
-
-    @property
-    def row_bytes(self) -> float:
-        """Average decoded bytes of a row over all matrices."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the metadata: equal for copies at other paths."""
-        ...
-
-    def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
-        """Return the plan for reading rows.
-
-        Args:
-            rows: int64[n], rows of the stack in any order, duplicates allowed.
-            reader: reads them.
-            to_spread: whether CSR rows will be written to dense ones; see `MatrixPlan.to_spread`.
-
-        Raises:
-            IndexError: there is no such row.
-            DataError: the storage of row pointers fails; damage is reported in `MatrixPlan.lost`.
-        """
-        ...
+__all__ = ["DenseStack", "SparseStack", "stack_matrices"]
 
 
 def stack_matrices(
@@ -115,71 +66,24 @@ def _is_sparse(matrix: StoredMatrix | HeldMatrix) -> bool:
     return matrix.num_elements is not None if isinstance(matrix, HeldMatrix) else isinstance(matrix, StoredSparse)
 
 
-class _Rows:
-    """Maps rows of a stack to (matrix, row)."""
+class SparseStack(MatrixStack):
+    """CSR matrices with equally many columns, or their own; see `stack_matrices`."""
 
-    def __init__(self, matrices: Sequence[StoredMatrix]) -> None:
-        self.matrices = tuple(matrices)
-        self._ends: IntArray = np.cumsum([matrix.num_rows for matrix in matrices], dtype=np.int64)
-
-    @property
-    def num_rows(self) -> int:
-        return int(self._ends[-1])
-
-    @property
-    def chunk_rows(self) -> int:
-        return max(matrix.chunk_rows for matrix in self.matrices)
-
-    @property
-    def row_bytes(self) -> float:
-        total = sum(matrix.row_bytes * matrix.num_rows for matrix in self.matrices)
-        return total / max(1, self.num_rows)
-
-    @property
-    def fingerprint(self) -> str:
-        facts = [(matrix.num_rows, matrix.fingerprint) for matrix in self.matrices]
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-    def find(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the matrix of each row and its row there, int64[n] twice."""
-        if len(rows) and not (rows.min() >= 0 and rows.max() < self.num_rows):
-            raise IndexError(f"rows {rows.min()} to {rows.max()} were requested, but there are {self.num_rows}")
-        if len(self.matrices) == 1:
-            return np.zeros(len(rows), dtype=np.int64), rows
-        which: IntArray = np.searchsorted(self._ends, rows, side="right")
-        first = np.concatenate([[0], self._ends[:-1]])
-        return which, rows - first[which]
-
-
-class SparseStack:
-    """Implements `MatrixStack` over CSR matrices with equally many columns.
-
-    Args:
-        matrices: the matrices.
-        dtype: dtype of the elements to return.
-        side_by_side: see `stack_matrices`.
-    """
+    matrices: tuple[StoredSparse, ...]
 
     def __init__(self, matrices: Sequence[StoredSparse], dtype: DType, *, side_by_side: bool = False) -> None:
-        self._rows = _Rows(matrices)
-        self._matrices = tuple(matrices)
         num_cols = sum(matrix.num_cols for matrix in matrices) if side_by_side else matrices[0].num_cols
-        self.spec = FieldSpec(shape=(num_cols,), dtype=dtype, ragged=True)
-        self.index_dtype: DType = self.spec.index_dtype
+        super().__init__(matrices, FieldSpec(shape=(num_cols,), dtype=dtype, ragged=True))
         short = all(np.can_cast(matrix.indices.dtype, np.uint16) for matrix in matrices)
-        self._column_dtype: DType = np.dtype(np.uint16) if short else self.index_dtype
+        self._column_dtype: DType = np.dtype(np.uint16) if short else self.spec.index_dtype
         self._one_grid = all(matrix.data.chunks == matrix.indices.chunks for matrix in matrices)
-        self.num_rows = self._rows.num_rows
-        self.chunk_rows = self._rows.chunk_rows
-        self.row_bytes = self._rows.row_bytes
-        self.fingerprint = self._rows.fingerprint
 
     def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
         """Return the plan for reading rows; see `MatrixStack.plan`."""
-        which, local = self._rows.find(rows)
+        which, local = self.find(rows)
         begin, lengths, lost = self._spans(which, local)
-        data, indices = tuple(m.data for m in self._matrices), tuple(m.indices for m in self._matrices)
-        dtype, index_dtype = self.spec.dtype, self.index_dtype
+        data, indices = tuple(m.data for m in self.matrices), tuple(m.indices for m in self.matrices)
+        dtype, index_dtype = self.spec.dtype, self.spec.index_dtype
         to_spread = to_spread and reader.spreads(data, dtype) and index_dtype == np.int32
         if to_spread:
             index_dtype = self._column_dtype
@@ -194,41 +98,30 @@ class SparseStack:
         return MatrixPlan(boxes=boxes, lengths=lengths, num_rows=len(rows), to_spread=to_spread, lost=lost)
 
     def _spans(self, which: IntArray, local: IntArray) -> tuple[IntArray, IntArray, tuple[BoxError, ...]]:
-        if len(self._matrices) == 1:
-            return self._matrices[0].pointers.spans(local)
+        if len(self.matrices) == 1:
+            return self.matrices[0].pointers.spans(local)
         begin, lengths = np.empty(len(local), dtype=np.int64), np.empty(len(local), dtype=np.int64)
         lost: list[BoxError] = []
         for number in np.unique(which).tolist():
             members = np.flatnonzero(which == number)
-            begin[members], lengths[members], errors = self._matrices[number].pointers.spans(local[members])
+            begin[members], lengths[members], errors = self.matrices[number].pointers.spans(local[members])
             lost += [replace(error, box=int(members[error.box])) for error in errors]
         return begin, lengths, tuple(lost)
 
 
-class DenseStack:
-    """Implements `MatrixStack` over dense arrays with one row shape; shorter rows are padded.
-
-    Args:
-        matrices: the arrays; all have one shape beyond the axes of rows and columns.
-        dtype: dtype of the elements to return.
-    """
+class DenseStack(MatrixStack):
+    """Dense arrays with one shape beyond the axes of rows and columns; shorter rows are padded."""
 
     def __init__(self, matrices: Sequence[StoredDense], dtype: DType) -> None:
-        self._rows = _Rows(matrices)
         self._arrays = tuple(matrix.array for matrix in matrices)
         shapes = {matrix.row_shape for matrix in matrices}
         self._pad: Pad | None = "fill" if len(shapes) > 1 else None
-        self.spec = FieldSpec(shape=max(shapes), dtype=dtype)
-        self.index_dtype: DType = np.dtype(np.int32)
-        self.num_rows = self._rows.num_rows
-        self.chunk_rows = self._rows.chunk_rows
-        self.row_bytes = self._rows.row_bytes
-        self.fingerprint = self._rows.fingerprint
+        super().__init__(matrices, FieldSpec(shape=max(shapes), dtype=dtype))
 
     def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
         """Return the plan for reading rows; see `MatrixStack.plan`."""
         del to_spread  # rows are dense already
-        which, local = self._rows.find(rows)
+        which, local = self.find(rows)
         boxes: tuple[BoxPlan, ...] = ()
         if math.prod(self.spec.shape):
             starts = np.zeros((len(rows), 1 + len(self.spec.shape)), dtype=np.int64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -30,9 +29,6 @@ class StoredSparse:
         indices: their columns, [nnz].
         pointers: start of each row.
         rows_per_chunk: a chunk begins at each multiple of this number of rows; None = chunk edges can be anywhere.
-
-    Raises:
-        DataError: the arrays do not fit together.
     """
 
     place: str
@@ -153,10 +149,6 @@ _LENGTHS = "row_nnz"  # written by our writer
 def open_matrix(uri: str | os.PathLike[str], reader: BoxReader) -> StoredMatrix:
     """Open a matrix of an AnnData store, for example ``STORE/X``, ``STORE/layers/counts`` or ``STORE/obsm/X_pca``.
 
-    Args:
-        uri: folder or URL of the matrix: a group with a CSR matrix, or an array.
-        reader: reads its row pointers.
-
     Raises:
         DataError: there is no matrix, it has another format (for example CSC), or it is damaged.
     """
@@ -165,25 +157,28 @@ def open_matrix(uri: str | os.PathLike[str], reader: BoxReader) -> StoredMatrix:
     if node is None:
         raise STORES.missing(place)
     if node.kind == "array":
-        array = STORES.array(node)
-        return StoredDense(array=array)
+        return StoredDense(array=STORES.array(node))
     kind = node.attributes.get("encoding-type")
     if kind != "csr_matrix":
         raise DataError(_unfit(place, kind))
     parts = {name: _part(place, name) for name in _PARTS}
     beside = STORES.node(f"{place}/{_LENGTHS}")
     lengths = STORES.array(beside) if beside is not None and beside.kind == "array" else None
-    shape = _shape(node.attributes)
-    num_cols = None if shape is None else shape[1]
+    shape: Any = node.attributes.get("shape")
+    per_chunk = node.attributes.get("rows_per_chunk")
+    whole = isinstance(shape, (list, tuple)) and len(shape) == 2 and all(isinstance(size, int) for size in shape)
+    num_cols = shape[1] if whole else None
     pointers = RowPointers(parts["indptr"], parts["data"].shape[0], reader, lengths=lengths, num_cols=num_cols)
+    if num_cols is None or shape[0] != pointers.num_rows:
+        raise DataError(
+            f"the CSR matrix {place} needs an attribute shape=[{pointers.num_rows}, columns] that fits its row "
+            f"pointers; got {shape!r}: write it again"
+        )
+    aligned = lengths is not None and isinstance(per_chunk, int) and per_chunk > 0
     return StoredSparse(
-        place=place,
-        num_cols=_num_cols(place, node.attributes, pointers.num_rows),
-        data=parts["data"],
-        indices=parts["indices"],
-        pointers=pointers,
-        rows_per_chunk=_rows_per_chunk(node.attributes) if lengths is not None else None,
-    )
+        place=place, num_cols=num_cols, data=parts["data"], indices=parts["indices"], pointers=pointers,
+        rows_per_chunk=per_chunk if aligned else None,
+    )  # fmt: skip
 
 
 def _part(place: str, name: str) -> ArrayMeta:
@@ -191,28 +186,6 @@ def _part(place: str, name: str) -> ArrayMeta:
     if node is None or node.kind != "array":
         raise DataError(f"the CSR matrix {place} lacks its array {name!r}: copy or write it again")
     return STORES.array(node)
-
-
-def _rows_per_chunk(attributes: Mapping[str, Any]) -> int | None:
-    said = attributes.get("rows_per_chunk")
-    return said if isinstance(said, int) and said > 0 else None
-
-
-def _shape(attributes: Mapping[str, Any]) -> tuple[int, int] | None:
-    shape = attributes.get("shape")
-    if isinstance(shape, (list, tuple)) and len(shape) == 2 and all(isinstance(size, int) for size in shape):
-        return shape[0], shape[1]
-    return None
-
-
-def _num_cols(place: str, attributes: Mapping[str, Any], num_rows: int) -> int:
-    shape = _shape(attributes)
-    if shape is None or shape[0] != num_rows:
-        raise DataError(
-            f"the CSR matrix {place} needs an attribute shape=[{num_rows}, columns] that fits its row pointers; got "
-            f"{attributes.get('shape')!r}: write it again"
-        )
-    return shape[1]
 
 
 def _unfit(place: str, kind: Any) -> str:

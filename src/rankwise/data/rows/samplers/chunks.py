@@ -24,18 +24,13 @@ from rankwise.data.rows.passes import (
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
-__all__ = ["RandomSampler", "RowsOnce", "RowsRepeated", "SequentialSampler", "make_requests"]
+__all__ = ["ChunkSampler", "RandomSampler", "RowsOnce", "RowsRepeated", "SequentialSampler", "make_requests"]
 
 
 def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], LoadRequest]) -> Iterator[LoadRequest]:
     """Yield the load requests of a pass with `total` rows; a DataLoader worker yields only its own.
 
     For any number of workers they yield the same requests together: each is made from its number alone.
-
-    Args:
-        total: rows of the pass.
-        sizes: how many rows are read and batched together.
-        make: makes a request from its number and its number of rows.
     """
     worker = current_worker()
     for number in range(-(-total // sizes.request_rows)):
@@ -48,12 +43,6 @@ class RowsRepeated:
 
     A chunk begins at any row of the range with the same probability and wraps around its end, so every row is
     equally likely to be in it.
-
-    Args:
-        draws: random numbers of the pass.
-        sizes: how many rows are read and batched together.
-        start: first row of the range.
-        stop: row after the last.
     """
 
     def __init__(self, draws: PassDraws, sizes: RequestSizes, *, start: int, stop: int) -> None:
@@ -111,7 +100,7 @@ class RowsOnce:
         return self._start + (first + self._turn) % length, self._short if is_short else size
 
 
-class _ChunkSampler(Sampler):
+class ChunkSampler(Sampler):
     """Cuts the range into chunks of neighbouring rows and takes several of them in each load request."""
 
     handles_workers = True
@@ -143,7 +132,7 @@ class _ChunkSampler(Sampler):
         return {**said, "drop_last": self._drop_last, "mask": mask_settings(self._mask)}
 
 
-class SequentialSampler(_ChunkSampler):
+class SequentialSampler(ChunkSampler):
     """Rows in storage order, each once.
 
     Args:
@@ -193,7 +182,7 @@ class SequentialSampler(_ChunkSampler):
         return make_requests(sizes.num_rows(stop - start, drop_last=self._drop_last), sizes, make)
 
 
-class RandomSampler(_ChunkSampler):
+class RandomSampler(ChunkSampler):
     """Chunks of neighbouring rows in random order; the rows of all chunks of a load request are mixed.
 
     Without replacement, a pass has every row once. If the range is not a multiple of chunk_size, one chunk is shorter

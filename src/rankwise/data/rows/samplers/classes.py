@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from rankwise.data.contract import JSON, FloatArray, IntArray
-from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.passes import (
     PassDraws,
     RequestSizes,
@@ -20,9 +19,8 @@ from rankwise.data.rows.passes import (
     check_mask,
     make_generator,
     mask_bounds,
-    mask_settings,
 )
-from rankwise.data.rows.samplers.chunks import make_requests
+from rankwise.data.rows.samplers.chunks import ChunkSampler, make_requests
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
@@ -49,13 +47,7 @@ class ClassLines:
 
     @classmethod
     def build(cls, codes: Any, weights: FloatArray, start: int, stop: int) -> ClassLines:
-        """Scan the rows of a range.
-
-        Args:
-            codes: integers [n], the class of each row.
-            weights: float64[classes]; classes with a weight of 0 or less are left out.
-            start: first row of the range.
-            stop: row after the last.
+        """Scan the rows of a range; classes with a weight of 0 or less are left out.
 
         Raises:
             ConfigError: no class in the range can be drawn.
@@ -86,17 +78,12 @@ class ClassLines:
         return drawn
 
     def draw_runs(self, rng: np.random.Generator, classes: IntArray, lengths: IntArray) -> list[slice]:
-        """Draw a chunk of each class: neighbouring rows inside one of its runs.
+        """Draw a chunk of each class, a place in `codes`: neighbouring rows inside one of its runs.
 
         A run is drawn in proportion to its rows, and any of its rows may begin the chunk. A chunk that would exceed the
         run is moved to the run's end or beginning with equal probability: a row near an edge is in 0.5 to 1.5 times as
         many chunks as those in the middle, which are all equally likely. A run shorter than the chunk can only come
         from a mask; the chunk then continues in the class's next run, and after the last run in the first.
-
-        Args:
-            rng: source of random numbers.
-            classes: int64[n], places in `codes`.
-            lengths: int64[n], rows of each chunk.
         """
         first = rng.integers(self.class_places[classes], self.class_places[classes + 1])
         at_end = rng.random(len(first)) < 0.5
@@ -195,7 +182,7 @@ def check_runs(codes: Any, weights: FloatArray, bounds: tuple[int, int], *, chun
 _LOOK_ROWS = 1 << 16
 
 
-class ClassSampler(Sampler):
+class ClassSampler(ChunkSampler):
     """Draws batches of one class each, with replacement.
 
     For every lcm(chunk_size, batch_size) rows it draws a class by weight, then chunks of that class: chunk_size rows in
@@ -220,8 +207,6 @@ class ClassSampler(Sampler):
         TypeError: `classes`, `class_weights` or `rng` have another type.
     """
 
-    handles_workers = True
-
     def __init__(
         self,
         chunk_size: int,
@@ -235,17 +220,18 @@ class ClassSampler(Sampler):
         drop_last: bool = False,
         rng: Rng = None,
     ) -> None:
-        self._sizes = RequestSizes(chunk_size=chunk_size, preload_nchunks=preload_nchunks, batch_size=batch_size)
+        sizes = RequestSizes(chunk_size=chunk_size, preload_nchunks=preload_nchunks, batch_size=batch_size)
+        super().__init__(sizes, drop_last=drop_last, mask=mask)
         if num_samples < 1:
             raise ConfigError(f"num_samples must be at least 1, got {num_samples}")
-        self._num_samples, self._drop_last = num_samples, drop_last
+        self._num_samples = num_samples
         self._codes = check_classes(classes)
         self._names = classes.categories
         self._weights = check_weights(class_weights, classes)
         self._rng, self._is_seeded = make_generator(rng), rng is not None
         self._num_open = 0
         self._lines: ClassLines | None = None
-        self._take(slice(0, None) if mask is None else mask)
+        self._take(self._mask)
 
     @property
     def mask(self) -> slice:
@@ -261,18 +247,9 @@ class ClassSampler(Sampler):
         self._take(value)
 
     @property
-    def batch_size(self) -> int:
-        """Rows of a batch."""
-        return self._sizes.batch_size
-
-    @property
     def shuffle(self) -> bool:
         """True."""
         return True
-
-    def n_batches(self, n_obs: int) -> int:  # noqa: ARG002
-        """Return the number of batches of a pass; it depends on num_samples alone."""
-        return self._sizes.num_batches(self._num_samples, drop_last=self._drop_last)
 
     def validate(self, n_obs: int) -> None:
         """Refuse a loader whose number of rows differs from the length of `classes`."""
@@ -290,14 +267,10 @@ class ClassSampler(Sampler):
 
     def pass_settings(self) -> Mapping[str, JSON] | None:
         """Return the settings that decide the batches of a pass; classes and weights as a hash."""
-        return {
-            "kind": type(self).__name__,
-            **asdict(self._sizes),
-            "num_samples": self._num_samples,
-            "drop_last": self._drop_last,
-            "mask": mask_settings(self._mask),
-            "classes": self._classes_hash,
-        }
+        return {**self._settings(), "num_samples": self._num_samples, "classes": self._classes_hash}
+
+    def _asked(self, n_obs: int) -> int:  # noqa: ARG002
+        return self._num_samples
 
     @cached_property
     def _classes_hash(self) -> str:

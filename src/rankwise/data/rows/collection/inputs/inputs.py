@@ -39,12 +39,6 @@ def join_modalities(parts: Sequence[Parts], names: Sequence[str], whole: Any, la
     Rows are the observations that all modalities have, by name, in the order of the first one. The columns of the first
     come first, then those of the MuData itself, then those of the others as `modality:column`.
 
-    Args:
-        parts: the modalities.
-        names: their names.
-        whole: the MuData, or its group.
-        label: of the input.
-
     Raises:
         DataError: a modality has duplicate names of observations.
     """

@@ -56,11 +56,7 @@ def parts_in_memory(adata: Any, label: str) -> Parts:
 
 
 def stored_parts(group: Any, label: str) -> Parts:
-    """Return the parts of an AnnData store, a Zarr or HDF5 group.
-
-    Raises:
-        DataError: one of its tables cannot be read.
-    """
+    """Return the parts of an AnnData store, a Zarr or HDF5 group."""
     found = {"X": group["X"]} if _holds(group, "X") else {}
     for table in ("layers", "obsm"):
         if table in group:
@@ -120,14 +116,6 @@ def content_stamp(columns: Iterable[Column], vars_: Mapping[str, Any], tables: M
     """Return a hash of sampled rows of all parts, spread over the input; of all rows if there are at most 1,024.
 
     It detects another layer, normalisation or order, but not every change of a single value.
-
-    Args:
-        columns: columns of the rows, names included.
-        vars_: tables of variables by modality.
-        tables: matrices by name.
-
-    Raises:
-        DataError: a part cannot be read.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, var in vars_.items():

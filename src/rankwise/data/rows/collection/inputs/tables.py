@@ -67,11 +67,7 @@ class Columnwise:
         return int(self.indptr[-1])
 
     def elements(self, start: int, stop: int) -> tuple[IntArray, NDArray, NDArray]:
-        """Read elements: their rows, columns (int32) and values.
-
-        Raises:
-            DataError: they cannot be read.
-        """
+        """Read elements: their rows, columns (int32) and values."""
         try:
             rows, values = np.asarray(self.indices[start:stop]), np.asarray(self.data[start:stop])
         except Exception as error:  # any error of a file format
@@ -119,11 +115,7 @@ class Table:
         return isinstance(self.held, Columnwise)
 
     def block(self, start: int, stop: int) -> Any:
-        """Return rows `start` to `stop` as a CSR matrix or an array, in memory.
-
-        Raises:
-            DataError: they cannot be read.
-        """
+        """Return rows `start` to `stop` as a CSR matrix or an array, in memory."""
         try:
             return self._slice(start, stop) if self.rows is None else self._pick(self.rows[start:stop])
         except Exception as error:  # any error of a file format
@@ -149,12 +141,9 @@ class Table:
 
 
 def table_of(name: str, held: Any, rows: IntArray | None = None) -> Table | None:
-    """Wrap a matrix of an AnnData, in memory, backed or lazy; None if it has no numeric rows, for example a table.
+    """Wrap rows (None = all) of a matrix of an AnnData; None if it has no numeric rows, for example a table.
 
-    Args:
-        name: its name.
-        held: SciPy matrix, array, sparse dataset of anndata, `Columnwise`, array of Zarr, HDF5 or dask.
-        rows: which of its rows; None = all.
+    It may be a SciPy matrix, an array, a sparse dataset of anndata, a `Columnwise`, or an array of Zarr, HDF5 or dask.
     """
     import scipy.sparse as sp
 
@@ -189,10 +178,6 @@ _HDF5 = (".h5ad", ".h5mu", ".h5")
 
 def spread_collections(sources: list[Any], folder: Path) -> list[tuple[Any, bool]]:
     """Return a flat list of inputs, each with a flag whether it is a dataset of a collection.
-
-    Args:
-        sources: paths, groups, AnnData.
-        folder: the collection to which they are added.
 
     Raises:
         ConfigError: that collection is among them.

@@ -13,9 +13,9 @@ from rankwise.data.rows.collection.places import hash_names
 from rankwise.data.rows.collection.ranks import Task
 from rankwise.data.rows.collection.steps.job import Block, Job
 from rankwise.data.rows.collection.steps.tables import table_tasks
-from rankwise.data.rows.collection.turning import Turned
+from rankwise.data.rows.collection.transposed import Turned
 from rankwise.data.rows.datasets import array_checksums, stored_name
-from rankwise.data.rows.writing import ShardStream, pad_rows
+from rankwise.data.rows.output import ShardStream, pad_rows
 from rankwise.data.store import load_zarr
 
 __all__ = ["dataset_tasks", "entries_of", "matrix_tasks", "spill_tasks", "turn_tasks"]

@@ -15,7 +15,7 @@ from rankwise.data.rows.collection.places import rename
 from rankwise.data.rows.collection.ranks import Task
 from rankwise.data.rows.collection.steps.job import Job, repeats_of
 from rankwise.data.rows.datasets import load_anndata, stored_name
-from rankwise.data.rows.writing import create_dense, create_sparse, quiet_anndata
+from rankwise.data.rows.output import create_dense, create_sparse, quiet_anndata
 from rankwise.data.store import load_zarr
 
 __all__ = ["skeleton_tasks", "table_tasks"]

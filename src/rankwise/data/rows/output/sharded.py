@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rankwise.data.rows.datasets import load_anndata
-from rankwise.data.rows.writing.codecs import codecs_of
-from rankwise.data.rows.writing.matrices import MatrixFormat, write_dense, write_sparse
+from rankwise.data.rows.output.codecs import codecs_of
+from rankwise.data.rows.output.matrices import MatrixFormat, write_dense, write_sparse
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
 
@@ -72,7 +73,7 @@ def write_sharded(
         raise ConfigError(f"write_sharded needs an AnnData with rows, got {adata.shape}")
     with quiet_anndata():
         anndata.experimental.write_dispatched(
-            group, "/" if key is None else key, adata, callback=_Callback(form, adata.n_obs)
+            group, "/" if key is None else key, adata, callback=partial(_write, form=form, num_rows=adata.n_obs)
         )
         zarr.consolidate_metadata(group.store)
 
@@ -85,39 +86,29 @@ _SETTINGS = {  # each version of anndata has some of these
 }
 
 
-class quiet_anndata:  # noqa: N801  (a context, used as a function)
-    """Sets anndata to Zarr v3 with compact columns, and silences warnings about future defaults."""
-
-    def __enter__(self) -> None:
-        settings = load_anndata().settings
-        self._stack = ExitStack()
-        self._stack.enter_context(warnings.catch_warnings())  # it also warns about settings that it will remove
+@contextmanager
+def quiet_anndata() -> Iterator[None]:
+    """Set anndata to Zarr v3 with compact columns, and silence warnings about future defaults."""
+    settings = load_anndata().settings
+    with warnings.catch_warnings():  # it also warns about settings that it will remove
         warnings.simplefilter("ignore")
         differing = {name: value for name, value in _SETTINGS.items() if getattr(settings, name, value) != value}
-        self._stack.enter_context(settings.override(**differing))
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        with settings.override(**differing):
+            yield
 
 
-class _Callback:
-    """Writes the row matrices; leaves the rest to anndata."""
-
-    def __init__(self, form: MatrixFormat, num_rows: int) -> None:
-        self._form, self._num_rows = form, num_rows
-
-    def __call__(
-        self, write: Any, store: Any, name: str, elem: Any, dataset_kwargs: Any = None, *, iospec: Any
-    ) -> None:
-        parent = f"{store.name}/{name}".replace("//", "/").split("/")
-        rows = name == "X" or parent[-2:-1] in (["layers"], ["obsm"])
-        shape = getattr(elem, "shape", ())
-        if not rows or not shape or shape[0] != self._num_rows or "raw" in parent:
-            write(store, name, elem, dataset_kwargs=dict(dataset_kwargs or {}))
-        elif iospec.encoding_type in _SPARSE:
-            matrix = elem.to_memory() if hasattr(elem, "to_memory") else elem
-            write_sparse(store, name, matrix.tocsr(), self._form)
-        elif iospec.encoding_type == "array" and elem.dtype.kind in "biufc":
-            write_dense(store, name, np.asarray(elem), self._form)
-        else:
-            write(store, name, elem, dataset_kwargs=dict(dataset_kwargs or {}))
+def _write(
+    write: Any, store: Any, name: str, elem: Any, *,
+    iospec: Any, form: MatrixFormat, num_rows: int, dataset_kwargs: Any = None,
+) -> None:  # fmt: skip
+    """Write the row matrices; leave the rest to anndata."""
+    parent = f"{store.name}/{name}".replace("//", "/").split("/")
+    rows = name == "X" or parent[-2:-1] in (["layers"], ["obsm"])
+    rows = rows and getattr(elem, "shape", ())[:1] == (num_rows,) and "raw" not in parent
+    if rows and iospec.encoding_type in _SPARSE:
+        matrix = elem.to_memory() if hasattr(elem, "to_memory") else elem
+        write_sparse(store, name, matrix.tocsr(), form)
+    elif rows and iospec.encoding_type == "array" and elem.dtype.kind in "biufc":
+        write_dense(store, name, np.asarray(elem), form)
+    else:
+        write(store, name, elem, dataset_kwargs=dict(dataset_kwargs or {}))

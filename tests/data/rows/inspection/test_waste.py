@@ -7,7 +7,7 @@ import zarr
 
 from rankwise.data.rows import write_sharded
 from rankwise.data.rows.datasets import Dataset
-from rankwise.data.rows.inspecting import decode_factor
+from rankwise.data.rows.inspection import decode_factor
 from rankwise.data.rows.matrices import open_matrix, stack_matrices
 from rankwise.data.store import BoxReader
 from rankwise.testing.stores.small_rows import small_anndata, write_csr

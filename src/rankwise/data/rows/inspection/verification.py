@@ -19,7 +19,7 @@ from rankwise.data.rows.collection.columns import Column
 from rankwise.data.rows.collection.inputs import Input, open_input
 from rankwise.data.rows.collection.union import SOURCE, SOURCE_ROW, Joined, join_inputs
 from rankwise.data.rows.datasets import Dataset, find_datasets
-from rankwise.data.rows.inspecting.description import digest_column, digest_elements, digest_rows
+from rankwise.data.rows.inspection.description import digest_column, digest_elements, digest_rows
 from rankwise.data.rows.matrices import StoredSparse
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, RankwiseError
@@ -72,10 +72,6 @@ def compare_with_sources(collection: DatasetCollection, *, shown: Callable[[str]
 
     Reads sources and datasets completely. Memory holds 8 bytes for each row of the sources, for one matrix or column at
     a time. Names of the observations are not compared, because they may have been made unique.
-
-    Args:
-        collection: the collection.
-        shown: called with the name of each matrix and column before it is compared.
 
     Returns:
         The problems, one sentence each; empty if there are none.

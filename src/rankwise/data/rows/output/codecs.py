@@ -18,12 +18,7 @@ __all__ = ["ChunkEncoder", "codecs_of", "pad_rows"]
 
 
 class ChunkEncoder:
-    """Encodes chunks of one sharded array with its inner codecs.
-
-    Args:
-        array: a Zarr array that is chunked along its first axis only.
-        keep_zeros: see `ArrayStream`.
-    """
+    """Encodes chunks of one sharded array, chunked along its first axis only, with its inner codecs."""
 
     def __init__(self, array: Any, *, keep_zeros: bool = False) -> None:
         self._array, self._chunk, self._keep_zeros = array, array.chunks, keep_zeros
@@ -39,9 +34,6 @@ class ChunkEncoder:
 
     def encode(self, values: NDArray) -> list[bytes | None]:
         """Encode whole chunks; the last one may be short, and is padded.
-
-        Args:
-            values: rows, chunk after chunk.
 
         Returns:
             The bytes of each chunk; None for a chunk of the fill value alone, which is not stored.
@@ -101,10 +93,6 @@ def _plain_blosc(array: Any) -> Any:
 
 def codecs_of(given: Any, argument: str) -> tuple[Any, ...] | None:
     """Return Zarr codecs as a tuple, from one or several; None stays None.
-
-    Args:
-        given: what the user passed.
-        argument: its name, for the message.
 
     Raises:
         ConfigError: it is anything else, for example the name of a codec.

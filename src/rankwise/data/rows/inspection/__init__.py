@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.inspecting.description import decode_factor, describe_rows, text_of_rows
-from rankwise.data.rows.inspecting.verification import verify_rows
+from rankwise.data.rows.inspection.description import decode_factor, describe_rows, text_of_rows
+from rankwise.data.rows.inspection.verification import verify_rows
 
 __all__ = ["decode_factor", "describe_rows", "text_of_rows", "verify_rows"]

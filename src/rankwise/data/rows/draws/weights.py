@@ -121,12 +121,7 @@ class RowWeights:
     def balanced(cls, groups: RowGroups, parts: IntArray | None = None) -> RowWeights:
         """Return weights that make every group with rows equally likely; rows without a group get weight 0.
 
-        Args:
-            groups: the group of each row.
-            parts: int64[P + 1], edges of parts of the rows: groups are balanced inside each part.
-
-        Raises:
-            ConfigError: no row (of a part) belongs to a group.
+        With `parts`, int64[P + 1], edges of parts of the rows, groups are balanced inside each part.
         """
         edges = [0, len(groups.codes)] if parts is None else parts.tolist()
         num_groups, num_parts = len(groups.labels), len(edges) - 1
@@ -165,16 +160,6 @@ class RowWeights:
 
     def __len__(self) -> int:
         return len(self.values)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of memory in use."""
-        return self.values.nbytes + self._ends.nbytes
-
-    @property
-    def total(self) -> float:
-        """Sum of all weights."""
-        return float(self._ends[-1])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -263,16 +248,7 @@ class RowDraws:
     def rows_of(
         self, ids: IntArray, groups: IntArray, *, seed: int, epoch: int, first: int = 0, last: int | None = None
     ) -> IntArray:
-        """Return rows of samples, where samples of one group share a block; all rows are in [first, last).
-
-        Args:
-            ids: int64[B], numbers of samples.
-            groups: int64[B], ignored if a group is one sample.
-            seed: seed of the order.
-            epoch: epoch.
-            first: the first possible row.
-            last: the row after the last possible one; None = the end.
-        """
+        """Return rows of samples, where samples of one group share a block; all are in [first, last)."""
         edges = np.array([first, len(self.weights) if last is None else last])
         low, high = self.weights.before(edges)
         own = place_of_samples(sample_keys(seed, epoch, ids), _ROW)

@@ -15,7 +15,7 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, sample_keys
 from rankwise.data.order.lanes import Grid, samples_at
-from rankwise.data.rows.drawing.options import DrawOptions, Draws, RowDraws, RowWeights
+from rankwise.data.rows.draws.weights import DrawOptions, Draws, RowDraws, RowWeights
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
@@ -26,15 +26,7 @@ _UNIT = 1 << 32
 
 
 class Interleave:
-    """Assigns positions to parts by share, as a pure function of the position.
-
-    Args:
-        shares: one share per part, above 0, in any unit.
-        lanes: number of lanes of the positions.
-
-    Raises:
-        ConfigError: a share is not positive.
-    """
+    """Assigns positions to parts by shares in any unit, as a pure function of the position."""
 
     def __init__(self, shares: Sequence[float], lanes: int) -> None:
         if len(shares) < 2 or not all(math.isfinite(share) and share > 0 for share in shares):
@@ -210,17 +202,7 @@ def settled_options(
     chunk_bytes: int,
     **asked: Any,
 ) -> DrawOptions:
-    """Return complete options, with defaults filled in.
-
-    Args:
-        num_rows: how many rows there are.
-        weights: as passed by the user.
-        mix: one share per collection, or ``{place: share}``.
-        num_samples: draws of an epoch; None = the number of rows.
-        names: places of the collections.
-        block_rows: average rows of a chunk.
-        chunk_bytes: decoded bytes of a chunk.
-        **asked: `balance` and `together`.
+    """Return complete options, with defaults filled in; `weights` and `mix` are as the user passed them.
 
     Raises:
         ConfigError: the options contradict each other, or do not fit the collections.
@@ -241,13 +223,7 @@ def settled_options(
 
 
 def make_draws(options: DrawOptions, *, num_rows: int, edges: IntArray, groups_of: Callable[[str], RowGroups]) -> Draws:
-    """Return draws of some rows.
-
-    Args:
-        options: how to draw.
-        num_rows: how many rows there are.
-        edges: int64[P + 1], first row of each collection, and the end.
-        groups_of: returns the groups of the rows by a column.
+    """Return draws of some rows; `edges` int64[P + 1] are the first rows of the collections, and the end.
 
     Raises:
         ConfigError: weights or shares do not fit the rows, or no row has a value for `balance`.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankwise.data.rows.drawing import MixedDraws, RowDraws, RowWeights
+from rankwise.data.rows.draws import MixedDraws, RowDraws, RowWeights
 from rankwise.errors import ConfigError
 
 EDGES = np.array([0, 1000, 1300])

@@ -5,8 +5,8 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, ZstdCodec
 
-from rankwise.data.rows.writing.matrices import ArrayStream, create_array
-from rankwise.data.rows.writing.shards import ShardStream
+from rankwise.data.rows.output.matrices import create_array, write_whole
+from rankwise.data.rows.output.shards import ShardStream
 
 LZ4 = BloscCodec(cname="lz4", clevel=3, shuffle="shuffle")
 
@@ -30,9 +30,7 @@ def test_files_are_those_of_zarr(tmp_path, codecs, dtype, inner, keep_zeros):
     group = zarr.open_group(str(tmp_path / "g.zarr"), mode="w", zarr_format=3)
     facts = {"shape": values.shape, "dtype": values.dtype, "chunk": 10, "shard": 70, "compressors": codecs}
     theirs, ours = (create_array(group, name, **facts) for name in ("theirs", "ours"))
-    stream = ArrayStream(theirs, keep_zeros=keep_zeros)
-    stream.append(values)
-    stream.close()
+    write_whole(theirs, values, keep_zeros=keep_zeros)
     digests = {}
     for start, stop in ((0, 140), (350, 500), (140, 350)):
         batch_bytes = int(rng.integers(1, 3_000))

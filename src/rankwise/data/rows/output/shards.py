@@ -11,7 +11,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.rows.writing.codecs import ChunkEncoder
+from rankwise.data.rows.output.codecs import ChunkEncoder
 from rankwise.data.store.shard import crc32c
 from rankwise.errors import ConfigError
 
@@ -33,7 +33,7 @@ class ShardStream:
         stop: last row + 1, at a shard edge or the end.
         scratch: folder on the same file system; files stay there until they are complete.
         batch_bytes: decoded bytes to encode at once, at least one chunk.
-        keep_zeros: see `ArrayStream`.
+        keep_zeros: see `write_whole`.
     """
 
     def __init__(
@@ -148,10 +148,6 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 def parse_size(size: int | str, name: str) -> int:
     """Convert "1GB", "512MB", "64 KiB" or a plain number to bytes; units are powers of 1,024, as in annbatch.
 
-    Args:
-        size: the size to convert.
-        name: the argument, for messages.
-
     Raises:
         ConfigError: it is not a size, or below 1.
     """
@@ -164,16 +160,7 @@ def parse_size(size: int | str, name: str) -> int:
 
 
 def rows_of_size(size: int | str, name: str, row_bytes: float) -> int:
-    """Return the number of rows for a size: an integer, also as text, is rows; text with a unit is bytes.
-
-    Args:
-        size: the size, for example 250, "250" or "20GB".
-        name: the argument, for messages.
-        row_bytes: decoded bytes of a row.
-
-    Raises:
-        ConfigError: it is not a size, or below 1.
-    """
+    """Return the number of rows for a size: an integer, also as text, is rows; text with a unit is bytes."""
     number = parse_size(size, name)
     in_rows = not isinstance(size, str) or size.strip().isdigit()
     return max(1, int(min(number if in_rows else number / max(row_bytes, 1e-9), 2**62)))

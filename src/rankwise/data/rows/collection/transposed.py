@@ -19,14 +19,8 @@ class Turned:
     """A matrix stored by columns, whose rows can be read once all its elements were moved.
 
     Elements are read in pieces, in order, and spilled into files of neighbouring rows; a file is sorted by row in
-    memory. Memory holds at most one piece or one block of rows.
-
-    Args:
-        table: the matrix; it contains a `Columnwise`.
-        folder: for the files.
-        block_rows: rows to read at once; blocks begin at multiples of it.
-        piece: name of the files of this process.
-        accepts: whether a portion of elements from a piece counts.
+    memory. Memory holds at most one piece or one block of rows. Blocks begin at multiples of `block_rows`; `piece` and
+    `accepts` are as for `Buckets`.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from rankwise import Order
 from rankwise.data.rows import DatasetCollection, OrderedLoader, write_sharded
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.matrices import stack_matrices
-from rankwise.data.rows.writing import parse_size, quiet_anndata, sharded
+from rankwise.data.rows.output import parse_size, quiet_anndata, sharded
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 from rankwise.testing.stores.small_rows import small_anndata
@@ -30,7 +30,7 @@ def read_rows(place, name, rows):
             [report] = reader.read(plan.jobs([out]))
             assert not report.errors
             return out
-        arrays = [np.empty(plan.num_elements, stack.spec.dtype), np.empty(plan.num_elements, stack.index_dtype)]
+        arrays = [np.empty(plan.num_elements, stack.spec.dtype), np.empty(plan.num_elements, stack.spec.index_dtype)]
         arrays.append(np.empty(len(rows) + 1, np.int64))
         for report in reader.read(plan.jobs(arrays)):
             assert not report.errors

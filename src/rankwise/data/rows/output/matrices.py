@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
-from rankwise.data.rows.writing.codecs import pad_rows
-from rankwise.data.rows.writing.shards import SparseLayout, lay_out, parse_size, rows_of_size
+from rankwise.data.rows.output.codecs import pad_rows
+from rankwise.data.rows.output.shards import SparseLayout, lay_out, parse_size, rows_of_size
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
 
 __all__ = [
-    "ArrayStream",
     "MatrixFormat",
     "create_array",
     "create_dense",
     "create_sparse",
     "write_dense",
     "write_sparse",
+    "write_whole",
 ]
 
 
@@ -35,18 +35,7 @@ def create_array(
     compressors: Any,
     attributes: dict[str, Any] | None = None,
 ) -> Any:
-    """Create an array that is chunked along its first axis only.
-
-    Args:
-        group: Zarr v3 group for the array.
-        name: its name there.
-        shape: its whole shape.
-        dtype: dtype of its elements.
-        chunk: extent of a chunk along the first axis.
-        shard: extent of a shard along the first axis, rounded to whole chunks.
-        compressors: Zarr codecs.
-        attributes: its attributes.
-    """
+    """Create an array that is chunked along its first axis only; shards are rounded to whole chunks."""
     chunk = max(1, min(chunk, shape[0]))
     shard = max(chunk, min(shard, shape[0]) // chunk * chunk)
     inner = tuple(max(1, extent) for extent in shape[1:])
@@ -61,48 +50,20 @@ def create_array(
     )
 
 
-class ArrayStream:
-    """An array that receives rows in pieces of any length; each shard is encoded once, when it is full.
+def write_whole(array: Any, values: NDArray, *, keep_zeros: bool = False) -> None:
+    """Write all rows of an array, shard after shard.
 
     Args:
         array: from `create_array`.
+        values: its rows.
         keep_zeros: also store chunks of zeros: in a CSR matrix a missing chunk counts as lost.
     """
-
-    def __init__(self, array: Any, *, keep_zeros: bool = False) -> None:
-        zarr = load_zarr()
-        with zarr.config.set({"array.write_empty_chunks": keep_zeros}):
-            self._array = zarr.open_array(array.store_path, mode="r+")
-        self._shard = (array.shards or array.chunks)[0]
-        self._held: list[NDArray] = []
-        self._num_held = 0
-        self._written = 0
-
-    def append(self, values: NDArray) -> None:
-        """Append rows."""
-        while len(values):
-            part = values[: self._shard - self._num_held]
-            self._held.append(np.asarray(part, dtype=self._array.dtype))
-            self._num_held += len(part)
-            values = values[len(part) :]
-            if self._num_held == self._shard:
-                self._flush()
-
-    def close(self) -> None:
-        """Write the remaining rows.
-
-        Raises:
-            RuntimeError: the number of rows differs from the announced one.
-        """
-        if self._num_held:
-            self._flush()
-        if self._written != self._array.shape[0]:
-            raise RuntimeError(f"{self._array.path} should get {self._array.shape[0]} rows, but got {self._written}")
-
-    def _flush(self) -> None:
-        end = self._written + self._num_held
-        self._array[self._written : end] = np.concatenate(self._held)
-        self._held, self._num_held, self._written = [], 0, end
+    zarr = load_zarr()
+    with zarr.config.set({"array.write_empty_chunks": keep_zeros}):
+        array = zarr.open_array(array.store_path, mode="r+")
+    step = (array.shards or array.chunks)[0]
+    for start in range(0, len(values), step):
+        array[start : start + step] = values[start : start + step]
 
 
 _POINTER_CHUNK = 2**16
@@ -153,16 +114,7 @@ class MatrixFormat:
 def create_sparse(
     group: Any, name: str, *, lengths: IntArray, num_cols: int, dtype: DType, form: MatrixFormat
 ) -> SparseLayout:
-    """Create a CSR matrix in the format of AnnData, complete except for its elements.
-
-    Args:
-        group: Zarr v3 group for the matrix.
-        name: its name there.
-        lengths: int64[rows], elements of each row to come.
-        num_cols: columns.
-        dtype: dtype of the elements.
-        form: its storage format.
-    """
+    """Create a CSR matrix in the format of AnnData, complete except for its elements."""
     rows_per_chunk = min(form.n_obs_per_chunk, max(1, len(lengths)))
     layout = lay_out(lengths, num_cols, rows_per_chunk, align=form.align_rows)
     made = group.create_group(name)
@@ -209,22 +161,13 @@ def _write_pointers(made: Any, lengths: IntArray, layout: SparseLayout, form: Ma
             shard=64 * _POINTER_CHUNK,
             compressors=form.codecs,
         )
-        _write_whole(array, values)
+        write_whole(array, values)
 
 
 def create_dense(
     group: Any, name: str, *, num_rows: int, row_shape: tuple[int, ...], dtype: DType, form: MatrixFormat
 ) -> Any:
-    """Create a dense matrix, or an array with any number of axes, in the format of AnnData; return the empty array.
-
-    Args:
-        group: Zarr v3 group for the array.
-        name: its name there.
-        num_rows: number of rows to come.
-        row_shape: shape of a row.
-        dtype: dtype of the elements.
-        form: its storage format.
-    """
+    """Create a dense matrix, or an array with any number of axes, in the format of AnnData; return the empty array."""
     return create_array(
         group,
         name,
@@ -246,16 +189,10 @@ def write_sparse(group: Any, name: str, matrix: Any, form: MatrixFormat) -> None
     if pads is not None:
         data, indices = pad_rows(data, indices, lengths, pads, matrix.shape[1])
     for part, values in (("data", data), ("indices", indices)):
-        _write_whole(group[name][part], values, keep_zeros=True)
+        write_whole(group[name][part], values, keep_zeros=True)
 
 
 def write_dense(group: Any, name: str, values: NDArray, form: MatrixFormat) -> None:
     """Write an array from memory."""
     facts: dict[str, Any] = {"num_rows": len(values), "row_shape": values.shape[1:], "dtype": values.dtype}
-    _write_whole(create_dense(group, name, form=form, **facts), values)
-
-
-def _write_whole(array: Any, values: NDArray, *, keep_zeros: bool = False) -> None:
-    stream = ArrayStream(array, keep_zeros=keep_zeros)
-    stream.append(values)
-    stream.close()
+    write_whole(create_dense(group, name, form=form, **facts), values)

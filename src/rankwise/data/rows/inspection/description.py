@@ -30,10 +30,6 @@ def decode_factor(matrix: StoredMatrix, run: int) -> float:
 
     Padding zeros do not count. If chunk edges of a CSR matrix fall inside rows, a run costs one more chunk, on average,
     than its rows fill, but never more than all chunks.
-
-    Args:
-        matrix: the matrix.
-        run: number of rows of the run.
     """
     run = max(1, min(run, matrix.num_rows))
     if isinstance(matrix, StoredSparse) and matrix.rows_per_chunk is None:
@@ -203,13 +199,7 @@ def digest_rows(rows: Any) -> WordArray:
 
 
 def digest_elements(matrix: Columnwise, gather: IntArray | None, portion: int) -> WordArray:
-    """Return the digests of the rows of a matrix stored by columns, read in portions of elements.
-
-    Args:
-        matrix: the matrix.
-        gather: the target of each column; -1 = none; None = unchanged.
-        portion: elements to read at once.
-    """
+    """Return the digests of the rows of a matrix stored by columns; `gather` is the target of each, -1 = none."""
     found = np.zeros(matrix.shape[0], dtype=np.uint64)
     for start in range(0, matrix.nnz, portion):
         rows, columns, values = matrix.elements(start, min(start + portion, matrix.nnz))
@@ -221,13 +211,7 @@ def digest_elements(matrix: Columnwise, gather: IntArray | None, portion: int) -
 
 
 def digest_column(values: Any, column: Any, *, text: bool) -> WordArray:
-    """Return a digest of each row of a column.
-
-    Args:
-        values: the values that the column returned.
-        column: the column.
-        text: whether to convert to text first: for categories, and if the other side has text.
-    """
+    """Return a digest of each row; with `text` converted first: for categories, and if the other side has text."""
     if text:
         held = values if isinstance(values, Text) else as_text(values, column)
         words = hash_names(held)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.rows.drawing import Interleave
-from rankwise.data.rows.drawing.draws import MOST_POSITIONS
+from rankwise.data.rows.draws import Interleave
+from rankwise.data.rows.draws.mixes import MOST_POSITIONS
 from rankwise.errors import ConfigError
 
 
