@@ -94,7 +94,8 @@ class Look:
     @classmethod
     def at(cls, world: World, *, number: int = 0, step: int = 0, whole: bool = True) -> Look:
         """Return a look for the ranks of a world."""
-        return cls(world_size=world.world_size, number=number, step=step, whole=whole, talk=world.all_gather_object)
+        talk = world.all_gather_object if world.world_size > 1 else lambda mine: [mine]
+        return cls(world_size=world.world_size, number=number, step=step, whole=whole, talk=talk)
 
     def tell(
         self, check: str, ranks: Sequence[int], where: str, *, wanted: str, came: str, mend: str, certain: bool = True
