@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import GuardError
-from rankwise.guard.check import Look, Subject
+from rankwise.guard.check import Look, Subject, plain_name, tensors_of
 from rankwise.guard.findings import listed, odd_ranks
-from rankwise.guard.tensors import local, plain_name, tensors_of
+from rankwise.guard.tensors import local
 
 if TYPE_CHECKING:
     import torch

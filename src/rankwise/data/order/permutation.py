@@ -120,7 +120,16 @@ def _feistel(elements: IntArray, sizes: IntArray, keys: WordArray, rounds: int, 
     order = range(rounds)
     for number in reversed(order) if backward else order:
         side = number % 2
-        shift = _round_values(digits[1 - side], radices[side], keys * ROUND_FACTORS[number])
+        # a keyed hash of the other digit, scaled to [0, radix)
+        shift = digits[1 - side] * np.uint64(GOLDEN)
+        shift = shift ^ (keys * ROUND_FACTORS[number])  # the shapes may differ
+        shift ^= shift >> np.uint64(32)
+        shift *= np.uint64(0xD6E8FEB86659FD93)
+        shift ^= shift >> np.uint64(29)
+        shift *= np.uint64(0xBF58476D1CE4E5B9)
+        shift >>= np.uint64(32)
+        shift = shift * radices[side]
+        shift >>= np.uint64(32)
         # add or subtract modulo the radix: what is beyond it wraps to a huge word, so the minimum is right
         moved = digits[side] - shift if backward else digits[side] + shift
         digits[side] = np.minimum(moved, moved + radices[side] if backward else moved - radices[side])
@@ -149,17 +158,3 @@ def _element_of_rank(ranks: IntArray, sizes: IntArray, keys: WordArray) -> IntAr
 
 def _hashes(elements: WordArray, keys: WordArray) -> WordArray:
     return mix_words((elements + np.uint64(1)) * np.uint64(GOLDEN) ^ keys)
-
-
-def _round_values(digit: WordArray, radix: WordArray, keys: WordArray) -> WordArray:
-    """Return a keyed hash of `digit`, scaled to [0, radix)."""
-    value = digit * np.uint64(GOLDEN)
-    value = value ^ keys  # the shapes may differ
-    value ^= value >> np.uint64(32)
-    value *= np.uint64(0xD6E8FEB86659FD93)
-    value ^= value >> np.uint64(29)
-    value *= np.uint64(0xBF58476D1CE4E5B9)
-    value >>= np.uint64(32)
-    value = value * radix
-    value >>= np.uint64(32)
-    return value
