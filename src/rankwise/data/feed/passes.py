@@ -92,10 +92,15 @@ class Passes:
                 if self._is_asked(number):
                     raise
                 return  # a consumer that asks for this pass meets the error itself
-            following = self._foresee(start, state)
-            if following is None:
-                return
-            number, start = number + 1, following
+            with self._lock:
+                if not self.goes_on or start == state:
+                    return
+                # the consumer may move `done` while this looks: a wrong prediction is never used, see `ask`
+                sequential = self._order.kind == "sequential"
+                again = sequential if self._before is None else self._before == self.start
+                again = again and self._cursor.done == self.start
+                number, start = number + 1, start if again else state
+                self._foreseen.append(start)
 
     def _is_asked(self, number: int) -> bool:
         # If the consumer has asked before, raise the error to it. Else it finds the failure flag set, starts a new
@@ -103,17 +108,6 @@ class Passes:
         with self._lock:
             self._failed = number >= self._num_asked
             return not self._failed
-
-    def _foresee(self, start: OrderState, end: OrderState) -> OrderState | None:
-        with self._lock:
-            if not self.goes_on or start == end:
-                return None
-            # the consumer may move `done` while this looks: a wrong prediction is never used, see `ask`
-            sequential = self._order.kind == "sequential"
-            again = sequential if self._before is None else self._before == self.start
-            again = again and self._cursor.done == self.start
-            self._foreseen.append(start if again else end)
-            return self._foreseen[-1]
 
 
 class Repeats:

@@ -174,7 +174,7 @@ class Order:
     def state_at(self, *, epoch: int, position: int) -> OrderState:
         """Return the state after `position` samples of an epoch; the start of the next epoch if no step is left."""
         if self._steps_left(position) == 0:
-            return self.start(epoch + 1)
+            epoch, position = epoch + 1, 0
         return OrderState(seed=self.seed, epoch=epoch, position=position, recipe=self.recipe)
 
     def num_samples(self, epoch: int) -> int:  # noqa: ARG002  (the same for every epoch of this kind of order)

@@ -102,9 +102,22 @@ class HostBuffer:
         if self.lease.busy is not None:
             self.lease.busy.synchronize()
             self.lease.busy = None
-        views = {}
+        views: dict[str, tuple[NDArray, ...]] = {}
         for name, spec in specs.items():
-            views[name] = self._field(name, spec, num_samples, capacity)
+            if not spec.ragged:
+                shape = (num_samples, *spec.shape)
+                views[name] = (self._room(math.prod(shape), spec.dtype, exact=True).reshape(shape),)
+                continue
+            if name not in capacity:
+                raise ConfigError(f"the ragged field {name!r} has no capacity: its plan must give the number of values")
+            values, index = capacity[name], spec.index_dtype
+            if values > np.iinfo(index).max:
+                raise ConfigError(
+                    f"the ragged field {name!r} has {values} values in one batch, but {index} counts up to "
+                    f"{np.iinfo(index).max}: use a smaller micro_batch"
+                )
+            data, indices = self._room(values, spec.dtype), self._room(values, index)
+            views[name] = data, indices, self._room(num_samples + 1, index, exact=True)
         self._views = views
         self._memory.expect(self._spares, num_pieces=self._num_pieces, num_bytes=self._num_bytes)
 
@@ -132,20 +145,6 @@ class HostBuffer:
         """Forget the arrays, and leave the lease. Calling it twice is fine."""
         self._views = {}
         self.lease.leave()
-
-    def _field(self, name: str, spec: FieldSpec, num_samples: int, capacity: Mapping[str, int]) -> tuple[NDArray, ...]:
-        if not spec.ragged:
-            shape = (num_samples, *spec.shape)
-            return (self._room(math.prod(shape), spec.dtype, exact=True).reshape(shape),)
-        if name not in capacity:
-            raise ConfigError(f"the ragged field {name!r} has no capacity: its plan must give the number of values")
-        values, index = capacity[name], spec.index_dtype
-        if values > np.iinfo(index).max:
-            raise ConfigError(
-                f"the ragged field {name!r} has {values} values in one batch, but {index} counts up to "
-                f"{np.iinfo(index).max}: use a smaller micro_batch"
-            )
-        return self._room(values, spec.dtype), self._room(values, index), self._room(num_samples + 1, index, exact=True)
 
     def _room(self, count: int, dtype: DType, *, exact: bool = False) -> NDArray:
         self._num_bytes += count * dtype.itemsize
