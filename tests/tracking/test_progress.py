@@ -11,7 +11,7 @@ import pytest
 from rankwise.errors import ConfigError
 from rankwise.tracking import Progress
 from rankwise.tracking.terminal.live import fitted
-from rankwise.tracking.terminal.meter import Meter, format_bytes, format_seconds, peak_memory
+from rankwise.tracking.terminal.progress import Meter, format_bytes, format_seconds, peak_memory
 
 MAIN, OTHER = SimpleNamespace(is_main=True), SimpleNamespace(is_main=False)
 

@@ -1,22 +1,22 @@
-"""The interface of a check, and the data that all checks share."""
+"""The interface of a check, the data that all checks share, and how they name modules and find tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rankwise.errors import GuardError
 from rankwise.guard.findings import Finding
-from rankwise.guard.tensors import replicas_in
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
     from rankwise.world import World
 
-__all__ = ["Check", "Look", "Subject"]
+__all__ = ["Check", "Look", "Subject", "plain_name", "replicas_in", "tensors_of"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,7 +94,8 @@ class Look:
     @classmethod
     def at(cls, world: World, *, number: int = 0, step: int = 0, whole: bool = True) -> Look:
         """Return a look for the ranks of a world."""
-        return cls(world_size=world.world_size, number=number, step=step, whole=whole, talk=world.all_gather_object)
+        talk = world.all_gather_object if world.world_size > 1 else lambda mine: [mine]
+        return cls(world_size=world.world_size, number=number, step=step, whole=whole, talk=talk)
 
     def tell(
         self, check: str, ranks: Sequence[int], where: str, *, wanted: str, came: str, mend: str, certain: bool = True
@@ -128,3 +129,31 @@ class Check(Protocol):
     def judge(self, facts: Sequence[Any], look: Look) -> None:
         """Add findings to the look, from the facts by rank."""
         ...
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's or module's name without the prefixes of wrappers."""
+    parts = name.split(".")
+    while parts and parts[0] == "module":
+        parts = parts[1:]
+    return ".".join(part for part in parts if part != "_orig_mod")
+
+
+def replicas_in(model: nn.Module) -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel that the model is or contains, or None."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested lists, tuples and mappings."""
+    import torch
+
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, Mapping):
+        return [tensor for value in tree.values() for tensor in tensors_of(value)]
+    if isinstance(tree, list | tuple):
+        return [tensor for value in tree for tensor in tensors_of(value)]
+    return []

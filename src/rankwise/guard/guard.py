@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rankwise.errors import ConfigError, GuardError, RankwiseError
 from rankwise.guard.check import Check, Look, Subject
-from rankwise.guard.devices import Devices
 from rankwise.guard.findings import Finding
-from rankwise.guard.finite import Finite
+from rankwise.guard.hooks import Devices, Finite
 from rankwise.guard.inputs import Epochs, RandomStreams, Samples, compare_loaders, loader_facts
 from rankwise.guard.replicas import Gradients, Parameters, Reductions, Unused, compare_signatures
 from rankwise.guard.tensors import tensors_apart
@@ -94,14 +93,11 @@ class GuardOptions:
 
     def next_wake(self, step: int) -> int:
         """Return the next step that is checked, or precedes or follows a checked one."""
-        return max(step + 1, self._next_due(step) - 1)
-
-    def _next_due(self, step: int) -> int:
-        """Return the first checked step from `step` on."""
-        if step <= self.first:
-            return step
-        spaced, doubled = -(-step // self.spacing) * self.spacing, 1 << (step - 1).bit_length()
-        return min(spaced, doubled) if doubled < self.spacing else spaced
+        due = step  # the first checked step from `step` on
+        if step > self.first:
+            due, doubled = -(-step // self.spacing) * self.spacing, 1 << (step - 1).bit_length()
+            due = min(due, doubled) if doubled < self.spacing else due
+        return max(step + 1, due - 1)
 
 
 class Guard:
@@ -153,7 +149,8 @@ class Guard:
             compare_signatures(self._subject.model, look)
         if "loader" in names and loader is not None:
             facts = look.talk(_safely(lambda: loader_facts(loader)))
-            self._judge("loader", facts, lambda: compare_loaders(facts, look))
+            if self._are_whole("loader", facts):
+                compare_loaders(facts, look)
 
     def saw(self, ids: Sequence[int]) -> None:
         """Set the samples of this rank's share of the next step, in row order, for messages."""
@@ -199,18 +196,21 @@ class Guard:
         """Gather all facts with one call, and judge them; further communication depends on gathered facts only."""
         mine = [_safely(functools.partial(check.facts, look)) for check in self._checks]
         gathered = look.talk([*mine, _Failed(self._subject.trouble) if self._subject.trouble else None])
-        self._judge("of a hook", [of_rank[-1] for of_rank in gathered], lambda: None)
+        self._are_whole("of a hook", [of_rank[-1] for of_rank in gathered])
         for index, check in enumerate(self._checks):
             facts = [of_rank[index] for of_rank in gathered]
-            self._judge(check.name, facts, functools.partial(check.judge, facts, look))
+            if self._are_whole(check.name, facts):
+                check.judge(facts, look)
 
-    def _judge(self, name: str, facts: Sequence[Any], judge: Callable[[], None]) -> None:
-        failed = next(((rank, fact) for rank, fact in enumerate(facts) if isinstance(fact, _Failed)), None)
-        if failed is None:
-            judge()
-        elif name not in self._failed:
-            self._failed.add(name)
-            self._say(f"the check {name!r} has no result: it failed on rank {failed[0]} with {failed[1].text}")
+    def _are_whole(self, name: str, facts: Sequence[Any]) -> bool:
+        """Whether every rank has its facts for a check; if not, say so once."""
+        for rank, fact in enumerate(facts):
+            if isinstance(fact, _Failed):
+                if name not in self._failed:
+                    self._failed.add(name)
+                    self._say(f"the check {name!r} has no result: it failed on rank {rank} with {fact.text}")
+                return False
+        return True
 
     def _together(self, act: Callable[[Look], None]) -> None:
         whole = self.num_looks < self._options.first or self._options.checks == "all"
@@ -223,7 +223,8 @@ class Guard:
             _LOG.warning("the guard turns itself off after step %d: %s", self.num_steps, error)
             return
         self.num_looks += self.num_steps > 0
-        self._report(look.found)
+        if look.found:
+            self._report(look.found)
 
     def _report(self, found: list[Finding]) -> None:
         new = [one for one in found if (one.check, one.where, one.certain) not in self._said]

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.guard.check import Look, Subject
+from rankwise.guard.check import Look, Subject, tensors_of
 from rankwise.guard.findings import listed, odd_ranks
-from rankwise.guard.tensors import row_hashes, tensors_of
+from rankwise.guard.tensors import row_hashes
 
 __all__ = ["Epochs", "RandomStreams", "Samples", "compare_loaders", "loader_facts"]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import GuardError
-from rankwise.guard.check import Look, Subject
+from rankwise.guard.check import Look, Subject, plain_name
 from rankwise.guard.findings import listed, odd_ranks
-from rankwise.guard.tensors import fingerprints, plain_name, replicated, tensors_apart
+from rankwise.guard.tensors import fingerprints, replicated, tensors_apart
 
 if TYPE_CHECKING:
     import torch

@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from rankwise.guard.check import plain_name, replicas_in
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
 
-__all__ = [
-    "fingerprints",
-    "local",
-    "plain_name",
-    "replicas_in",
-    "replicated",
-    "row_hashes",
-    "tensors_apart",
-    "tensors_of",
-]
+__all__ = ["fingerprints", "local", "replicated", "row_hashes", "tensors_apart"]
 
 _PART = 1 << 22  # elements summed at once, because the sum converts them to 64 bits
 _MOST_COLUMNS = 4096
-
-
-def plain_name(name: str) -> str:
-    """Return a parameter's or module's name without the prefixes of wrappers."""
-    parts = name.split(".")
-    while parts and parts[0] == "module":
-        parts = parts[1:]
-    return ".".join(part for part in parts if part != "_orig_mod")
-
-
-def replicas_in(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel that the model is or contains, or None."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    return next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
 
 
 def replicated(model: nn.Module, named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -100,19 +77,6 @@ def fingerprints(tensors: Sequence[Any]) -> list[int | None]:
         for (place, _), number in zip(sums, torch.stack([total for _, total in sums]).tolist(), strict=True):
             found[place] = number
     return found
-
-
-def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested lists, tuples and mappings."""
-    import torch
-
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if isinstance(tree, Mapping):
-        return [tensor for value in tree.values() for tensor in tensors_of(value)]
-    if isinstance(tree, list | tuple):
-        return [tensor for value in tree for tensor in tensors_of(value)]
-    return []
 
 
 def row_hashes(tensors: Sequence[torch.Tensor], most_rows: int) -> list[int]:

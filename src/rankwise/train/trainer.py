@@ -20,9 +20,9 @@ from rankwise.train.loaders.foreign import check_loader, check_val
 from rankwise.train.loaders.streams import as_held_out, as_steps
 from rankwise.train.loop.configuration import read_options, run_record
 from rankwise.train.loop.hooks import HookChain
-from rankwise.train.loop.ledger import Ledger
+from rankwise.train.loop.ledger import Ledger, RunningMeans
 from rankwise.train.loop.loop import FitResult, Loop, found_finished, is_done, steps_left
-from rankwise.train.loop.parts import RunningMeans, checked_parts, training_parts
+from rankwise.train.loop.parts import checked_parts, training_parts
 from rankwise.train.loop.session import Resume, RunChoice, Session
 from rankwise.train.loop.validation import evaluate
 from rankwise.train.models.wrapped_models import Strategy, uncompiled, unwrapped
@@ -263,7 +263,7 @@ class Trainer:
             session=session,
             options=self.options,
             progress=progress,
-            learning_rate=lambda: float(self.optimizer.param_groups[0]["lr"]),
+            optimizer=self.optimizer,
             validate=lambda is_last, between: self._validate(val, is_last=is_last, between=between),
             before_validation=lambda: None if val is None else val.start_prefetch(),
             hooks=self.hooks,

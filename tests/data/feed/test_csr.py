@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from rankwise.data.feed.memory import csr
 from rankwise.data.feed.memory.csr import copied_field, csr_parts, first_twice, scipy_csr, torch_csr
 from rankwise.errors import ConfigError, MissingExtraError
 
@@ -47,6 +48,7 @@ def test_two_samples_stand_in(kind):
 
 def test_without_scipy_the_extra_is_named(monkeypatch):
     """Sparse rows without a device need SciPy."""
+    csr._csr_matrix.cache_clear()
     monkeypatch.setitem(sys.modules, "scipy.sparse", None)
     with pytest.raises(MissingExtraError, match=r"rankwise\[rows\]"):
         scipy_csr(PARTS, 4)

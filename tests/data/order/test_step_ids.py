@@ -68,11 +68,11 @@ def test_a_share_is_its_holders():
 def test_a_step_costs_what_the_rank_reads(monkeypatch):
     """Of half a million ids a step, one of 16,384 ranks computes its 32, and a block of those that follow at a time."""
     computed = []
-    from rankwise.data.order import step_ids
+    from rankwise.data.order import lanes
 
-    whole, some = step_ids.run_of_samples, step_ids.samples_at
-    monkeypatch.setattr(step_ids, "run_of_samples", lambda *a: computed.append(a[-1]) or whole(*a))
-    monkeypatch.setattr(step_ids, "samples_at", lambda *a: computed.append(len(a[-1])) or some(*a))
+    whole, some = lanes.run_of_samples, lanes.samples_at
+    monkeypatch.setattr(lanes, "run_of_samples", lambda *a: computed.append(a[-1]) or whole(*a))
+    monkeypatch.setattr(lanes, "samples_at", lambda *a: computed.append(len(a[-1])) or some(*a))
     order = Order(100 * 32 * RANKS, batch_size=32 * RANKS, chunk_samples=64, seed=4)
     state = order.start()
     for _ in range(100):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from rankwise.train.loop.parts import Progressed, RunningMeans
+from rankwise.train.loop.ledger import RunningMeans
+from rankwise.train.loop.parts import Progressed
 from rankwise.world import World
 
 

@@ -85,25 +85,26 @@ def shares(
         raise ConfigError(f"shares needs 0 <= rank < world_size, got rank {rank} of {world_size}")
     if num_micro < 1:
         raise ConfigError(f"shares needs num_micro >= 1, got {num_micro}")
-    low, high = (_begin(step.size, each, world_size, speeds) for each in (rank, rank + 1))
+    low, high = _begin(step.size, rank, world_size, speeds), _begin(step.size, rank + 1, world_size, speeds)
     offsets, ids = step.members.run(low, high)
     positions = step.start + offsets
     weights = (offsets < step.count).astype(np.float64) if step.size > step.count else None
-    cuts = [low_cut * len(ids) // num_micro for low_cut in range(num_micro + 1)]
-    return tuple(
-        Share(
+    made = []
+    for micro in range(num_micro):
+        part = slice(micro * len(ids) // num_micro, (micro + 1) * len(ids) // num_micro)
+        share = Share(
             step=step,
             micro=micro,
             num_micro=num_micro,
             rank=rank,
             world_size=world_size,
-            positions=positions[begin:end],
-            ids=ids[begin:end],
-            weights=None if weights is None else weights[begin:end],
+            positions=positions[part],
+            ids=ids[part],
+            weights=None if weights is None else weights[part],
             speeds=None if speeds is None else tuple(speeds),
         )
-        for micro, (begin, end) in enumerate(itertools.pairwise(cuts))
-    )
+        made.append(share)
+    return tuple(made)
 
 
 def smallest_share(share: Share) -> int:

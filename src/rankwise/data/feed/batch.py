@@ -1,20 +1,21 @@
-"""One micro-batch of one rank on its device, and the properties that follow from its share alone."""
+"""One micro-batch of one rank: as it was read, as the loop gets it on its device, and the totals of a loader."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, OrderState, Share, sample_keys
+from rankwise.data.contract import IntArray, ReadReport, Share, sample_keys
 from rankwise.data.feed.memory.buffer import Lent
 from rankwise.data.feed.memory.csr import copied_field, first_twice
 from rankwise.data.feed.memory.lease import done_of
+from rankwise.data.feed.place import Placed
 from rankwise.errors import ConfigError
 
-__all__ = ["FeedBatch", "ShareView"]
+__all__ = ["FeedBatch", "LoaderStats", "ReadBatch", "ReadStep", "ShareView"]
 
 
 class ShareView:
@@ -23,63 +24,44 @@ class ShareView:
     Args:
         share: which samples the batch holds: those that arrived.
         num_lost: real samples that should have been among them, but were damaged and left out.
-        may_skip: whether batches of this loader may lack samples, on this or any other rank.
+        may_skip: whether batches of this loader may lack samples, on this or any other rank: then only all ranks
+            together know how many samples a step has.
+
+    Attributes:
+        share: see the arguments.
+        ids: int64[B], sample ids, padding included.
+        num_lost: see the arguments.
+        may_skip: see the arguments.
+        resume: the state after the step that this batch belongs to.
     """
 
     def __init__(self, share: Share, *, num_lost: int = 0, may_skip: bool = False) -> None:
-        self._share = share
-        self._num_lost = num_lost
-        self._may_skip = may_skip
-
-    @property
-    def share(self) -> Share:
-        """Which samples it holds."""
-        return self._share
-
-    @property
-    def ids(self) -> IntArray:
-        """int64[B]: sample ids, padding included."""
-        return self._share.ids
+        self.share, self.ids, self.resume = share, share.ids, share.step.resume
+        self.num_lost, self.may_skip = num_lost, may_skip
 
     @property
     def key(self) -> IntArray:
         """int64[B]: f(seed, epoch, sample), the same at any world size and after any restart."""
-        step = self._share.step
-        return sample_keys(step.resume.seed, step.epoch, self._share.ids)
+        return sample_keys(self.resume.seed, self.share.step.epoch, self.ids)
 
     @property
     def count(self) -> int:
         """Real samples that arrived: neither padding nor skipped."""
-        share = self._share
-        return len(share.ids) if share.weights is None else int(np.count_nonzero(share.weights))
+        weights = self.share.weights
+        return len(self.ids) if weights is None else int(np.count_nonzero(weights))
 
     @property
     def weights(self) -> Any:
         """float32[B]: 1 for each sample, 0 for padding."""
-        weights = self._share.weights
+        weights = self.share.weights
         return np.ones(len(self.ids), np.float32) if weights is None else weights.astype(np.float32)
-
-    @property
-    def num_lost(self) -> int:
-        """Real samples of this rank's share that were damaged and are not in the batch."""
-        return self._num_lost
-
-    @property
-    def may_skip(self) -> bool:
-        """Whether batches may lack samples: then only all ranks together know how many samples a step has."""
-        return self._may_skip
-
-    @property
-    def resume(self) -> OrderState:
-        """The state after the step that this batch belongs to."""
-        return self._share.step.resume
 
     def __len__(self) -> int:
         """Number of samples, padding included."""
         return len(self.ids)
 
     def _described(self, what: str) -> str:
-        step, share = self._share.step, self._share
+        step, share = self.share.step, self.share
         return (
             f"{type(self).__name__}(epoch={step.epoch}, step={step.index}, micro={share.micro}/{share.num_micro}, "
             f"samples={len(self.ids)}: {what})"
@@ -165,7 +147,7 @@ class FeedBatch(ShareView):
         """Return a picklable batch of two samples in its own memory: the first one twice, or zeros if none."""
         some = len(self.ids) > 0
         ids = self.ids[[0, 0]] if some else np.zeros(2, dtype=np.int64)
-        share = replace(self._share, micro=0, num_micro=1, positions=ids, ids=ids, weights=None)
+        share = replace(self.share, micro=0, num_micro=1, positions=ids, ids=ids, weights=None)
         fields = {name: first_twice(field, some=some) for name, field in self.fields.items()}
         return FeedBatch(share, fields)
 
@@ -176,12 +158,12 @@ class FeedBatch(ShareView):
 
     def _again(self, fields: dict[str, Any], lent: Lent | None = None) -> Self:
         return type(self)(
-            self._share,
+            self.share,
             fields,
             lent=lent,
             is_view=self._is_view,
-            num_lost=self._num_lost,
-            may_skip=self._may_skip,
+            num_lost=self.num_lost,
+            may_skip=self.may_skip,
             weights=self._weights,
         )
 
@@ -219,3 +201,80 @@ class FeedBatch(ShareView):
 
     def __exit__(self, *error: object) -> None:
         self.release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBatch:
+    """One micro-batch that was read.
+
+    Attributes:
+        share: the samples that arrived.
+        lent: their memory, until it is given back.
+        placed: their fields.
+        report: errors and chunk counts of the read.
+        num_lost: real samples that were skipped.
+    """
+
+    share: Share
+    lent: Lent
+    placed: Placed
+    report: ReadReport
+    num_lost: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadStep:
+    """The micro-batches of one step, and how long it took to read them."""
+
+    batches: tuple[ReadBatch, ...]
+    read_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStats:
+    """Totals of what a loader has handed out since it was made.
+
+    Attributes:
+        steps: steps.
+        samples: samples of this rank, padding included.
+        skipped: damaged samples of this rank that were left out.
+        chunks_decoded: chunks decoded for them; chunks found in a cache do not count.
+        slow_chunks: those of them that only zarr-python can decode.
+        fill_chunks: chunks that are missing from the store, read as the fill value.
+        read_s: seconds the reader spent on them.
+        wait_s: seconds the consumer waited for them.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    skipped: int = 0
+    chunks_decoded: int = 0
+    slow_chunks: int = 0
+    fill_chunks: int = 0
+    read_s: float = 0.0
+    wait_s: float = 0.0
+
+    def after(self, step: ReadStep, *, waited_s: float) -> LoaderStats:
+        """Return the totals with one more step.
+
+        Args:
+            step: what was read.
+            waited_s: seconds the consumer waited for it.
+        """
+        samples, skipped, fast, slow, fill = self.samples, self.skipped, 0, self.slow_chunks, self.fill_chunks
+        for batch in step.batches:  # runs at each step of every loader: one loop, and no `replace`
+            samples += len(batch.share.ids)
+            skipped += batch.num_lost
+            fast += batch.report.fast_chunks
+            slow += batch.report.slow_chunks
+            fill += batch.report.fill_chunks
+        return LoaderStats(
+            steps=self.steps + 1,
+            samples=samples,
+            skipped=skipped,
+            chunks_decoded=self.chunks_decoded + fast + slow - self.slow_chunks,
+            slow_chunks=slow,
+            fill_chunks=fill,
+            read_s=self.read_s + step.read_s,
+            wait_s=self.wait_s + waited_s,
+        )

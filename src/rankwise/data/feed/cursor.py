@@ -119,7 +119,7 @@ class Cursor:
         self.equal_because = ""
         self._done = self.order.start(0)
         self._starts: PassStarts | None = None
-        self._coded: tuple[tuple[str, tuple[int, ...] | None], int] = (("", None), 0)  # computed once, not at each step
+        self._code = self._coded()
         self._was_chosen = False
 
     @property
@@ -142,13 +142,9 @@ class Cursor:
             starts.unsaid = None
         starts.say(state.epoch, state.position, self._code)
 
-    @property
-    def _code(self) -> int:
-        """A number that identifies order and speeds; see `PassStarts`."""
-        of = self._done.recipe, self.speeds
-        if self._coded[0] != of:
-            self._coded = of, order_code(of[0] + ("" if of[1] is None else str(of[1])))
-        return self._coded[1]
+    def _coded(self) -> int:
+        """Return a number that identifies order and speeds; see `PassStarts`."""
+        return order_code(self.order.recipe + ("" if self.speeds is None else str(self.speeds)))
 
     def share(self) -> None:
         """Share the position with workers of a DataLoader, which get a copy of this object."""
@@ -223,7 +219,8 @@ class Cursor:
         if speeds is not None and self.equal_because:
             raise ConfigError(f"this loader cuts equal shares only: {self.equal_because}; remove the speeds")
         self.speeds = None if speeds is None else whole_speeds(speeds, world_size=self.world_size)
-        self.done = self.done  # publishes the new code to workers
+        self._code = self._coded()
+        self.done = self.done  # publishes the code to workers
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, unless the state lies inside it already."""
@@ -273,7 +270,9 @@ class Cursor:
                 "or start over"
             )
         self.speeds = tuple(map(int, speeds)) if speeds and len(speeds) == self.world_size else None
-        self.order, self.done = order, wanted
+        self.order = order
+        self._code = self._coded()
+        self.done = wanted
 
 
 class CursorLoader(BaseLoader):

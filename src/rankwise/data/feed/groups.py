@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import groupby
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from rankwise.data.contract import Plan, ReadReport, Share, Source, Step
-from rankwise.data.feed.memory.buffer import HostBuffer, Lent, LentPart, SharedBuffer
-from rankwise.data.feed.memory.lease import Lease
+from rankwise.data.feed.memory.buffer import HostBuffer, Lent, SharedBuffer
 from rankwise.errors import RankwiseError
 
 __all__ = ["Reading", "Shares", "read_alone", "read_together"]
@@ -23,7 +21,6 @@ _HINTED_STEPS = 2
 
 
 Acquire: TypeAlias = Callable[[], HostBuffer | None]
-Stage: TypeAlias = tuple[HostBuffer, Lease]
 
 
 class Reading(Protocol):
@@ -60,7 +57,7 @@ def read_together(
     source: Source,
     steps: Iterable[Shares],
     num_steps: int,
-    stage: Callable[[], Stage | None],
+    stage: Acquire,
     *,
     limit_bytes: int | None = None,
 ) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
@@ -81,10 +78,9 @@ def read_together(
         stage: waits for the memory of a group and returns it; None when reading ends.
         limit_bytes: most bytes of a share; None = any.
     """
-    stages = _Stages(stage, limit_bytes)
     waiting: Iterator[tuple[Step, tuple[Reading, ...]]] = iter(())
     for number, group in enumerate(_groups(steps, num_steps)):
-        planned = _Together(source, group, stages, copied=2 * len(group) <= num_steps).steps()
+        planned = _Together(source, group, stage, limit_bytes, copied=2 * len(group) <= num_steps).steps()
         yield from waiting
         waiting = planned
         if number == 0:
@@ -93,18 +89,20 @@ def read_together(
 
 
 def _groups(steps: Iterable[Shares], num_steps: int) -> Iterator[list[Shares]]:
-    number, last, length = 0, -1, 1
-
-    def group_of(item: Shares) -> tuple[int, int]:
-        nonlocal number, last, length
+    group: list[Shares] = []
+    last, length, window = -1, 1, 0
+    for item in steps:
         start = item[0].start
-        if start <= last or not number:  # the next pass begins
-            number, length = number + 1, max(1, item[0].count) * num_steps
-        last = start
-        return number, start // length
-
-    for _, group in groupby(steps, group_of):
-        yield list(group)
+        begins = start <= last or last < 0  # a pass
+        if begins:
+            length = max(1, item[0].count) * num_steps
+        if group and (begins or start // length != window):
+            yield group
+            group = []
+        last, window = start, start // length
+        group.append(item)
+    if group:
+        yield group
 
 
 class _Alone:
@@ -122,7 +120,7 @@ class _Alone:
         return _read(self._source, self.share, self._plan, acquire)
 
 
-def _read(source: Source, share: Share, plan: Plan | None, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
+def _read(source: Source, share: Share, plan: Plan | None, acquire: Acquire) -> tuple[ReadReport, HostBuffer] | None:
     """Read one share into a buffer of its own."""
     lent = acquire()
     if lent is None:
@@ -134,114 +132,98 @@ def _read(source: Source, share: Share, plan: Plan | None, acquire: Acquire) -> 
         raise
 
 
-class _Stages:
-    """Memory for groups: one group is in use while the next one is read."""
-
-    def __init__(self, acquire: Callable[[], Stage | None], limit_bytes: int | None) -> None:
-        self._acquire, self._limit_bytes = acquire, limit_bytes
-
-    def read(self, source: Source, plan: Plan) -> tuple[ReadReport, SharedBuffer] | None:
-        """Carry out a plan; None when reading ends."""
-        stage = self._acquire()
-        if stage is None:
-            return None
-        buffer, lease = stage
-        try:
-            report = source.read(plan, buffer)
-        except BaseException:
-            buffer.give_back()
-            raise
-        return report, SharedBuffer(buffer, lease, limit_bytes=self._limit_bytes)
-
-
 class _Together:
     """A group of steps: planned as one when this is made, read as one when the first share is read."""
 
-    def __init__(self, source: Source, steps: Sequence[Shares], stages: _Stages, *, copied: bool) -> None:
-        self.source, self._copied = source, copied
-        self._steps, self._stages = steps, stages
+    def __init__(
+        self,
+        source: Source,
+        steps: Sequence[Shares],
+        stage: Acquire,
+        limit_bytes: int | None,
+        *,
+        copied: bool,
+    ) -> None:
+        self.source, self._steps, self._copied = source, steps, copied
+        self._stage, self._limit_bytes = stage, limit_bytes
         self._read: tuple[ReadReport, SharedBuffer] | None = None
-        self._counted = False
-        shares = [share for _, shares in steps for share in shares]
+        self.counted = False
+        parts = [share for _, shares in steps for share in shares]
+        # one share of all samples, in order; it names the first step: all steps have its epoch and seed
+        weights = [share.weights for share in parts if share.weights is not None]
+        self._share = replace(
+            parts[0],
+            micro=0,
+            num_micro=1,
+            positions=np.concatenate([share.positions for share in parts]),
+            ids=np.concatenate([share.ids for share in parts]),
+            weights=np.concatenate(weights) if len(weights) == len(parts) else None,
+        )
         try:
-            self._plan: Plan | None = source.plan(_joined(shares))
-            source.hint(self._plan)
+            self.plan: Plan | None = source.plan(self._share)
+            source.hint(self.plan)
         except Exception:  # noqa: BLE001  (each share by itself: then the steps before the one that fails are read)
-            self._plan = None
+            self.plan = None
 
     def steps(self) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
         first = 0
         try:
             for number, (step, shares) in enumerate(self._steps, start=1):
+                copied = self._copied or 1 < number == len(self._steps)
                 readings = []
                 for share in shares:
-                    readings.append(_Part(self, share, first, copied=self._copied or 1 < number == len(self._steps)))
-                    first += share.num_samples
+                    readings.append(_Part(whole=self, share=share, first=first, copied=copied))
+                    first += len(share.ids)
                 yield step, tuple(readings)
         finally:
             if self._read is not None:
                 self._read[1].close()
                 self._read = None
 
-    def part(self, share: Share, first: int, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
-        """Return a share, which begins at sample `first` of the group; the first call reads the whole group."""
-        if self._read is None and self._plan is not None:
+    def read(self) -> tuple[ReadReport, SharedBuffer] | None:
+        """Read all samples, at the first call. None when reading ends, or if they cannot be read as one: no `plan`."""
+        if self._read is None and self.plan is not None:
             try:
-                self._read = self._stages.read(self.source, self._plan)
+                found = _read(self.source, self._share, self.plan, self._stage)
             except RankwiseError:
-                self._plan = None
-        if self._plan is None:
-            return _read(self.source, share, None, acquire)
-        if self._read is None:
-            return None
-        report, stage = self._read
-        last = first + share.num_samples
-        return self._report_of(report, first, last, share), stage.part(self.source.fields, first, last)
+                self.plan = None
+            else:
+                limit = self._limit_bytes
+                self._read = None if found is None else (found[0], SharedBuffer(found[1], limit_bytes=limit))
+        return self._read
 
-    def _report_of(self, whole: ReadReport, first: int, last: int, share: Share) -> ReadReport:
-        """Return the part of the report that concerns a share; the first share that is read gets the chunk counts."""
-        valid, errors = whole.valid[first:last], whole.errors
+
+@dataclass(slots=True, kw_only=True)
+class _Part:
+    """A share of a group: its samples are adjacent in the group's buffer, from `first` on."""
+
+    whole: _Together
+    share: Share
+    first: int
+    copied: bool
+
+    def read(self, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
+        whole, share = self.whole, self.share
+        read = whole.read()
+        if read is None:
+            return None if whole.plan is not None else _read(whole.source, share, None, acquire)
+        report, stage = read
+        last = self.first + len(share.ids)
+        valid, errors = report.valid[self.first : last], report.errors
         if errors:
             failed = set(share.ids[~valid].tolist())
             errors = tuple(error for error in errors if error.sample in failed)
-        if self._counted:
-            return ReadReport(valid=valid, errors=errors)
-        self._counted = True
-        return replace(whole, valid=valid, errors=errors)
-
-
-class _Part:
-    """A share of a group: its samples are adjacent in the group's buffer."""
-
-    def __init__(self, whole: _Together, share: Share, first: int, *, copied: bool) -> None:
-        self._whole, self._first, self._copied = whole, first, copied
-        self.share = share
-
-    def read(self, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
-        found = self._whole.part(self.share, self._first, acquire)
-        if found is None or not self._copied:
-            return found
-        report, lent = found
-        return self._copy(report, lent, acquire) if isinstance(lent, LentPart) else found
-
-    def _copy(self, report: ReadReport, part: LentPart, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
+        if whole.counted:
+            report = ReadReport(valid=valid, errors=errors)
+        else:  # the first share that is read gets the chunk counts
+            whole.counted, report = True, replace(report, valid=valid, errors=errors)
+        part = stage.part(whole.source.fields, self.first, last)
+        if not self.copied:
+            return report, part
         try:
             lent = acquire()
             if lent is not None:
-                part.copy_to(lent, self._whole.source.fields, self.share.num_samples)
+                part.copy_to(lent, whole.source.fields, len(share.ids))
         finally:
             part.give_back()
         return None if lent is None else (report, lent)
-
-
-def _joined(shares: Sequence[Share]) -> Share:
-    """One share of all samples, in order. It names the first step; all steps of a group have its epoch and seed."""
-    weights = None if any(share.weights is None for share in shares) else np.concatenate([s.weights for s in shares])
-    return replace(
-        shares[0],
-        micro=0,
-        num_micro=1,
-        positions=np.concatenate([share.positions for share in shares]),
-        ids=np.concatenate([share.ids for share in shares]),
-        weights=weights,
-    )

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from rankwise._process.loader_worker import LoaderWorker, current_worker
 from rankwise.data.contract import Order, OrderState, Source
-from rankwise.data.feed.batch import FeedBatch
+from rankwise.data.feed.batch import FeedBatch, LoaderStats, ReadBatch
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.memory.csr import num_cols_of
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.feed.options import LoaderStats
 from rankwise.data.feed.passes import Passes, Repeats, Running
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
 from rankwise.data.feed.prefetch import close_at_exit
-from rankwise.data.feed.reader import OnBadSample, ReadBatch, SkipBudget, StepReader
+from rankwise.data.feed.reader import OnBadSample, SkipBudget, StepReader
 from rankwise.data.feed.transform import BatchTransform, SampleTransform, Transform, counted_samples, fused_source
 from rankwise.data.feed.workers import (
     SentBatch,
@@ -204,11 +203,17 @@ class FeedLoader(CursorLoader):
         self._under_way.append(reading.close)
         try:
             self._check_open()  # `stop` may have been called in between
-            while num_left and (held := self._next(reading)):
+            while num_left:
+                asked_s = time.perf_counter()
+                step = reading.take()
+                if step is None:
+                    break
+                self._stats = self._stats.after(step, waited_s=time.perf_counter() - asked_s)
+                held, step = tuple(map(self._batch, step.batches)), None
                 num_left -= 1
                 yield held
                 _leave(held)
-                held = ()  # drop our reference: the batch lives only while the consumer keeps it
+                held = ()  # drop our references: the batch lives only while the consumer keeps it
             self._check_open()
         finally:
             self._under_way.remove(reading.close)
@@ -344,15 +349,6 @@ class FeedLoader(CursorLoader):
             has_room=memory.has_room,
             no_room=memory.no_room,
         )
-
-    def _next(self, reading: Running) -> tuple[FeedBatch, ...]:
-        """Hand over the next step; an empty tuple when reading has ended."""
-        started = time.perf_counter()
-        item = reading.take()
-        if item is None:
-            return ()
-        self._stats = self._stats.after(item, waited_s=time.perf_counter() - started)
-        return tuple(self._batch(read) for read in item.batches)
 
     def _batch(self, read: ReadBatch) -> FeedBatch:
         fields = self._placer.receive(read.placed)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.contract import Order, OrderState
+from rankwise.data.feed.batch import ReadStep
 from rankwise.data.feed.cursor import Cursor, is_sequential
 from rankwise.data.feed.groups import Shares
 from rankwise.data.feed.prefetch import ReadAhead
-from rankwise.data.feed.reader import ReadStep, StepReader
+from rankwise.data.feed.reader import StepReader
 
 __all__ = ["Passes", "Repeats", "Running"]
 
@@ -90,10 +92,15 @@ class Passes:
                 if self._is_asked(number):
                     raise
                 return  # a consumer that asks for this pass meets the error itself
-            following = self._foresee(start, state)
-            if following is None:
-                return
-            number, start = number + 1, following
+            with self._lock:
+                if not self.goes_on or start == state:
+                    return
+                # the consumer may move `done` while this looks: a wrong prediction is never used, see `ask`
+                sequential = self._order.kind == "sequential"
+                again = sequential if self._before is None else self._before == self.start
+                again = again and self._cursor.done == self.start
+                number, start = number + 1, start if again else state
+                self._foreseen.append(start)
 
     def _is_asked(self, number: int) -> bool:
         # If the consumer has asked before, raise the error to it. Else it finds the failure flag set, starts a new
@@ -101,17 +108,6 @@ class Passes:
         with self._lock:
             self._failed = number >= self._num_asked
             return not self._failed
-
-    def _foresee(self, start: OrderState, end: OrderState) -> OrderState | None:
-        with self._lock:
-            if not self.goes_on or start == end:
-                return None
-            # the consumer may move `done` while this looks: a wrong prediction is never used, see `ask`
-            sequential = self._order.kind == "sequential"
-            again = sequential if self._before is None else self._before == self.start
-            again = again and self._cursor.done == self.start
-            self._foreseen.append(start if again else end)
-            return self._foreseen[-1]
 
 
 class Repeats:
@@ -156,17 +152,22 @@ class Running:
         reader: reads them.
         depth: steps that may lie ready; 0 reads in the calling thread.
         on_thread: called at the beginning of each background thread.
+
+    Attributes:
+        passes: see the arguments.
+        take: returns the next step, None when closed; raises the error that ended reading.
     """
 
     def __init__(self, passes: Passes, reader: StepReader, *, depth: int, on_thread: Callable[[], None] | None) -> None:
         self.passes, self._reader = passes, reader
         self._depth = depth
-        self._items: Iterator[ReadStep | None] = iter(())
         self._ahead: ReadAhead[Shares, ReadStep] | None = None
+        self.take: Callable[[], ReadStep | None]
         if depth:
             self._ahead = ReadAhead(reader, passes, depth=depth, on_thread=on_thread)
+            self.take = self._ahead.take
         else:
-            self._items = reader.read(passes)
+            self.take = partial(next, reader.read(passes), None)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -199,14 +200,6 @@ class Running:
     def _num_beyond(self) -> int:
         """Limit prefetch to one pass: each pass has windows of its own, and there is memory for one more pass only."""
         return min(self._depth, self.passes.num_steps)
-
-    def take(self) -> ReadStep | None:
-        """Return the next step; None when closed.
-
-        Raises:
-            Exception: the error that ended reading.
-        """
-        return next(self._items, None) if self._ahead is None else self._ahead.take()
 
     def close(self) -> None:
         """Stop reading. Calling it twice is fine."""

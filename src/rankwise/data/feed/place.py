@@ -107,13 +107,15 @@ def _fields(
     buffer: PlaceableBuffer,
     names: Iterable[str],
     num_cols: Mapping[str, int],
-    dense: Callable[[str, NDArray], Any],
+    convert: Callable[[str, NDArray], Any] | None,
     sparse: Callable[[tuple[Any, ...], int], Any],
 ) -> dict[str, Any]:
-    """`dense` makes a dense field from its array; `sparse` makes a ragged one from its three arrays."""
+    """`convert` makes a tensor of each array (None = they stay arrays); `sparse` makes a ragged field of its three."""
     fields = {}
     for name in names:
-        arrays = tuple(dense(name, array) for array in buffer.arrays(name))
+        arrays: tuple[Any, ...] = buffer.arrays(name)
+        if convert is not None:
+            arrays = tuple(convert(name, array) for array in arrays)
         fields[name] = arrays[0] if len(arrays) == 1 else sparse(arrays, num_cols[name])
     return fields
 
@@ -128,7 +130,7 @@ class _NumpyPlacer(_Unpadded):
     shares_memory = True
 
     def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
-        return Placed(_fields(buffer, names, num_cols, lambda _, array: array, scipy_csr))
+        return Placed(_fields(buffer, names, num_cols, None, scipy_csr))
 
     def receive(self, placed: Placed) -> dict[str, Any]:
         return placed.fields

@@ -53,7 +53,8 @@ class Conveyor(Generic[T]):
     def put(self, item: T) -> bool:
         """Add an item; wait for room. Return False once the consumer has left: the item is not added."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
+            while not self._closed and len(self._items) >= self._depth:
+                self._changed.wait()
             if self._closed:
                 return False
             self._items.append(item)
@@ -153,6 +154,10 @@ class ReadAhead(Generic[S, T]):
         depth: most steps that lie ready.
         on_thread: called when each thread starts.
         is_away: whether the thread runs foreign code that nothing can wake; then `close` does not wait for it.
+
+    Attributes:
+        take: `Conveyor.take`: waits for the next step and returns it; None after the last one, and once closed.
+        wake: `Conveyor.wake`: lets a waiting `take` check again whether it still has to wait.
     """
 
     def __init__(
@@ -168,6 +173,7 @@ class ReadAhead(Generic[S, T]):
         self._reader, self._is_away = reader, is_away
         self._work: _Work[S, T] = _Work(reader, steps, depth=depth, on_thread=on_thread)
         self._thread: _Thread | None = None
+        self.take, self.wake = self._work.conveyor.take, self._work.conveyor.wake
         close_at_exit(self)
 
     @property
@@ -193,14 +199,6 @@ class ReadAhead(Generic[S, T]):
     def closed(self) -> bool:
         """Whether nothing more can be taken."""
         return self._work.conveyor.closed
-
-    def take(self, *, timeout_s: float | None = None, until: Callable[[], bool] | None = None) -> T | None:
-        """Wait for the next step and return it; None after the last one, and once closed. See `Conveyor.take`."""
-        return self._work.conveyor.take(timeout_s=timeout_s, until=until)
-
-    def wake(self) -> None:
-        """Let a waiting `take` check again whether it still has to wait."""
-        self._work.conveyor.wake()
 
     def close(self, *, waits: bool = True) -> None:
         """Stop the thread; it ends after the chunk that it is reading. Calling it twice is fine.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from rankwise.data.contract import Order, Source
 from rankwise.data.feed.cursor import CLOSED
 from rankwise.data.feed.loader import FeedLoader
-from rankwise.data.feed.options import FeedOptions, warn_small_cache
 from rankwise.data.feed.prefetch import LEAST_DEPTH
 from rankwise.data.feed.rank_place import find_place
-from rankwise.data.feed.transform import counted_samples
+from rankwise.data.feed.reader import OnBadSample
+from rankwise.data.feed.transform import BatchTransform, Transform, counted_samples
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +23,17 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["RankLoader", "window_depth"]
+__all__ = ["FeedOptions", "RankLoader", "window_depth"]
+
+
+class FeedOptions(TypedDict, total=False):
+    """Arguments that are passed on to `FeedLoader`, which documents them."""
+
+    transform: Transform | None
+    batch_transform: BatchTransform | None
+    fields: Sequence[str] | None
+    on_bad_sample: OnBadSample
+    across_epochs: bool | None
 
 
 class RankLoader(FeedLoader):
@@ -68,7 +80,7 @@ class RankLoader(FeedLoader):
             **options,
         )
         self._cursor.follows_world = world is None
-        warn_small_cache(self.source, order, rank=place.rank, world_size=place.world_size)
+        _warn_small_cache(self.source, order, rank=place.rank, world_size=place.world_size)
 
     def close(self) -> None:
         """Stop reading, close the source's files and threads, and log how many samples were skipped. Twice is fine.
@@ -117,3 +129,34 @@ def _sample_bytes(source: Source, num_samples: int) -> int:
     if any(spec.ragged for spec in specs):
         found += (source.locality.decoded_bytes(num_samples) or 0) // num_samples
     return found
+
+
+def _warn_small_cache(source: Source, order: Order, *, rank: int, world_size: int) -> None:
+    """Warn on the main rank if chunks will be decoded more than about once per epoch, and name the size needed.
+
+    A rank reads its part of the lanes; each lane needs a window of chunks at a time. There is no warning if source or
+    order do not give these numbers, or if the cache is off.
+
+    Args:
+        source: the samples.
+        order: says how many chunks it draws from at a time.
+        rank: this rank.
+        world_size: number of ranks.
+    """
+    grid, locality = order.grid, source.locality
+    if grid is None or not locality.cache_bytes or rank != 0 or order.kind == "sequential":
+        return
+    chunks = -(-grid.lanes // world_size) * grid.window
+    samples = chunks * max(locality.chunk_samples, grid.chunk_samples)  # the order may be made for other fields
+    needed = min(locality.decoded_bytes(samples) or 0, locality.decoded_bytes(source.num_samples) or 0)
+    if needed > locality.cache_bytes:
+        warnings.warn(
+            f"the order draws from {chunks} chunks at a time on each rank ({_mib(needed)} decoded), the cache keeps "
+            f"{_mib(locality.cache_bytes)}: chunks will be decoded several times per epoch. Set cache={needed} "
+            "or more on the source, use fewer lanes or a smaller window, or store smaller chunks",
+            stacklevel=3,
+        )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"

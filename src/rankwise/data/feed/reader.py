@@ -7,22 +7,23 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, ReadReport, Share, Source, Step, sample_keys
-from rankwise.data.feed.groups import Reading, Shares, Stage, read_alone, read_together
+from rankwise.data.feed.batch import ReadBatch, ReadStep
+from rankwise.data.feed.groups import Reading, Shares, read_alone, read_together
 from rankwise.data.feed.memory.buffer import HostBuffer, Lent
 from rankwise.data.feed.memory.csr import num_cols_of
 from rankwise.data.feed.memory.lease import Leases
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.feed.place import Placed, Placer
+from rankwise.data.feed.place import Placer
 from rankwise.data.feed.transform import SampleTransform
 from rankwise.errors import ConfigError, SampleError
 
-__all__ = ["OnBadSample", "ReadBatch", "ReadStep", "SkipBudget", "StepReader"]
+__all__ = ["OnBadSample", "SkipBudget", "StepReader"]
 
 OnBadSample: TypeAlias = Literal["raise"] | int
 _SAID = 3
@@ -38,6 +39,9 @@ class SkipBudget:
     Args:
         on_bad_sample: "raise", or the largest number of samples to skip, over all epochs.
 
+    Attributes:
+        may_skip: whether any sample may be skipped.
+
     Raises:
         ConfigError: it is neither.
     """
@@ -49,6 +53,7 @@ class SkipBudget:
                 f'on_bad_sample must be "raise" or how many damaged samples may be skipped, got {on_bad_sample!r}'
             )
         self._limit = int(on_bad_sample) if number else 0
+        self.may_skip = self._limit > 0
         self._skipped: set[tuple[int, int]] = set()
         # The thread of an abandoned pass may still be in its last read when the thread of the next pass starts. Each
         # process has its own lock: a child forked meanwhile would find the parent's held for ever.
@@ -69,23 +74,16 @@ class SkipBudget:
         return made
 
     @property
-    def may_skip(self) -> bool:
-        """Whether any sample may be skipped."""
-        return self._limit > 0
-
-    @property
     def num_skipped(self) -> int:
         """Samples that were skipped so far."""
         return len(self._skipped)  # the loop asks while the reader counts: a single read needs no lock
 
-    def kept(self, report: ReadReport, share: Share) -> BoolArray | None:
-        """Return which samples of a share are kept, bool[B]; None = all.
+    def kept(self, report: ReadReport, share: Share) -> BoolArray:
+        """Return which samples of a share are kept, bool[B].
 
         Raises:
             SampleError: a sample may not be skipped: its content is not damaged, or the budget is used up.
         """
-        if not report.errors:
-            return None
         for error in report.errors:
             self._admit(error, share)
         kept: BoolArray = np.asarray(report.valid, dtype=np.bool_)
@@ -126,33 +124,6 @@ class SkipBudget:
 
 _NUM_STAGES = 2  # one in use, one being read
 _LOOKED_AT = 1  # a batch that the loop has left but still names
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadBatch:
-    """One micro-batch that was read.
-
-    Attributes:
-        share: the samples that arrived.
-        lent: their memory, until it is given back.
-        placed: their fields.
-        report: errors and chunk counts of the read.
-        num_lost: real samples that were skipped.
-    """
-
-    share: Share
-    lent: Lent
-    placed: Placed
-    report: ReadReport
-    num_lost: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadStep:
-    """The micro-batches of one step, and how long it took to read them."""
-
-    batches: tuple[ReadBatch, ...]
-    read_s: float
 
 
 class StepReader:
@@ -282,7 +253,10 @@ class StepReader:
         try:
             if (report.errors or self._transform is not None) and not is_asked():
                 yield from self._pause()
-            share = self._kept(report, reading.share, lent)
+            share, num_lost = reading.share, 0
+            if report.errors:
+                share = self._kept(report, share, lent)
+                num_lost = _num_real(reading.share) - _num_real(share)
             names, num_cols = self._names, self._num_cols
             if self._transform is not None:
                 made = self._transformed(self._transform, step, share, lent)
@@ -296,7 +270,6 @@ class StepReader:
         except BaseException:  # also when the generator is closed during a pause: its memory goes back at once
             lent.give_back()
             raise
-        num_lost = _num_real(reading.share) - _num_real(share)
         return ReadBatch(share=share, lent=lent, placed=placed, report=report, num_lost=num_lost)
 
     def _acquire(self) -> HostBuffer | None:
@@ -306,11 +279,9 @@ class StepReader:
             return None
         return HostBuffer(self._memory, lease=lease, limit_bytes=self._limit_bytes, spares=limit + _LOOKED_AT)
 
-    def _acquire_stage(self) -> Stage | None:
+    def _acquire_stage(self) -> HostBuffer | None:
         lease = self._stage_leases.acquire(_NUM_STAGES)
-        if lease is None:
-            return None
-        return HostBuffer(self._stages, lease=lease, spares=_NUM_STAGES + _LOOKED_AT), lease
+        return None if lease is None else HostBuffer(self._stages, lease=lease, spares=_NUM_STAGES + _LOOKED_AT)
 
     def _is_awaited(self) -> bool:
         return self.is_awaited()
@@ -327,14 +298,12 @@ class StepReader:
     def _kept(self, report: ReadReport, share: Share, into: Lent) -> Share:
         """Drop the samples that the budget skips, from the memory and from the share."""
         kept = self._budget.kept(report, share)
-        if kept is None:
-            return share
         into.keep(kept)
         return _kept_share(share, kept)
 
     def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: Lent) -> HostBuffer | None:
         """Return the transformed samples; None when reading ends."""
-        if transform.specs is None and share.num_samples == 0:
+        if transform.specs is None and len(share.ids) == 0:
             self._learn(transform, step, share)
         made = self._acquire()
         if made is None:
@@ -368,7 +337,7 @@ def _keys(step: Step, ids: IntArray) -> IntArray:
 
 
 def _num_real(share: Share) -> int:
-    return share.num_samples if share.weights is None else int(np.count_nonzero(share.weights))
+    return len(share.ids) if share.weights is None else int(np.count_nonzero(share.weights))
 
 
 def _kept_share(share: Share, kept: BoolArray) -> Share:

@@ -4,7 +4,7 @@
 `shard` splits an explicit list among ranks; a `SplitRule` divides data into parts such as train and validation.
 """
 
-from rankwise.data.order.ordering import Order
+from rankwise.data.order.order import Order
 from rankwise.data.order.sampler import BatchSampler, shard
 from rankwise.data.order.split_rule import Groups, SplitRule, exact_parts, part_at, place_of_group, place_of_samples
 

@@ -1,23 +1,23 @@
-"""Cuts an epoch's ring of samples into lanes, a lane into windows, and maps positions to samples."""
+"""Cuts an epoch's ring of samples into lanes, a lane into windows; maps positions to samples, for a step or a share."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
-from rankwise.data.contract import IntArray
-from rankwise.data.order.permutation import WordArray, derive, mix_words, permute, unpermute
+from rankwise.data.contract import IntArray, ListedIds
+from rankwise.data.order.permutation import WordArray, derive, mix_words, permute
 
 __all__ = [
     "Grid",
     "LaneColumns",
+    "OrderIds",
     "lane_columns",
     "lane_samples",
     "missing_before",
-    "on_ring",
     "piece_in_slot",
     "rows_of_samples",
     "run_of_samples",
@@ -92,7 +92,8 @@ def lane_columns(grid: Grid, seed: int, epoch: int) -> LaneColumns:
     """Return the lanes of an epoch. Pure; the most recent results are cached."""
     start, length = _runs(grid, seed, epoch)
     pieces, short_piece, deficit = _pieces(grid, start, length)
-    piece_key = _lane_keys(grid.lanes, derive(seed, epoch, PIECES))
+    lane = np.arange(grid.lanes, dtype=np.uint64)
+    piece_key = mix_words(lane ^ np.uint64(derive(seed, epoch, PIECES)))
     swap = (piece_key >> np.uint64(63)).astype(np.int64)
     return LaneColumns(
         start=start,
@@ -100,15 +101,11 @@ def lane_columns(grid: Grid, seed: int, epoch: int) -> LaneColumns:
         pieces=pieces,
         piece_key=piece_key,
         swap=swap,
-        window_key=_lane_keys(grid.lanes, derive(seed, epoch, WINDOWS)),
+        window_key=mix_words(lane ^ np.uint64(derive(seed, epoch, WINDOWS))),
         short_piece=short_piece,
         short_slot=_short_slots(short_piece[1], pieces, piece_key, swap),
         deficit=deficit,
     )
-
-
-def _lane_keys(lanes: int, base: int) -> WordArray:
-    return mix_words(np.arange(lanes, dtype=np.uint64) ^ np.uint64(base))
 
 
 def _runs(grid: Grid, seed: int, epoch: int) -> tuple[IntArray, IntArray]:
@@ -145,7 +142,7 @@ def _short_slots(tail: IntArray, pieces: IntArray, piece_key: WordArray, swap: I
     # A run of one piece has one slot for first and last piece.
     first, last = np.maximum(inner + swap, 0), np.maximum(inner + 1 - swap, 0)
     inside = (tail > 0) & (tail < pieces - 1)
-    shuffled = unpermute(np.where(inside, tail - 1, 0), np.maximum(inner, 1), piece_key)
+    shuffled = permute(np.where(inside, tail - 1, 0), np.maximum(inner, 1), piece_key, backward=True)
     at_tail = np.where(inside, shuffled, np.where(tail == 0, first, last))
     return np.stack([first, at_tail, last])
 
@@ -166,26 +163,20 @@ def lane_samples(grid: Grid, columns: LaneColumns, index: IntArray) -> IntArray:
         columns: the lane of each place; broadcasts against `index`.
         index: int64, place inside the lane, from 0.
     """
-    place = _mix_window(grid, columns, index) if grid.window * grid.chunk_samples > 1 else index
+    place = index
+    if grid.window * grid.chunk_samples > 1:  # permute each place within its window
+        window, start = _locate(grid, columns, index, slots=grid.window)
+        size = slot_start(grid, columns, np.minimum((window + 1) * grid.window, columns.pieces)) - start
+        key = mix_words(window.astype(np.uint64) ^ columns.window_key)
+        place = start + permute(index - start, size, key)
     if grid.chunk_samples == 1:
-        return on_ring(grid, columns.start + permute(place, columns.length, columns.piece_key))
-    slot, begin = _locate(grid, columns, place, slots=1)
-    piece = piece_in_slot(columns, slot)
-    offset = place - begin + piece * grid.chunk_samples - missing_before(columns, columns.short_piece, piece)
-    return on_ring(grid, columns.start + offset)
-
-
-def on_ring(grid: Grid, sample: IntArray) -> IntArray:
-    """Wrap sample numbers beyond the ring's end around to its beginning."""
-    return sample - grid.num_samples * (sample >= grid.num_samples)
-
-
-def _mix_window(grid: Grid, columns: LaneColumns, index: IntArray) -> IntArray:
-    """Permute each place within its window."""
-    window, start = _locate(grid, columns, index, slots=grid.window)
-    size = slot_start(grid, columns, np.minimum((window + 1) * grid.window, columns.pieces)) - start
-    key = mix_words(window.astype(np.uint64) ^ columns.window_key)
-    return start + permute(index - start, size, key)
+        offset = permute(place, columns.length, columns.piece_key)
+    else:
+        slot, begin = _locate(grid, columns, place, slots=1)
+        piece = piece_in_slot(columns, slot)
+        offset = place - begin + piece * grid.chunk_samples - missing_before(columns, columns.short_piece, piece)
+    sample = columns.start + offset
+    return sample - grid.num_samples * (sample >= grid.num_samples)  # the ring goes on at its beginning
 
 
 def _locate(grid: Grid, columns: LaneColumns, place: IntArray, *, slots: int) -> tuple[IntArray, IntArray]:
@@ -223,19 +214,22 @@ def rows_of_samples(grid: Grid, columns: LaneColumns, low: int, high: int) -> In
     window_samples = grid.window * grid.chunk_samples
     tabled = grid.chunk_samples > 1 and grid.window <= high - low and window_samples * grid.lanes >= LEAST
     if not tabled:
-        return lane_samples(grid, columns, _column(low, high))
+        return lane_samples(grid, columns, np.arange(low, high, dtype=np.int64)[:, None])
+    rows = np.empty((high - low, grid.lanes), dtype=np.int64)
     inner_cuts = range((low // window_samples + 1) * window_samples, high, window_samples)
-    parts = [_inside_window(grid, columns, *span) for span in itertools.pairwise((low, *inner_cuts, high))]
-    return np.concatenate(parts)
-
-
-def _column(low: int, high: int) -> IntArray:
-    return np.arange(low, high, dtype=np.int64)[:, None]
+    for begin, end in itertools.pairwise((low, *inner_cuts, high)):
+        rows[begin - low : end - low] = _inside_window(grid, columns, begin, end)
+    return rows
 
 
 def _inside_window(grid: Grid, columns: LaneColumns, low: int, high: int) -> IntArray:
     """Return rows within one window, from a table for lanes whose window is full; other lanes compute each sample."""
-    full = _has_full_window(grid, columns, low)
+    # full: a window of full chunks only, with full chunks only before it
+    window_samples = grid.window * grid.chunk_samples
+    first_slot = np.full_like(columns.pieces, low // window_samples * grid.window)
+    start = slot_start(grid, columns, first_slot)
+    end = slot_start(grid, columns, np.minimum(first_slot + grid.window, columns.pieces))
+    full = (start == first_slot * grid.chunk_samples) & (end == start + window_samples)
     if full.all():
         return _in_full_window(grid, columns, low, high)
     rows = np.empty((high - low, grid.lanes), dtype=np.int64)
@@ -243,25 +237,16 @@ def _inside_window(grid: Grid, columns: LaneColumns, low: int, high: int) -> Int
         if len(lanes) and compute:
             rows[:, lanes] = _in_full_window(grid, columns.take(lanes), low, high)
         elif len(lanes):
-            rows[:, lanes] = lane_samples(grid, columns.take(lanes), _column(low, high))
+            rows[:, lanes] = lane_samples(grid, columns.take(lanes), np.arange(low, high, dtype=np.int64)[:, None])
     return rows
-
-
-def _has_full_window(grid: Grid, columns: LaneColumns, place: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Return the lanes whose window at this place has only full chunks, with only full chunks before it."""
-    window_samples = grid.window * grid.chunk_samples
-    first_slot = np.full_like(columns.pieces, place // window_samples * grid.window)
-    start = slot_start(grid, columns, first_slot)
-    end = slot_start(grid, columns, np.minimum(first_slot + grid.window, columns.pieces))
-    full = (start == first_slot * grid.chunk_samples) & (end == start + window_samples)
-    return np.asarray(full, dtype=np.bool_)
 
 
 def _in_full_window(grid: Grid, columns: LaneColumns, low: int, high: int) -> IntArray:
     window_samples = grid.window * grid.chunk_samples
     window = low // window_samples
     key = mix_words(np.uint64(window) ^ columns.window_key)
-    place = permute(_column(low, high) - window * window_samples, window_samples, key)
+    index = np.arange(low, high, dtype=np.int64)[:, None]
+    place = permute(index - window * window_samples, window_samples, key)
     slot = place // grid.chunk_samples
     # For each slot, the offset from a place in the window to its place on the ring.
     table_slot = np.arange(grid.window, dtype=np.int64)[:, None]
@@ -269,7 +254,8 @@ def _in_full_window(grid: Grid, columns: LaneColumns, low: int, high: int) -> In
     shift = (piece - table_slot) * grid.chunk_samples - missing_before(columns, columns.short_piece, piece)
     shift += columns.start
     num_lanes = len(columns.start)
-    return on_ring(grid, shift.ravel()[slot * num_lanes + np.arange(num_lanes)] + place)
+    sample: IntArray = shift.ravel()[slot * num_lanes + np.arange(num_lanes)] + place
+    return sample - grid.num_samples * (sample >= grid.num_samples)
 
 
 # Large enough to amortise a NumPy call, small enough for the CPU cache and for a start within a millisecond.
@@ -288,23 +274,21 @@ def samples_at(grid: Grid, seed: int, epoch: int, positions: IntArray) -> IntArr
 
 def run_of_samples(grid: Grid, seed: int, epoch: int, start: int, count: int) -> IntArray:
     """Return the samples at the positions [start, start + count), int64[count]."""
-    size = _block_size(grid)
-    low, high = start // size, (start + count - 1) // size
-    blocks = [_block(grid, seed, epoch, number) for number in range(low, high + 1)]
-    run = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
-    begin = start - low * size
-    return run[begin : begin + count].copy()
-
-
-def _block_size(grid: Grid) -> int:
-    return max(1, BLOCK // grid.lanes) * grid.lanes
+    size = max(1, BLOCK // grid.lanes) * grid.lanes
+    found, done = np.empty(count, dtype=np.int64), 0
+    while done < count:
+        number, begin = divmod(start + done, size)
+        part = _block(grid, seed, epoch, number)[begin : begin + count - done]
+        found[done : done + len(part)] = part
+        done += len(part)
+    return found
 
 
 @lru_cache(maxsize=8)
 def _block(grid: Grid, seed: int, epoch: int, number: int) -> IntArray:
     """Return a block of consecutive positions: one row per place, one column per lane, so no lookup is needed."""
     columns = lane_columns(grid, seed, epoch)
-    rows = _block_size(grid) // grid.lanes
+    rows = max(1, BLOCK // grid.lanes)
     low = number * rows
     whole = min(low + rows, grid.num_samples // grid.lanes)
     block = rows_of_samples(grid, columns, low, whole).ravel()
@@ -314,3 +298,103 @@ def _block(grid: Grid, seed: int, epoch: int, number: int) -> IntArray:
         block = np.concatenate([block, lane_samples(grid, columns.take(np.arange(left)), place)])
     block.setflags(write=False)
     return block
+
+
+# Number of samples of a share that are computed together, over several steps: enough to amortise a NumPy call, few
+# enough for a start within a millisecond.
+SHARE_BLOCK = 1 << 11
+# One id of a share costs as much as this many ids of consecutive positions: up to this many ranks, computing the
+# whole step costs no more than a share.
+ALONE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderIds:
+    """Implements the contract's `StepIds`. Pure and small, so each batch can carry a pickled copy.
+
+    Attributes:
+        grid: the parameters of the order.
+        seed: of the order.
+        epoch: of the step.
+        start: first position of the step.
+        count: real samples of the step.
+        size: number of samples with padding.
+        batch_size: of the order; decides which steps follow.
+        shuffled: False if sample p is at position p.
+    """
+
+    grid: Grid
+    seed: int
+    epoch: int
+    start: int
+    count: int
+    size: int
+    batch_size: int
+    shuffled: bool
+
+    def listed(self) -> tuple[IntArray, IntArray]:
+        """Return all ids and their lanes, padding last."""
+        places: IntArray = np.arange(self.start, self.start + self.count, dtype=np.int64)
+        lanes, ids = places % self.grid.lanes, places
+        if self.shuffled:
+            ids = run_of_samples(self.grid, self.seed, self.epoch, self.start, self.count)
+        if self.size > self.count:
+            # Pad with repeats of the step's own samples, each in the lane of its original: no extra reads.
+            ids, lanes = np.resize(ids, self.size), np.resize(lanes, self.size)
+        return ids, lanes
+
+    def run(self, low: int, high: int) -> tuple[IntArray, IntArray]:
+        """Return offsets and ids of the run [low, high) of the step, sorted by lane."""
+        if self.size > self.count:  # only the last step of an epoch can be padded
+            ids, their_lanes = self.listed()
+            return ListedIds(ids=ids, lanes=their_lanes).run(low, high)
+        if self.shuffled and (high - low) * ALONE < self.count == self.batch_size:
+            # After a resume with another batch size steps may begin anywhere, so blocks of steps are counted from the
+            # first position that a step of this size can have.
+            number, origin = divmod(self.start, self.batch_size)
+            steps = max(1, SHARE_BLOCK // max(1, high - low))
+            block = replace(self, start=origin + number // steps * steps * self.batch_size)
+            offsets, found = _share_block(block, steps, low, high)
+            return offsets[number % steps].copy(), found[number % steps].copy()
+        lanes = self.grid.lanes
+        offsets = _offsets(lanes, self.start % lanes, self.count, low, high)
+        if not self.shuffled:
+            return offsets, self.start + offsets
+        return offsets, run_of_samples(self.grid, self.seed, self.epoch, self.start, self.count)[offsets]
+
+
+@lru_cache(maxsize=16)  # steps of one size begin in few different lanes, most often in one
+def _offsets(lanes: int, first_lane: int, count: int, low: int, high: int) -> IntArray:
+    """Return the offsets of the run [low, high) of a step sorted by lane, without sorting it; read-only.
+
+    Args:
+        lanes: of the order.
+        first_lane: lane of the step's first position.
+        count: samples of the step.
+        low: first index of the run.
+        high: index after its last.
+    """
+    found: IntArray = np.arange(low, high, dtype=np.int64)
+    if lanes > 1:
+        first = (np.arange(lanes, dtype=np.int64) - first_lane) % lanes  # offset of each lane's first position
+        sizes = (count - 1 - first) // lanes + 1  # zero for lanes that begin after the end of the step
+        ends = np.cumsum(sizes)
+        lane = np.searchsorted(ends, found, side="right")
+        found = first[lane] + (found - (ends - sizes)[lane]) * lanes
+    found.flags.writeable = False
+    return found
+
+
+@lru_cache(maxsize=8)
+def _share_block(step: OrderIds, most: int, low: int, high: int) -> tuple[IntArray, IntArray]:
+    """Return offsets and ids of one rank's share, for up to `most` full steps from `step` on, int64[steps, high - low].
+
+    Loops ask for steps in sequence; computing several together makes each id cheap.
+    """
+    grid, size = step.grid, step.batch_size
+    steps = min(most, (grid.num_samples - step.start) // size)
+    starts = step.start + size * np.arange(steps, dtype=np.int64)
+    first_lanes = (starts % grid.lanes).tolist()  # all equal if the batch size is a multiple of the lanes
+    offsets = np.stack([_offsets(grid.lanes, first_lane, size, low, high) for first_lane in first_lanes])
+    ids = samples_at(grid, step.seed, step.epoch, (starts[:, None] + offsets).ravel()).reshape(offsets.shape)
+    return offsets, ids

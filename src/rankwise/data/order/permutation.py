@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rankwise.data.contract import IntArray
 
-__all__ = ["GOLDEN", "MAX_SIZE", "WORD", "WordArray", "derive", "mix_words", "permute", "unpermute"]
+__all__ = ["GOLDEN", "MAX_SIZE", "WORD", "WordArray", "derive", "mix_words", "permute"]
 
 WordArray: TypeAlias = npt.NDArray[np.uint64]
 WORD = (1 << 64) - 1
@@ -64,23 +64,15 @@ TIERS = ((RANKED, 0), (1 << 8, 10), (1 << 16, 6), (MAX_SIZE, 4))
 ROUND_FACTORS = tuple(np.uint64(derive(number) | 1) for number in range(10))
 
 
-def permute(elements: IntArray, size: Sizes, key: Keys) -> IntArray:
+def permute(elements: IntArray, size: Sizes, key: Keys, *, backward: bool = False) -> IntArray:
     """Return the image of each element, int64 of the broadcast shape.
 
     Args:
         elements: int64, each in [0, size).
         size: number of elements to permute, 1 to `MAX_SIZE`; a scalar, or broadcastable.
         key: uint64 key of the permutation; a scalar, or broadcastable.
+        backward: whether to return the element that has each image: the inverse.
     """
-    return _walk(elements, size, key, backward=False)
-
-
-def unpermute(elements: IntArray, size: Sizes, key: Keys) -> IntArray:
-    """Return the inverse of `permute` for each element, with the same arguments."""
-    return _walk(elements, size, key, backward=True)
-
-
-def _walk(elements: IntArray, size: Sizes, key: Keys, *, backward: bool) -> IntArray:
     # NumPy warns when scalars wrap around, but not for arrays.
     sizes, keys = np.atleast_1d(np.asarray(size, dtype=np.int64)), np.atleast_1d(np.asarray(key, dtype=np.uint64))
     if not (elements.size and sizes.size):
@@ -105,10 +97,6 @@ def _tiered(elements: IntArray, sizes: IntArray, keys: WordArray, *, backward: b
         if above < smallest and largest <= limit:
             return _feistel(elements, sizes, keys, rounds, backward=backward)
         above = limit
-    return _mixed_tiers(elements, sizes, keys, backward=backward)
-
-
-def _mixed_tiers(elements: IntArray, sizes: IntArray, keys: WordArray, *, backward: bool) -> IntArray:
     elements, sizes, keys = np.broadcast_arrays(elements, sizes, keys)
     moved = np.empty(elements.shape, dtype=np.int64)
     above = 0
@@ -132,10 +120,21 @@ def _feistel(elements: IntArray, sizes: IntArray, keys: WordArray, rounds: int, 
     order = range(rounds)
     for number in reversed(order) if backward else order:
         side = number % 2
-        shift = _round_values(digits[1 - side], radices[side], keys * ROUND_FACTORS[number])
-        digits[side] = _add(digits[side], shift, radices[side], backward=backward)
-    moved: IntArray = (digits[0] * radices[1] + digits[1]).astype(np.int64)
-    return moved
+        # a keyed hash of the other digit, scaled to [0, radix)
+        shift = digits[1 - side] * np.uint64(GOLDEN)
+        shift = shift ^ (keys * ROUND_FACTORS[number])  # the shapes may differ
+        shift ^= shift >> np.uint64(32)
+        shift *= np.uint64(0xD6E8FEB86659FD93)
+        shift ^= shift >> np.uint64(29)
+        shift *= np.uint64(0xBF58476D1CE4E5B9)
+        shift >>= np.uint64(32)
+        shift = shift * radices[side]
+        shift >>= np.uint64(32)
+        # add or subtract modulo the radix: what is beyond it wraps to a huge word, so the minimum is right
+        moved = digits[side] - shift if backward else digits[side] + shift
+        digits[side] = np.minimum(moved, moved + radices[side] if backward else moved - radices[side])
+    image: IntArray = (digits[0] * radices[1] + digits[1]).astype(np.int64)
+    return image
 
 
 def _rank_of_element(elements: IntArray, sizes: IntArray, keys: WordArray) -> IntArray:
@@ -159,24 +158,3 @@ def _element_of_rank(ranks: IntArray, sizes: IntArray, keys: WordArray) -> IntAr
 
 def _hashes(elements: WordArray, keys: WordArray) -> WordArray:
     return mix_words((elements + np.uint64(1)) * np.uint64(GOLDEN) ^ keys)
-
-
-def _round_values(digit: WordArray, radix: WordArray, keys: WordArray) -> WordArray:
-    """Return a keyed hash of `digit`, scaled to [0, radix)."""
-    value = digit * np.uint64(GOLDEN)
-    value = value ^ keys  # the shapes may differ
-    value ^= value >> np.uint64(32)
-    value *= np.uint64(0xD6E8FEB86659FD93)
-    value ^= value >> np.uint64(29)
-    value *= np.uint64(0xBF58476D1CE4E5B9)
-    value >>= np.uint64(32)
-    value = value * radix
-    value >>= np.uint64(32)
-    return value
-
-
-def _add(digit: WordArray, shift: WordArray, radix: WordArray, *, backward: bool) -> WordArray:
-    """Return (digit + shift) mod radix, or minus; the wrong branch wraps to a huge word, so the minimum is right."""
-    moved: WordArray = digit - shift if backward else digit + shift
-    wrapped: WordArray = np.minimum(moved, moved + radix if backward else moved - radix)
-    return wrapped

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from rankwise.data.contract import JSON, OrderState, Share, Step, num_micro_batches, shares
-from rankwise.data.order.ordering import Order
+from rankwise.data.order.order import Order
 from rankwise.errors import ConfigError
 
 __all__ = ["BatchSampler", "shard"]

@@ -131,9 +131,9 @@ class DatasetBatch(ShareView):
 
         If the samples of a batch cannot be told apart, it is the whole batch with all its samples.
         """
-        data, ids = first_twice(self._uncut), self.ids if len(self.ids) else self._share.step.ids[:1]
+        data, ids = first_twice(self._uncut), self.ids if len(self.ids) else self.share.step.ids[:1]
         ids = ids if data is self._uncut else np.resize(ids, 2)
-        share = replace(self._share, micro=0, num_micro=1, positions=ids, ids=ids, weights=None)
+        share = replace(self.share, micro=0, num_micro=1, positions=ids, ids=ids, weights=None)
         return DatasetBatch(share, data)
 
     def release(self, event: Any = None) -> None:

@@ -84,6 +84,9 @@ class ArraySource(BaseSource):
         missing: how to treat a chunk that is not in the store: "fill" = read it as the array's fill value, as Zarr
             does (counted in the statistics), "error" = report a damaged store.
 
+    Attributes:
+        fields: fields of a sample by name.
+
     Raises:
         ConfigError: there are no arrays, their lengths differ, or they are empty or contain objects.
         DataError: there is no array at a path, or it is damaged.
@@ -109,12 +112,15 @@ class ArraySource(BaseSource):
             raise ConfigError(f"missing= must be 'fill' or 'error', got {missing!r}")
         # an order with windows soon returns to its chunks: keep each one at its first use
         self.reader = BoxReader(cache=cache, threads=threads, keep="all")
-        self._columns: dict[str, Column] = {
-            name: make_column(name, array, self.reader, missing=missing) for name, array in arrays.items()
-        }
-        self._num_samples = _common_length(self._columns)
-        self._fingerprint = _fingerprint(self._columns)
-        self._fields = MappingProxyType({name: column.spec for name, column in self._columns.items()})
+        columns = {name: make_column(name, array, self.reader, missing=missing) for name, array in arrays.items()}
+        self._num_samples = _common_length(columns)
+        self._fingerprint = _fingerprint(columns)
+        self._set_columns(columns)
+
+    def _set_columns(self, columns: dict[str, Column]) -> None:
+        self._columns = columns
+        self._stored = {name: column for name, column in columns.items() if isinstance(column, StoredColumn)}
+        self.fields: Mapping[str, FieldSpec] = MappingProxyType({name: each.spec for name, each in columns.items()})
 
     @classmethod
     def open(
@@ -192,18 +198,13 @@ class ArraySource(BaseSource):
         The steps of a window are read together, so that each chunk is read and decoded once. This costs one more copy
         of each sample, which is too much for large samples.
         """
-        sizes = [self._fields[name].dtype.itemsize * math.prod(self._fields[name].shape) for name in self._stored]
+        sizes = [self.fields[name].dtype.itemsize * math.prod(self.fields[name].shape) for name in self._stored]
         return _ColumnsLocality(
             chunk_samples=min(self._num_samples, max(column.chunk_rows for column in self._columns.values())),
             cache_bytes=self.reader.cache.capacity_bytes,
             group_steps=bool(sizes) and sum(sizes) <= _MOST_TOGETHER_BYTES,
             stored=tuple(self._stored.values()),
         )
-
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        """Fields of a sample by name."""
-        return self._fields
 
     @property
     def fingerprint(self) -> str:
@@ -228,10 +229,6 @@ class ArraySource(BaseSource):
         """Counts of what this source read from Zarr arrays, over all fields."""
         return self.reader.stats
 
-    @property
-    def _stored(self) -> dict[str, StoredColumn]:
-        return {name: column for name, column in self._columns.items() if isinstance(column, StoredColumn)}
-
     def select(self, fields: Sequence[str]) -> ArraySource:
         """Return a source with some of the fields, over the same arrays, with the same cache and statistics.
 
@@ -242,16 +239,15 @@ class ArraySource(BaseSource):
         chosen = object.__new__(type(self))
         vars(chosen).update(vars(self))
         vars(chosen).pop("locality", None)
-        chosen._columns = {name: self._columns[name] for name in names}
-        chosen._fields = MappingProxyType({name: self._fields[name] for name in names})
+        chosen._set_columns({name: self._columns[name] for name in names})
         return chosen
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_fields", "locality")}
+        return {name: value for name, value in vars(self).items() if name not in ("_stored", "fields", "locality")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._fields = MappingProxyType({name: column.spec for name, column in self._columns.items()})
+        self._set_columns(self._columns)
 
     def plan(self, share: Share) -> ArrayPlan:
         """Return the plan for reading `share`: for each field its distinct chunks, each with the places that it fills.
@@ -260,8 +256,8 @@ class ArraySource(BaseSource):
             IndexError: the share contains a sample that the source does not have.
         """
         ids = np.asarray(share.ids, dtype=np.int64)
-        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
-            raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}, the source has {len(self)}")
+        if len(ids) and not (ids.min() >= 0 and ids.max() < self._num_samples):
+            raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}, the source has {self._num_samples}")
         boxes = self._boxes(ids)
         num_chunks = read_bytes = decode_bytes = 0
         for name, plan in boxes.items():
@@ -279,7 +275,7 @@ class ArraySource(BaseSource):
 
     def read(self, plan: ArrayPlan, into: BatchBuffer) -> ReadReport:
         """Read a plan into a buffer, which this reserves. Thread-safe; failed samples are reported, not raised."""
-        into.reserve(self.fields, plan.share.num_samples, {})
+        into.reserve(self.fields, len(plan.share.ids), {})
         return self._read(plan.share.ids, plan.boxes, {name: into.arrays(name)[0] for name in self._columns})
 
     def close(self) -> None:
@@ -287,15 +283,21 @@ class ArraySource(BaseSource):
         self.reader.close()
 
     def _boxes(self, ids: IntArray) -> dict[str, BoxPlan]:
-        requests = {name: column.request(ids) for name, column in self._stored.items()}
-        return {name: self.reader.plan(request) for name, request in requests.items() if request is not None}
+        boxes = {}
+        for name, column in self._stored.items():
+            if (request := column.request(ids)) is not None:
+                boxes[name] = self.reader.plan(request)
+        return boxes
 
     def _read(self, ids: IntArray, boxes: Mapping[str, BoxPlan], into: Mapping[str, NDArray]) -> ReadReport:
         """Fill ``into[field][B, *shape]``: all Zarr fields together, so that threads share the work."""
+        wanted = []
         for name, column in self._columns.items():
             if isinstance(column, MemoryColumn):
                 column.read(ids, into[name])
-        reports = self.reader.read([(plan, into[name][:, None]) for name, plan in boxes.items()]) if boxes else ()
+            elif name in boxes:
+                wanted.append((boxes[name], into[name][:, None]))
+        reports = self.reader.read(wanted) if wanted else ()
         errors: dict[int, SampleError] = {}
         for (name, plan), report in zip(boxes.items(), reports, strict=True):
             for place, error in self._stored[name].errors(ids, plan, report).items():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rankwise import vitals
 from rankwise.data.contract import BaseLoader, Batch
@@ -16,13 +16,16 @@ from rankwise.errors import Interrupted, RunDirError, StepError
 from rankwise.tracking import Progress
 from rankwise.train.loop.configuration import TrainOptions
 from rankwise.train.loop.hooks import HookChain, Told
-from rankwise.train.loop.ledger import Ledger
-from rankwise.train.loop.parts import Progressed, RunningMeans
+from rankwise.train.loop.ledger import Ledger, RunningMeans
+from rankwise.train.loop.parts import Progressed
 from rankwise.train.loop.session import Session
 from rankwise.train.step.balance import Balance
 from rankwise.train.step.exact import ExactStep, StepReport
 from rankwise.train.step.health import Trouble, describe_trouble
 from rankwise.world import World
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["FitResult", "Loop", "found_finished", "is_done", "steps_left"]
 
@@ -79,7 +82,7 @@ class Loop:
         session: receives numbers and checkpoints, and knows the progress of the run.
         options: how often to log and to save, and when to stop.
         progress: the progress line on the main rank.
-        learning_rate: returns the current one, for the log.
+        optimizer: its learning rate is logged.
         validate: returns an epoch's validation values; its arguments are whether it is the last epoch and a function to
             call between batches; called on every rank.
         before_validation: called when an epoch has a few steps left.
@@ -93,7 +96,7 @@ class Loop:
     session: Session
     options: TrainOptions
     progress: Progress
-    learning_rate: Callable[[], float]
+    optimizer: torch.optim.Optimizer
     validate: Callable[[bool, Callable[[], None]], Mapping[str, float]]
     before_validation: Callable[[], object]
     hooks: HookChain
@@ -193,11 +196,11 @@ class Loop:
         together = interruption is not None and self.world.world_size > 1  # all ranks must ask equally often
         if together or self.hooks.at_steps or options.asynchronous:
             return num_steps + 1
-        rhythms = [options.log_every] if options.save_every is None else [options.log_every, options.save_every]
-        return min(
-            math.inf if options.limit_steps is None else options.limit_steps,
-            *(num_steps + every - num_steps % every for every in rhythms),
-        )
+        due = math.inf if options.limit_steps is None else options.limit_steps
+        for every in (options.log_every, options.save_every):
+            if every is not None:
+                due = min(due, num_steps + every - num_steps % every)
+        return due
 
     def _is_last(self, report: StepReport, epoch: int) -> bool:
         """Do what is due between two steps, and return whether the run ends here."""
@@ -235,32 +238,40 @@ class Loop:
         if (scale := self.step.loss_scale) is not None:
             extra["loss_scale"] = scale
         # the slowest reader determines this: the others wait for it in the step
-        ours = {"lr": self.learning_rate(), **extra, **pace, "wait_share": max(waits)}
-        line = _joined(values, ours, {**further, **self.hooks.spread})
+        ours = {"lr": float(self.optimizer.param_groups[0]["lr"]), **extra, **pace, "wait_share": max(waits)}
+        further = {**further, **self.hooks.spread}
+        line = {**values, **ours, **further}
+        if len(line) < len(values) + len(ours) + len(further):
+            taken = {*values, *further} & ours.keys() or values.keys() & further.keys()
+            raise StepError(
+                f"the step function, or a hook, returned metrics named {', '.join(sorted(taken))}, but the loop logs "
+                "other numbers under these names: rename them"
+            )
         self.session.log(line, epoch=epoch)
         self.hooks.call("log", self.session.progressed.num_steps, line)
 
     def _reduce(
         self, means: RunningMeans, *, reset: bool = True, note: Any = None
-    ) -> tuple[dict[str, float], list[Any]]:
+    ) -> tuple[dict[str, float], Sequence[Any]]:
         """Reduce, and check the steps since the last check in the same collective, to save one."""
         told = self.hooks.told(numbers=note is not None)
         self.ledger.settle()
         values, noted = means.reduce_noted(self.world, (self.ledger.health.look(), told, note), reset=reset)
-        self._settle([(trouble, told) for trouble, told, _ in noted])
-        return values, [note for *_, note in noted]
+        troubles, heard, notes = zip(*noted, strict=True)
+        self._settle(troubles, heard)
+        return values, notes
 
-    def _settle(self, heard: list[tuple[Trouble | None, Told]]) -> None:
-        troubles = [trouble for trouble, _ in heard]
+    def _settle(self, troubles: Sequence[Trouble | None], heard: Sequence[Told]) -> None:
         if troubles.count(None) < len(troubles):
             raise StepError(describe_trouble(troubles, self.session.newest_text))
-        self.hooks.settle([told for _, told in heard])
+        self.hooks.settle(heard)
 
     def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
         vitals.beat(phase="checkpoint")
         self.ledger.settle()
         if self.ledger.health.pending:  # between two log lines: saving communicates anyway
-            self._settle(self.world.all_gather_object((self.ledger.health.look(), self.hooks.told())))
+            news = self.world.all_gather_object((self.ledger.health.look(), self.hooks.told()))
+            self._settle(*zip(*news, strict=True))
         step = self.session.progressed.num_steps
         self.hooks.call_together("checkpoint_begin", step)
         self.session.progressed.stopped = self.hooks.stop
@@ -280,17 +291,6 @@ class Loop:
     def _limit_reached(self) -> bool:
         limit = self.options.limit_steps
         return bool(self.hooks.stop) or (limit is not None and self.session.progressed.num_steps >= limit)
-
-
-def _joined(metrics: Mapping[str, float], ours: Mapping[str, float], further: Mapping[str, float]) -> dict[str, float]:
-    line = {**metrics, **ours, **further}
-    if len(line) < len(metrics) + len(ours) + len(further):
-        taken = {*metrics, *further} & ours.keys() or metrics.keys() & further.keys()
-        raise StepError(
-            f"the step function, or a hook, returned metrics named {', '.join(sorted(taken))}, but the loop logs other "
-            "numbers under these names: rename them"
-        )
-    return line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

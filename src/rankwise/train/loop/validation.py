@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise import vitals
 from rankwise.data.contract import Batch
 from rankwise.train.loaders.streams import StreamLoader, as_held_out
-from rankwise.train.loop.parts import RunningMeans
+from rankwise.train.loop.ledger import RunningMeans
 from rankwise.train.models.passes import in_eval_mode
 from rankwise.train.models.sharding import is_sharded
 from rankwise.train.models.wrapped_models import unwrapped

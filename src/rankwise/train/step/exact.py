@@ -243,25 +243,22 @@ class ExactStep:
     def _micro_batches(self, window: Window, batches: tuple[Batch, ...], used: _Used | None) -> list[StepOutput]:
         """Run all micro-batches and return the outputs of those with samples."""
         outputs = []
-        for batch in batches:
-            output = self._micro_batch(window, batch, used)
+        for given in batches:
+            empty, batch = len(given.ids) == 0, given
+            if empty:  # a rank without samples runs its held sample, with weight zero
+                assert self._held is not None
+                batch = self._held
+            if used is not None:
+                used.counting = not empty
+            context = window.micro_batch()
+            if not empty and type(context) is nullcontext:  # the common case: an empty context costs four calls
+                output = self._pass(window, batch)
+            else:
+                with context, held_pass(self._model) if empty else _NOTHING:
+                    output = self._pass(window, batch, empty=empty)
             if output is not None:
                 outputs.append(output)
         return outputs
-
-    def _micro_batch(self, window: Window, batch: Batch, used: _Used | None) -> StepOutput | None:
-        """Run one micro-batch; a rank without samples runs its held sample with weight zero and returns None."""
-        empty = len(batch.ids) == 0
-        if empty:
-            assert self._held is not None
-            batch = self._held
-        if used is not None:
-            used.counting = not empty
-        context = window.micro_batch()
-        if not empty and type(context) is nullcontext:  # the common case: an empty context costs four calls
-            return self._pass(window, batch)
-        with context, held_pass(self._model) if empty else _NOTHING:
-            return self._pass(window, batch, empty=empty)
 
     def _pass(self, window: Window, batch: Batch, *, empty: bool = False) -> StepOutput | None:
         try:

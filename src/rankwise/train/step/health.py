@@ -63,7 +63,7 @@ class Health:
         import torch
 
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self._parameters = [p for _, p in self._named]
+        self._parameters: list[torch.Tensor] = [p for _, p in self._named]
         # gradients are on the device of their parameters; sparse ones are detected on use
         self.on_host = all(p.device.type == "cpu" and type(p.data) is torch.Tensor for p in self._parameters)
         self._notes: list[_Note] = []
@@ -120,7 +120,7 @@ class Health:
         """Return 0.0 for finite gradients in host memory, where a check is faster than a norm; else their norm."""
         grads = [g for p in self._parameters if (g := p.grad) is not None]
         if self.on_host and grads:
-            try:  # the same as `_look`, without the cost of a call
+            try:  # the same as in `_are_finite`, without the cost of a call
                 self._look_at(grads, self._found, self._one)
                 if not self._seen[0]:
                     return 0.0
@@ -129,25 +129,21 @@ class Health:
             self._found.zero_()
         return _norm(grads)
 
-    def _look(self, tensors: Any) -> bool:
-        """Whether tensors in host memory are certainly finite."""
-        try:
-            self._look_at(tensors, self._found, self._one)
-        except RuntimeError:  # sparse or complex ones
-            self.on_host = False
-            return False
-        if not self._seen[0]:
-            return True
-        self._found.zero_()
-        return False
-
     def _are_finite(self) -> bool:
         """Whether all parameters are certainly finite; waits for the device. Large finite values may fail the test."""
         import torch
 
         if self.on_host and self._parameters:
-            with torch.no_grad():
-                return self._look(self._parameters)
+            try:
+                with torch.no_grad():
+                    self._look_at(self._parameters, self._found, self._one)
+            except RuntimeError:  # sparse or complex ones
+                self.on_host = False
+                return False
+            if not self._seen[0]:
+                return True
+            self._found.zero_()
+            return False
         return math.isfinite(float(_norm(p.detach() for p in self._parameters)))
 
 

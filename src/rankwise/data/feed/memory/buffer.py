@@ -50,6 +50,9 @@ class HostBuffer:
         limit_bytes: most bytes it may hold; None = any.
         spares: number of free batches whose memory the pool keeps.
         too_large: makes the error for a batch above the limit, from its size and the limit in bytes.
+
+    Attributes:
+        lease: its lease.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class HostBuffer:
         too_large: Callable[[int, int], Exception] | None = None,
     ) -> None:
         self._memory = MemoryPool() if memory is None else memory
-        self._lease = Lease() if lease is None else lease
+        self.lease = Lease() if lease is None else lease
         self._limit_bytes, self._spares = limit_bytes, spares
         self._too_large = too_large or _too_large
         self._views: dict[str, tuple[NDArray, ...]] = {}
@@ -76,11 +79,11 @@ class HostBuffer:
     @property
     def busy(self) -> Done | None:
         """What must happen before the memory is refilled."""
-        return self._lease.busy
+        return self.lease.busy
 
     @busy.setter
     def busy(self, done: Done | None) -> None:
-        self._lease.busy = done
+        self.lease.busy = done
 
     def reserve(self, specs: Mapping[str, FieldSpec], num_samples: int, capacity: Mapping[str, int]) -> None:
         """Make room for `num_samples` samples of `specs`. Arrays of an earlier `reserve` stay valid while in use.
@@ -96,10 +99,26 @@ class HostBuffer:
                 the batch is larger than the limit.
         """
         self._views, self._num_bytes, self._num_pieces = {}, 0, 0
-        if self.busy is not None:
-            self.busy.synchronize()
-            self.busy = None
-        self._views = {name: self._field(name, spec, num_samples, capacity) for name, spec in specs.items()}
+        if self.lease.busy is not None:
+            self.lease.busy.synchronize()
+            self.lease.busy = None
+        views: dict[str, tuple[NDArray, ...]] = {}
+        for name, spec in specs.items():
+            if not spec.ragged:
+                shape = (num_samples, *spec.shape)
+                views[name] = (self._room(math.prod(shape), spec.dtype, exact=True).reshape(shape),)
+                continue
+            if name not in capacity:
+                raise ConfigError(f"the ragged field {name!r} has no capacity: its plan must give the number of values")
+            values, index = capacity[name], spec.index_dtype
+            if values > np.iinfo(index).max:
+                raise ConfigError(
+                    f"the ragged field {name!r} has {values} values in one batch, but {index} counts up to "
+                    f"{np.iinfo(index).max}: use a smaller micro_batch"
+                )
+            data, indices = self._room(values, spec.dtype), self._room(values, index)
+            views[name] = data, indices, self._room(num_samples + 1, index, exact=True)
+        self._views = views
         self._memory.expect(self._spares, num_pieces=self._num_pieces, num_bytes=self._num_bytes)
 
     def arrays(self, field: str) -> tuple[NDArray, ...]:
@@ -125,40 +144,27 @@ class HostBuffer:
     def give_back(self) -> None:
         """Forget the arrays, and leave the lease. Calling it twice is fine."""
         self._views = {}
-        self._lease.leave()
-
-    def _field(self, name: str, spec: FieldSpec, num_samples: int, capacity: Mapping[str, int]) -> tuple[NDArray, ...]:
-        if not spec.ragged:
-            shape = (num_samples, *spec.shape)
-            return (self._room(math.prod(shape), spec.dtype, exact=True).reshape(shape),)
-        if name not in capacity:
-            raise ConfigError(f"the ragged field {name!r} has no capacity: its plan must give the number of values")
-        values, index = capacity[name], spec.index_dtype
-        if values > np.iinfo(index).max:
-            raise ConfigError(
-                f"the ragged field {name!r} has {values} values in one batch, but {index} counts up to "
-                f"{np.iinfo(index).max}: use a smaller micro_batch"
-            )
-        return self._room(values, spec.dtype), self._room(values, index), self._room(num_samples + 1, index, exact=True)
+        self.lease.leave()
 
     def _room(self, count: int, dtype: DType, *, exact: bool = False) -> NDArray:
         self._num_bytes += count * dtype.itemsize
         self._num_pieces += 1
-        _check_limit(self._num_bytes, self._limit_bytes, self._too_large)
-        return self._memory.take(count, dtype, lease=self._lease, exact=exact)
+        if self._limit_bytes is not None and self._num_bytes > self._limit_bytes:
+            raise self._too_large(self._num_bytes, self._limit_bytes)
+        return self._memory.take(count, dtype, lease=self.lease, exact=exact)
 
 
 class LentPart:
     """Adjacent samples of a buffer.
 
     Args:
-        views: the arrays of each field.
+        views: the arrays of each field; this object keeps the dictionary.
         lease: the lease of the buffer.
         leave: called when this part is given back.
     """
 
-    def __init__(self, views: Mapping[str, tuple[NDArray, ...]], lease: Lease, leave: Callable[[], object]) -> None:
-        self._views, self._lease = dict(views), lease
+    def __init__(self, views: dict[str, tuple[NDArray, ...]], lease: Lease, leave: Callable[[], object]) -> None:
+        self._views, self._lease = views, lease
         self._leave: Callable[[], object] | None = leave
 
     @property
@@ -208,15 +214,14 @@ class SharedBuffer:
     """A buffer that several batches share, each with its part; its memory is refilled when all parts are gone.
 
     Args:
-        whole: the buffer, already filled.
-        lease: its lease, left together with the last part.
+        whole: the buffer, already filled; its lease is left together with the last part.
         limit_bytes: most bytes of a part; None = any.
     """
 
-    def __init__(self, whole: HostBuffer, lease: Lease, *, limit_bytes: int | None = None) -> None:
-        self._whole, self._lease, self._limit_bytes = whole, lease, limit_bytes
-        self._num_parts, self._is_closed = 0, False
-        self._gone: list[None] = []  # one entry for each part that was left; a list, because several threads append
+    def __init__(self, whole: HostBuffer, *, limit_bytes: int | None = None) -> None:
+        self._whole, self._limit_bytes = whole, limit_bytes
+        self._num_holders = 1  # this object, until it is closed, and each part
+        self._gone: list[None] = []  # one entry for each holder that has left; a list, because several threads append
 
     def part(self, specs: Mapping[str, FieldSpec], first: int, last: int) -> LentPart:
         """Lend samples ``first:last``.
@@ -229,52 +234,32 @@ class SharedBuffer:
         Raises:
             ConfigError: the part is larger than `limit_bytes`.
         """
-        views = {name: _part_of(self._whole.arrays(name), first, last) for name in specs}
-        part = LentPart(views, self._lease, self._leave)
-        _check_limit(part.num_bytes, self._limit_bytes)
-        self._num_parts += 1
+        views: dict[str, tuple[NDArray, ...]] = {}
+        for name in specs:
+            arrays = self._whole.arrays(name)
+            if len(arrays) == 1:
+                views[name] = (arrays[0][first:last],)
+                continue
+            data, indices, indptr = arrays
+            values = slice(int(indptr[first]), int(indptr[last]))
+            # views, except row pointers, which are rebased to 0
+            views[name] = data[values], indices[values], indptr[first : last + 1] - indptr[first]
+        part = LentPart(views, self._whole.lease, self._leave)
+        if self._limit_bytes is not None and part.num_bytes > self._limit_bytes:
+            raise _too_large(part.num_bytes, self._limit_bytes)
+        self._num_holders += 1
         return part
 
     def close(self) -> None:
-        """Lend no more parts."""
-        self._is_closed = True
+        """Lend no more parts; called once."""
         self._whole.forget()
-        self._leave_if_last()
+        self._leave()
 
     def _leave(self) -> None:
+        # all holders append first and count afterwards, so at least one sees all of them; leaving twice is fine
         self._gone.append(None)
-        self._leave_if_last()
-
-    def _leave_if_last(self) -> None:
-        # `close` and `leave` both write first and check afterwards, so at least one sees both; leaving twice is fine
-        if self._is_closed and len(self._gone) == self._num_parts:
-            self._lease.leave()
-
-
-def _part_of(arrays: tuple[NDArray, ...], first: int, last: int) -> tuple[NDArray, ...]:
-    """Return the arrays of some samples: views, except row pointers, which are rebased to 0."""
-    if len(arrays) == 1:
-        return (arrays[0][first:last],)
-    data, indices, indptr = arrays
-    values = slice(int(indptr[first]), int(indptr[last]))
-    return data[values], indices[values], indptr[first : last + 1] - indptr[first]
-
-
-def _check_limit(
-    num_bytes: int, limit_bytes: int | None, too_large: Callable[[int, int], Exception] | None = None
-) -> None:
-    """Refuse a batch that is too large.
-
-    Args:
-        num_bytes: size of the batch.
-        limit_bytes: largest size allowed; None = any.
-        too_large: makes the error from both numbers.
-
-    Raises:
-        ConfigError: the batch is larger.
-    """
-    if limit_bytes is not None and num_bytes > limit_bytes:
-        raise (too_large or _too_large)(num_bytes, limit_bytes)
+        if len(self._gone) == self._num_holders:
+            self._whole.lease.leave()
 
 
 def _too_large(num_bytes: int, limit_bytes: int) -> ConfigError:

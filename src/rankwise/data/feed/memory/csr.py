@@ -48,12 +48,8 @@ def scipy_csr(parts: tuple[NDArray, ...], num_cols: int) -> Any:
         MissingExtraError: SciPy is not installed.
         ConfigError: SciPy has no sparse matrices of this dtype, for example half precision.
     """
-    with needs_extra(
-        "sparse rows without a device are SciPy matrices: pip install 'rankwise[rows]', or use a device or dense rows"
-    ):
-        from scipy.sparse import csr_matrix
     try:
-        made = csr_matrix((len(parts[2]) - 1, num_cols), dtype=parts[0].dtype)
+        made = _csr_matrix()((len(parts[2]) - 1, num_cols), dtype=parts[0].dtype)
     except ValueError as error:
         raise ConfigError(
             f"SciPy has no sparse matrices of {parts[0].dtype}: give the source another dtype=, use dense rows, or a "
@@ -61,6 +57,15 @@ def scipy_csr(parts: tuple[NDArray, ...], num_cols: int) -> Any:
         ) from error
     made.data, made.indices, made.indptr = parts  # the constructor would copy arrays that are views of a larger one
     return made
+
+
+@functools.cache
+def _csr_matrix() -> Any:
+    with needs_extra(
+        "sparse rows without a device are SciPy matrices: pip install 'rankwise[rows]', or use a device or dense rows"
+    ):
+        from scipy.sparse import csr_matrix
+    return csr_matrix
 
 
 def csr_parts(field: Any) -> tuple[Any, ...] | None:

@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import IntArray, OrderState, Step
-from rankwise.data.order.lanes import Grid, samples_at
+from rankwise.data.order.lanes import Grid, OrderIds, samples_at
 from rankwise.data.order.layout import MAX_LANES, Facts, Recipe, choose_lanes, choose_window, whole
 from rankwise.data.order.openers import opened_samples
-from rankwise.data.order.step_ids import OrderIds
 from rankwise.errors import ConfigError
 
 __all__ = ["Order"]
@@ -175,7 +174,7 @@ class Order:
     def state_at(self, *, epoch: int, position: int) -> OrderState:
         """Return the state after `position` samples of an epoch; the start of the next epoch if no step is left."""
         if self._steps_left(position) == 0:
-            return self.start(epoch + 1)
+            epoch, position = epoch + 1, 0
         return OrderState(seed=self.seed, epoch=epoch, position=position, recipe=self.recipe)
 
     def num_samples(self, epoch: int) -> int:  # noqa: ARG002  (the same for every epoch of this kind of order)
@@ -273,7 +272,8 @@ class Order:
             adopted._settle(  # noqa: SLF001  (a fresh copy of our own class)
                 Grid(num_samples=grid.num_samples, chunk_samples=grid.chunk_samples, lanes=lanes, window=window)
             )
-        adopted._check_recipe(str(saved))  # noqa: SLF001
+        if str(saved) != adopted.recipe:
+            raise adopted._other_recipe(str(saved))  # noqa: SLF001
         if isinstance(state, OrderState):
             adopted._check_state(state)  # noqa: SLF001
         return adopted
@@ -282,18 +282,17 @@ class Order:
         left: int = self.samples - position
         return left // self.batch_size if self.remainder == "drop" else -(-left // self.batch_size)
 
-    def _check_recipe(self, recipe: str) -> None:
-        if recipe == self.recipe:
-            return
+    def _other_recipe(self, recipe: str) -> ConfigError:
         differing = Recipe.parse(self.recipe).differences(Recipe.parse(recipe))
-        raise ConfigError(
+        return ConfigError(
             f"the saved order differs from this one in: {', '.join(differing)}. Saved {recipe}, now {self.recipe}. "
             "Restore the data and arguments; if only the batch size changed, continue with order.resumed(state); "
             "to start over, use order.start()"
         )
 
     def _check_state(self, state: OrderState) -> None:
-        self._check_recipe(state.recipe)
+        if state.recipe != self.recipe:
+            raise self._other_recipe(state.recipe)
         if state.seed != self.seed:
             raise ConfigError(
                 f"the saved order has seed {state.seed}, this one {self.seed}: pass seed={state.seed} to continue it, "
