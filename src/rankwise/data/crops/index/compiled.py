@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankwise.data.contract import BoolArray, FloatArray, IntArray
+from rankwise.data.crops.fields import Scaling
 from rankwise.data.crops.index.cells import BitTable, CellGrid, CellTable
 from rankwise.data.crops.index.finder import CellFinder
 from rankwise.data.crops.index.frame import Frame, make_frame
@@ -17,7 +18,6 @@ from rankwise.data.crops.index.lattice import Lattice, free_lattice, snapped_lat
 from rankwise.data.crops.index.layout import FieldLayout, make_layout
 from rankwise.data.crops.index.places import Draws, Placement, Tiles, choose_block, image_bounds, image_weights
 from rankwise.data.crops.index.rules import Curriculum, Rules, Stage
-from rankwise.data.crops.reading import Scaling
 from rankwise.errors import ConfigError
 
 __all__ = ["Compiled", "Stages", "compile_rules"]
