@@ -9,6 +9,7 @@ import rankwise.data.crops as damacy
 from rankwise import Order
 from rankwise.data.crops import CropIndex, Foreground, IndexPipeline, Stage, Take
 from rankwise.data.crops.budget import Caps
+from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.index.source import settle_index
 from rankwise.errors import ConfigError
 
@@ -16,14 +17,12 @@ CROP = 8 * 8 * 8 * 4
 CACHE = 1000
 
 
-def budget(index, *, device=None, host=10**9, sharers=1, local_ranks=1, on_host=True, batch_size=12, **more):
+def budget(index, *, device=None, host=10**9, sharers=1, local_ranks=1, batch_size=12, **more):
     caps = Caps(
+        place=RankPlace(device=None, sharers=sharers, local_ranks=local_ranks),
         max_gpu_memory_bytes=device,
         max_host_memory_bytes=host,
         host_memory_bytes=10**9,
-        sharers=sharers,
-        local_ranks=local_ranks,
-        on_host=on_host,
     )
     options = {"world_size": 2, "micro_batch": 4, "depth": 2, "transformed": False, "cache_bytes": CACHE, **more}
     fields = options.pop("fields", tuple(index.fields))
@@ -61,7 +60,7 @@ def test_masks_labels_and_stages_count(volumes):
         ({"host": 18 * CROP + CACHE - 1}, f"max_host_memory_bytes={18 * CROP + CACHE}"),
         ({"host": 18 * CROP, "local_ranks": 2}, f"max_host_memory_bytes={2 * (18 * CROP + CACHE)}"),
         ({"device": 18 * CROP - 1}, f"max_gpu_memory_bytes={18 * CROP}"),
-        ({"device": 18 * CROP, "on_host": False, "sharers": 4}, f"max_gpu_memory_bytes={4 * 18 * CROP}"),
+        ({"device": 18 * CROP, "sharers": 4}, f"max_gpu_memory_bytes={4 * 18 * CROP}"),
     ],
 )
 def test_what_does_not_fit_is_added_up(index, place, needed):

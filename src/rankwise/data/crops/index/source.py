@@ -22,7 +22,7 @@ from rankwise.data.contract import (
     choose_fields,
     num_micro_batches,
 )
-from rankwise.data.crops.budget import Budget, Caps, check_fits
+from rankwise.data.crops.budget import Budget, Caps
 from rankwise.data.crops.fields import MASK_SUFFIX, CropField
 from rankwise.data.crops.index.compiled import Compiled
 from rankwise.data.crops.index.crop_index import CropIndex
@@ -244,9 +244,7 @@ def settle_index(
         num_slots=slots,
         scratch_bytes=batch if transformed else 0,
         cache_bytes=cache_bytes,
-        device_cap_bytes=caps.device_bytes,
-        host_cap_bytes=caps.host_bytes,
-        on_host=caps.on_host,
+        caps=caps,
     )
     what = f"{ahead + 1} steps of {num_micro} batches of {rows} crops must fit ({ahead} ready, one in use), but do not"
     mends = [
@@ -254,7 +252,7 @@ def settle_index(
         *["a smaller depth"] * (depth > 0),
         *["a smaller cache"] * (cache_bytes > 0),
     ]
-    check_fits(budget, caps, what=what, mends=mends, slots=slots)
+    budget.check_fits(what=what, mends=mends, slots=slots)
     return budget
 
 
