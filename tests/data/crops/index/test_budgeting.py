@@ -12,6 +12,7 @@ from rankwise.data.crops.budget import Caps
 from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.index.source import settle_index
 from rankwise.errors import ConfigError
+from rankwise.launch.hardware import Topology
 
 CROP = 8 * 8 * 8 * 4
 CACHE = 1000
@@ -106,8 +107,8 @@ def test_the_readers_thread_goes_to_its_cores(index, monkeypatch):
 
     bound = []
     monkeypatch.setattr(module, "pin_thread", lambda cores: bound.append((threading.current_thread().name, cores)))
-    monkeypatch.setattr(tuning, "read_topology", lambda: {0: frozenset({0, 1}), 1: frozenset({2, 3})})
-    monkeypatch.setattr(tuning, "cpu_mask", lambda: {0, 1, 2, 3})
+    nodes = {0: (0, 1), 1: (2, 3)}
+    monkeypatch.setattr(tuning, "read_topology", lambda: Topology(nodes=nodes, siblings={}))
     options = {"order": Order(index, batch_size=4), "device": None}
     with IndexPipeline(index, **options, numa_strategy=damacy.NumaStrategy.PIN_TO, numa_node=1) as pipeline:
         next(iter(pipeline))
