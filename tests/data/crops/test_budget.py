@@ -3,7 +3,8 @@
 import pytest
 
 import rankwise.data.crops as damacy
-from rankwise.data.crops.budget import host_memory_bytes, settle
+from rankwise.data.crops.budget import Caps, host_memory_bytes, settle
+from rankwise.data.crops.devices import RankPlace
 
 MIB = 2**20
 
@@ -12,8 +13,9 @@ def config(**values):
     return damacy.Config(**{"samples_per_batch": 4, "sample_shape": (64, 64, 64), "cache_bytes": 0, **values})
 
 
-def budget(config, *, on_host=True, sharers=1, local_ranks=1, host_bytes=2**40):
-    return settle(config, on_host=on_host, sharers=sharers, local_ranks=local_ranks, host_bytes=host_bytes)
+def budget(config, *, host_bytes=2**40, **place):
+    caps = {name: getattr(config, name) for name in ("max_gpu_memory_bytes", "max_host_memory_bytes")}
+    return settle(config, Caps(place=RankPlace(device=None, **place), host_memory_bytes=host_bytes, **caps))
 
 
 def test_a_batch_is_added_up():
@@ -41,8 +43,8 @@ def test_as_many_buffers_as_fit():
 
 def test_ranks_share():
     """A device cap is divided among the ranks that share the GPU, the host's among those of the machine."""
-    assert budget(config(max_gpu_memory_bytes=32 * MIB), on_host=False, sharers=4).num_slots == 2
-    assert budget(config(max_gpu_memory_bytes=32 * MIB), on_host=True, sharers=4).num_slots == 4
+    assert budget(config(max_gpu_memory_bytes=32 * MIB), sharers=4).num_slots == 2
+    assert budget(config(max_gpu_memory_bytes=32 * MIB)).num_slots == 4
     assert budget(config(max_host_memory_bytes=32 * MIB), local_ranks=3).num_slots == 2
     assert budget(config(), local_ranks=2, host_bytes=24 * MIB).num_slots == 3
 
@@ -51,7 +53,7 @@ def test_ranks_share():
     ("values", "place", "needed"),
     [
         ({"max_gpu_memory_bytes": 7 * MIB}, {}, f"max_gpu_memory_bytes={8 * MIB}"),
-        ({"max_gpu_memory_bytes": 30 * MIB}, {"on_host": False, "sharers": 4}, f"max_gpu_memory_bytes={32 * MIB}"),
+        ({"max_gpu_memory_bytes": 30 * MIB}, {"sharers": 4}, f"max_gpu_memory_bytes={32 * MIB}"),
         ({"max_host_memory_bytes": 7 * MIB}, {}, f"max_host_memory_bytes={8 * MIB}"),
         ({"max_host_memory_bytes": 9 * MIB, "cache_bytes": 2 * MIB}, {}, "a smaller cache_bytes"),
         ({"transform": lambda f, _k: f, "max_host_memory_bytes": 11 * MIB}, {}, f"max_host_memory_bytes={12 * MIB}"),

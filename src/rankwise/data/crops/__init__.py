@@ -21,9 +21,9 @@ from rankwise.data.crops.exceptions import (
     StorageError,
     TryAgain,
 )
+from rankwise.data.crops.fields import Scaling
 from rankwise.data.crops.index import CropImage, CropIndex, CropPlace, Foreground, Mask, Stage, Take, plain_level
 from rankwise.data.crops.index.pipeline import IndexPipeline
-from rankwise.data.crops.reading import Scaling
 from rankwise.data.crops.sample import Crop, Dtype, Sample
 from rankwise.data.crops.stats import Metric, Stats
 from rankwise.data.crops.stitching import StitchedVolume, Stitcher

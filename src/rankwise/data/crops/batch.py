@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.data.crops.reading.field import MASK_SUFFIX
+from rankwise.data.crops.fields import MASK_SUFFIX
 from rankwise.data.crops.sample import Sample
 from rankwise.data.feed.memory.lease import Done, done_of
 from rankwise.errors import ConfigError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.data.crops.reading.field import MASK_SUFFIX, Normalise, check_normalise
+from rankwise.data.crops.fields import MASK_SUFFIX, Normalise, check_normalise
 from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype
 from rankwise.data.crops.tuning import LatencyModel, NumaStrategy, chosen_strategy
 from rankwise.data.feed import BatchTransform, Transform

@@ -22,6 +22,8 @@ __all__ = [
     "Status",
     "StorageError",
     "TryAgain",
+    "box_text",
+    "sample_error",
 ]
 
 
@@ -154,3 +156,17 @@ class PoolStarved(DamacyError):  # noqa: N818
     """No batch came within the timeout; the message says what it waited for."""
 
     status = Status.SHUTDOWN
+
+
+def box_text(aabb: tuple[tuple[int, int], ...]) -> str:
+    """Return a box as NumPy would write it: ``[0:64, 128:256]``."""
+    return "[" + ", ".join(f"{start}:{stop}" for start, stop in aabb) + "]"
+
+
+def sample_error(
+    kind: type[DamacyError], why: str, *, uri: str, aabb: tuple[tuple[int, int], ...], sample: int, place: str = ""
+) -> DamacyError:
+    """Return the error for a box that cannot be read."""
+    where = f" ({place})" if place and place not in why else ""
+    what = f"sample {sample} cannot be read: box {box_text(aabb)} of {uri}{where}: {why}"
+    return kind(what, uri=uri, aabb=aabb, sample=sample, place=place)

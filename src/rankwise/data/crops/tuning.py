@@ -11,28 +11,23 @@ from pathlib import Path
 
 import numpy as np
 
-from rankwise._process.cores import cpu_mask, usable_cores
 from rankwise.data.crops.exceptions import InvalidArgument
+from rankwise.launch.hardware import num_usable_cores, read_topology
 
 __all__ = [
     "LatencyModel",
     "NumaStrategy",
-    "NumaTopology",
-    "choose_cores",
     "chosen_strategy",
     "cores_here",
+    "gpu_node",
     "max_concurrency",
     "pin_thread",
-    "read_topology",
     "set_log_level",
     "set_log_quiet",
 ]
 
 _LOG = logging.getLogger("rankwise.crops")
-_NODES = Path("/sys/devices/system/node")
 _PCI = Path("/sys/bus/pci/devices")
-
-NumaTopology = dict[int, frozenset[int]]
 
 
 class NumaStrategy(enum.IntEnum):
@@ -61,17 +56,6 @@ def chosen_strategy(strategy: NumaStrategy | int, node: int) -> tuple[NumaStrate
     return chosen, node
 
 
-def read_topology(folder: Path = _NODES) -> NumaTopology:
-    """Return the cores of each NUMA node; empty if the system does not provide them."""
-    found: NumaTopology = {}
-    for node in sorted(folder.glob("node[0-9]*")):
-        try:
-            found[int(node.name[4:])] = _cores((node / "cpulist").read_text())
-        except (OSError, ValueError):
-            continue
-    return found
-
-
 def gpu_node(pci_bus_id: str, folder: Path = _PCI) -> int:
     """Return the NUMA node of a GPU, -1 if the system does not provide it."""
     try:
@@ -80,38 +64,8 @@ def gpu_node(pci_bus_id: str, folder: Path = _PCI) -> int:
         return -1
 
 
-def choose_cores(
-    strategy: NumaStrategy, node: int, *, topology: NumaTopology, usable: frozenset[int]
-) -> frozenset[int] | None:
-    """Return the cores for the reader's threads; None = do not bind them.
-
-    With one node, without a topology, or if no usable core is on the node, threads are not bound; the log says why.
-
-    Args:
-        strategy: the strategy.
-        node: for `PIN_TO` the given node, for `AUTO` that of the GPU; -1 = unknown.
-        topology: cores of each node.
-        usable: cores that this process may use.
-    """
-    if strategy is NumaStrategy.DISABLED:
-        return None
-    why = ""
-    if len(topology) < 2:
-        why = "this machine has one NUMA node or does not show its nodes"
-    elif node < 0:
-        why = "the node of the device is unknown; set numa_strategy=PIN_TO with numa_node="
-    elif node not in topology:
-        why = f"there is no NUMA node {node}; nodes are {sorted(topology)}"
-    elif not topology[node] & usable:
-        why = f"this process may use no core of NUMA node {node}"
-    if why:
-        _LOG.info("reader threads are not pinned to a NUMA node: %s", why)
-        return None
-    return topology[node] & usable
-
-
 def cores_here(strategy: NumaStrategy, node: int, *, device_node: int) -> frozenset[int] | None:
-    """Return the cores of this machine for the reader's threads; None = do not bind them.
+    """Return the cores of this machine for the reader's threads; None = do not bind them, and the log says why.
 
     Args:
         strategy: the strategy.
@@ -121,22 +75,23 @@ def cores_here(strategy: NumaStrategy, node: int, *, device_node: int) -> frozen
     if strategy is NumaStrategy.DISABLED:
         return None
     wanted = node if strategy is NumaStrategy.PIN_TO else device_node
-    return choose_cores(strategy, wanted, topology=read_topology(), usable=frozenset(cpu_mask()))
+    nodes = read_topology().nodes
+    if len(nodes) < 2:
+        why = "this process uses one NUMA node, or the machine does not show its nodes"
+    elif wanted < 0:
+        why = "the node of the device is unknown; set numa_strategy=PIN_TO with numa_node="
+    elif wanted not in nodes:
+        why = f"this process may use no core of NUMA node {wanted}, only of {sorted(nodes)}"
+    else:
+        return frozenset(nodes[wanted])
+    _LOG.info("reader threads are not pinned to a NUMA node: %s", why)
+    return None
 
 
 def pin_thread(cores: frozenset[int] | None) -> None:
     """Bind the calling thread to cores; memory that it touches first is then local to them. None does nothing."""
     if cores is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
-
-
-def _cores(text: str) -> frozenset[int]:
-    """Return the cores in a kernel list, for example ``0-3,8``."""
-    cores: set[int] = set()
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        cores.update(range(int(first), int(last or first) + 1))
-    return frozenset(cores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +132,7 @@ class LatencyModel:
 
 def max_concurrency() -> int:
     """Return the number of cores that this process may use: from its mask, and the quota of its container."""
-    return usable_cores(len(cpu_mask()))
+    return num_usable_cores()
 
 
 _LEVELS = (1, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)

@@ -9,21 +9,21 @@ import rankwise.data.crops as damacy
 from rankwise import Order
 from rankwise.data.crops import CropIndex, Foreground, IndexPipeline, Stage, Take
 from rankwise.data.crops.budget import Caps
+from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.index.source import settle_index
 from rankwise.errors import ConfigError
+from rankwise.launch.hardware import Topology
 
 CROP = 8 * 8 * 8 * 4
 CACHE = 1000
 
 
-def budget(index, *, device=None, host=10**9, sharers=1, local_ranks=1, on_host=True, batch_size=12, **more):
+def budget(index, *, device=None, host=10**9, sharers=1, local_ranks=1, batch_size=12, **more):
     caps = Caps(
+        place=RankPlace(device=None, sharers=sharers, local_ranks=local_ranks),
         max_gpu_memory_bytes=device,
         max_host_memory_bytes=host,
         host_memory_bytes=10**9,
-        sharers=sharers,
-        local_ranks=local_ranks,
-        on_host=on_host,
     )
     options = {"world_size": 2, "micro_batch": 4, "depth": 2, "transformed": False, "cache_bytes": CACHE, **more}
     fields = options.pop("fields", tuple(index.fields))
@@ -61,7 +61,7 @@ def test_masks_labels_and_stages_count(volumes):
         ({"host": 18 * CROP + CACHE - 1}, f"max_host_memory_bytes={18 * CROP + CACHE}"),
         ({"host": 18 * CROP, "local_ranks": 2}, f"max_host_memory_bytes={2 * (18 * CROP + CACHE)}"),
         ({"device": 18 * CROP - 1}, f"max_gpu_memory_bytes={18 * CROP}"),
-        ({"device": 18 * CROP, "on_host": False, "sharers": 4}, f"max_gpu_memory_bytes={4 * 18 * CROP}"),
+        ({"device": 18 * CROP, "sharers": 4}, f"max_gpu_memory_bytes={4 * 18 * CROP}"),
     ],
 )
 def test_what_does_not_fit_is_added_up(index, place, needed):
@@ -107,8 +107,8 @@ def test_the_readers_thread_goes_to_its_cores(index, monkeypatch):
 
     bound = []
     monkeypatch.setattr(module, "pin_thread", lambda cores: bound.append((threading.current_thread().name, cores)))
-    monkeypatch.setattr(tuning, "read_topology", lambda: {0: frozenset({0, 1}), 1: frozenset({2, 3})})
-    monkeypatch.setattr(tuning, "cpu_mask", lambda: {0, 1, 2, 3})
+    nodes = {0: (0, 1), 1: (2, 3)}
+    monkeypatch.setattr(tuning, "read_topology", lambda: Topology(nodes=nodes, siblings={}))
     options = {"order": Order(index, batch_size=4), "device": None}
     with IndexPipeline(index, **options, numa_strategy=damacy.NumaStrategy.PIN_TO, numa_node=1) as pipeline:
         next(iter(pipeline))

@@ -7,7 +7,6 @@ import zarr
 
 from rankwise.data.crops import plain_level
 from rankwise.data.crops.index.cells import label_cells
-from rankwise.data.crops.index.finder import SharedMaps
 from rankwise.data.store import BoxReader, read_meta
 
 
@@ -34,13 +33,3 @@ def test_labels_are_read_in_bounded_memory(tmp_path):
     tracemalloc.stop()
     assert cells.shape == (128, 64, 64)
     assert peak < 128 << 20
-
-
-def test_maps_come_back_as_they_were():
-    """Packed and unpacked, of any number of cells; one that was never put there is not there."""
-    maps = SharedMaps()
-    cells = np.random.default_rng(0).random((3, 5, 7)) < 0.5
-    maps.put("a", cells)
-    np.testing.assert_array_equal(maps.get("a"), cells)
-    assert maps.get("b") is None
-    assert len(maps) == 1

@@ -277,19 +277,13 @@ _BATCH_BYTES = 32 << 20
 
 def pooling(level: Level, frame: Frame, image: int) -> tuple[int, ...]:
     """Return how many array elements form a cell along each of its axes."""
-    return tuple(
-        max(1, int(_extent_in(level, frame, image, axis, reference)) // _CELLS_PER_CROP)
-        if reference >= frame.num_stepped
-        else 1
-        for axis, reference in enumerate(linked_axes(level, frame))
-    )
-
-
-def _extent_in(level: Level, frame: Frame, image: int, axis: int, reference: int) -> float:
-    """Return the extent of a crop along an axis of the array, in array elements."""
-    if reference < 0:
-        return 1.0
-    return float(frame.extent[reference] * frame.spacing[image, reference] / level.spacing[axis])
+    pool = []
+    for axis, reference in enumerate(linked_axes(level, frame)):
+        extent = 1.0  # of a crop, in elements of the array
+        if reference >= frame.num_stepped:
+            extent = float(frame.extent[reference] * frame.spacing[image, reference] / level.spacing[axis])
+        pool.append(max(1, int(extent) // _CELLS_PER_CROP))
+    return tuple(pool)
 
 
 def label_cells(level: Level, pool: tuple[int, ...], classes: tuple[int, ...] | None, reader: BoxReader) -> BoolArray:
@@ -318,7 +312,7 @@ def label_cells(level: Level, pool: tuple[int, ...], classes: tuple[int, ...] | 
         (report,) = reader.read([(reader.plan(request), values)])
         if report.errors:
             raise report.errors[0].error
-        found = _chosen(values, classes)
+        found = np.asarray(values != 0 if classes is None else np.isin(values, classes), dtype=np.bool_)
         for start, value in zip(starts.tolist(), found, strict=True):
             if value.any():
                 _mark(cells, start, value, pool)
@@ -329,11 +323,6 @@ def _batches(shape: tuple[int, ...], piece: tuple[int, ...], size: int) -> Itera
     starts = itertools.product(*(range(0, total, step) for total, step in zip(shape, piece, strict=True)))
     while batch := list(itertools.islice(starts, size)):
         yield np.array(batch, dtype=np.int64)
-
-
-def _chosen(values: NDArray, classes: tuple[int, ...] | None) -> BoolArray:
-    found = values != 0 if classes is None else np.isin(values, classes)
-    return np.asarray(found, dtype=np.bool_)
 
 
 def _mark(cells: BoolArray, start: Sequence[int], value: BoolArray, pool: tuple[int, ...]) -> None:

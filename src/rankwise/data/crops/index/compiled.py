@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankwise.data.contract import BoolArray, FloatArray, IntArray
+from rankwise.data.crops.fields import Scaling
 from rankwise.data.crops.index.cells import BitTable, CellGrid, CellTable
 from rankwise.data.crops.index.finder import CellFinder
 from rankwise.data.crops.index.frame import Frame, make_frame
@@ -17,7 +18,6 @@ from rankwise.data.crops.index.lattice import Lattice, free_lattice, snapped_lat
 from rankwise.data.crops.index.layout import FieldLayout, make_layout
 from rankwise.data.crops.index.places import Draws, Placement, Tiles, choose_block, image_bounds, image_weights
 from rankwise.data.crops.index.rules import Curriculum, Rules, Stage
-from rankwise.data.crops.reading import Scaling
 from rankwise.errors import ConfigError
 
 __all__ = ["Compiled", "Stages", "compile_rules"]
@@ -75,12 +75,17 @@ def compile_rules(
         placed = [_placed(layout, frame.num_axes) for layout in layouts.values()]
         ratio, shift = (np.stack(each) for each in zip(*placed, strict=True))
         lattice = snapped_lattice(lattice, ratio, shift, tiles=rules.num_random is None)
-    maps = _Maps(images, rules, frame, finder, used)
+    mask = None if rules.mask is None else finder.mask_cells(images, rules.mask, frame, used)
+    labelled: list[CellGrid] | None = None
+    if rules.foreground is not None and rules.foreground.fraction > 0:
+        labelled = finder.foreground_cells(images, rules.foreground, frame, used)
+        labelled = labelled if mask is None else list(map(_both, labelled, mask))
+    lattice = replace(lattice, counts=np.where(used[:, None], lattice.counts, 0))
     placement: Placement
     if rules.num_random is None:
-        placement, parts = _tiles(frame, rules, lattice, layouts, maps)
+        placement, parts = _tiles(frame, rules, lattice, layouts, mask)
     else:
-        placement, parts = _draws(images, frame, rules, lattice, maps)
+        placement, parts = _draws(images, frame, rules, lattice, mask=mask, foreground=labelled)
     return Compiled(frame=frame, layouts=layouts, placement=placement, digest=_digest(takes, rules, layouts, parts))
 
 
@@ -114,23 +119,6 @@ def _lattice(frame: Frame, rules: Rules) -> Lattice:
     return tile_lattice(frame.sizes, frame.extent, stride, edges=rules.edges)
 
 
-class _Maps:
-    """The mask and the labels of all images as cells, on the axes of the reference."""
-
-    def __init__(
-        self, images: Sequence[CropImage], rules: Rules, frame: Frame, finder: CellFinder, used: BoolArray
-    ) -> None:
-        self.used = used
-        self.mask: list[CellGrid] | None = None
-        self.foreground: list[CellGrid] | None = None
-        if rules.mask is not None:
-            self.mask = finder.mask_cells(images, rules.mask, frame, used)
-        if rules.foreground is not None and rules.foreground.fraction > 0:
-            self.foreground = finder.foreground_cells(images, rules.foreground, frame, used)
-            if self.mask is not None:
-                self.foreground = [_both(a, b) for a, b in zip(self.foreground, self.mask, strict=True)]
-
-
 def _both(cells: CellGrid, mask: CellGrid) -> CellGrid:
     """Return the chosen cells whose centre is also chosen in a mask of another resolution."""
     chosen = cells.chosen.copy()
@@ -140,22 +128,24 @@ def _both(cells: CellGrid, mask: CellGrid) -> CellGrid:
 
 
 def _tiles(
-    frame: Frame, rules: Rules, lattice: Lattice, layouts: Mapping[str, FieldLayout], maps: _Maps
+    frame: Frame,
+    rules: Rules,
+    lattice: Lattice,
+    layouts: Mapping[str, FieldLayout],
+    mask: list[CellGrid] | None,
 ) -> tuple[Tiles, list[object]]:
-    counts = np.where(maps.used[:, None], lattice.counts, 0)
-    lattice = Lattice(origin=lattice.origin, step=lattice.step, last=lattice.last, counts=counts)
     block = choose_block(
         extent=frame.extent,
         stride=lattice.step[0],
         chunks=frame.chunks[0],
-        counts=counts.max(axis=0),
+        counts=lattice.counts.max(axis=0),
         element_bytes=sum(_element_bytes(layout) for layout in layouts.values()),
         region_bytes=rules.region_bytes,
     )
-    tiles = Tiles.over(lattice, block=block)
-    if maps.mask is not None and rules.mask is not None and tiles.num_tiles:
-        kept = BitTable.of(_kept_tiles(tiles, maps.mask, frame, rules.mask.share))
-        tiles = Tiles(lattice=lattice, block=block, ends=tiles.ends, kept=kept)
+    tiles = Tiles(lattice=lattice, block=block, ends=np.cumsum(lattice.totals()))
+    if mask is not None and rules.mask is not None and tiles.num_tiles:
+        kept = BitTable.of(_kept_tiles(tiles, mask, frame, rules.mask.share))
+        tiles = replace(tiles, kept=kept)
     if tiles.num_crops == 0:
         raise ConfigError(
             f"no crop of {list(frame.shape)} is left in {len(frame.levels)} images: the images are smaller (see "
@@ -178,18 +168,24 @@ def _kept_tiles(tiles: Tiles, mask: list[CellGrid], frame: Frame, share: float) 
 
 
 def _draws(
-    images: Sequence[CropImage], frame: Frame, rules: Rules, lattice: Lattice, maps: _Maps
+    images: Sequence[CropImage],
+    frame: Frame,
+    rules: Rules,
+    lattice: Lattice,
+    *,
+    mask: list[CellGrid] | None,
+    foreground: list[CellGrid] | None,
 ) -> tuple[Draws, list[object]]:
     assert rules.num_random is not None
-    room = np.where(maps.used, lattice.totals(), 0).astype(np.float64)
+    room = lattice.totals().astype(np.float64)
     weights = image_weights(images, rules.weights)
-    allowed = None if maps.mask is None else CellTable.of(maps.mask)
+    allowed = None if mask is None else CellTable.of(mask)
     amounts = room if allowed is None else np.where(room > 0, allowed.counts, 0).astype(np.float64)
     bounds = image_bounds(weights, amounts, what="no image has room for a crop (after mask=, where= and weights=)")
     labelled: CellTable | None = None
     labelled_bounds: FloatArray | None = None
-    if maps.foreground is not None:
-        labelled = CellTable.of(maps.foreground)
+    if foreground is not None:
+        labelled = CellTable.of(foreground)
         found = np.where(room > 0, labelled.counts, 0).astype(np.float64)
         labelled_bounds = image_bounds(weights, found, what=_no_label(rules, images))
     draws = Draws(

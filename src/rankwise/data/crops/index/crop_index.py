@@ -12,6 +12,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from rankwise.data.contract import BaseSamples, FieldSpec, IntArray, Locality
+from rankwise.data.crops.fields import MASK_SUFFIX
 from rankwise.data.crops.index.compiled import Compiled, Stages
 from rankwise.data.crops.index.finder import CellFinder
 from rankwise.data.crops.index.image import CropImage, ImageColumns, Take
@@ -19,7 +20,6 @@ from rankwise.data.crops.index.inputs import By, Images, gather_images, make_tog
 from rankwise.data.crops.index.lattice import Edges
 from rankwise.data.crops.index.places import Places, Tiles, region_elements
 from rankwise.data.crops.index.rules import Curriculum, Foreground, Mask, Rules, Weights
-from rankwise.data.crops.reading.field import MASK_SUFFIX
 from rankwise.data.order import Groups, SplitRule
 from rankwise.data.store.boxes import Pad
 from rankwise.errors import ConfigError

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from rankwise.data.contract import JSON, DType, FieldSpec, IntArray, NDArray
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.data.crops.reading import Scaling
-from rankwise.data.crops.reading.field import Normalise, check_normalise
+from rankwise.data.crops.fields import Normalise, Scaling, check_normalise
 from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype
 from rankwise.data.store.boxes import Pad
 from rankwise.data.store.meta import ArrayMeta

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.crops.index.finder import CellFinder, SharedMaps
+from rankwise.data.crops.index.finder import CellFinder, Maps
 from rankwise.data.crops.index.image import CropImage, Level, image_levels, plain_level
 from rankwise.data.order import SplitRule
 from rankwise.data.store.catalogue import Catalogue
@@ -251,14 +251,13 @@ def make_together(
     """
     fingerprint = ""
 
-    def make() -> tuple[_Images, SharedMaps, str]:
+    def make() -> tuple[_Images, Maps, str]:
         nonlocal fingerprint
-        finder.shared = SharedMaps()
         images = gather()
         fingerprint = settle(images)
-        return images, finder.shared, fingerprint
+        return images, finder.maps, fingerprint
 
-    images, finder.shared, wanted = world.from_main(make)
+    images, finder.maps, wanted = world.from_main(make)
     error: Exception | None = None
     if not world.is_main:
         try:

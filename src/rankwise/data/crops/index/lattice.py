@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, FloatArray, IntArray
+from rankwise.data.contract import FloatArray, IntArray
 from rankwise.errors import ConfigError
 
 __all__ = ["Edges", "Lattice", "free_lattice", "num_blocks", "snapped_lattice", "tile_lattice", "tiles_on_curve"]
@@ -199,22 +199,11 @@ def tiles_on_curve(numbers: IntArray, counts: IntArray, block: IntArray) -> IntA
         held *= size[:, axis]
         # Reversed if the number of segments visited so far, over all axes up to here, is odd.
         turned = (turned & (segments % 2 == 1)) ^ (segment % 2 == 1)
-    return _unfolded(left, low, size, counts, flip)
-
-
-def _unfolded(
-    inside: IntArray,
-    low: IntArray,
-    size: IntArray,
-    counts: IntArray,
-    flip: BoolArray,
-) -> IntArray:
-    """Convert a number inside a block to coordinates; an axis visited backwards is mirrored."""
+    # What is left is the number inside the block; an axis visited backwards is mirrored.
     coords = np.empty_like(low)
-    left = inside
-    for axis in reversed(range(low.shape[1])):
+    for axis in reversed(range(num_axes)):
         coords[:, axis] = low[:, axis] + left % size[:, axis]
-        left = left // size[:, axis]
+        left //= size[:, axis]
     return np.where(flip, counts - 1 - coords, coords)
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankwise.data.contract import DType, FloatArray, IntArray
+from rankwise.data.crops.fields import CropField, FieldBoxes
 from rankwise.data.crops.index.cells import affine_map, chosen_levels, linked_axes
 from rankwise.data.crops.index.frame import Frame
 from rankwise.data.crops.index.image import CropImage, Level, Take, channel_boxes
 from rankwise.data.crops.index.lattice import Lattice
-from rankwise.data.crops.reading import CropField, FieldBoxes
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.errors import ConfigError
 
@@ -60,6 +60,7 @@ class FieldLayout:
             which=np.repeat(which.astype(np.int64), num_boxes),
             starts=placed,
             shape=self.shape,
+            rows=np.arange(len(images)),
         )
 
     def starts(self, images: IntArray, starts: IntArray) -> IntArray:

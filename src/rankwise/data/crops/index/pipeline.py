@@ -100,7 +100,7 @@ class IndexPipeline(FeedLoader):
             )
         target: Any = device if is_jax_target(device) else None
         place = place_in_world(cast("Any", device) if target is None else None, world)
-        caps = Caps.of(place, max_gpu_memory_bytes=max_gpu_memory_bytes, max_host_memory_bytes=max_host_memory_bytes)
+        caps = Caps(place=place, max_gpu_memory_bytes=max_gpu_memory_bytes, max_host_memory_bytes=max_host_memory_bytes)
         cores = cores_here(*chosen_strategy(numa_strategy, numa_node), device_node=place.numa_node)
         self.index = index
         self._crops = CropSource(index, cache=cache, threads=threads, remote=remote)

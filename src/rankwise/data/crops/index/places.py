@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -25,7 +26,6 @@ __all__ = [
     "choose_block",
     "image_bounds",
     "image_weights",
-    "region_chunks",
     "region_elements",
 ]
 
@@ -43,26 +43,13 @@ class Places:
     starts: IntArray
 
 
-class Placement(Protocol):
-    """Maps numbers of crops to places: a pure function of (seed, epoch, number)."""
-
-    @property
-    def num_crops(self) -> int:
-        """Crops of an epoch."""
-        ...
-
-    def places(self, ids: IntArray, *, seed: int, epoch: int) -> Places:
-        """Return the places of crops int64[B]."""
-        ...
-
-
 # Each use of a crop's key has its own number, so that uses are independent; axes follow at distance 1.
 _IMAGE, _CELL, _OWN, _START, _INSIDE, _SPREAD = 1, 2, 3, 100, 200, 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Draws:
-    """Implements `Placement`: crop `n` is a draw keyed by (seed, epoch, n).
+    """Random crops: crop `n` is a draw keyed by (seed, epoch, n).
 
     With `neighbourhood` k the crops k*g to k*g + k - 1 share the draw of a region, about 1.5 times as long as a crop
     along each axis, and have random places inside it.
@@ -226,17 +213,20 @@ def choose_block(
         element_bytes: decoded bytes per element of the reference, over all fields.
         region_bytes: budget; None derives one from the size of a crop.
     """
-    budget = _budget(float(np.prod(extent)) * element_bytes) if region_bytes is None else float(region_bytes)
+    budget: float | None = region_bytes
+    if budget is None:
+        crop_bytes = float(np.prod(extent)) * element_bytes
+        budget = float(np.clip(_CROPS_PER_REGION * crop_bytes, MIN_REGION_BYTES, MAX_REGION_BYTES))
     block = np.ones_like(extent)
-    cost = region_elements(block, extent=extent, stride=stride, chunks=chunks)
+    decoded = partial(region_elements, extent=extent, stride=stride, chunks=chunks)
+    cost = decoded(block)
     while True:
         best = None
         for grown in _larger(block, counts):
-            elements = region_elements(grown, extent=extent, stride=stride, chunks=chunks)
             # Axes are divided evenly, so blocks are smaller than the largest one on average.
             mean = counts / -(-counts // grown)
-            per_tile = region_elements(mean, extent=extent, stride=stride, chunks=chunks) / float(np.prod(mean))
-            if elements * element_bytes <= budget and per_tile < cost * _LEAST_GAIN:
+            per_tile = decoded(mean) / float(np.prod(mean))
+            if decoded(grown) * element_bytes <= budget and per_tile < cost * _LEAST_GAIN:
                 best, cost = grown, per_tile
         if best is None:
             return block
@@ -254,30 +244,20 @@ def _larger(block: IntArray, counts: IntArray) -> Iterator[IntArray]:
 
 
 def region_elements(block: IntArray | FloatArray, *, extent: IntArray, stride: IntArray, chunks: IntArray) -> float:
-    """Return the mean number of elements decoded for a block of tiles, over its possible places."""
-    per_axis = region_chunks(block, extent=extent, stride=stride, chunks=chunks) * chunks
-    return float(np.prod(per_axis))
-
-
-def region_chunks(block: IntArray | FloatArray, *, extent: IntArray, stride: IntArray, chunks: IntArray) -> FloatArray:
-    """Return the mean number of chunks along each axis that a block of tiles overlaps, float64[D].
+    """Return the mean number of elements decoded for a block of tiles, over its possible places.
 
     Blocks start at multiples of the stride, so at offsets in a chunk that are multiples of a common divisor g of both,
-    all equally often: the mean is ceil(length / g) * g plus a chunk minus one g, in chunks.
+    all equally often: the mean is ceil(length / g) * g plus a chunk minus one g along an axis.
     """
     length = (block - 1) * stride + extent
     divisor = np.gcd(stride, chunks)
-    touched: FloatArray = (np.ceil(length / divisor) * divisor + chunks - divisor) / chunks
-    return touched
-
-
-def _budget(crop_bytes: float) -> float:
-    return float(np.clip(_CROPS_PER_REGION * crop_bytes, MIN_REGION_BYTES, MAX_REGION_BYTES))
+    touched = (np.ceil(length / divisor) * divisor + chunks - divisor) / chunks
+    return float(np.prod(touched * chunks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tiles:
-    """Implements `Placement`: crop `n` is the n-th tile along the curves through all images, one after another.
+    """Tiles: crop `n` is the n-th tile along the curves through all images, one after another.
 
     Attributes:
         lattice: the starts of tiles.
@@ -290,11 +270,6 @@ class Tiles:
     block: IntArray
     ends: IntArray
     kept: BitTable | None = None
-
-    @classmethod
-    def over(cls, lattice: Lattice, *, block: IntArray) -> Self:
-        """Return all tiles of a lattice."""
-        return cls(lattice=lattice, block=block, ends=np.cumsum(lattice.totals()))
 
     @property
     def num_tiles(self) -> int:
@@ -323,3 +298,7 @@ class Tiles:
         before = self.ends[images] - np.prod(counts, axis=1, dtype=np.int64)
         coords = tiles_on_curve(tiles - before, counts, self.block)
         return Places(images, self.lattice.starts(images, coords))
+
+
+# Maps numbers of crops to places: a pure function of (seed, epoch, number).
+Placement: TypeAlias = Draws | Tiles

@@ -16,18 +16,17 @@ from rankwise.data.contract import (
     FieldSpec,
     IntArray,
     Locality,
-    NDArray,
     Order,
     ReadReport,
     Share,
     choose_fields,
     num_micro_batches,
 )
-from rankwise.data.crops.budget import Budget, Caps, check_fits
+from rankwise.data.crops.budget import Budget, Caps
+from rankwise.data.crops.fields import MASK_SUFFIX, CropField
 from rankwise.data.crops.index.compiled import Compiled
 from rankwise.data.crops.index.crop_index import CropIndex
-from rankwise.data.crops.reading import CropField, CropPlan, CropReader
-from rankwise.data.crops.reading.field import MASK_SUFFIX
+from rankwise.data.crops.reader import CropPlan, CropReader
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.reader import BoxReader
 from rankwise.data.store.remote import RemoteOptions
@@ -158,20 +157,20 @@ class CropSource(BaseSource):
         epoch, seed = share.step.epoch, share.step.resume.seed
         made, found = self.index.compiled(epoch), self.index.places(ids, seed=seed, epoch=epoch)
         reader = self._reader(epoch)
-        boxes = {name: made.layouts[name].boxes(found.images, found.starts) for name in reader.fields}
+        boxes = {name: [made.layouts[name].boxes(found.images, found.starts)] for name in reader.fields}
         return SourcePlan(share=share, images=found.images, crops=reader.plan(boxes, ids=ids))
 
     def hint(self, plan: SourcePlan) -> None:
         """Ask the system to read the bytes of a plan soon. Best effort."""
-        self._reader(plan.share.step.epoch).hint([plan.crops])
+        self._reader(plan.share.step.epoch).hint(plan.crops)
 
     def read(self, plan: SourcePlan, into: BatchBuffer) -> ReadReport:
         """Read a plan into a buffer, which this reserves. Thread-safe; failed crops are reported, not raised."""
-        labels = [name for name in self._names if name in self.index.columns.specs]
-        specs = {name: self.index.columns.specs[name] for name in labels}
-        report = self._reader(plan.share.step.epoch).read(plan.crops, _Widened(into, specs))
+        columns = self.index.columns
+        labels = {name: columns.specs[name] for name in self._names if name in columns.specs}
+        report = self._reader(plan.share.step.epoch).read(plan.crops, into, more=labels)
         for name in labels:
-            into.arrays(name)[0][...] = self.index.columns.rows(name, plan.images)
+            into.arrays(name)[0][...] = columns.rows(name, plan.images)
         if report.all_fill:
             self._warn_fill(plan)
         return report.as_read_report()
@@ -186,7 +185,7 @@ class CropSource(BaseSource):
         names = [name for name in self._names if name in layouts]
         key = tuple(layouts[name].field.shape for name in names)
         if key not in self._readers:
-            self._readers[key] = CropReader({n: self._field(n, layouts[n].field) for n in names}, reader=self.reader)
+            self._readers[key] = CropReader({n: self._field(n, layouts[n].field) for n in names}, self.reader)
         return self._readers[key]
 
     def _field(self, name: str, field: CropField) -> CropField:
@@ -204,20 +203,6 @@ class CropSource(BaseSource):
             "with mask= or where=",
             stacklevel=2,
         )
-
-
-class _Widened:
-    """A buffer with the labels of a batch in addition to the fields of a reader."""
-
-    def __init__(self, buffer: BatchBuffer, more: Mapping[str, FieldSpec]) -> None:
-        self._buffer = buffer
-        self._more = more
-
-    def reserve(self, specs: Mapping[str, FieldSpec], num_samples: int, capacity: Mapping[str, int]) -> None:
-        self._buffer.reserve({**specs, **self._more}, num_samples, capacity)
-
-    def arrays(self, field: str) -> tuple[NDArray, ...]:
-        return self._buffer.arrays(field)
 
 
 def settle_index(
@@ -259,9 +244,7 @@ def settle_index(
         num_slots=slots,
         scratch_bytes=batch if transformed else 0,
         cache_bytes=cache_bytes,
-        device_cap_bytes=caps.device_bytes,
-        host_cap_bytes=caps.host_bytes,
-        on_host=caps.on_host,
+        caps=caps,
     )
     what = f"{ahead + 1} steps of {num_micro} batches of {rows} crops must fit ({ahead} ready, one in use), but do not"
     mends = [
@@ -269,7 +252,7 @@ def settle_index(
         *["a smaller depth"] * (depth > 0),
         *["a smaller cache"] * (cache_bytes > 0),
     ]
-    check_fits(budget, caps, what=what, mends=mends, slots=slots)
+    budget.check_fits(what=what, mends=mends, slots=slots)
     return budget
 
 

@@ -179,7 +179,7 @@ class Stitcher:
     def _check_memory(self) -> None:
         place = place_in_world(None, self._world)
         cap = self._options.get("max_host_memory_bytes")
-        caps = Caps.of(place, max_gpu_memory_bytes=None, max_host_memory_bytes=cap)
+        caps = Caps(place=place, max_host_memory_bytes=cap)
         if self.window_bytes > caps.host_bytes:
             raise BudgetExceeded(
                 f"the sums of unfinished tiles need {self.window_bytes / 2**20:.0f} MiB on a rank, which may "

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, final
 
 from rankwise.data.crops.batch import Batch, Parked, waitable
-from rankwise.data.crops.budget import host_memory_bytes, settle
+from rankwise.data.crops.budget import Caps, settle
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import bind_device
 from rankwise.data.crops.exceptions import InvalidArgument, TryAgain
@@ -64,14 +64,12 @@ class Pipeline:
         place = bind_device(config.device)
         self._device = place.device
         self._placer = make_placer(place.device)
-        on_host = place.device is None or place.device.type == "cpu"
-        budget = settle(
-            config,
-            on_host=on_host,
-            sharers=place.sharers,
-            local_ranks=place.local_ranks,
-            host_bytes=host_memory_bytes(),
+        caps = Caps(
+            place=place,
+            max_gpu_memory_bytes=config.max_gpu_memory_bytes,
+            max_host_memory_bytes=config.max_host_memory_bytes,
         )
+        budget = settle(config, caps)
         _say_what_is_idle(config)
         _LOG.info("a stream of crops uses\n%s", budget)
         self._stages = Stages(config, place, budget, self._placer)

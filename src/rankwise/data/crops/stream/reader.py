@@ -15,7 +15,7 @@ from rankwise.data.contract import IntArray, sample_keys
 from rankwise.data.crops.budget import Budget, too_large
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.exceptions import DamacyError, DecodeError, OutOfMemory
-from rankwise.data.crops.reading import CropPlan, CropReader, CropReport
+from rankwise.data.crops.reader import CropPlan, CropReader, CropReport
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.schedule import Drained, Failure, Planner, Work

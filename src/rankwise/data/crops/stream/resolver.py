@@ -9,9 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankwise.data.crops.config import Config, Field
-from rankwise.data.crops.exceptions import BudgetExceeded, DamacyError, InvalidSample, RankMismatch
-from rankwise.data.crops.reading import FieldBoxes
-from rankwise.data.crops.reading.field import box_text
+from rankwise.data.crops.exceptions import (
+    BudgetExceeded,
+    DamacyError,
+    InvalidSample,
+    RankMismatch,
+    box_text,
+    sample_error,
+)
+from rankwise.data.crops.fields import FieldBoxes
 from rankwise.data.crops.sample import Crop, Sample
 from rankwise.data.crops.stream.opener import Openings
 from rankwise.data.store.meta import ArrayMeta
@@ -105,7 +111,7 @@ def resolve(sample: Sample, number: int, config: Config, openings: Openings) -> 
 def _boxes(crop: Crop, image: Image, number: int) -> ArrayBoxes:
     level = crop.level or 0
     if not -len(image.levels) <= level < len(image.levels):
-        raise _misfit(crop, number, f"it has {len(image.levels)} levels (0 is the finest), not a level {level}")
+        raise _unread(crop, number, f"it has {len(image.levels)} levels (0 is the finest), not a level {level}")
     array = image.levels[level].array
     start = tuple(first for first, _ in crop.aabb)
     if crop.channel is None:
@@ -113,7 +119,7 @@ def _boxes(crop: Crop, image: Image, number: int) -> ArrayBoxes:
     axis = image.channel_axis
     if axis is None:
         names = ", ".join(each.name for each in image.axes)
-        raise _misfit(crop, number, f"it has no axis of channels (its axes: {names}): omit channel=")
+        raise _unread(crop, number, f"it has no axis of channels (its axes: {names}): omit channel=")
     if len(start) + 1 != array.ndim:
         raise RankMismatch(
             f"sample {number} cannot be read: with channel= a box of {crop.uri} has {array.ndim - 1} axes (those of "
@@ -126,28 +132,19 @@ def _boxes(crop: Crop, image: Image, number: int) -> ArrayBoxes:
     try:
         channels = [image.channel(one) for one in wanted]
     except DataError as error:
-        raise _misfit(crop, number, str(error)) from error
+        raise _unread(crop, number, str(error)) from error
     starts = tuple((*start[:axis], channel, *start[axis:]) for channel in channels)
     return ArrayBoxes(array, starts, (*crop.shape[:axis], 1, *crop.shape[axis:]))
-
-
-def _misfit(crop: Crop, number: int, why: str) -> InvalidSample:
-    return InvalidSample(
-        f"sample {number} cannot be read: box {box_text(crop.aabb)} of {crop.uri}: {why}",
-        uri=crop.uri,
-        aabb=crop.aabb,
-        sample=number,
-    )
 
 
 def _check_caps(boxes: ArrayBoxes, crop: Crop, config: Config, number: int) -> None:
     array, limit = boxes.array, config.max_chunk_uncompressed_bytes
     if limit is not None and array.chunk_bytes > limit:
-        raise _named(
-            BudgetExceeded, crop, number,
+        why = (
             f"its chunks have {array.chunk_bytes} bytes decoded, but max_chunk_uncompressed_bytes is {limit}: raise "
-            f"it to {array.chunk_bytes}",
-        )  # fmt: skip
+            f"it to {array.chunk_bytes}"
+        )
+        raise _unread(crop, number, why, BudgetExceeded)
     most = config.max_shards_per_sample
     if most is None or array.ndim != len(boxes.shape):
         return
@@ -159,19 +156,12 @@ def _check_caps(boxes: ArrayBoxes, crop: Crop, config: Config, number: int) -> N
         for start in boxes.starts
     )
     if touched > most:
-        raise _named(
-            InvalidSample, crop, number,
-            f"it touches {touched} files, but max_shards_per_sample is {most}: raise it to {touched} or omit it",
-        )  # fmt: skip
+        why = f"it touches {touched} files, but max_shards_per_sample is {most}: raise it to {touched} or omit it"
+        raise _unread(crop, number, why)
 
 
-def _named(kind: type[DamacyError], crop: Crop, number: int, why: str) -> DamacyError:
-    return kind(
-        f"sample {number} cannot be read: box {box_text(crop.aabb)} of {crop.uri}: {why}",
-        uri=crop.uri,
-        aabb=crop.aabb,
-        sample=number,
-    )
+def _unread(crop: Crop, number: int, why: str, kind: type[DamacyError] = InvalidSample) -> DamacyError:
+    return sample_error(kind, why, uri=crop.uri, aabb=crop.aabb, sample=number)
 
 
 def grouped(resolved: Mapping[int, Mapping[str, ArrayBoxes]], fields: Sequence[str]) -> dict[str, list[FieldBoxes]]:

@@ -14,7 +14,8 @@ import numpy as np
 from rankwise.data.contract import DType
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch, InvalidSample
-from rankwise.data.crops.reading import CropField, CropPlan, CropReader
+from rankwise.data.crops.fields import CropField
+from rankwise.data.crops.reader import CropPlan, CropReader
 from rankwise.data.crops.sample import Dtype, Sample, parse_dtype, resolved_dtype
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.opener import Openings
@@ -285,7 +286,7 @@ class Planner:
             with self._meters.time("plan"):
                 work = self._planned(items, failures)
             if work.plan is not None and work.reader is not None:
-                work.reader.hint([work.plan])
+                work.reader.hint(work.plan)
         except BaseException as error:  # noqa: BLE001  (raised where the consumer meets it)
             return Work(failures=(*failures, Failure(error, len(items))))
         finally:
@@ -342,4 +343,4 @@ class Planner:
                 normalise=field.normalise,
                 mask=field.pad is not None if field.mask is None else field.mask,
             )
-        return CropReader(fields, reader=self._engine)
+        return CropReader(fields, self._engine)

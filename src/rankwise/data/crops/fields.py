@@ -11,7 +11,7 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import DType, FieldSpec, IntArray
-from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch, InvalidSample, RankMismatch
+from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch, InvalidSample, RankMismatch, sample_error
 from rankwise.data.store.boxes import Pad, check_conversion
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.meta.documents import resolve_place
@@ -23,8 +23,6 @@ __all__ = [
     "FieldBoxes",
     "Normalise",
     "Scaling",
-    "box_of",
-    "box_text",
     "check_normalise",
     "unreadable",
 ]
@@ -158,14 +156,14 @@ class FieldBoxes:
         which: int64[n * k], array of each box, an index into `arrays`.
         starts: int64[n * k, ndim], first element of each box; may be outside if the field pads.
         shape: extent of every box along the axes of its array.
-        rows: int64[n], the places of the samples in the batch, ascending; None = all of them.
+        rows: int64[n], the places of the samples in the batch, ascending.
     """
 
     arrays: tuple[ArrayMeta, ...]
     which: IntArray
     starts: IntArray
     shape: tuple[int, ...]
-    rows: IntArray | None = None
+    rows: IntArray
 
     def __post_init__(self) -> None:
         if self.starts.shape != (len(self.which), len(self.shape)):
@@ -174,48 +172,52 @@ class FieldBoxes:
                 f"{[len(self.which), len(self.shape)]}, got {list(self.starts.shape)}"
             )
 
-    def placed(self, num_samples: int) -> IntArray:
-        """Return the places of the samples, int64[n], in a batch of `num_samples`."""
-        return np.arange(num_samples, dtype=np.int64) if self.rows is None else self.rows
+    @property
+    def per_sample(self) -> int:
+        """Number of boxes of a sample, k."""
+        return len(self.which) // max(1, len(self.rows))
+
+    def box(self, number: int) -> tuple[tuple[int, int], ...]:
+        """Return a box as ``((start, stop), ...)``."""
+        starts = self.starts[number].tolist()
+        return tuple((start, start + extent) for start, extent in zip(starts, self.shape, strict=True))
+
+    def sizes(self) -> IntArray:
+        """Return the shape of each box's array, int64[n * k, ndim]; the box's own if the array has other axes."""
+        shapes = [array.shape if array.ndim == len(self.shape) else self.shape for array in self.arrays]
+        return np.array(shapes, dtype=np.int64).reshape(len(shapes), len(self.shape))[self.which]
 
 
-def box_of(boxes: FieldBoxes, box: int) -> tuple[tuple[int, int], ...]:
-    """Return box number `box` as ``((start, stop), ...)``."""
-    return tuple((start, start + extent) for start, extent in zip(boxes.starts[box].tolist(), boxes.shape, strict=True))
-
-
-def box_text(aabb: tuple[tuple[int, int], ...]) -> str:
-    """Return a box as NumPy would write it: ``[0:64, 128:256]``."""
-    return "[" + ", ".join(f"{start}:{stop}" for start, stop in aabb) + "]"
-
-
-def unreadable(field: CropField, boxes: FieldBoxes, ids: IntArray, rows: IntArray) -> dict[int, DamacyError]:
+def unreadable(field: CropField, boxes: FieldBoxes, ids: IntArray) -> dict[int, DamacyError]:
     """Return the reasons why samples cannot be read, by their place in the batch; one reason each.
 
     Args:
         field: the field.
         boxes: the boxes that fill it.
         ids: int64[B], numbers of the samples.
-        rows: int64[n], places of the samples that `boxes` fill.
     """
-    if not len(rows):
-        return {}
-    per_sample = len(boxes.which) // len(rows)
     found: dict[int, DamacyError] = {}
+
+    def note(box: int, kind: type[DamacyError], why: str) -> None:
+        row, uri = int(boxes.rows[box // boxes.per_sample]), boxes.arrays[int(boxes.which[box])].place
+        if row not in found:
+            found[row] = sample_error(kind, why, uri=uri, aabb=boxes.box(box), sample=int(ids[row]))
+
     for number, array in enumerate(boxes.arrays):
         reason = _whole_array(field, array, boxes)
         if reason is not None:
-            kind, text = reason
             for box in np.flatnonzero(boxes.which == number).tolist():
-                row = int(rows[box // per_sample])
-                found.setdefault(row, _error(kind, text, boxes=boxes, box=box, sample=int(ids[row])))
-    for box in _outside(field, boxes):
-        row, array = int(rows[box // per_sample]), boxes.arrays[int(boxes.which[box])]
-        text = (
-            f"it extends beyond the array, whose shape is {list(array.shape)}: move it inside or fill "
-            'the outside with pad="fill", "edge" or "reflect"'
-        )
-        found.setdefault(row, _error(InvalidSample, text, boxes=boxes, box=box, sample=int(ids[row])))
+                note(box, *reason)
+    if field.pad is None:
+        outside = (boxes.starts < 0) | (boxes.starts + np.array(boxes.shape, dtype=np.int64) > boxes.sizes())
+        for box in np.flatnonzero(outside.any(axis=1)).tolist():
+            shape = list(boxes.arrays[int(boxes.which[box])].shape)
+            note(
+                box,
+                InvalidSample,
+                f"it extends beyond the array, whose shape is {shape}: move it inside or fill "
+                'the outside with pad="fill", "edge" or "reflect"',
+            )
     return found
 
 
@@ -235,26 +237,3 @@ def _whole_array(field: CropField, array: ArrayMeta, boxes: FieldBoxes) -> tuple
     except ConfigError as error:
         return DtypeMismatch, str(error)
     return None
-
-
-def _outside(field: CropField, boxes: FieldBoxes) -> list[int]:
-    if field.pad is not None:
-        return []
-    fitting = [array.ndim == len(boxes.shape) for array in boxes.arrays]
-    shapes = np.array(
-        [a.shape if fits else boxes.shape for a, fits in zip(boxes.arrays, fitting, strict=True)], dtype=np.int64
-    ).reshape(len(boxes.arrays), len(boxes.shape))
-    outside = (boxes.starts < 0) | (boxes.starts + np.array(boxes.shape, dtype=np.int64) > shapes[boxes.which])
-    outside &= np.array(fitting)[boxes.which][:, None]
-    return [int(box) for box in np.flatnonzero(outside.any(axis=1))]
-
-
-def _error(kind: type[DamacyError], text: str, *, boxes: FieldBoxes, box: int, sample: int) -> DamacyError:
-    array = boxes.arrays[int(boxes.which[box])]
-    aabb = box_of(boxes, box)
-    return kind(
-        f"sample {sample} cannot be read: box {box_text(aabb)} of {array.place}: {text}",
-        uri=array.place,
-        aabb=aabb,
-        sample=sample,
-    )

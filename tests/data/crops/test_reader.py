@@ -7,9 +7,10 @@ import pytest
 import zarr
 
 from rankwise.data.crops import DecodeError, DtypeMismatch, InvalidSample, RankMismatch, Scaling, Status, StorageError
-from rankwise.data.crops.reading import CropField, CropReader, FieldBoxes
+from rankwise.data.crops.fields import CropField, FieldBoxes
+from rankwise.data.crops.reader import CropReader
 from rankwise.data.feed import HostBuffer
-from rankwise.data.store import read_meta
+from rankwise.data.store import BoxReader, read_meta
 from rankwise.errors import ConfigError, SampleError
 
 
@@ -25,13 +26,14 @@ def boxes(meta, starts, shape, *, rows=None, which=None):
     starts = np.array(starts, dtype=np.int64)
     arrays = meta if isinstance(meta, tuple) else (meta,)
     which = np.zeros(len(starts), dtype=np.int64) if which is None else np.array(which)
-    rows = None if rows is None else np.array(rows)
+    rows = np.arange(len(starts)) if rows is None else np.array(rows)
     return FieldBoxes(arrays=arrays, which=which, starts=starts, shape=shape, rows=rows)
 
 
 def read(fields, given, num_samples, first_id=100):
-    reader, buffer = CropReader(fields), HostBuffer()
-    with reader:
+    buffer = HostBuffer()
+    with BoxReader() as engine:
+        reader = CropReader(fields, engine)
         plan = reader.plan(given, ids=np.arange(first_id, first_id + num_samples))
         report = reader.read(plan, buffer)
     return {name: buffer.arrays(name)[0] for name in reader.specs}, report
@@ -45,7 +47,7 @@ def test_boxes_land_in_their_rows(volume):
         "label": CropField(shape=(2, 3, 4), dtype=np.dtype("u2")),
     }
     starts, small = [(0, 0, 0), (16, 22, 24), (3, 5, 7)], [(1, 2, 3), (18, 27, 36), (0, 0, 0)]
-    given = {"image": boxes(meta, starts, (4, 8, 16)), "label": [boxes(meta, small, (2, 3, 4))]}
+    given = {"image": [boxes(meta, starts, (4, 8, 16))], "label": [boxes(meta, small, (2, 3, 4))]}
     out, report = read(fields, given, 3)
     for i, (a, b) in enumerate(zip(starts, small, strict=True)):
         wanted = values[a[0] : a[0] + 4, a[1] : a[1] + 8, a[2] : a[2] + 16].astype("f4")
@@ -61,7 +63,7 @@ def test_several_boxes_make_one_sample(tmp_path):
     zarr.create_array(str(tmp_path / "c"), data=values, chunks=(1, 3, 8))
     meta = read_meta(str(tmp_path / "c"))
     fields = {"image": CropField(shape=(2, 5, 4), dtype=np.dtype("i4"))}
-    given = {"image": boxes(meta, [(3, 0, 1), (0, 0, 1), (3, 1, 4), (0, 1, 4)], (1, 5, 4))}
+    given = {"image": [boxes(meta, [(3, 0, 1), (0, 0, 1), (3, 1, 4), (0, 1, 4)], (1, 5, 4), rows=[0, 1])]}
     out, _ = read(fields, given, 2)
     np.testing.assert_array_equal(out["image"][0], values[[3, 0], 0:5, 1:5])
     np.testing.assert_array_equal(out["image"][1], values[[3, 0], 1:6, 4:8])
@@ -91,7 +93,7 @@ def test_a_box_outside_stops_its_sample_only(volume):
     meta, values = volume
     fields = {"image": CropField(shape=(4, 4, 4), dtype=np.dtype("f4"))}
     starts = [(0, 0, 0), (18, 0, 0), (4, 4, 4), (-1, 0, 0)]
-    out, report = read(fields, {"image": boxes(meta, starts, (4, 4, 4))}, 4)
+    out, report = read(fields, {"image": [boxes(meta, starts, (4, 4, 4))]}, 4)
     assert report.valid.tolist() == [True, False, True, False]
     np.testing.assert_array_equal(out["image"][2], values[4:8, 4:8, 4:8])
     assert not out["image"][[1, 3]].any()
@@ -132,7 +134,7 @@ def test_padding_equals_numpy(tmp_path, pad):
     meta = read_meta(str(tmp_path / "a"))
     fields = {"image": CropField(shape=(8, 4), dtype=np.dtype("i4"), pad=pad, mask=True)}
     starts = [(-2, -1), (1, 5), (0, 0)]
-    out, report = read(fields, {"image": boxes(meta, starts, (8, 4))}, 3)
+    out, report = read(fields, {"image": [boxes(meta, starts, (8, 4))]}, 3)
     kind = {"fill": {"mode": "constant", "constant_values": -5}}.get(pad, {"mode": pad})
     wide, inside = np.pad(values, 5, **kind), np.pad(np.ones_like(values, bool), 5)
     for i, (y, x) in enumerate(starts):
@@ -150,7 +152,7 @@ def test_damage_is_a_decode_error_of_its_sample(volume):
     whole = shard.read_bytes()
     shard.write_bytes(whole[: len(whole) // 2])
     fields = {"image": CropField(shape=(4, 4, 4), dtype=np.dtype("f4"))}
-    out, report = read(fields, {"image": boxes(meta, [(0, 0, 0), (14, 4, 4)], (4, 4, 4))}, 2)
+    out, report = read(fields, {"image": [boxes(meta, [(0, 0, 0), (14, 4, 4)], (4, 4, 4))]}, 2)
     assert report.valid.tolist() == [False, True]
     np.testing.assert_array_equal(out["image"][1], values[14:18, 4:8, 4:8])
     (error,) = report.errors
@@ -169,7 +171,7 @@ def test_damage_is_told_with_every_place(volume):
     content[0:40] = bytes(40)
     shard.write_bytes(content)
     fields = {"image": CropField(shape=meta.shape, dtype=np.dtype("f4"))}
-    _, report = read(fields, {"image": boxes(meta, [(0, 0, 0)], meta.shape)}, 1)
+    _, report = read(fields, {"image": [boxes(meta, [(0, 0, 0)], meta.shape)]}, 1)
     (error,) = report.errors
     assert re.search(
         rf"sample 100 cannot be read: box \[.*\] of {re.escape(meta.place)}: chunk \(\d+, \d+, \d+\) of the array "
@@ -183,8 +185,8 @@ def test_damage_is_told_with_every_place(volume):
 def test_boxes_must_fill_the_field(volume):
     """A caller that mixes up shapes is told, before anything is read."""
     meta, _ = volume
-    reader = CropReader({"image": CropField(shape=(4, 4), dtype=np.dtype("f4"))})
+    reader = CropReader({"image": CropField(shape=(4, 4), dtype=np.dtype("f4"))}, BoxReader())
     with pytest.raises(ConfigError, match="do not match it"):
-        reader.plan({"image": boxes(meta, [(0, 0, 0)], (1, 4, 5))}, ids=np.arange(1))
+        reader.plan({"image": [boxes(meta, [(0, 0, 0)], (1, 4, 5))]}, ids=np.arange(1))
     with pytest.raises(ConfigError, match="the boxes are for"):
         reader.plan({}, ids=np.arange(1))
