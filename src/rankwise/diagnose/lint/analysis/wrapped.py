@@ -140,6 +140,11 @@ def _others(module: Module, wrap: Wrap) -> Iterator[Wrap]:
             yield Wrap(found.text, "", wrap.call, wrap.made)
     yield from _items(module, wrap)
     owner = module.class_of("self", wrap.place.scope) if wrap.text.startswith("self.") else None
+    for method in owner.functions.values() if owner is not None else ():
+        for found in (each for listed in method.bindings.values() for each in listed):
+            if _is_name(found.value, wrap.text) and method is not wrap.place.scope:
+                node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), found.place.stmt)
+                yield Wrap(found.text, "", Call(node, "", found.place), wrap.made)
     for call in module.methods(owner.name) if owner is not None else ():
         stmt = call.place.stmt
         for target in stmt.targets if isinstance(stmt, ast.Assign) and stmt.value is call.node else ():

@@ -69,7 +69,7 @@ def _other_saves(module: Module) -> Iterator[Call]:
         return
     yield from module.named("safetensors.torch.save_file", "safetensors.torch.save_model")
     for call in module.methods("save_pretrained"):
-        model = re.search(r"model|net\b|unet|adapter", call.base, re.IGNORECASE)
+        model = re.search(r"model|net\b|unet|adapter|unwrapped", call.base, re.IGNORECASE)
         if model and not call.keyword("is_main_process") and not call.keyword("save_function") and not call.is_open:
             yield call
 
