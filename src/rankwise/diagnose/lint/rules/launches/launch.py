@@ -11,7 +11,7 @@ from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile
 from rankwise.diagnose.lint.analysis.launchers import launcher, shown, tasks_per_node
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
-from rankwise.diagnose.variables import RENAMED, judge_name
+from rankwise.diagnose.variables import PREFIXES, RENAMED, judge_name
 
 _HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
 
@@ -97,13 +97,36 @@ def _wrong_variable(name: str, value: str | None) -> Iterator[tuple[str, str | N
 )  # fmt: skip
 def nccl_env(module: Module) -> Iterator[Hit]:
     """A variable that is set in Python."""
-    for name, node, value, _ in environment_writes(module):
+    writes = [(name, node, value) for name, node, value, _ in environment_writes(module)]
+    for name, node, value in (*writes, *_of_children(module)):
         text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
         for wrong, new in _wrong_variable(name, text):
             start, end = module.span(node)
-            yield Hit(node, {"text": wrong}, Fix(f"call it {new}", (Edit(start + 1, end - 1, new),)) if new else None)
+            written = module.source[start + 1 : end - 1] == name  # dict(NAME=...) is left alone
+            edit = Edit(start + 1, end - 1, new) if new and written else None
+            yield Hit(node, {"text": wrong}, Fix(f"call it {new}", (edit,)) if edit else None)
 
 
+def _of_children(module: Module) -> Iterator[tuple[str, ast.expr, ast.expr]]:
+    """Yield the variables of these libraries that a dict, or ``dict(NAME=...)``, holds for a process or os.environ."""
+    for node, place in module.strings:
+        name = node.value
+        if not isinstance(name, str) or not name.startswith(PREFIXES):
+            continue
+        stmt = place.stmt
+        if isinstance(stmt, ast.Assign) and any(isinstance(t, ast.Subscript) and t.slice is node for t in stmt.targets):
+            yield name, node, stmt.value
+        for table in ast.walk(stmt if not hasattr(stmt, "body") else getattr(stmt, "iter", stmt)):
+            for key, value in zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ():
+                if key is node and isinstance(value, ast.Constant) and _SETS.fullmatch(str(value.value)):
+                    yield name, node, value
+    for call in module.methods("update", "dict"):
+        for word in call.node.keywords:
+            if word.arg is not None and word.arg.startswith(PREFIXES):
+                yield word.arg, word.value, word.value
+
+
+_SETS = re.compile(r"\d+|[a-z]\w*|True|False", re.ASCII)
 _TUNING = re.compile(r"NCCL_(P2P_DISABLE|IB_DISABLE|BUFFSIZE|SHM_DISABLE|NTHREADS|ALGO|PROTO|DEBUG)")
 
 

@@ -1,4 +1,4 @@
-"""RW613, RW616 to RW621: ranks, nodes and GPUs whose numbers do not fit together."""
+"""RW613, RW616 to RW619, RW621: ranks, nodes and GPUs whose numbers do not fit together."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from rankwise.diagnose.lint.analysis.launchers import (
     shown,
     tasks_per_node,
 )
-from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Scope
-from rankwise.diagnose.lint.analysis.wrapped import DDP
 from rankwise.diagnose.lint.record import Hit, rule
 
 _LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|0\.0\.0\.0|\[?::1\]?)(:.*)?")
@@ -256,49 +255,17 @@ def world_size_of_one_node(module: Module) -> Iterator[Hit]:
         size, scope = call.argument("world_size", 3), call.place.scope
         if size is None or not _counts_nodes(module, call.argument("rank", 4), scope):
             continue
-        shown = module.value(size, scope)
-        if isinstance(shown, ast.Call) and last(text_of(shown.func)) == "device_count":
+        if _counts_devices(module, size, scope):
             yield Hit(size, {"text": module.text(size), "what": "the number of ranks of one node"})
 
 
-_ASKS = frozenset(
-    {"get_rank", "get_world_size", "barrier", "all_reduce", "broadcast", "all_gather", "broadcast_object_list"}
-)
-_STARTS_ONE = re.compile(r"init|setup|launch|distributed|start|prepare", re.IGNORECASE)
-
-
-@rule(
-    "RW620", "used-before-init", "error", "high",
-    message="{name} asks the process group, which init_process_group starts only further down",
-    why="Without a group the call raises ValueError.",
-    wrong="""
-import torch.distributed as dist
-
-rank = dist.get_rank()
-dist.init_process_group("gloo")
-""",
-    right="""
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-""",
-    ignore="something that was called before starts another group.",
-)  # fmt: skip
-def used_before_init(module: Module) -> Iterator[Hit]:
-    """get_rank(), a collective or the wrap, above init_process_group in one function, and nothing that may start one."""
-    for start in module.named("torch.distributed.init_process_group"):
-        scope = start.place.scope
-        if start.place.branches or start.place.loops or start.place.tries:
-            continue
-        for call in scope.calls:
-            if position(call.node) >= position(start.node) or _STARTS_ONE.search(call.method):
-                break
-            asks = call.name.startswith("torch.distributed.") and call.method in _ASKS
-            inside = call.node in ast.walk(start.node)  # its own arguments come first, too
-            if (asks or call.name == DDP) and not call.place.branches and not inside:
-                yield Hit(call.node, {"name": call.text})
-                break
+def _counts_devices(module: Module, node: ast.expr | None, scope: Scope, depth: int = 3) -> bool:
+    """Whether a number is device_count(): by itself, or as a parameter for which every call here gives that."""
+    value = module.value(node, scope)
+    if isinstance(value, ast.Call):
+        return last(text_of(value.func)) == "device_count"
+    given = module.given(scope, value.id) if isinstance(value, ast.Name) and value.id in scope.params else []
+    return bool(depth and given) and all(_counts_devices(module, part, at.place.scope, depth - 1) for at, part in given)
 
 
 def _first_node_in_lines(file: LaunchFile) -> Iterator[Hit]:
