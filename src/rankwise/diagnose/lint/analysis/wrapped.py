@@ -75,7 +75,19 @@ def _wraps(module: Module, wrappers: tuple[str, ...]) -> Iterator[Wrap]:
             assert isinstance(inner.func, ast.Attribute)
             inner = inner.func.value
         name = text_of(inner) if isinstance(inner, ast.Name | ast.Attribute) else ""
-        yield Wrap(targets.get(call.node, ""), name, call, call)
+        yield Wrap(targets.get(call.node, "") or _table(call), name, call, call)
+
+
+def _table(call: Call) -> str:
+    """Return the text of a dict of models of which a loop wraps each: ``models[key] = DDP(models[key])``."""
+    stmt, loop = call.place.stmt, call.place.loops[-1] if call.place.loops else None
+    if not isinstance(stmt, ast.Assign) or stmt.value is not call.node or not isinstance(loop, ast.For):
+        return ""
+    target = stmt.targets[0]
+    if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Name) or call.place.branches:
+        return ""
+    table, walked = text_of(target.value), ast.unparse(loop.iter)
+    return text_of(target) if walked in {table, *(f"{table}.{way}()" for way in ("keys", "items"))} else ""
 
 
 def known_wraps(module: Module, *, sharded: bool = False) -> list[Wrap]:
@@ -126,12 +138,33 @@ def _others(module: Module, wrap: Wrap) -> Iterator[Wrap]:
     for found in (each for listed in wrap.place.scope.bindings.values() for each in listed):
         if _is_name(found.value, wrap.text) and position(found.place.stmt) > position(wrap.place.stmt):
             yield Wrap(found.text, "", wrap.call, wrap.made)
+    yield from _items(module, wrap)
     owner = module.class_of("self", wrap.place.scope) if wrap.text.startswith("self.") else None
+    for method in owner.functions.values() if owner is not None else ():
+        for found in (each for listed in method.bindings.values() for each in listed):
+            if _is_name(found.value, wrap.text) and method is not wrap.place.scope:
+                node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), found.place.stmt)
+                yield Wrap(found.text, "", Call(node, "", found.place), wrap.made)
     for call in module.methods(owner.name) if owner is not None else ():
         stmt = call.place.stmt
         for target in stmt.targets if isinstance(stmt, ast.Assign) and stmt.value is call.node else ():
             if isinstance(target, ast.Name):
                 yield Wrap(target.id + wrap.text[4:], "", call, wrap.made)
+
+
+def _items(module: Module, wrap: Wrap) -> Iterator[Wrap]:
+    """Yield the models that a loop takes out of a dict of wrapped ones: ``for name, model in models.items()``."""
+    table = wrap.text.removesuffix("[]")
+    for found in module.bindings if table != wrap.text else ():
+        loop = found.place.stmt
+        way = ast.unparse(loop.iter) if isinstance(loop, ast.For) else ""
+        if way in {f"{table}.items()", f"{table}.values()"}:
+            assert isinstance(loop, ast.For)
+            target = loop.target if way.endswith("values()") else getattr(loop.target, "elts", [None])[-1]
+            node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), loop)
+            there = Call(node, "", found.place)
+            if _is_name(target, found.text) and sees(module, wrap, there):
+                yield Wrap(found.text, "", there, wrap.made)
 
 
 def _parameters(module: Module, wrap: Wrap, known: list[Wrap]) -> Iterator[Wrap]:
@@ -171,7 +204,7 @@ def sees(module: Module, wrap: Wrap, call: Call) -> bool:
         mine, other = (module.class_of("self", each.place.scope) for each in (wrap, call))
         related = mine is not None and other is not None
         return related and (mine in module.lineage(other) or other in module.lineage(mine))  # type: ignore[arg-type]
-    root = wrap.text.partition(".")[0]
+    root = wrap.text.partition(".")[0].removesuffix("[]")
     for each in call.place.scope.chain():
         if each is scope:
             behind = position(call.node) > position(wrap.call.node)
