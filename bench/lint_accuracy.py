@@ -90,7 +90,8 @@ def wilson(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
 
 def is_near(label: dict[str, Any], slug: str, line: int) -> bool:
     """Whether a finding is what a label means: its rule, or another one that says the same of that place."""
-    return slug in (label["slug"], *label.get("also", ())) and any(abs(line - wanted) <= NEAR_LINES for wanted in label["lines"])
+    near = any(abs(line - wanted) <= NEAR_LINES for wanted in label["lines"])
+    return near and slug in (label["slug"], *label.get("also", ()))
 
 
 def compare(outcome: Outcome, script: dict[str, Any], findings: Iterable[tuple[str, int]]) -> None:
