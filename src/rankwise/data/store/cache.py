@@ -30,7 +30,7 @@ class ChunkCache:
     """
 
     def __init__(self, capacity_bytes: int = DEFAULT_CACHE_BYTES) -> None:
-        if not _is_amount(capacity_bytes):
+        if not isinstance(capacity_bytes, Real) or not float(capacity_bytes) >= 0:
             raise ConfigError(
                 f"a chunk cache needs capacity_bytes >= 0 (0 = off), a number of bytes, got {capacity_bytes!r}"
             )
@@ -84,17 +84,10 @@ class ChunkCache:
             # Two threads may decode the same chunk. The second replaces the first; readers of the first keep it alive.
             old = self._kept.pop(key, None)
             self._kept_bytes -= 0 if old is None else old.nbytes
-            self._keep(key, array)
-
-    def _keep(self, key: Hashable, array: NDArray) -> None:
-        if array.nbytes > self.capacity_bytes:
-            return
-        self._kept[key] = array
-        self._kept_bytes += array.nbytes
-        while self._kept_bytes > self.capacity_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self._kept_bytes -= oldest.nbytes
-
-
-def _is_amount(value: object) -> bool:
-    return isinstance(value, Real) and float(value) >= 0
+            if array.nbytes > self.capacity_bytes:
+                return
+            self._kept[key] = array
+            self._kept_bytes += array.nbytes
+            while self._kept_bytes > self.capacity_bytes:
+                _, oldest = self._kept.popitem(last=False)
+                self._kept_bytes -= oldest.nbytes

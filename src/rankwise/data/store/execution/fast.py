@@ -31,7 +31,7 @@ from rankwise.data.store.decode.tasks import (
 )
 from rankwise.data.store.execution.admission import Keeping
 from rankwise.data.store.execution.failures import ChunkFailure
-from rankwise.data.store.execution.inputs import NO_FILE, Fetched, LocalFiles, start_fetch
+from rankwise.data.store.execution.inputs import NO_FILE, Fetched, open_files, start_fetch
 from rankwise.data.store.execution.slabs import cut_slabs
 from rankwise.data.store.execution.tools import ReaderStats, Tools
 from rankwise.data.store.files import is_passing, try_again
@@ -67,7 +67,6 @@ class FastChunks:
         self._keeping = Keeping(plan, chosen, tools.cache, tools.admission, tools.serial)
         self._box, self._tasks = self._tables()
         self._dense = None if spread is None else _dense_rows(plan, spread, self._box)
-        self._local = LocalFiles(plan, chosen, self._tasks, tools.handles)
         # A slab is one task. It writes its own range of the tables, its own places in `out`, its own keys of these:
         # threads need no lock for them, and decoders need no interpreter lock. All are read after the crew is done.
         self._trouble: dict[int, ChunkFailure] = {}  # position -> why no decoder could begin
@@ -206,7 +205,8 @@ class FastChunks:
 
     def _attempt(self, first: int, last: int, fetched: Fetched | None) -> None:
         """Provide the bytes of chunks and decode them, once each; the tables have the results."""
-        held, unread = self._local.open(first, last)
+        files = self._plan, self._chosen, self._tasks, self._tools.handles
+        held, unread = open_files(*files, first=first, last=last)
         pieces: list[object] = []
         if fetched is not None:
             pieces, lost = fetched.receive(self._tasks)
