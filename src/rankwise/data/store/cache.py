@@ -30,7 +30,7 @@ class ChunkCache:
     """
 
     def __init__(self, capacity_bytes: int = DEFAULT_CACHE_BYTES) -> None:
-        if not isinstance(capacity_bytes, Real) or not float(capacity_bytes) >= 0:
+        if not _is_amount(capacity_bytes):
             raise ConfigError(
                 f"a chunk cache needs capacity_bytes >= 0 (0 = off), a number of bytes, got {capacity_bytes!r}"
             )
@@ -91,3 +91,7 @@ class ChunkCache:
             while self._kept_bytes > self.capacity_bytes:
                 _, oldest = self._kept.popitem(last=False)
                 self._kept_bytes -= oldest.nbytes
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, Real) and float(value) >= 0
