@@ -14,7 +14,6 @@ from rankwise.data.store import BoxReader, BoxRequest, read_meta
 from rankwise.data.store.decode.decoder import ThreadsDecoder
 from rankwise.data.store.decode.kernel import KernelDecoder
 from rankwise.data.store.decode.tasks import OS_ERROR
-from rankwise.data.store.execution import fast, slow_chunks
 from rankwise.data.store.execution.slow import SlowArrays
 from rankwise.data.store.files import facts, handles
 
@@ -24,8 +23,7 @@ DATA = np.arange(8 * 64, dtype="u2").reshape(8, 64)
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     """As many tries as ever, without waiting between them."""
-    for module in (fast, slow_chunks, facts):
-        monkeypatch.setattr(module, "PAUSES_S", (0.0,) * len(module.PAUSES_S))
+    monkeypatch.setattr(facts, "PAUSES_S", (0.0,) * len(facts.PAUSES_S))
 
 
 def array(root, codec=None, *, shards=None):

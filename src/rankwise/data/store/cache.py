@@ -84,16 +84,13 @@ class ChunkCache:
             # Two threads may decode the same chunk. The second replaces the first; readers of the first keep it alive.
             old = self._kept.pop(key, None)
             self._kept_bytes -= 0 if old is None else old.nbytes
-            self._keep(key, array)
-
-    def _keep(self, key: Hashable, array: NDArray) -> None:
-        if array.nbytes > self.capacity_bytes:
-            return
-        self._kept[key] = array
-        self._kept_bytes += array.nbytes
-        while self._kept_bytes > self.capacity_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self._kept_bytes -= oldest.nbytes
+            if array.nbytes > self.capacity_bytes:
+                return
+            self._kept[key] = array
+            self._kept_bytes += array.nbytes
+            while self._kept_bytes > self.capacity_bytes:
+                _, oldest = self._kept.popitem(last=False)
+                self._kept_bytes -= oldest.nbytes
 
 
 def _is_amount(value: object) -> bool:

@@ -143,15 +143,9 @@ class Spreader(Protocol):
     ) -> None:
         """Process the chunks from `first` to `last` (exclusive), and write the results to the statuses and marks.
 
-        A row filled by one target is written completely; a row of several pieces must be zero before.
-
-        Args:
-            tasks: the work; `is_castable` to the dtype of the output.
-            dense: the target rows; their columns were decoded before.
-            first: first chunk.
-            last: end of the chunks (exclusive).
-            out: [B, width], C-contiguous and writeable, of elements of 1, 2, 4 or 8 bytes.
-            scratch: memory of the calling thread.
+        A row filled by one target is written completely; a row of several pieces must be zero before. Other than for
+        `Decoder.run`, the stored dtype `is_castable` to that of the output, which is [B, width] of elements of 1, 2,
+        4 or 8 bytes; the columns in `dense` were decoded before.
 
         Raises:
             ValueError: tables do not fit together: a bug in the planner, not damage.

@@ -25,7 +25,6 @@ __all__ = [
     "half_bits",
     "half_bits_of_double",
     "inlined",
-    "ir",
     "memcpy",
     "numba",
     "peek32",

@@ -31,10 +31,10 @@ from rankwise.data.store.decode.tasks import (
 )
 from rankwise.data.store.execution.admission import Keeping
 from rankwise.data.store.execution.failures import ChunkFailure
-from rankwise.data.store.execution.inputs import NO_FILE, Fetched, LocalFiles, start_fetch
+from rankwise.data.store.execution.inputs import NO_FILE, Fetched, open_files, start_fetch
 from rankwise.data.store.execution.slabs import cut_slabs
 from rankwise.data.store.execution.tools import ReaderStats, Tools
-from rankwise.data.store.files import PAUSES_S, is_passing
+from rankwise.data.store.files import is_passing, try_again
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 
@@ -67,7 +67,6 @@ class FastChunks:
         self._keeping = Keeping(plan, chosen, tools.cache, tools.admission, tools.serial)
         self._box, self._tasks = self._tables()
         self._dense = None if spread is None else _dense_rows(plan, spread, self._box)
-        self._local = LocalFiles(plan, chosen, self._tasks, tools.handles)
         # A slab is one task. It writes its own range of the tables, its own places in `out`, its own keys of these:
         # threads need no lock for them, and decoders need no interpreter lock. All are read after the crew is done.
         self._trouble: dict[int, ChunkFailure] = {}  # position -> why no decoder could begin
@@ -206,7 +205,8 @@ class FastChunks:
 
     def _attempt(self, first: int, last: int, fetched: Fetched | None) -> None:
         """Provide the bytes of chunks and decode them, once each; the tables have the results."""
-        held, unread = self._local.open(first, last)
+        files = self._plan, self._chosen, self._tasks, self._tools.handles
+        held, unread = open_files(*files, first=first, last=last)
         pieces: list[object] = []
         if fetched is not None:
             pieces, lost = fetched.receive(self._tasks)
@@ -239,24 +239,18 @@ class FastChunks:
         self._tasks.detail[at] = number or 0
 
     def _again(self, first: int, last: int) -> None:
-        """Retry chunks with temporary errors, all of them after each pause; record the errors that persist."""
-        status, detail = self._tasks.status, self._tasks.detail
-        for pause in () if self._hopeless else PAUSES_S:
-            waiting = [
-                at for at in self._spoiled(first, last) if status[at] == OS_ERROR and is_passing(int(detail[at]))
-            ]
-            if not waiting:
-                break
-            time.sleep(pause)
-            for at in waiting:
-                self._once_more(at)
-        for at in self._spoiled(first, last):
-            self._hopeless |= bool(status[at] == OS_ERROR and is_passing(int(detail[at])))
+        """Retry chunks with temporary errors; record the errors that persist."""
+        retries = 0 if self._hopeless else try_again(lambda: self._waiting(first, last), self._once_more)
+        with self._lock:
+            self.retries += retries
+        self._hopeless |= bool(self._waiting(first, last))
+        for at in (first + np.flatnonzero(self._tasks.status[first:last])).tolist():
             self.failed[int(self._chosen[at])] = self._failure(at)
 
-    def _spoiled(self, first: int, last: int) -> list[int]:
-        spoiled: list[int] = (first + np.flatnonzero(self._tasks.status[first:last])).tolist()
-        return spoiled
+    def _waiting(self, first: int, last: int) -> list[int]:
+        """Return the chunks whose errors may be temporary."""
+        status, detail = self._tasks.status, self._tasks.detail
+        return [at for at in range(first, last) if status[at] == OS_ERROR and is_passing(int(detail[at]))]
 
     def _once_more(self, at: int) -> None:
         path = self._plan.files[int(self._plan.chunks.file[self._chosen[at]])].path
@@ -264,8 +258,6 @@ class FastChunks:
         self._tools.handles.forget(path)
         self._trouble.pop(at, None)
         self._attempt(at, at + 1, None)
-        with self._lock:
-            self.retries += 1
 
     def _failure(self, at: int) -> ChunkFailure:
         if at in self._trouble:

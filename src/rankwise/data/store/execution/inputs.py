@@ -17,49 +17,47 @@ from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.remote import PendingReads, RemoteRange
 from rankwise.errors import DataError
 
-__all__ = ["NO_FILE", "Fetched", "LocalFiles", "advise_plans", "fused", "start_fetch"]
+__all__ = ["NO_FILE", "Fetched", "advise_plans", "fused", "open_files", "start_fetch"]
 
 NO_FILE = -1
 
 
-class LocalFiles:
-    """Opens the files of chunks and writes their descriptors to the decoder's tables."""
+def open_files(
+    plan: BoxPlan, chosen: IntArray, tasks: ChunkTasks, handles: HandleCache, *, first: int, last: int
+) -> tuple[list[OpenFile], dict[int, ChunkFailure]]:
+    """Open the files of chunks and write their descriptors to the decoder's tables.
 
-    def __init__(self, plan: BoxPlan, chosen: IntArray, tasks: ChunkTasks, handles: HandleCache) -> None:
-        self._plan = plan
-        self._file = plan.chunks.file[chosen]
-        self._tasks = tasks
-        self._handles = handles
+    Returns:
+        The handles, which the caller must hold while reading; and the failures.
+    """
+    held: list[OpenFile] = []
+    failed: dict[int, ChunkFailure] = {}
+    needed = _needed(tasks, first, last)
+    files = plan.chunks.file[chosen[first:last]]
+    for file in _different(files[needed]):
+        facts = plan.files[file]
+        if facts.is_remote:
+            continue
+        members = first + np.flatnonzero(needed & (files == file))
+        found = _opened(facts, handles)
+        if isinstance(found, ChunkFailure):
+            tasks.fd[members] = NO_FILE  # that of an earlier try may belong to another file by now
+            failed |= dict.fromkeys(members.tolist(), found)
+            continue
+        tasks.fd[members] = found.fd
+        held.append(found)
+    return held, failed
 
-    def open(self, first: int, last: int) -> tuple[list[OpenFile], dict[int, ChunkFailure]]:
-        """Open the files of chunks; return the handles, which the caller must hold while reading, and the failures."""
-        handles: list[OpenFile] = []
-        failed: dict[int, ChunkFailure] = {}
-        needed = _needed(self._tasks, first, last)
-        files = self._file[first:last]
-        for file in _different(files[needed]):
-            facts = self._plan.files[file]
-            if facts.is_remote:
-                continue
-            members = first + np.flatnonzero(needed & (files == file))
-            found = self._open(facts)
-            if isinstance(found, ChunkFailure):
-                self._tasks.fd[members] = NO_FILE  # that of an earlier try may belong to another file by now
-                failed |= dict.fromkeys(members.tolist(), found)
-                continue
-            self._tasks.fd[members] = found.fd
-            handles.append(found)
-        return handles, failed
 
-    def _open(self, facts: FileFacts) -> OpenFile | ChunkFailure:
-        try:
-            handle = self._handles.get(facts.path)
-            if handle.identity != facts.identity:  # an old handle, or another file by now
-                self._handles.forget(facts.path)
-                handle = self._handles.get(facts.path)
-        except OSError as error:
-            return ChunkFailure(f"cannot be read: its file cannot be opened: {error}", damage=False, cause=error)
-        return handle if handle.identity == facts.identity else ChunkFailure(REPLACED)
+def _opened(facts: FileFacts, handles: HandleCache) -> OpenFile | ChunkFailure:
+    try:
+        handle = handles.get(facts.path)
+        if handle.identity != facts.identity:  # an old handle, or another file by now
+            handles.forget(facts.path)
+            handle = handles.get(facts.path)
+    except OSError as error:
+        return ChunkFailure(f"cannot be read: its file cannot be opened: {error}", damage=False, cause=error)
+    return handle if handle.identity == facts.identity else ChunkFailure(REPLACED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

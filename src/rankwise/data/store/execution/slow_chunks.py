@@ -14,7 +14,7 @@ from rankwise.data.store.boxes import converted
 from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
 from rankwise.data.store.execution.slabs import chunk_keys
 from rankwise.data.store.execution.tools import ReaderStats, Tools
-from rankwise.data.store.files import PAUSES_S, is_passing, local_identity
+from rankwise.data.store.files import is_passing, local_identity, try_again
 from rankwise.data.store.plan import BoxPlan
 from rankwise.errors import DataError
 
@@ -83,20 +83,23 @@ class SlowChunks:
         return values, False
 
     def _persistently(self, decode: Callable[[], NDArray]) -> NDArray:
-        for pause in PAUSES_S:
+        got: NDArray | OSError = OSError()
+
+        def attempt(_: int = 0) -> None:
+            nonlocal got
             try:
-                return decode()
+                got = decode()
             except OSError as error:
-                if self._hopeless or not is_passing(error):
-                    raise
-                time.sleep(pause)  # no lock is held, and no other thread needs waking: pauses are short
-                with self._lock:
-                    self.stats += ReaderStats(retries=1)
-        try:
-            return decode()
-        except OSError:
-            self._hopeless = True  # only ever set: a thread that sees it late has paused once in vain
-            raise
+                got = error
+
+        attempt()
+        retries = try_again(lambda: [0] if is_passing(got) and not self._hopeless else [], attempt)
+        with self._lock:
+            self.stats += ReaderStats(retries=retries)
+        if isinstance(got, OSError):
+            self._hopeless |= is_passing(got)  # only ever set: a thread that sees it late has paused once in vain
+            raise got
+        return got
 
     def _refuse_changed(self, chunk: int) -> None:
         """Raise if zarr-python may have opened another file than planned; it reads a missing one as fill values."""

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.files.facts import PAUSES_S, FileAddress, FileBook, FileFacts, Standing, is_passing
+from rankwise.data.store.files.facts import (
+    PAUSES_S,
+    FileAddress,
+    FileBook,
+    FileFacts,
+    Standing,
+    is_passing,
+    try_again,
+)
 from rankwise.data.store.files.handles import (
     HandleCache,
     OpenFile,
@@ -27,4 +35,5 @@ __all__ = [
     "local_size",
     "say_few_handles",
     "system_file_limit",
+    "try_again",
 ]

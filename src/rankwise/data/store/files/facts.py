@@ -9,7 +9,7 @@ import stat
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from rankwise.data.store.remote import Part, RemoteFiles, TransferError
 from rankwise.data.store.shard import IndexLayout, decode_index, read_index
 from rankwise.errors import DataError
 
-__all__ = ["PAUSES_S", "FileAddress", "FileBook", "FileFacts", "Standing", "is_passing"]
+__all__ = ["PAUSES_S", "FileAddress", "FileBook", "FileFacts", "Standing", "is_passing", "try_again"]
 
 PAUSES_S = (0.05, 0.25, 1.0)
 
@@ -36,7 +36,26 @@ _PASSING = frozenset(
 def is_passing(error: object) -> bool:
     """Whether an error, or an errno, may be gone at the next attempt."""
     number = error.errno if isinstance(error, OSError) else error
-    return number in _PASSING
+    return isinstance(number, int) and number in _PASSING
+
+
+def try_again(failed: Callable[[], list[int]], again: Callable[[int], None]) -> int:
+    """Repeat reads that failed but may succeed, all of them after each pause; return how many were repeated.
+
+    Args:
+        failed: returns the reads that failed for such a reason.
+        again: repeats one of them.
+    """
+    num = 0
+    for pause in PAUSES_S:
+        waiting = failed()
+        if not waiting:
+            break
+        time.sleep(pause)  # no lock is held, and no other thread needs waking: pauses are short
+        for at in waiting:
+            again(at)
+        num += len(waiting)
+    return num
 
 
 _MOST_STAMPS = 2**16
@@ -245,24 +264,19 @@ class FileBook:
             found[at] = answer
         for at in absent:
             found[at] = found[at] or _caught(files[at])
-        self._try_again(files, found)
+
+        def again(at: int) -> None:
+            found[at] = _caught(files[at])
+
+        retries = try_again(lambda: [at for at, answer in enumerate(found) if is_passing(answer)], again)
+        with self._lock:
+            self.num_retries += retries
         for at in absent:
             seen = found[at]
             if isinstance(seen, FileFacts):
                 with self._lock:
                     self._keep((files[at].serial, files[at].number), seen)
         return [facts for facts in found if facts is not None]
-
-    def _try_again(self, files: Sequence[FileAddress], found: list[FileFacts | DataError | OSError | None]) -> None:
-        for pause in PAUSES_S:
-            waiting = [at for at, answer in enumerate(found) if is_passing(answer)]
-            if not waiting:
-                return
-            time.sleep(pause)
-            for at in waiting:
-                found[at] = _caught(files[at])
-            with self._lock:
-                self.num_retries += len(waiting)
 
     def _touch(self, key: tuple[int, int]) -> FileFacts | None:
         facts = self._held.get(key)

@@ -16,7 +16,6 @@ __all__ = [
     "OpenFile",
     "file_limit",
     "identity_of",
-    "limit_for",
     "local_identity",
     "local_size",
     "say_few_handles",
@@ -36,11 +35,6 @@ def file_limit() -> int:
         return _RESERVED
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_FILES if soft == resource.RLIM_INFINITY else min(MOST_FILES, max(16, (soft - _RESERVED) // 2))
-
-
-def limit_for(num_files: int) -> int:
-    """Return the process limit that lets a reader keep so many files open; the inverse of `file_limit`."""
-    return 2 * num_files + _RESERVED
 
 
 def identity_of(status: os.stat_result) -> tuple[int, ...]:
@@ -173,7 +167,7 @@ def say_few_handles(*, wanted: int, capacity: int, local_ranks: int, system_limi
             "again. %s",
             wanted,
             capacity,
-            f"Raise the limit (ulimit -n {limit_for(wanted)} or more), or store larger shards"
+            f"Raise the limit (ulimit -n {2 * wanted + _RESERVED} or more), or store larger shards"
             if wanted <= MOST_FILES
             else "Store larger shards or use a smaller batch",
         )

@@ -72,20 +72,17 @@ class KeptMetas:
         began, before = self._clock(), _stamps(place)
         meta = read(place)
         if before == _stamps(place) and all(stamp is None or stamp[1] < began - _FRESH_NS for stamp in before):
-            self._keep(place, meta, before, began)
+            with self._lock:
+                self._kept[place] = meta, before, began
+                self._kept.move_to_end(place)
+                if len(self._kept) > self._capacity:
+                    self._kept.popitem(last=False)
         return meta
 
     def _is_true(self, place: str, stamps: _Stamps, read_at: int) -> bool:
         if "://" in place:
             return self._clock() - read_at < _REMOTE_NS
         return _stamps(place) == stamps
-
-    def _keep(self, place: str, meta: ArrayMeta, stamps: _Stamps, read_at: int) -> None:
-        with self._lock:
-            self._kept[place] = meta, stamps, read_at
-            self._kept.move_to_end(place)
-            if len(self._kept) > self._capacity:
-                self._kept.popitem(last=False)
 
 
 def _stamps(place: str) -> _Stamps:

@@ -6,9 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,18 +34,8 @@ from rankwise.data.store.zarr_python import load_zarr, plain_codecs
 __all__ = ["Vetted", "parse_array", "vet"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vetted:
-    """The result of zarr-python for a document.
-
-    Attributes:
-        shape: shape of the array.
-        chunks: shape of an inner chunk.
-        files: shape of the part in one file.
-        dtype: dtype in native byte order.
-        fill_value: as a value of `dtype`.
-        keys: names of files.
-    """
+class Vetted(NamedTuple):
+    """What zarr-python makes of a document; for the fields see `ArrayMeta`."""
 
     shape: tuple[int, ...]
     chunks: tuple[int, ...]

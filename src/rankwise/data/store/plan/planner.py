@@ -36,13 +36,15 @@ def make_plan(
     twin = None if like is None or not _same_boxes(request, like) else _twin(request, like, book, serial)
     if twin is not None:
         return twin
-    shapes = _by_box(request, "shape")
-    high = request.starts + request.extents
-    outside = any_axis((request.starts < 0) | (high > shapes))
-    odd = outside if request.pad in ("edge", "reflect") else np.zeros(len(request), dtype=np.bool_)
-    low = np.clip(request.starts, 0, shapes)
-    high = np.clip(high, 0, shapes)
-    high[odd] = low[odd]  # an odd box has no pieces of its own
+    low, high = request.starts, request.starts + request.extents
+    outside = odd = np.zeros(len(request), dtype=np.bool_)
+    if request.pad is not None:  # else the request has refused boxes that extend beyond their array
+        shapes = _by_box(request, "shape")
+        outside = any_axis((low < 0) | (high > shapes))
+        low, high = np.clip(low, 0, shapes), np.clip(high, 0, shapes)
+    if request.pad in ("edge", "reflect"):
+        odd = outside
+        high[odd] = low[odd]  # an odd box has no pieces of its own
     pieces = expand(low, high, _by_box(request, "chunks"))
     chunks, targets, located = _tables(request, pieces, book, serial)
     odd_boxes = tuple(_odd_box(request, int(box), book, serial) for box in np.flatnonzero(odd))
@@ -102,8 +104,10 @@ def _ascending(keys: tuple[NDArray, ...]) -> bool:
 def _by_box(request: BoxRequest, name: str) -> IntArray:
     """Return one shape for each box, from its array: int64[B, ndim]."""
     rows = np.array([getattr(array, name) for array in request.arrays], dtype=np.int64)
-    by_box: IntArray = rows.reshape(len(request.arrays), len(request.shape))[request.which]
-    return by_box
+    rows = rows.reshape(len(request.arrays), len(request.shape))
+    if len(rows) == 1:
+        return np.broadcast_to(rows, (len(request), rows.shape[1]))
+    return rows.take(request.which, axis=0)
 
 
 def _tables(
@@ -132,15 +136,18 @@ def _targets(request: BoxRequest, pieces: Pieces, chunk: IntArray, num_chunks: i
     # NumPy sorts 16 bits by radix sort
     by_chunk = np.argsort(chunk.astype(np.uint16) if num_chunks <= _COUNTED else chunk, kind="stable")
     strides = np.cumprod((1, *request.shape[:0:-1]), dtype=np.int64)[::-1]
-    at = (pieces.begin - request.starts[pieces.box]) @ strides + request.firsts[pieces.box]
+    inside = pieces.begin - request.starts.take(pieces.box, axis=0)
+    at = request.firsts.take(pieces.box)
+    for axis, stride in enumerate(strides.tolist()):  # NumPy multiplies matrices of integers slowly
+        at += inside[:, axis] * stride
     bounds = np.zeros(num_chunks + 1, dtype=np.int64)
     np.cumsum(np.bincount(chunk, minlength=num_chunks), out=bounds[1:])
     return TargetTable(
         bounds=bounds,
-        box=pieces.box[by_chunk],
-        src_start=pieces.src_start[by_chunk],
-        extent=pieces.extent[by_chunk],
-        dst_start=at[by_chunk],
+        box=pieces.box.take(by_chunk),
+        src_start=pieces.src_start.take(by_chunk, axis=0),
+        extent=pieces.extent.take(by_chunk, axis=0),
+        dst_start=at.take(by_chunk),
     )
 
 

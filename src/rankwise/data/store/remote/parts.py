@@ -1,4 +1,7 @@
-"""Reads parts of objects: joined ranges, heads, tails, sizes, and listings."""
+"""Reads parts of objects: joined ranges, heads, tails, sizes, and listings.
+
+Every read raises the errors of `Requests.ask`, or a TransferError if the server does not support ranges.
+"""
 
 from __future__ import annotations
 
@@ -28,34 +31,20 @@ __all__ = [
 
 
 def read_whole(requests: Requests, url: str, etag: str | None = None) -> Part | None:
-    """Return an object, None if there is none.
-
-    Raises:
-        DataError: see `Requests.ask`.
-    """
+    """Return an object, None if there is none."""
     return _counted(requests, requests.ask(Ask(url=url, etag=etag)))
 
 
 def read_size(requests: Requests, url: str) -> Part | None:
-    """Return size and version of an object without its bytes, None if there is none.
-
-    Raises:
-        DataError: see `Requests.ask`.
-    """
+    """Return size and version of an object without its bytes, None if there is none."""
     return requests.ask(Ask(url=url, body=False))
 
 
 def read_part(requests: Requests, url: str, start: int, length: int | None) -> Part | None:
-    """Return bytes of an object from `start` on, None if there is none.
-
-    Args:
-        requests: sends the requests.
-        url: the object.
-        start: first byte.
-        length: number of bytes; None = up to the end.
+    """Return bytes of an object from `start` on, up to the end without a `length`; None if there is none.
 
     Raises:
-        DataError: see `Requests.ask`; the object ends before the last byte, or the server does not support ranges.
+        ObjectChangedError: it ends before the last byte.
     """
     ask = Ask(url=url, start=start, length=length)
     part = _asked(requests, ask)
@@ -65,11 +54,7 @@ def read_part(requests: Requests, url: str, start: int, length: int | None) -> P
 
 
 def read_head(requests: Requests, url: str, num_bytes: int) -> Part | None:
-    """Return the first bytes of an object (fewer if it has fewer), None if there is none.
-
-    Raises:
-        DataError: see `Requests.ask`, or the server does not support ranges.
-    """
+    """Return the first bytes of an object (fewer if it has fewer), None if there is none."""
     try:
         return _counted(requests, requests.ask(Ask(url=url, length=num_bytes)))
     except BeyondError:
@@ -82,9 +67,6 @@ def read_tail(requests: Requests, url: str, num_bytes: int) -> Part | None:
     """Return the last bytes of an object (fewer if it has fewer), None if there is none.
 
     One request; two if the store cannot count from the end (Azure), or the object is empty.
-
-    Raises:
-        DataError: see `Requests.ask`, or the server does not support ranges.
     """
     try:
         return _counted(requests, requests.ask(Ask(url=url, start=-num_bytes)))
@@ -114,7 +96,7 @@ def read_run(
     None stands for a whole object that does not exist.
 
     Raises:
-        DataError: see `Requests.ask`; the object does not exist any more, or the server does not support ranges.
+        ObjectChangedError: an object of which a part was requested does not exist any more.
     """
     if run.stop is None:
         whole = read_whole(requests, run.url, run.etag)
