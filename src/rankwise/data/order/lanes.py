@@ -275,12 +275,11 @@ def samples_at(grid: Grid, seed: int, epoch: int, positions: IntArray) -> IntArr
 def run_of_samples(grid: Grid, seed: int, epoch: int, start: int, count: int) -> IntArray:
     """Return the samples at the positions [start, start + count), int64[count]."""
     size = max(1, BLOCK // grid.lanes) * grid.lanes
-    found, done = np.empty(count, dtype=np.int64), 0
-    while done < count:
-        number, begin = divmod(start + done, size)
-        part = _block(grid, seed, epoch, number)[begin : begin + count - done]
-        found[done : done + len(part)] = part
-        done += len(part)
+    found = np.empty(count, dtype=np.int64)
+    for number in range(start // size, (start + count - 1) // size + 1):
+        begin, end = max(start, number * size), min(start + count, (number + 1) * size)
+        block = _block(grid, seed, epoch, number)
+        found[begin - start : end - start] = block[begin - number * size : end - number * size]
     return found
 
 
