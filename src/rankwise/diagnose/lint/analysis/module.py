@@ -7,6 +7,7 @@ import bisect
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from rankwise.diagnose.lint.analysis.names import Imports, last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Branch, Call, Exit, Place, Scope
@@ -40,6 +41,7 @@ class Module:
         path: as it is shown.
         source: its text.
         find_function: looks up a function of another file that was given, by its full name.
+        find_users: returns the given files that import this one.
     """
 
     def __init__(self, path: str, source: str, tree: ast.Module) -> None:
@@ -62,6 +64,7 @@ class Module:
         self.call_of: dict[ast.Call, Call] = {}
         self.names: set[str] = set()
         self.find_function: Callable[[str], tuple[Module, Scope] | None] = lambda _: None
+        self.find_users: Callable[[], list[Module]] = list
         self.cache: dict[str, object] = {}
         self.partials: dict[str, list[ast.keyword]] = {}
         self._starts: list[int] | None = None
@@ -190,6 +193,15 @@ class Module:
             node, scope, depth = found.value, found.place.scope, depth - 1
         return node
 
+    def lookup(self, scope: Scope) -> Callable[[str], ast.expr | None]:
+        """Return what tests of the rank ask for the value of a variable that a scope sees."""
+
+        def find(text: str) -> ast.expr | None:
+            found = self.binding(text, scope)
+            return None if found is None else found.shown
+
+        return find
+
     def lineage(self, owner: Scope) -> list[Scope]:
         """Return a class and the classes of this file that it is made of, nearest first."""
         found = [owner]
@@ -235,6 +247,19 @@ class Module:
         """Return the calls of a function in this file."""
         name = scope.owner.name if scope.name == "__init__" and scope.owner is not None else scope.name
         return [call for call in self.by_method.get(name, ()) if self.local_function(call) is scope]
+
+    def outside_callers(self, scope: Scope) -> list[tuple[Module, Call]]:
+        """Return the calls of a function, or of a class, at the top of this file in the given files that import it."""
+        if scope.parent is not self.top or self.top.functions.get(scope.name) is not scope:
+            return []
+        path = Path(self.path)
+        stem = path.parent.name if path.name == "__init__.py" else path.stem
+        return [
+            (user, call)
+            for user in self.find_users()
+            for call in user.methods(scope.name)
+            if last(call.name.rpartition(".")[0]) == stem
+        ]
 
     def given(self, scope: Scope, name: str) -> list[tuple[Call, ast.expr | None]]:
         """Return every call of a function in this file, and what it gives for a parameter; None: it is not seen."""

@@ -303,7 +303,8 @@ def step_on_one_rank(module: Module) -> Iterator[Hit]:
     changes = (
         call for call in module.calls if re.search(r"^(adjust|set|update|decay)_(lr|learning_rate)", call.method)
     )
-    for call in (*module.methods("step"), *changes):
+    told = (call for call in module.methods("set_epoch") if "sampler" in last(call.base).lower())
+    for call in (*module.methods("step"), *changes, *told):
         if call.method == "step" and not _STEPPERS.search(call.base):
             continue
         side = effective_side(module, call.place)
@@ -311,9 +312,9 @@ def step_on_one_rank(module: Module) -> Iterator[Hit]:
         if side is None or (branch is not None and _both_ways(branch.node, call.text)):
             continue
         rated = call.method != "step" or re.search("sched|lr", call.base, re.IGNORECASE)
-        yield Hit(
-            call.node, {"name": call.text, "ranks": RANKS[side], "what": "learning rates" if rated else "weights"}
-        )
+        apart = "learning rates" if rated else "weights"
+        apart = "orders of the data" if call.method == "set_epoch" else apart
+        yield Hit(call.node, {"name": call.text, "ranks": RANKS[side], "what": apart})
     for branch in module.branches:
         if branch.side is None or not isinstance(branch.node, ast.If) or _sets_a_rate(branch.node.orelse):
             continue
