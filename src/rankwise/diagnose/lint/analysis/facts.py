@@ -312,6 +312,8 @@ def environment_writes(module: Module) -> Iterator[tuple[str, ast.expr, ast.expr
             if isinstance(name, ast.Constant):
                 yield str(name.value), name, value, call.place
     for call in module.methods("update"):
+        words = call.node.keywords if call.base.endswith("environ") else []
+        yield from ((word.arg, word.value, word.value, call.place) for word in words if word.arg)
         if call.base.endswith("environ") and call.node.args and isinstance(call.node.args[0], ast.Dict):
             table = call.node.args[0]
             for key, value in zip(table.keys, table.values, strict=True):

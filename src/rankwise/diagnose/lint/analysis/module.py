@@ -207,13 +207,35 @@ class Module:
         return found
 
     def class_of(self, text: str, scope: Scope) -> Scope | None:
-        """Return the class of this file of which an object is: `self`, ``Class()``, or ``x = Class()``."""
+        """Return the class of this file of which an object is.
+
+        That is `self`, ``Class()``, ``x = Class()``, ``x = Class.create()``, a function's result, or ``x: Class``.
+        """
         if text in {"self", "cls"}:
             return next((found.owner for found in scope.chain() if found.owner is not None), None)
-        bound = None if text.endswith("()") else self.binding(text, scope)
-        made = None if bound is None else bound.value
-        name = text_of(made.func) if isinstance(made, ast.Call) else text[:-2]
-        found = self.top.functions.get(name) if text.endswith("()") or bound is not None else None
+        if text.endswith("()"):
+            return self._made_by(text[:-2])
+        bound = self.binding(text, scope)
+        if bound is not None:
+            return self._made_by(text_of(bound.value.func)) if isinstance(bound.value, ast.Call) else None
+        told = scope.annotation(text) if text in scope.params else None
+        return None if told is None else self._made_by(ast.unparse(told).strip("'"))
+
+    def _made_by(self, name: str) -> Scope | None:
+        """Return the class that a call of a name makes an object of: itself, a class method of it, or a function."""
+        root, _, method = name.partition(".")
+        found = self.top.functions.get(root)
+        if found is None or isinstance(found.node, ast.Module):
+            return None
+        maker = found.functions.get(method) if method and not found.is_function else None
+        if method and (maker is None or not any(text_of(each) == "classmethod" for each in maker.node.decorator_list)):  # type: ignore[union-attr]
+            return None
+        if found.is_function:
+            end = found.node.body[-1]
+            value = end.value if isinstance(end, ast.Return) else None
+            made = next(iter(found.bindings.get(text_of(value), ())), None) if isinstance(value, ast.Name) else None
+            value = made.value if made is not None else value
+            found = self.top.functions.get(text_of(value.func)) if isinstance(value, ast.Call) else None
         return found if found is not None and isinstance(found.node, ast.ClassDef) else None
 
     def local_function(self, call: Call) -> Scope | None:
