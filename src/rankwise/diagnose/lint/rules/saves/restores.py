@@ -77,12 +77,12 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
 
 
 def _is_one_gpu(module: Module, given: ast.expr, call: Call) -> bool:
-    """Whether map_location is one GPU in what all ranks run: "cuda:0", storage.cuda(0), or "cuda" before one is chosen."""
+    """Whether map_location is one GPU in what all ranks run: "cuda:0", storage.cuda(), or "cuda" before one is chosen."""
     if any(is_mode_test(branch.test) for branch in call.place.branches):
         return False
     shown = module.value(given, call.place.scope)
     if isinstance(shown, ast.Lambda):
-        return re.search(r"\.cuda\((0|'cuda:0')?\)$", ast.unparse(shown)) is not None
+        return re.search(r"\.cuda\(\)$", ast.unparse(shown)) is not None
     if shown is not None and re.fullmatch(r"'cuda:\d+'", ast.unparse(shown)):  # a device is told where it is made
         return given is shown or not isinstance(given, ast.Attribute)
     if shown is None or not re.fullmatch(r"(torch\.device\()?'cuda'\)?", ast.unparse(shown)):
