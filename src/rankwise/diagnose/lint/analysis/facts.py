@@ -33,6 +33,7 @@ __all__ = [
     "is_handed_over",
     "is_in_turn",
     "loops_around",
+    "loops_of_epochs",
     "loops_that_train",
     "names_in",
     "runs_on_several",
@@ -222,6 +223,38 @@ def loops_that_train(module: Module) -> set[ast.stmt]:
                     loops.add(call.place.loops[-1])
         found = module.cache["loops that train"] = loops
     return found  # type: ignore[return-value]
+
+
+_TRAINS = re.compile(r"(run_|do_|fit_)?train(_?(one|single))?(_?epoch|_?loop|_?step)?(_?ddp)?|(run|fit)_epoch")
+
+
+def loops_of_epochs(module: Module) -> set[ast.stmt]:
+    """Return the loops with training in them, however deep: in loops inside, in functions of the file, or by a name."""
+    found = module.cache.get("loops of epochs")
+    if found is None:
+        around = loops_around(module)
+        loops = {outer for loop in loops_that_train(module) for outer in (loop, *around.get(loop, (None, ()))[1])}
+        scopes, done = {call.place.scope for call in module.methods("backward")}, set[Scope]()
+        calls = [call for call in module.calls if call.place.loops and _is_unseen_training(module, call)]
+        while scopes or calls:
+            scope = scopes.pop() if scopes else None
+            if scope is not None and not _NO_TRAINING.search(scope.name):
+                calls += module.callers(scope)
+                done.add(scope)
+            for call in calls:
+                if not _NO_TRAINING.search(call.place.scope.name):
+                    loops |= set(call.place.loops)
+                    scopes |= {call.place.scope} - done
+            calls = []
+        found = module.cache["loops of epochs"] = loops
+    return found  # type: ignore[return-value]
+
+
+def _is_unseen_training(module: Module, call: Call) -> bool:
+    """Whether a function of another file is called that trains, by its name, and is given something to train with."""
+    return (
+        _TRAINS.fullmatch(call.method) is not None and len(call.node.args) > 1 and module.local_function(call) is None
+    )
 
 
 def loops_around(module: Module) -> dict[ast.stmt, tuple[Scope, tuple[ast.stmt, ...]]]:

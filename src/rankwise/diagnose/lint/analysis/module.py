@@ -178,8 +178,15 @@ class Module:
                     for method in owner.functions.values():
                         yield from reversed(method.bindings.get(text, ()))
                 return
-        if _OPTIONS.match(text):
-            yield from reversed(self.fields.get(text, ()))
+        if _OPTIONS.match(text) and text in self.fields:
+            yield from reversed(self.fields[text])
+        elif not attribute and text.count(".") == 1:  # a field of an object of a class of this file
+            base, _, name = text.partition(".")
+            kind = self.class_of(base, scope)
+            for made in () if kind is None else self.lineage(kind):
+                for method in made.functions.values():
+                    yield from reversed(method.bindings.get(f"self.{name}", ()))
+                yield from reversed(made.bindings.get(name, ()))
 
     def value(self, node: ast.expr | None, scope: Scope, *, depth: int = 3) -> ast.expr | None:
         """Return what a variable was last bound to, through other variables; anything else as it is."""
@@ -237,9 +244,21 @@ class Module:
         return [call for call in self.by_method.get(name, ()) if self.local_function(call) is scope]
 
     def given(self, scope: Scope, name: str) -> list[tuple[Call, ast.expr | None]]:
-        """Return every call of a function in this file, and what it gives for a parameter; None: it is not seen."""
+        """Return every call of a function in this file, and what it gives for a parameter; None: it is not seen.
+
+        Those that hand it over to processes count, too: ``spawn(work, args=(size,))`` gives the number of each first.
+        """
         index = scope.params.index(name) - (scope.params[0] in {"self", "cls"})
-        return [(call, call.argument(name, index)) for call in self.callers(scope)]
+        found = [(call, call.argument(name, index)) for call in self.callers(scope)]
+        for call in self.methods("spawn", "start_processes", "Process"):
+            target = call.argument("target") if call.method == "Process" else call.argument("fn", 0)
+            if not isinstance(target, ast.Name) or self.top.functions.get(target.id) is not scope:
+                continue
+            args = call.argument("args", None if call.method == "Process" else 1)
+            at = index - (call.method != "Process")
+            parts = args.elts if isinstance(args, ast.Tuple | ast.List) else []
+            found.append((call, parts[at] if 0 <= at < len(parts) else None))
+        return found
 
     # Characters.
 

@@ -81,11 +81,9 @@ def _is_one_gpu(module: Module, given: ast.expr, call: Call) -> bool:
     if any(is_mode_test(branch.test) for branch in call.place.branches):
         return False
     shown = module.value(given, call.place.scope)
-    if isinstance(shown, ast.Lambda):
-        return re.search(r"\.cuda\(\)$", ast.unparse(shown)) is not None
     if shown is not None and re.fullmatch(r"'cuda:\d+'", ast.unparse(shown)):  # a device is told where it is made
         return given is shown or not isinstance(given, ast.Attribute)
-    if shown is None or not re.fullmatch(r"(torch\.device\()?'cuda'\)?", ast.unparse(shown)):
+    if shown is None or not re.fullmatch(r"(torch\.device\()?'cuda'\)?|lambda .*\.cuda\(\)", ast.unparse(shown)):
         return False
     scope = call.place.scope
     chosen = [found for found in scope.calls if found.method == "set_device" or found.name == "deepspeed.initialize"]
