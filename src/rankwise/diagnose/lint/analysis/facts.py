@@ -18,6 +18,7 @@ __all__ = [
     "LOADER",
     "RANKS",
     "SAMPLER",
+    "backward_passes",
     "calls_framework",
     "effective_side",
     "environment_reads",
@@ -32,6 +33,7 @@ __all__ = [
     "is_handed_over",
     "is_in_turn",
     "loops_around",
+    "loops_of_epochs",
     "loops_that_train",
     "names_in",
     "runs_on_several",
@@ -187,11 +189,20 @@ def effective_side(module: Module, place: Place, depth: int = 3) -> Side | None:
     return sides.pop() if len(sides) == 1 else None
 
 
+def backward_passes(module: Module) -> list[Call]:
+    """Return the calls of backward, and of a scaler that is given the loss and the optimizer and does it."""
+    scalers = (call for name in module.by_method if name.endswith("scaler") for call in module.by_method[name])
+    return [
+        *module.methods("backward"),
+        *(call for call in scalers if len(call.node.args) > 1 and "loss" in ast.unparse(call.node.args[0])),
+    ]
+
+
 def training_loops(module: Module) -> set[ast.stmt]:
     """Return the innermost loops that contain a backward pass outside functions that evaluate."""
     return {
         call.place.loops[-1]
-        for call in module.methods("backward")
+        for call in backward_passes(module)
         if call.place.loops and not _NO_TRAINING.search(call.place.scope.name)
     }
 
@@ -212,6 +223,38 @@ def loops_that_train(module: Module) -> set[ast.stmt]:
                     loops.add(call.place.loops[-1])
         found = module.cache["loops that train"] = loops
     return found  # type: ignore[return-value]
+
+
+_TRAINS = re.compile(r"(run_|do_|fit_)?train(_?(one|single))?(_?epoch|_?loop|_?step)?(_?ddp)?|(run|fit)_epoch")
+
+
+def loops_of_epochs(module: Module) -> set[ast.stmt]:
+    """Return the loops with training in them, however deep: in loops inside, in functions of the file, or by a name."""
+    found = module.cache.get("loops of epochs")
+    if found is None:
+        around = loops_around(module)
+        loops = {outer for loop in loops_that_train(module) for outer in (loop, *around.get(loop, (None, ()))[1])}
+        scopes, done = {call.place.scope for call in module.methods("backward")}, set[Scope]()
+        calls = [call for call in module.calls if call.place.loops and _is_unseen_training(module, call)]
+        while scopes or calls:
+            scope = scopes.pop() if scopes else None
+            if scope is not None and not _NO_TRAINING.search(scope.name):
+                calls += module.callers(scope)
+                done.add(scope)
+            for call in calls:
+                if not _NO_TRAINING.search(call.place.scope.name):
+                    loops |= set(call.place.loops)
+                    scopes |= {call.place.scope} - done
+            calls = []
+        found = module.cache["loops of epochs"] = loops
+    return found  # type: ignore[return-value]
+
+
+def _is_unseen_training(module: Module, call: Call) -> bool:
+    """Whether a function of another file is called that trains, by its name, and is given something to train with."""
+    return (
+        _TRAINS.fullmatch(call.method) is not None and len(call.node.args) > 1 and module.local_function(call) is None
+    )
 
 
 def loops_around(module: Module) -> dict[ast.stmt, tuple[Scope, tuple[ast.stmt, ...]]]:
@@ -279,6 +322,8 @@ def environment_writes(module: Module) -> Iterator[tuple[str, ast.expr, ast.expr
             if isinstance(name, ast.Constant):
                 yield str(name.value), name, value, call.place
     for call in module.methods("update"):
+        words = call.node.keywords if call.base.endswith("environ") else []
+        yield from ((word.arg, word.value, word.value, call.place) for word in words if word.arg)
         if call.base.endswith("environ") and call.node.args and isinstance(call.node.args[0], ast.Dict):
             table = call.node.args[0]
             for key, value in zip(table.keys, table.values, strict=True):

@@ -150,6 +150,8 @@ def side_of(test: ast.expr, lookup: Lookup, depth: int = 0) -> Side | None:
             return "other"
         answer = None if test.args or test.keywords else lookup(text_of(test.func) + "()")
         return None if answer is None else side_of(answer, lookup, depth + 1)
+    if isinstance(test, ast.IfExp) and _is_nothing(test.orelse) and (side := side_of(test.test, lookup, depth + 1)):
+        return side  # `writer = Writer() if rank == 0 else None`
     if isinstance(test, ast.IfExp):  # `rank == 0 if distributed else True`
         return side_of(test.body, lookup, depth + 1) or side_of(test.orelse, lookup, depth + 1)
     if isinstance(test, ast.Name | ast.Attribute):
@@ -161,6 +163,10 @@ def side_of(test: ast.expr, lookup: Lookup, depth: int = 0) -> Side | None:
             return "other"
         return "main" if is_main_word(last(text)) else None
     return None
+
+
+def _is_nothing(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _opposite(side: Side | None) -> Side | None:
@@ -177,6 +183,10 @@ def _compared(test: ast.Compare, lookup: Lookup) -> Side | None:
         if 0 in values and values <= {-1, 0, None} and is_rank(left, lookup):
             return "main" if isinstance(op, ast.In) else "other"
         return None
+    if isinstance(op, ast.Is | ast.IsNot) and _is_nothing(right) and isinstance(left, ast.Name | ast.Attribute):
+        value = lookup(text_of(left))
+        there = side_of(value, lookup, 3) if isinstance(value, ast.IfExp) and _is_nothing(value.orelse) else None
+        return there if isinstance(op, ast.IsNot) else _opposite(there)
     number = _number(right)
     if number is None or not is_rank(left, lookup):
         return None

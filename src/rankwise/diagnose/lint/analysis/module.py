@@ -181,8 +181,15 @@ class Module:
                     for method in owner.functions.values():
                         yield from reversed(method.bindings.get(text, ()))
                 return
-        if _OPTIONS.match(text):
-            yield from reversed(self.fields.get(text, ()))
+        if _OPTIONS.match(text) and text in self.fields:
+            yield from reversed(self.fields[text])
+        elif not attribute and text.count(".") == 1:  # a field of an object of a class of this file
+            base, _, name = text.partition(".")
+            kind = self.class_of(base, scope)
+            for made in () if kind is None else self.lineage(kind):
+                for method in made.functions.values():
+                    yield from reversed(method.bindings.get(f"self.{name}", ()))
+                yield from reversed(made.bindings.get(name, ()))
 
     def value(self, node: ast.expr | None, scope: Scope, *, depth: int = 3) -> ast.expr | None:
         """Return what a variable was last bound to, through other variables; anything else as it is."""
@@ -212,13 +219,35 @@ class Module:
         return found
 
     def class_of(self, text: str, scope: Scope) -> Scope | None:
-        """Return the class of this file of which an object is: `self`, ``Class()``, or ``x = Class()``."""
+        """Return the class of this file of which an object is.
+
+        That is `self`, ``Class()``, ``x = Class()``, ``x = Class.create()``, a function's result, or ``x: Class``.
+        """
         if text in {"self", "cls"}:
             return next((found.owner for found in scope.chain() if found.owner is not None), None)
-        bound = None if text.endswith("()") else self.binding(text, scope)
-        made = None if bound is None else bound.value
-        name = text_of(made.func) if isinstance(made, ast.Call) else text[:-2]
-        found = self.top.functions.get(name) if text.endswith("()") or bound is not None else None
+        if text.endswith("()"):
+            return self._made_by(text[:-2])
+        bound = self.binding(text, scope)
+        if bound is not None:
+            return self._made_by(text_of(bound.value.func)) if isinstance(bound.value, ast.Call) else None
+        told = scope.annotation(text) if text in scope.params else None
+        return None if told is None else self._made_by(ast.unparse(told).strip("'"))
+
+    def _made_by(self, name: str) -> Scope | None:
+        """Return the class that a call of a name makes an object of: itself, a class method of it, or a function."""
+        root, _, method = name.partition(".")
+        found = self.top.functions.get(root)
+        if found is None or isinstance(found.node, ast.Module):
+            return None
+        maker = found.functions.get(method) if method and not found.is_function else None
+        if method and (maker is None or not any(text_of(each) == "classmethod" for each in maker.node.decorator_list)):  # type: ignore[union-attr]
+            return None
+        if found.is_function:
+            end = found.node.body[-1]
+            value = end.value if isinstance(end, ast.Return) else None
+            made = next(iter(found.bindings.get(text_of(value), ())), None) if isinstance(value, ast.Name) else None
+            value = made.value if made is not None else value
+            found = self.top.functions.get(text_of(value.func)) if isinstance(value, ast.Call) else None
         return found if found is not None and isinstance(found.node, ast.ClassDef) else None
 
     def local_function(self, call: Call) -> Scope | None:
@@ -262,9 +291,21 @@ class Module:
         ]
 
     def given(self, scope: Scope, name: str) -> list[tuple[Call, ast.expr | None]]:
-        """Return every call of a function in this file, and what it gives for a parameter; None: it is not seen."""
+        """Return every call of a function in this file, and what it gives for a parameter; None: it is not seen.
+
+        Those that hand it over to processes count, too: ``spawn(work, args=(size,))`` gives the number of each first.
+        """
         index = scope.params.index(name) - (scope.params[0] in {"self", "cls"})
-        return [(call, call.argument(name, index)) for call in self.callers(scope)]
+        found = [(call, call.argument(name, index)) for call in self.callers(scope)]
+        for call in self.methods("spawn", "start_processes", "Process"):
+            target = call.argument("target") if call.method == "Process" else call.argument("fn", 0)
+            if not isinstance(target, ast.Name) or self.top.functions.get(target.id) is not scope:
+                continue
+            args = call.argument("args", None if call.method == "Process" else 1)
+            at = index - (call.method != "Process")
+            parts = args.elts if isinstance(args, ast.Tuple | ast.List) else []
+            found.append((call, parts[at] if 0 <= at < len(parts) else None))
+        return found
 
     # Characters.
 

@@ -67,6 +67,12 @@ class _Walker:
             return self.answers.get(last(text[:-2]))
         found = self.module.binding(text, self.scope)
         if found is not None:
+            # `writer = None`, and under a test of the rank `writer = Writer()`: a choice of the two
+            branch = found.place.branches[-1] if found.place.branches else None
+            if found.value is not None and branch is not None and branch.side == "main" and branch.taken:
+                before = list(self.module.bindings_of(text, self.scope))[1:]
+                if len(before) == 1 and isinstance(none := before[0].value, ast.Constant) and none.value is None:
+                    return ast.IfExp(branch.test, found.value, none)
             return found.shown
         if text in self.numbers:
             return _LOCAL_RANK

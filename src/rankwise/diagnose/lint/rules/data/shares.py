@@ -162,28 +162,43 @@ def my_files(files):
 )  # fmt: skip
 def local_rank_shard(module: Module) -> Iterator[Hit]:
     """files[local_rank::world_size], islice(..., local_rank, None, world_size), shard(index=local_rank)."""
-    for binding in module.bindings:
-        for part in ast.walk(binding.value) if binding.value is not None else ():
+    nodes: list[tuple[ast.AST, Scope]] = [(each.value, each.place.scope) for each in module.bindings if each.value]
+    nodes += [(each.node, each.place.scope) for each in module.exits]
+    tests = {branch: call.place.scope for call in module.calls for branch in call.place.branches}
+    nodes += [(branch.test, scope) for branch, scope in tests.items()]
+    nodes += [(exit_.place.branches[-1].test, exit_.place.scope) for exit_ in module.exits if exit_.place.branches]
+    for node, scope in nodes:
+        for part in ast.walk(node):
             if isinstance(part, ast.Slice) and part.lower is not None and part.step is not None:
-                yield from _share(module, part.lower, part.step, binding.place.scope)
-    for exit_ in module.exits:
-        for part in ast.walk(exit_.node):
-            if isinstance(part, ast.Slice) and part.lower is not None and part.step is not None:
-                yield from _share(module, part.lower, part.step, exit_.place.scope)
+                yield from _share(module, part.lower, part.step, scope)
+            elif (
+                isinstance(part, ast.Slice)
+                and isinstance(part.lower, ast.BinOp)
+                and isinstance(part.lower.op, ast.Mult)
+            ):
+                for index, size in ((part.lower.left, part.lower.right), (part.lower.right, part.lower.left)):
+                    yield from _share(module, index, size, scope)  # files[rank * share:(rank + 1) * share]
+            elif isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], ast.Eq | ast.NotEq):
+                for index, size in ((part.left, part.comparators[0]), (part.comparators[0], part.left)):
+                    if isinstance(size, ast.BinOp) and isinstance(size.op, ast.Mod):  # number % world_size == rank
+                        yield from _share(module, index, size.right, scope)
     for call in module.methods("islice"):
         if len(call.node.args) == 4:
             yield from _share(module, call.node.args[1], call.node.args[3], call.place.scope)
     for call in module.methods("shard", "split_dataset_by_node"):
-        index = call.keyword("index") or call.keyword("rank")
-        size = call.keyword("num_shards") or call.keyword("world_size")
-        if index is not None and size is not None:
-            yield from _share(module, index.value, size.value, call.place.scope)
+        number = call.keyword("index") or call.keyword("rank")
+        count = call.keyword("num_shards") or call.keyword("world_size")
+        if number is not None and count is not None:
+            yield from _share(module, number.value, count.value, call.place.scope)
 
 
 def _share(module: Module, index: ast.expr, size: ast.expr, scope: Scope) -> Iterator[Hit]:
     sized = ast.unparse(size)
-    local = is_local_rank(index, module.lookup(scope))
-    if local and re.search("world", sized, re.IGNORECASE) and "local" not in sized.lower():
+    for _ in range(2):  # n = get_world_size(), share = len(files) // n
+        found = (lookup(text_of(part)) for part in ast.walk(size) if isinstance(part, ast.Name))
+        size = ast.Tuple([value for value in found if value is not None], ast.Load())
+        sized += ast.unparse(size)
+    if is_local_rank(index, lookup) and re.search("world", sized, re.IGNORECASE) and "local" not in sized.lower():
         yield Hit(index, {"text": module.text(index)})
 
 

@@ -13,7 +13,9 @@ from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
-_OLD_LINE = re.compile(r"(?:^|[\s;&])(?:\S*/)?python[\d.]*\s+(?:-\w+\s+)*-m\s+(torch\.distributed\.launch)\b")
+_OLD_LINE = re.compile(
+    r"(?:^|[\s;&])(?:(?:\S*/)?python[\d.]*|\$\{?\w+\}?)\s+(?:-\w+\s+)*-m\s+(torch\.distributed\.launch)\b"
+)
 _CARRIERS = ("ssh", "bash", "sh", "srun", "mpirun", "pdsh", "eval", "docker", "nohup", "screen", "tmux", "sbatch")
 _BACKENDS = ("nccl", "gloo", "mpi", "ucc", "xccl")
 _PLUGINS = ("ccl", "hccl", "rccl", "cncl", "mccl", "eccl", "sccl", "lccl", "bccl", "flagcx", "xla", "smddp")
@@ -60,7 +62,9 @@ torch.distributed.init_process_group("nccl")
 def local_rank_argparse(module: Module) -> Iterator[Hit]:
     """The option, in a file that starts a group and never asks for LOCAL_RANK."""
     # without a GPU nothing depends on it: ranks that are numbered by hand often call their number so
-    if not is_distributed(module) or has_framework(module) or not uses_cuda(module):
+    # Accelerate's launcher passes no option either; DeepSpeed's does
+    alone = is_distributed(module) and not has_framework(module) and uses_cuda(module)
+    if not alone and ("accelerate.Accelerator" not in module.by_name or module.imports.uses("deepspeed")):
         return
     if any(node.value == "LOCAL_RANK" for node, _ in module.strings) or module.has_call("spawn", "start_processes"):
         return
@@ -149,6 +153,24 @@ def _other_backend(text: str) -> str | None:
     return None
 
 
+_RUNS = re.compile(r"\b(system|run|call|Popen|popen|check_call|check_output|submit|command|cmd|args)\b\s*[(=]")
+
+
+def _old_launcher(module: Module) -> Iterator[ast.Constant]:
+    """Yield the old launcher in what Python starts: ``[..., "-m", "torch.distributed.launch", ...]``, or a shell's line."""
+    for node, place in module.strings if "torch.distributed.launch" in module.source else ():
+        if node.value == "torch.distributed.launch":
+            lists = (part.elts for part in ast.walk(place.stmt) if isinstance(part, ast.List | ast.Tuple))
+            if any(node in each and ast.unparse(each[each.index(node) - 1]) == "'-m'" for each in lists):
+                yield node
+        elif (
+            not isinstance(getattr(place.stmt, "value", None), ast.Constant)
+            and _OLD_LINE.search(str(node.value))
+            and _RUNS.search(module.text(place.stmt))
+        ):
+            yield node
+
+
 @rule(
     "RW605", "deprecated-dist-api", "warning", "high",
     message="{old} is deprecated or gone: {new}",
@@ -164,6 +186,8 @@ def deprecated_dist_api(module: Module) -> Iterator[Hit]:
     for old, new in _OLD_API.items():
         for call in module.named(old):
             yield Hit(call.node.func, {"old": old, "new": new})
+    for text in _old_launcher(module):
+        yield Hit(text, {"old": "torch.distributed.launch", "new": "torchrun"})
     for written, backend in _backends(module):
         if backend is not None:
             yield Hit(written, {"old": f"the backend {written.value!r}", "new": backend})

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import environment_reads, environment_writes
-from rankwise.diagnose.lint.analysis.launch_lines import Command, LaunchFile
+from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile
+from rankwise.diagnose.lint.analysis.launchers import launcher, shown, tasks_per_node
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
-from rankwise.diagnose.variables import RENAMED, judge_name
+from rankwise.diagnose.variables import PREFIXES, RENAMED, judge_name
 
 _HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
 
@@ -78,7 +79,7 @@ def _wrong_variable(name: str, value: str | None) -> Iterator[tuple[str, str | N
     if name in RENAMED:
         yield f"{name} is called {RENAMED[name]} now", RENAMED[name]
     elif judged is not None:
-        yield f"nothing reads {name}: {judged[1]}", None
+        yield f"nothing reads {name}: {judged[1].removeprefix('no known program reads it: ')}", None
     if name == "NCCL_DEBUG_FILE" and value is not None and "%r" in value:
         yield "NCCL_DEBUG_FILE knows %h (host) and %p (process), not %r: all ranks write one file", None
 
@@ -96,13 +97,36 @@ def _wrong_variable(name: str, value: str | None) -> Iterator[tuple[str, str | N
 )  # fmt: skip
 def nccl_env(module: Module) -> Iterator[Hit]:
     """A variable that is set in Python."""
-    for name, node, value, _ in environment_writes(module):
+    writes = [(name, node, value) for name, node, value, _ in environment_writes(module)]
+    for name, node, value in (*writes, *_of_children(module)):
         text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
         for wrong, new in _wrong_variable(name, text):
             start, end = module.span(node)
-            yield Hit(node, {"text": wrong}, Fix(f"call it {new}", (Edit(start + 1, end - 1, new),)) if new else None)
+            written = module.source[start + 1 : end - 1] == name  # dict(NAME=...) is left alone
+            edit = Edit(start + 1, end - 1, new) if new and written else None
+            yield Hit(node, {"text": wrong}, Fix(f"call it {new}", (edit,)) if edit else None)
 
 
+def _of_children(module: Module) -> Iterator[tuple[str, ast.expr, ast.expr]]:
+    """Yield the variables of these libraries that a dict, or ``dict(NAME=...)``, holds for a process or os.environ."""
+    for node, place in module.strings:
+        name = node.value
+        if not isinstance(name, str) or not name.startswith(PREFIXES):
+            continue
+        stmt = place.stmt
+        if isinstance(stmt, ast.Assign) and any(isinstance(t, ast.Subscript) and t.slice is node for t in stmt.targets):
+            yield name, node, stmt.value
+        for table in ast.walk(stmt if not hasattr(stmt, "body") else getattr(stmt, "iter", stmt)):
+            for key, value in zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ():
+                if key is node and isinstance(value, ast.Constant) and _SETS.fullmatch(str(value.value)):
+                    yield name, node, value
+    for call in module.methods("update", "dict"):
+        for word in call.node.keywords:
+            if word.arg is not None and word.arg.startswith(PREFIXES):
+                yield word.arg, word.value, word.value
+
+
+_SETS = re.compile(r"\d+|[a-z]\w*|True|False", re.ASCII)
 _TUNING = re.compile(r"NCCL_(P2P_DISABLE|IB_DISABLE|BUFFSIZE|SHM_DISABLE|NTHREADS|ALGO|PROTO|DEBUG)")
 
 
@@ -215,56 +239,16 @@ def node_rank_guess(module: Module) -> Iterator[Hit]:
                 yield Hit(value)
 
 
-_STARTERS = ("torch.distributed.run", "torch.distributed.launch")
-
-
 def _twice_in_lines(file: LaunchFile) -> Iterator[Hit]:
     for command in file.commands:
         srun = command.find("srun")
-        launcher = _launcher(command)
-        if srun is None or launcher is None or launcher < srun:
+        start = launcher(command)
+        if srun is None or start is None or start < srun:
             continue
         tasks = tasks_per_node(file, command)
         per_node = command.option("--nproc-per-node", "--num-processes")
-        if tasks > 1 and per_node is not None and per_node[0] != "1":
-            yield Hit(command.words[launcher], {"name": command.words[launcher].text, "number": str(tasks)})
-
-
-def _launcher(command: Command) -> int | None:
-    """Return the index of the word that starts ranks."""
-    words = command.texts
-    if (found := command.find("torchrun", "accelerate")) is not None:
-        return (
-            found
-            if words[found].rpartition("/")[2] == "torchrun" or words[found + 1 : found + 2] == ["launch"]
-            else None
-        )
-    return next((index for index, word in enumerate(words) if word in _STARTERS), None)
-
-
-def tasks_per_node(file: LaunchFile, command: Command) -> int:
-    """Return how often srun starts a line on each node, as far as its own options and those of the job say; else 1."""
-    nodes, tasks = (_told(file, command, *names) for names in (("nodes", "-N"), ("ntasks", "-n")))
-    per_node = _told(file, command, "ntasks-per-node", "--ntasks-per-node")
-    own = _own(command, "ntasks", "-n")
-    if per_node.isdigit() and not own:
-        return int(per_node)
-    if tasks.isdigit() and nodes.isdigit() and int(nodes):
-        return int(tasks) // int(nodes)
-    return 1
-
-
-def _told(file: LaunchFile, command: Command, name: str, short: str) -> str:
-    return _own(command, name, short) or file.sbatch.get(name, "")
-
-
-def _own(command: Command, name: str, short: str) -> str:
-    """Return what a line itself says: ``--ntasks=2``, ``--ntasks 2``, ``-n 2`` or ``-n2``; "" if nothing."""
-    found = command.option(f"--{name}", short)
-    if found is not None:
-        return found[0]
-    joined = (re.fullmatch(rf"{short}(\d+)", word) for word in command.texts if len(short) == 2)
-    return next((each[1] for each in joined if each), "")
+        if tasks > 1 and per_node is not None and shown(file, per_node[0])[0] != "1":
+            yield Hit(command.words[start], {"name": command.words[start].text, "number": str(tasks)})
 
 
 rule(
@@ -278,39 +262,4 @@ rule(
     ignore="never.",
     language="bash",
     lines=_twice_in_lines,
-)(None)  # fmt: skip
-
-
-def _alone_in_lines(file: LaunchFile) -> Iterator[Hit]:
-    for command in file.commands:
-        if command.find("torchrun") is None and "torch.distributed.run" not in command.texts:
-            continue
-        nodes = command.option("--nnodes")
-        backend = next(
-            (found[0] for name in ("--rdzv-backend", "--rdzv_backend") if (found := command.option(name))), ""
-        )
-        # the address of the master is for the static rendezvous only
-        static = () if backend not in {"", "static"} else ("--master-addr", "--master_addr")
-        meeting = ("--rdzv-endpoint", "--rdzv_endpoint", *static)
-        if (
-            nodes is None
-            or not nodes[0].isdigit()
-            or int(nodes[0]) < 2
-            or any(command.option(name) for name in meeting)
-        ):
-            continue
-        # torchrun reads no MASTER_ADDR
-        if not any(setting.name in {"PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"} for setting in file.settings):
-            yield Hit(nodes[1], {"number": nodes[0]})
-
-
-rule(
-    "RW613", "no-rendezvous", "error", "medium",
-    message="{number} nodes and no address where they meet: give --rdzv-endpoint host:port",
-    why="Without an address every node waits for the others on itself.",
-    wrong="torchrun --nnodes 2 --nproc-per-node 8 train.py\n",
-    right="torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29500 train.py\n",
-    ignore="PET_ variables or a wrapper give it.",
-    language="bash",
-    lines=_alone_in_lines,
 )(None)  # fmt: skip

@@ -1,4 +1,4 @@
-"""RW616 to RW621: ranks, nodes and GPUs whose numbers do not fit together."""
+"""RW613, RW616 to RW619, RW621: ranks, nodes and GPUs whose numbers do not fit together."""
 
 from __future__ import annotations
 
@@ -7,61 +7,36 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import environment_writes
-from rankwise.diagnose.lint.analysis.launch_lines import Command, LaunchFile, LaunchPlace, Setting
-from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.launch_lines import Command, LaunchFile, Setting
+from rankwise.diagnose.lint.analysis.launchers import (
+    job_nodes,
+    launcher,
+    launches,
+    num_nodes,
+    option,
+    own,
+    shown,
+    tasks_per_node,
+)
+from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Scope
-from rankwise.diagnose.lint.analysis.wrapped import DDP
 from rankwise.diagnose.lint.record import Hit, rule
-from rankwise.diagnose.lint.rules.launches.launch import tasks_per_node
 
 _LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|0\.0\.0\.0|\[?::1\]?)(:.*)?")
 _PER_NODE = ("--nproc-per-node", "--num-processes", "--num-gpus")
 
 
-def _launches(file: LaunchFile) -> Iterator[Command]:
-    """Yield the commands that start ranks by torch's launcher or Accelerate's."""
-    for command in file.commands:
-        words = command.texts
-        module = any(word in {"torch.distributed.run", "torch.distributed.launch"} for word in words)
-        accelerate = "accelerate" in words and "launch" in words
-        if module or accelerate or command.find("torchrun", "deepspeed") is not None:
-            yield command
-
-
-def _shown(file: LaunchFile, text: str) -> tuple[str, Setting | None]:
-    """Return a word with its variable replaced where the file sets it once, and that setting."""
-    found = re.fullmatch(r"\$\{?(\w+)\}?", text)
-    settings = [each for each in file.settings if found is not None and each.name == found[1]]
-    return (settings[0].value, settings[0]) if len(settings) == 1 else (text, None)
-
-
-def _option(file: LaunchFile, command: Command, *names: str) -> tuple[str, LaunchPlace, Setting | None] | None:
-    found = command.option(*names)
-    if found is None:
-        return None
-    value, setting = _shown(file, found[0])
-    return value, found[1], setting
-
-
-def _nodes(file: LaunchFile, command: Command) -> int:
-    """Return how many nodes a launch is for, 1 where it is not seen."""
-    found = _option(file, command, "--nnodes", "--num-machines")
-    text = "" if found is None else found[0].rpartition(":")[2]
-    if "SLURM" in text:
-        text = file.sbatch.get("nodes", "")
-    return int(text) if text.isdigit() else 1
-
-
 def _gpus_in_lines(file: LaunchFile) -> Iterator[Hit]:
     visible = [each for each in file.settings if each.name == "CUDA_VISIBLE_DEVICES"]
-    slurm = file.sbatch.get("gpus-per-node") or (file.sbatch.get("gres") or "").removeprefix("gpu:")
-    for command in _launches(file):
-        found = _option(file, command, *_PER_NODE)
+    gres = re.search(r"gpu:((?:[\w.-]+:)?\d+)", file.sbatch.get("gres", ""))
+    slurm = file.sbatch.get("gpus-per-node") or (gres[1] if gres else "")
+    for command in launches(file):
+        found = option(file, command, *_PER_NODE)
         if (
             found is None
             or not found[0].isdigit()
-            or (command.option("--num-processes") is not None and _nodes(file, command) > 1)
+            or (command.option("--num-processes") is not None and num_nodes(file, command) > 1)
         ):
             continue
         mine = [each for each in command.settings if each.name == "CUDA_VISIBLE_DEVICES"]
@@ -69,7 +44,7 @@ def _gpus_in_lines(file: LaunchFile) -> Iterator[Hit]:
             each for each in visible if each.place.start < found[1].start and not _for_another(file, each, command)
         ]
         last_one = (mine or before)[-1:]
-        listed = [re.fullmatch(r"\d+(\s*,\s*\d+)*,?", _shown(file, each.value)[0]) for each in last_one]
+        listed = [re.fullmatch(r"\d+(\s*,\s*\d+)*,?", shown(file, each.value)[0]) for each in last_one]
         number = None
         if listed and listed[0]:
             number = len([part for part in listed[0][0].split(",") if part.strip()])
@@ -85,7 +60,7 @@ def _gpus_in_lines(file: LaunchFile) -> Iterator[Hit]:
         trains = srun is not None and _TRAINS.search(script) and "cpu" not in script
         tasks = tasks_per_node(file, command) if trains else 1
         told = any(command.option(name) for name in ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "-G"))
-        if gpus is not None and not told and next(_launches(file), None) is None and tasks > int(gpus[1]) > 0:
+        if gpus is not None and not told and next(launches(file), None) is None and tasks > int(gpus[1]) > 0:
             place = command.words[srun or 0]
             yield Hit(place, {"ranks": str(tasks), "where": "Slurm gives", "gpus": gpus[1]}, confidence="medium")
 
@@ -114,28 +89,50 @@ rule(
 
 
 def _node_ranks_in_lines(file: LaunchFile) -> Iterator[Hit]:
-    for command in _launches(file):
+    for command in launches(file):
         srun = command.find("srun")
         found = command.option("--node-rank", "--machine-rank")
         if srun is None or found is None or command.option("--rdzv-backend", "--rdzv-endpoint"):
             continue
         # one srun for each node, in a loop, has a number of its own
         single = any(command.option(name) for name in ("-w", "--nodelist", "-r", "--relative"))
-        only = next((each[0] for name in ("-N", "--nodes") if (each := command.option(name))), "")
-        value, _ = _shown(file, found[0])
-        early = re.fullmatch(r"\$\{?(SLURM_NODEID|SLURM_PROCID)\}?", value)
-        if single or only == "1" or not (value.isdigit() or early):
+        value, _ = shown(file, found[0])
+        # a shell on each node reads what stands in single quotes, or behind a backslash
+        later = command.quote == "'" or "\\$" in file.source[found[1].start : found[1].end]
+        early = None if later else re.fullmatch(r"\$\{?(SLURM_NODEID|SLURM_PROCID)\}?", value)
+        if single or own(command, "nodes", "-N") == "1" or not (value.isdigit() or early):
             continue
-        nodes = file.sbatch.get("nodes", "1").rpartition("-")[2]
-        if (nodes.isdigit() and int(nodes) > 1) or _nodes(file, command) > 1:
-            yield Hit(found[1], {"text": found[0]})
+        if max(job_nodes(file), num_nodes(file, command)) > 1:
+            yield Hit(found[1], {"what": "node rank", "text": found[0], "of": "nodes"})
+    for setting in _exported(file) if _starts_ranks(file) else ():
+        if setting.name in {"RANK", "LOCAL_RANK"} and re.fullmatch(r"\$\{?SLURM_(PROCID|LOCALID)\}?", setting.value):
+            yield Hit(setting.place, {"what": setting.name, "text": setting.value, "of": "tasks"})
+
+
+def _starts_ranks(file: LaunchFile) -> bool:
+    """Whether srun starts the ranks of a job itself: a Python script, several times, and no launcher anywhere."""
+    return next(launches(file), None) is None and any(
+        command.find("srun") == 0
+        and not command.quote
+        and any(word.endswith(".py") for word in command.texts)
+        and not any(re.search(r"\s|\.sh$", word) or word in {"bash", "sh"} for word in command.texts)
+        and tasks_per_node(file, command) * (1 if own(command, "nodes", "-N") == "1" else job_nodes(file)) > 1
+        for command in file.commands
+    )
+
+
+def _exported(file: LaunchFile) -> Iterator[Setting]:
+    """Yield the variables that the batch script itself exports."""
+    for command in file.commands:
+        if command.words and command.words[0].text == "export" and not command.quote:
+            yield from command.settings
 
 
 rule(
     "RW617", "same-node-rank", "error", "medium",
-    message="srun gives this line to all nodes, and each of them takes node rank {text} as it stands here: all are the same",
-    why="The shell of the batch script replaces variables before srun starts anything, and there SLURM_NODEID is 0. Use the "
-    "c10d rendezvous, which needs no node rank, or let a shell on each node read it.",
+    message="srun hands this on to all {of}, and each of them takes {what} {text} as it stands here: all are the same",
+    why="The shell of the batch script replaces variables before srun starts anything, and there SLURM_NODEID and SLURM_PROCID "
+    "are 0. Use the c10d rendezvous, which needs no node rank, or let a shell on each node, or the script, read them.",
     wrong="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nnodes 2 --nproc-per-node 8 "
     "--node-rank $SLURM_NODEID --master-addr $HEAD train.py\n",
     right="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun bash -c 'torchrun --nnodes 2 "
@@ -147,18 +144,25 @@ rule(
 
 
 def _loopback_in_lines(file: LaunchFile) -> Iterator[Hit]:
-    for command in _launches(file):
-        if _nodes(file, command) < 2 and not _is_given_nodes(file, command):
+    for command in launches(file):
+        if num_nodes(file, command) < 2 and not _is_given_nodes(file, command):
             continue
         for name in ("--master-addr", "--rdzv-endpoint", "--main-process-ip"):
-            found = _option(file, command, name)
+            found = option(file, command, name)
             host = found[0] if found is not None else ""
             inner = re.match(r"\$\{?(\w+)\}?:", host)
             setting = found[2] if found is not None else None
+            if setting is not None and setting.value != host:  # a default, which whoever starts it replaces
+                continue
             if inner and found is not None:
-                host, setting = _shown(file, f"${inner[1]}")
+                host, setting = shown(file, f"${inner[1]}")
             if found is not None and _LOOPBACK.fullmatch(host):
                 yield Hit(setting.place if setting is not None else found[1], {"text": host})
+
+    # srun starts the ranks, and they read the variable
+    for setting in _exported(file) if job_nodes(file) > 1 and _starts_ranks(file) else ():
+        if setting.name == "MASTER_ADDR" and _LOOPBACK.fullmatch(setting.value):
+            yield Hit(setting.place, {"text": setting.value})
 
 
 def _is_given_nodes(file: LaunchFile, command: Command) -> bool:
@@ -207,11 +211,18 @@ def _counts_nodes(module: Module, node: ast.expr | None, scope: Scope) -> bool:
 
 def _world_size_in_lines(file: LaunchFile) -> Iterator[Hit]:
     tasks = file.sbatch.get("ntasks-per-node", "")
-    for setting in file.settings if tasks.isdigit() and int(tasks) > 1 else ():
-        nodes = re.fullmatch(r"\$\{?(SLURM_NNODES|SLURM_JOB_NUM_NODES)\}?", setting.value)
-        # a launcher on each node sets it for its ranks by itself
-        if setting.name == "WORLD_SIZE" and nodes and next(_launches(file), None) is None:
+    # a launcher on each node sets it for its ranks by itself
+    several = tasks.isdigit() and int(tasks) > 1 and next(launches(file), None) is None
+    for setting in file.settings if several else ():
+        if setting.name != "WORLD_SIZE":
+            continue
+        name = re.fullmatch(
+            r"\$\{?(SLURM_NNODES|SLURM_JOB_NUM_NODES|SLURM_NTASKS_PER_NODE|SLURM_GPUS_ON_NODE)\}?", setting.value
+        )
+        if name and "NODES" in name[1]:
             yield Hit(setting.place, {"text": setting.value, "what": "the number of nodes"})
+        elif (name or setting.value == tasks) and job_nodes(file) > 1 and _starts_ranks(file):
+            yield Hit(setting.place, {"text": setting.value, "what": "the number of ranks of one node"})
 
 
 @rule(
@@ -244,71 +255,42 @@ def world_size_of_one_node(module: Module) -> Iterator[Hit]:
         size, scope = call.argument("world_size", 3), call.place.scope
         if size is None or not _counts_nodes(module, call.argument("rank", 4), scope):
             continue
-        shown = module.value(size, scope)
-        if isinstance(shown, ast.Call) and last(text_of(shown.func)) == "device_count":
+        if _counts_devices(module, size, scope):
             yield Hit(size, {"text": module.text(size), "what": "the number of ranks of one node"})
 
 
-_ASKS = frozenset(
-    {"get_rank", "get_world_size", "barrier", "all_reduce", "broadcast", "all_gather", "broadcast_object_list"}
-)
-_STARTS_ONE = re.compile(r"init|setup|launch|distributed|start|prepare", re.IGNORECASE)
-
-
-@rule(
-    "RW620", "used-before-init", "error", "high",
-    message="{name} asks the process group, which init_process_group starts only further down",
-    why="Without a group the call raises ValueError.",
-    wrong="""
-import torch.distributed as dist
-
-rank = dist.get_rank()
-dist.init_process_group("gloo")
-""",
-    right="""
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-""",
-    ignore="something that was called before starts another group.",
-)  # fmt: skip
-def used_before_init(module: Module) -> Iterator[Hit]:
-    """get_rank(), a collective or the wrap, above init_process_group in one function, and nothing that may start one."""
-    for start in module.named("torch.distributed.init_process_group"):
-        scope = start.place.scope
-        if start.place.branches or start.place.loops or start.place.tries:
-            continue
-        for call in scope.calls:
-            if position(call.node) >= position(start.node) or _STARTS_ONE.search(call.method):
-                break
-            asks = call.name.startswith("torch.distributed.") and call.method in _ASKS
-            inside = call.node in ast.walk(start.node)  # its own arguments come first, too
-            if (asks or call.name == DDP) and not call.place.branches and not inside:
-                yield Hit(call.node, {"name": call.text})
-                break
+def _counts_devices(module: Module, node: ast.expr | None, scope: Scope, depth: int = 3) -> bool:
+    """Whether a number is device_count(): by itself, or as a parameter for which every call here gives that."""
+    value = module.value(node, scope)
+    if isinstance(value, ast.Call):
+        return last(text_of(value.func)) == "device_count"
+    given = module.given(scope, value.id) if isinstance(value, ast.Name) and value.id in scope.params else []
+    return bool(depth and given) and all(_counts_devices(module, part, at.place.scope, depth - 1) for at, part in given)
 
 
 def _first_node_in_lines(file: LaunchFile) -> Iterator[Hit]:
-    nodes = file.sbatch.get("nodes", "1").rpartition("-")[2]
-    if not nodes.isdigit() or int(nodes) < 2:
+    number = job_nodes(file)
+    if number < 2:
         return
-    text = _COMMENT.sub("", file.source)
+    text = _ASKED.sub("", _COMMENT.sub("", file.source))
     # something that starts the line on each node, in this file or in a text that it writes
     alone = not _SPREADS.search(text)
     # srun starts as many tasks as it is told, and one task is on one node
     once = file.sbatch.get("ntasks") == "1" and "ntasks-per-node" not in file.sbatch and not _FOR_EACH.search(text)
-    for command in _launches(file):
+    for command in launches(file):
         srun = command.find("srun")
         told = any(command.option(name) for name in ("-n", "-N", "--nodes", "--ntasks", "--ntasks-per-node", "-w"))
-        if _nodes(file, command) > 1 and (alone or (once and srun == 0 and not told)):
+        # torchrun without --nnodes leaves the other nodes idle
+        idle = command.option("--nnodes", "--num-machines") is None and command.find("deepspeed", "accelerate") is None
+        if (num_nodes(file, command) > 1 or (alone and idle)) and (alone or (once and srun == 0 and not told)):
             what = "the batch script" if alone else "srun, with one task,"
-            yield Hit(command.words[0], {"what": what, "number": nodes})
+            yield Hit(command.words[0], {"what": what, "number": str(number)})
 
 
 _FOR_EACH = re.compile(r"\b(mpirun|mpiexec|pdsh|ssh|clush|parallel|for|while)\b")
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
-_SPREADS = re.compile(r"\b(srun|mpirun|mpiexec|pdsh|ssh|clush|parallel|ibrun|jsrun|sbatch|ray)\b")
+_ASKED = re.compile(r"\$\([^()]*\)|`[^`]*`")  # HEAD=$(srun --ntasks=1 hostname)
+_SPREADS = re.compile(r"(?<![\w-])(srun|mpirun|mpiexec|pdsh|ssh|clush|parallel|ibrun|jsrun|sbatch|ray)\b")
 
 
 rule(
@@ -323,4 +305,43 @@ rule(
     ignore="another script runs this one on each node.",
     language="bash",
     lines=_first_node_in_lines,
+)(None)  # fmt: skip
+
+
+def _alone_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    # torchrun reads no MASTER_ADDR
+    told = any(setting.name.startswith("PET_") for setting in file.settings)
+    for command in file.commands if not told else ():
+        start = launcher(command)
+        if start is None or command.find("torchrun", "torch.distributed.run") is None:
+            continue
+        count = option(file, command, "--nnodes")
+        backend = command.option("--rdzv-backend")
+        # the address of the master is for the static rendezvous only
+        static = () if backend is not None and backend[0] != "static" else ("--master-addr",)
+        if command.option("--rdzv-endpoint", *static):
+            continue
+        if count is not None and count[0].isdigit() and int(count[0]) > 1:
+            yield Hit(count[1], {"number": count[0]})
+        elif (count is None or count[0] == "1") and _on_each_node(file, command):
+            yield Hit(command.words[start], {"number": str(job_nodes(file))})
+
+
+def _on_each_node(file: LaunchFile, command: Command) -> bool:
+    """Whether srun starts a line on each of several nodes, and nothing in it says that they work by themselves."""
+    places = any(command.option(name) for name in ("-w", "--nodelist", "-r", "--relative", "--ntasks", "-n"))
+    alone = places or own(command, "nodes", "-N") == "1" or re.search("PROCID|NODEID|ARRAY|\\bfor\\b", file.source)
+    tasks = file.sbatch.get("ntasks-per-node", file.sbatch.get("ntasks", ""))
+    return command.find("srun") == 0 and not alone and job_nodes(file) > 1 and tasks in {"1", str(job_nodes(file))}
+
+
+rule(
+    "RW613", "no-rendezvous", "error", "medium",
+    message="{number} nodes and no address where they meet: give --nnodes, and --rdzv-endpoint host:port",
+    why="Without an address every node waits for the others on itself; without --nnodes each trains alone.",
+    wrong="torchrun --nnodes 2 --nproc-per-node 8 train.py\n",
+    right="torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29500 train.py\n",
+    ignore="PET_ variables or a wrapper give it.",
+    language="bash",
+    lines=_alone_in_lines,
 )(None)  # fmt: skip

@@ -1,4 +1,4 @@
-"""RW622: a port of the rendezvous that each rank draws for itself."""
+"""RW620, RW622: a group that is used before it starts, and a port of the rendezvous that each rank draws for itself."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rankwise.diagnose.lint.analysis.facts import environment_writes, is_before_
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
+from rankwise.diagnose.lint.analysis.wrapped import DDP
 from rankwise.diagnose.lint.record import Hit, rule
 
 _DRAWS = re.compile(r"(rand(int|range|om)?|choice|uniform|sample|\w*free_?port\w*|\w*(find|get)_\w*port|getsockname)")
@@ -89,3 +90,61 @@ def _is_alone(call: Call) -> bool:
 
 def _is_number(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int)
+
+
+_ASKS = frozenset(
+    {"get_rank", "get_world_size", "barrier", "all_reduce", "broadcast", "all_gather", "broadcast_object_list"}
+)
+_STARTS_ONE = re.compile(r"init|setup|launch|distributed|start|prepare", re.IGNORECASE)
+
+
+@rule(
+    "RW620", "used-before-init", "error", "high",
+    message="{name} asks the process group, which init_process_group starts only further down",
+    why="Without a group the call raises ValueError.",
+    wrong="""
+import torch.distributed as dist
+
+rank = dist.get_rank()
+dist.init_process_group("gloo")
+""",
+    right="""
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+""",
+    ignore="something that was called before starts another group.",
+)  # fmt: skip
+def used_before_init(module: Module) -> Iterator[Hit]:
+    """get_rank(), a collective or the wrap, above init_process_group in one function, and nothing that may start one.
+
+    A function of the file that always starts the group, and is called in one place, is the start, too.
+    """
+    direct = list(module.named("torch.distributed.init_process_group"))
+    makers = {call.place.scope for call in direct if _is_straight(call.place) and call.place.scope.is_function}
+    starts = direct + [calls[0] for scope in makers if len(calls := module.callers(scope)) == 1]
+    for start in starts:
+        scope = start.place.scope
+        above = [call for call in scope.calls if position(call.node) < position(start.node)]
+        if _is_straight(start.place) and not any("destroy" in call.method for call in above):
+            yield from _first_ask(start, above)
+    # what stands at the top of a script runs before its functions do
+    if direct and len(makers) == len(direct) and "__main__" in module.source:
+        yield from _first_ask(direct[0], module.top.calls)
+
+
+def _first_ask(start: Call, calls: list[Call]) -> Iterator[Hit]:
+    for call in calls:
+        if _STARTS_ONE.search(call.method):
+            return
+        asks = call.name.startswith("torch.distributed.") and call.method in _ASKS
+        inside = call.node in ast.walk(start.node)  # its own arguments come first, too
+        if (asks or call.name == DDP) and not call.place.branches and not inside:
+            yield Hit(call.node, {"name": call.text})
+            return
+
+
+def _is_straight(place: Place) -> bool:
+    """Whether control always comes to a place."""
+    return not (place.branches or place.loops or place.tries)

@@ -69,7 +69,7 @@ def _other_saves(module: Module) -> Iterator[Call]:
         return
     yield from module.named("safetensors.torch.save_file", "safetensors.torch.save_model")
     for call in module.methods("save_pretrained"):
-        model = re.search(r"model|net\b|unet|adapter", call.base, re.IGNORECASE)
+        model = re.search(r"model|net\b|unet|adapter|unwrapped", call.base, re.IGNORECASE)
         if model and not call.keyword("is_main_process") and not call.keyword("save_function") and not call.is_open:
             yield call
 
@@ -205,7 +205,10 @@ def _is_chosen(call: Call) -> bool:
     """Whether the state is one side of a choice whose other side takes the model out of the wrap."""
     choices = [part for part in ast.walk(call.place.stmt) if isinstance(part, ast.IfExp)]
     sides = [pair for each in choices for pair in ((each.body, each.orelse), (each.orelse, each.body))]
-    return any(call.node in ast.walk(one) and ".module." in ast.unparse(other) for one, other in sides)
+    if any(call.node in ast.walk(one) and ".module" in ast.unparse(other) for one, other in sides):
+        return True
+    ifs = [(branch.node, branch.taken) for branch in call.place.branches if isinstance(branch.node, ast.If)]
+    return any(".module" in ast.unparse(stmt) for node, taken in ifs for stmt in (node.orelse if taken else node.body))
 
 
 def _loaded_path(module: Module, call: Call) -> str:
@@ -216,25 +219,74 @@ def _loaded_path(module: Module, call: Call) -> str:
     return found[0] if found else ""
 
 
-def _all_saved(module: Module) -> Iterator[tuple[ast.expr, str]]:
+def _all_saved(module: Module) -> Iterator[tuple[ast.AST, str]]:
     """Yield what torch.save gets, or a helper of another file that is named so, and the path; "" if it is not seen."""
     for call in module.named("torch.save"):
-        yield from ((one, _path_text(call)) for one in _saved(module, call))
+        saved, scope = call.argument("obj", 0), call.place.scope
+        if saved is not None:
+            yield from ((part, _path_text(call)) for part in _held(module, saved, call))
+        elif scope.is_function:  # def save_on_master(*args): torch.save(*args)
+            for outer in module.callers(scope):
+                yield from ((part, "") for given in outer.node.args[:1] for part in _held(module, given, outer))
     for call in module.calls:
-        if call.method.startswith("save") and call.name != "torch.save" and module.local_function(call) is None:
+        if (
+            call.name != "torch.save"
+            and (call.method.startswith("save") or call.name == "pickle.dump")
+            and module.local_function(call) is None
+        ):
             parts = (*call.node.args, *(word.value for word in call.node.keywords))
-            yield from ((found, "") for part in parts if (found := module.value(part, call.place.scope)) is not None)
+            yield from ((found, "") for part in parts for found in _held(module, part, call))
 
 
-def _saved(module: Module, call: Call) -> list[ast.expr]:
-    """Return what torch.save gets: the value of a variable, or of a parameter, of the same function, or the call as it is."""
-    saved, scope = call.argument("obj", 0), call.place.scope
-    found = list(module.bindings_of(saved.id, scope)) if isinstance(saved, ast.Name) else []
-    if len(found) == 1 and found[0].place.scope is scope and found[0].value is not None:
-        return [found[0].value]
-    if isinstance(saved, ast.Name) and not found and scope.is_function and saved.id in scope.params:
-        return [part for _, part in module.given(scope, saved.id) if part is not None]
-    return [call.node]
+def _held(module: Module, node: ast.expr, at: Call, depth: int = 4) -> Iterator[ast.AST]:
+    """Yield the parts of what is saved: by way of variables, fields, parameters, results, and what fills a dict."""
+    yield from ast.walk(node)
+    scope = at.place.scope
+    for part in _values(node) if depth else ():
+        if isinstance(part, ast.Call) and (target := module.local_function(Call(part, text_of(part.func), at.place))):
+            for exit_ in module.exits:
+                value = exit_.node.value if isinstance(exit_.node, ast.Return) else None
+                if exit_.place.scope is target and value is not None:
+                    yield from _held(module, value, Call(at.node, "", exit_.place), depth - 1)
+        if not isinstance(part, ast.Name | ast.Attribute):
+            continue
+        text = text_of(part)
+        bound = [found for found in module.bindings_of(text, scope) if found.value is not None]
+        inner = [found for found in bound if found.place.scope is scope or text.startswith("self.")]
+        # of a variable that is bound again, the last one; a choice between two shows both
+        shown = [found for found in inner if position(found.place.stmt) < position(at.node)][:1] or inner
+        for found in shown if not text.startswith("self.") else inner:
+            yield from _held(module, found.value, Call(at.node, "", found.place), depth - 1)  # type: ignore[arg-type]
+        for call in scope.calls:
+            if _fills(call, text):
+                yield from ast.walk(call.place.stmt)
+        if not bound and scope.is_function and text in scope.params:
+            for outer, given in module.given(scope, text):
+                if given is not None:
+                    yield from _held(module, given, outer, depth - 1)
+
+
+def _values(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield an expression, and the parts of a dict, of a list, and of what a call copies, that it is made of."""
+    yield node
+    inside: list[ast.expr | None] = []
+    if isinstance(node, ast.Dict):
+        inside += node.values
+    elif isinstance(node, ast.Tuple | ast.List):
+        inside += node.elts
+    elif isinstance(node, ast.Call) and text_of(node.func) in {"dict", "copy.deepcopy", "deepcopy", "OrderedDict"}:
+        inside += [*node.args, *(word.value for word in node.keywords)]
+    for part in inside:
+        if part is not None:
+            yield from _values(part)
+
+
+def _fills(call: Call, text: str) -> bool:
+    """Whether a call stands in ``state["model"] = ...`` or ``state.update(...)`` of a dict."""
+    stmt = call.place.stmt
+    if isinstance(stmt, ast.Assign):
+        return any(isinstance(target, ast.Subscript) and text_of(target.value) == text for target in stmt.targets)
+    return call.text == f"{text}.update"
 
 
 def _conditional(wrap: Call, call: Call) -> bool:

@@ -66,7 +66,7 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
         if call.is_open or one_rank or is_own_file(module, call, call.argument("f", 0)):
             continue
         if given is not None:
-            if _is_one_gpu(given, call) and started and not sees_one_gpu(module):
+            if _is_one_gpu(module, given, call) and not sees_one_gpu(module):
                 yield Hit(given, {"how": f"with map_location={module.text(given)}", "gpu": "one GPU"})
             continue
         end = module.span(call.node)[1] - 1
@@ -76,10 +76,20 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
         yield Hit(call.node.func, values, fix)
 
 
-def _is_one_gpu(given: ast.expr, call: Call) -> bool:
-    """Whether map_location is "cuda:0" in what all ranks run."""
-    fixed = isinstance(given, ast.Constant) and re.fullmatch(r"cuda:\d+", str(given.value)) is not None
-    return fixed and not any(is_mode_test(branch.test) for branch in call.place.branches)
+def _is_one_gpu(module: Module, given: ast.expr, call: Call) -> bool:
+    """Whether map_location is one GPU in what all ranks run: "cuda:0", storage.cuda(), or "cuda" before one is chosen."""
+    if any(is_mode_test(branch.test) for branch in call.place.branches):
+        return False
+    shown = module.value(given, call.place.scope)
+    if shown is not None and re.fullmatch(r"'cuda:\d+'", ast.unparse(shown)):  # a device is told where it is made
+        return given is shown or not isinstance(given, ast.Attribute)
+    if shown is None or not re.fullmatch(r"(torch\.device\()?'cuda'\)?|lambda .*\.cuda\(\)", ast.unparse(shown)):
+        return False
+    scope = call.place.scope
+    chosen = [found for found in scope.calls if found.method == "set_device" or found.name == "deepspeed.initialize"]
+    early = (found for found in scope.calls if position(found.node) < position(call.node))
+    told = any(re.search(r"set_device|init_dist|setup|init$", found.method) for found in early)
+    return not told and any(position(found.node) > position(call.node) for found in chosen)
 
 
 def _is_state(module: Module, call: Call) -> bool:

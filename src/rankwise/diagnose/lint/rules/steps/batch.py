@@ -185,11 +185,13 @@ def timing_without_sync(module: Module) -> Iterator[Hit]:
     for bodies in _training_bodies(module):
         yield from _between_phases(module, bodies)
     for scope in module.scopes:
-        clocks = [call for call in scope.calls if call.name in {"time.time", "time.perf_counter", "time.monotonic"}]
-        if not scope.is_function or not re.search(r"bench|throughput|speed|latency|timing|measure_|time_", scope.name):
+        clocks = [call for call in scope.calls if call.name in _CLOCKS]
+        if not scope.is_function or not re.search(
+            r"bench|bandwidth|throughput|speed|latency|timing|measure_|time_", scope.name
+        ):
             yield from _of_a_speed(module, scope, clocks)
             continue
-        works = any(call.method in {"backward", "forward", "model", "step"} for call in scope.calls)
+        works = any(call.method in {"backward", "forward", "model", "step"} or _sends(call) for call in scope.calls)
         if len(clocks) >= 2 and works and not any(_waits(call) for call in scope.calls):
             yield Hit(clocks[-1].node)
         else:
@@ -198,7 +200,7 @@ def timing_without_sync(module: Module) -> Iterator[Hit]:
 
 _SPEEDS = re.compile(
     r"throughput|\b(img|image|imgs|images|sample|samples|token|tokens|tok|frames|it|iters?|steps?)s?\s?/\s?s(ec(ond)?)?\b|"
-    r"per[ _]sec|latency|\bfps\b|tflops",
+    r"per[ _]sec|\bG[Bb](it)?/s\b|latency|\bfps\b|tflops",
     re.IGNORECASE,
 )
 
@@ -220,10 +222,16 @@ def _of_a_speed(module: Module, scope: Scope, clocks: list[Call]) -> Iterator[Hi
         yield Hit(end.node)
 
 
+def _sends(call: Call) -> bool:
+    """Whether a call queues a reduction on the GPU."""
+    return call.name.startswith("torch.distributed.all_") and "object" not in call.name
+
+
 def _runs(call: Call) -> bool:
-    return _MODEL.fullmatch(call.text.removeprefix("self.")) is not None
+    return _sends(call) or _MODEL.fullmatch(call.text.removeprefix("self.")) is not None
 
 
+_CLOCKS = {"time.time", "time.perf_counter", "time.monotonic", "timeit.default_timer"}
 _WAITS = frozenset("synchronize item cpu tolist numpy elapsed_time wait barrier float isnan isfinite".split())
 _CLOCK = re.compile(r"time\.(time|perf_counter|monotonic)(_ns)?|(.*\.)?current_(milli_?|micro_?)?time(_ms)?")
 _MODEL = re.compile(r"(\w+_)?(model|net)")

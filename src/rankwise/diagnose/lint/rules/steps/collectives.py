@@ -149,16 +149,18 @@ def async_result_unwaited(module: Module) -> Iterator[Hit]:
 
     Or its handle is thrown away, and nothing in the file waits for the device.
     """
-    waits = module.has_call("synchronize", "wait_stream", "wait")
-    for call in collectives(module):
+    waits = module.has_call("synchronize", "wait_stream")
+    for call in (*collectives(module), *module.named("torch.distributed.irecv")):
         word = call.keyword("async_op")
-        if word is None or not is_const(word.value, True) or not call.node.args:
+        later = call.method == "irecv" or (word is not None and is_const(word.value, True))
+        if not later or not call.node.args:
             continue
         tensor = call.node.args[0]
         stmt = call.place.stmt
         if isinstance(stmt, ast.Expr) and stmt.value is call.node and call.name.startswith("torch.distributed."):
             joined = any("coalesc" in ast.unparse(item.context_expr) for w in call.place.withs for item in w.items)
-            if not waits and not joined and call.method != "barrier" and isinstance(tensor, ast.Name | ast.Attribute):
+            waited = waits or any("wait" in each.method for each in call.place.scope.calls)
+            if not waited and not joined and call.method != "barrier" and isinstance(tensor, ast.Name | ast.Attribute):
                 yield Hit(call.node, {"name": f"the handle is dropped, and {text_of(tensor)} is used"})
                 continue
         if not isinstance(tensor, ast.Name):
@@ -176,7 +178,7 @@ def async_result_unwaited(module: Module) -> Iterator[Hit]:
                     for part in ast.walk(stmt)
                     if isinstance(part, ast.Name) and part.id == tensor.id and isinstance(part.ctx, ast.Load)
                 ),
-                None,
+                stmt.target if isinstance(stmt, ast.AugAssign) and text_of(stmt.target) == tensor.id else None,
             )
             if used is not None and not isinstance(stmt, ast.Return | ast.For | ast.While | ast.If):
                 again = any(module.call_of.get(part) in set(collectives(module)) for part in calls)

@@ -12,6 +12,7 @@ from rankwise.diagnose.lint.analysis.facts import (
     guard_of,
     has_framework,
     loops_around,
+    loops_of_epochs,
     loops_that_train,
     names_in,
 )
@@ -66,7 +67,6 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
     loops = loops_that_train(module) | {
         call.place.loops[-1] for call in collectives(module) if call.place.loops and call.place.side is None
     }
-    backwards = list(module.methods("backward"))
     for call in module.methods("exit", "_exit"):
         test = getattr(guard_of(call.place), "test", None)
         alone = call.place.side == "main" and (isinstance(test, ast.BoolOp) or call.place.branches[-1].test is not test)
@@ -76,12 +76,17 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
         place = exit_.place
         if _after_own_error(module, exit_.node, place):
             word = type(exit_.node).__name__.lower()
-            what = f"{word} after an error of this rank alone (out of memory)"
+            what = f"{word} after an error of this rank alone"
+            yield Hit(exit_.node, {"what": what, "of": "step", "ranks": "some ranks"})
+            continue
+        branch = guard_of(place)
+        leaves = isinstance(exit_.node, ast.Continue | ast.Return) and branch is None
+        if leaves and (name := _own_number(module, place, loops, before_backward=True)):
+            what = f"{type(exit_.node).__name__.lower()} on {name}, a number of this rank's own batch,"
             yield Hit(exit_.node, {"what": what, "of": "step", "ranks": "some ranks"})
             continue
         if not isinstance(exit_.node, ast.Break | ast.Return):
             continue
-        branch = guard_of(place)
         if branch is None:
             word = type(exit_.node).__name__.lower()
             if name := _own_number(module, place, loops):
@@ -96,20 +101,22 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
             yield Hit(exit_.node, {"what": "return", "of": "function", "ranks": RANKS[branch.side or "main"]})
             continue
         left = place.loops[-1:] if isinstance(exit_.node, ast.Break) else place.loops
-        inside = [loop for loop in left if _within(branch.node, loop)]
-        if loops & set(inside) or any(loop in call.place.loops for loop in inside for call in backwards):
+        inside = {loop for loop in left if _within(branch.node, loop)}
+        if (loops | loops_of_epochs(module)) & inside:
             word = type(exit_.node).__name__.lower()
             yield Hit(exit_.node, {"what": word, "of": "training loop", "ranks": RANKS[branch.side or "main"]})
 
 
 def _after_own_error(module: Module, node: ast.stmt, place: Place) -> bool:
-    """Whether a loop with collectives is left, or a step of it left out, where this rank's memory was too small."""
+    """Whether a loop with collectives is left, or a step of it left out, after an error that other ranks need not have."""
     if not place.tries or not place.loops or isinstance(node, ast.Raise) or has_framework(module) or not wraps(module):
         return False
     for block in place.tries:
         handlers = block.handlers if isinstance(block, ast.Try) else []
         own = [each for each in handlers if any(part is node for stmt in each.body for part in ast.walk(stmt))]
-        memory = [each for each in own if each.type is not None and _is_memory_error(each)]
+        memory = [
+            each for each in own if _is_memory_error(each) or (_catches_all(each) and not isinstance(node, ast.Return))
+        ]
         if memory:
             inside = [call for call in module.calls if block in call.place.tries]
             backward = any(call.method == "backward" or _calls_backward(module, call) for call in inside)
@@ -119,9 +126,16 @@ def _after_own_error(module: Module, node: ast.stmt, place: Place) -> bool:
     return False
 
 
+def _catches_all(handler: ast.ExceptHandler) -> bool:
+    """Whether any error ends here, and none is raised again."""
+    kept = not any(isinstance(part, ast.Raise) for part in ast.walk(handler))
+    return kept and (
+        handler.type is None or re.search(r"\b(Exception|RuntimeError)\b", ast.unparse(handler.type)) is not None
+    )
+
+
 def _is_memory_error(handler: ast.ExceptHandler) -> bool:
-    assert handler.type is not None
-    text = ast.unparse(handler.type)
+    text = "" if handler.type is None else ast.unparse(handler.type)
     return "OutOfMemory" in text or ("RuntimeError" in text and "out of memory" in ast.unparse(handler))
 
 
@@ -143,19 +157,47 @@ def _goes_on(module: Module, place: Place) -> bool:
     return any(call.method in {"backward", "prepare", "barrier"} or call.name in WRAPPERS for call in [*later, *inside])
 
 
-def _own_number(module: Module, place: Place, loops: set[ast.stmt]) -> str:
-    """Return the text of the loss that decides to leave a training loop of a wrapped model, "" if none does."""
-    if not wraps(module) or has_framework(module) or not place.loops or place.loops[-1] not in loops:
+def _own_number(module: Module, place: Place, loops: set[ast.stmt], *, before_backward: bool = False) -> str:
+    """Return the text of the loss that decides to leave a training loop of a wrapped model, "" if none does.
+
+    Or to leave the rest of a step out, where its backward pass is still to come.
+    """
+    if not wraps(module) or has_framework(module):
+        return ""
+    around: ast.AST = place.loops[-1] if place.loops else place.scope.node
+    if before_backward:
+        later = [call for call in place.scope.calls if position(call.node) > position(place.stmt)]
+        if not any(call.method == "backward" and call.place.loops == place.loops for call in later):
+            return ""
+    elif around not in loops:
         return ""
     test = place.branches[-1].test if place.branches else None
-    if test is None or place.branches[-1].node not in ast.walk(place.loops[-1]):
+    if test is None or place.branches[-1].node not in ast.walk(around):
         return ""
     shared = {name for call in collectives(module) for part in call.node.args for name in names_in(part)}
     for part in ast.walk(test):
-        read = isinstance(part, ast.Call) and last(text_of(part.func)) in {"item", "isnan", "isfinite", "isinf"}
-        if read and any("loss" in name.lower() for name in names_in(part)) and not names_in(part) & shared:
+        if not isinstance(part, ast.Call) or last(text_of(part.func)) not in {"item", "isnan", "isfinite", "isinf"}:
+            continue
+        names = names_in(part)
+        own = any("loss" in name.lower() for name in names) and not names & shared
+        if own and not _is_shared(module, part, place.scope):
             return ast.unparse(part)
     return ""
+
+
+def _is_shared(module: Module, node: ast.expr, scope: Scope, depth: int = 2) -> bool:
+    """Whether a number may be that of all ranks: what made it, or a name in it, reduces."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call) and _SHARED.search(last(text_of(part.func))):
+            return True
+        found = module.binding(part.id, scope, before=node) if depth and isinstance(part, ast.Name) else None
+        if (
+            found is not None
+            and found.value is not None
+            and _is_shared(module, found.value, found.place.scope, depth - 1)
+        ):
+            return True
+    return False
 
 
 def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
@@ -174,7 +216,9 @@ def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
         owner = text.rpartition(".")[0] if isinstance(part, ast.Attribute) else text
         changes = [found.place for found in module.bindings if found.text == text]
         changes += [
-            call.place for call in module.calls if owner and owner != "self" and owner in {call.text, call.base}
+            call.place
+            for call in module.calls
+            if owner and owner != "self" and owner in {call.text, call.base} and call.node.args
         ]
         here = {place.stmt, place.branches[-1].node}
         inside = [at for at in changes if left in at.loops and at.scope is place.scope and at.stmt not in here]

@@ -50,6 +50,9 @@ def clip_before_unscale(module: Module) -> Iterator[Hit]:
         scope = clip.place.scope
         scaled = [call for call in scope.calls if re.search(r"\.scale\(\)\.backward$", call.text)]
         scaled = [call for call in scaled if position(call.node) < position(clip.node)]
+        scaled = scaled or [
+            call for call in _scaled_elsewhere(module, clip) if not any(c.method == "unscale_" for c in module.calls)
+        ]
         unscaled = any(call.method == "unscale_" for call in scope.calls)
         if not scaled or unscaled or not _same_way(scaled[-1], clip):
             continue
@@ -68,6 +71,14 @@ def clip_before_unscale(module: Module) -> Iterator[Hit]:
         fix = Fix(f"insert {scaler}.unscale_({optimizer})", (Edit(at, at, text),)) if not indent.strip() else None
         yield Hit(clip.node, {"call": f"{scaler}.unscale_({optimizer})"}, fix)
     yield from _past_accelerator(module)
+
+
+def _scaled_elsewhere(module: Module, clip: Call) -> Iterator[Call]:
+    """Yield the scaled backward passes of the other methods of a class, where the clipping one steps by the scaler."""
+    owner = clip.place.scope.owner
+    for call in module.methods("backward") if owner is not None else ():
+        if call.place.scope.owner is owner and re.search(r"\.scale\(\)\.backward$", call.text):
+            yield call
 
 
 def _past_accelerator(module: Module) -> Iterator[Hit]:
@@ -135,7 +146,9 @@ def no_sync_without_forward(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, {"name": call.base})
 
 
-_ACCUMULATION = re.compile(r"accum|grad_steps|gradient_steps|iter_size|update_freq|update_every", re.IGNORECASE)
+_ACCUMULATION = re.compile(
+    r"accum|grad_steps|gradient_steps|iter_size|update_freq|update_every|micro_?(steps|batches)", re.IGNORECASE
+)
 
 
 @rule(
@@ -200,17 +213,33 @@ def accumulation_without_no_sync(module: Module) -> Iterator[Hit]:
 
 
 def _counted(module: Module, call: Call) -> bool:
-    """Whether the loss is divided by the very number of which the optimizer's step waits for a multiple."""
-    parts = [part for part in ast.walk(call.node) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)]
+    """Whether the loss is divided by the very number of passes, or of which the optimizer's step waits for a multiple."""
+    before = call.place.block[: call.place.index]
+    nodes = (part for stmt in (*before[-2:], call.node) for part in ast.walk(stmt))
+    parts = [part for part in nodes if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)]
     numbers = {ast.unparse(part.right) for part in parts if isinstance(part.right, ast.Name | ast.Attribute)}
-    for step in module.methods("step") if numbers and call.place.loops else ():
-        if step.place.loops[-1:] != call.place.loops[-1:] or not re.search("opt|scaler", step.base, re.IGNORECASE):
+    loops = call.place.loops
+    for step in call.place.scope.calls if numbers else ():
+        if not _takes_step(module, step):
+            continue
+        loop = loops[-1] if loops else None
+        behind = step.place.loops == loops[:-1] and position(step.node) > position(call.node)
+        if isinstance(loop, ast.For) and behind and ast.unparse(loop.iter) in {f"range({each})" for each in numbers}:
+            return True
+        if step.place.loops[-1:] != loops[-1:]:
             continue
         tests = [branch.test for branch in step.place.branches if branch not in call.place.branches]
         for part in (part for test in tests for part in ast.walk(test)):
             if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and ast.unparse(part.right) in numbers:
                 return True
     return False
+
+
+def _takes_step(module: Module, call: Call) -> bool:
+    """Whether a call is the step of an optimizer or of a scaler, or of a function of this file that takes it."""
+    target = module.local_function(call) if "step" in call.method or "update" in call.method else None
+    inside = [call] if target is None else target.calls
+    return any(each.method == "step" and re.search("opt|scaler", each.base, re.IGNORECASE) for each in inside)
 
 
 def _divided(call: Call) -> bool:
@@ -332,6 +361,9 @@ def step_order(module: Module) -> Iterator[Hit]:
             text_of(part.func) for stmt in block[index + 1 :] for part in ast.walk(stmt) if isinstance(part, ast.Call)
         ]
         step = f"{zero.base}.step"
+        if re.fullmatch(r"(self\.)?(ddp_)?(model|net)", zero.base):  # a model's, whose one optimizer steps
+            steps = {call.text for call in module.methods("step") if re.search("opt", call.base, re.IGNORECASE)}
+            step = steps.pop() if len(steps) == 1 else step
         first = next((text for text in behind if text == step or last(text) == "backward"), None)
         done = [text for text in before if last(text) == "backward" or text == step]
         if first == step and done and last(done[-1]) == "backward" and "?" not in zero.base:

@@ -64,7 +64,7 @@ def attribute_of_wrapped(module: Module) -> Iterator[Hit]:
     if not known or _DELEGATES.search(module.source) or "mmcv" in module.source:
         return
     texts = {wrap.text for wrap in known}
-    set_here = {found.text for found in module.bindings}
+    set_here = {found.text for found in module.bindings if not isinstance(found.place.stmt, ast.AugAssign)}
     seen: set[tuple[int, str]] = set()
     for node, place in _attributes(module, texts):
         base = text_of(node.value)
@@ -89,11 +89,16 @@ def _attributes(module: Module, texts: set[str]) -> Iterator[tuple[ast.Attribute
         for part in parts:
             yield from ((node, call.place) for node in _chain(part) if text_of(node.value) in texts)
     for binding in module.bindings:
-        if isinstance(binding.value, ast.Attribute):
-            yield from ((node, binding.place) for node in _chain(binding.value) if text_of(node.value) in texts)
+        stmt = binding.place.stmt
+        target = [stmt.target] if isinstance(stmt, ast.AugAssign) else []
+        for asked in (binding.value, *target, stmt.iter if isinstance(stmt, ast.For) else None):
+            yield from ((node, binding.place) for node in _chain(asked) if text_of(node.value) in texts)
+    for exit_ in module.exits:
+        value = exit_.node.value if isinstance(exit_.node, ast.Return) else None
+        yield from ((node, exit_.place) for node in _chain(value) if text_of(node.value) in texts)
 
 
-def _chain(node: ast.expr) -> Iterator[ast.Attribute]:
+def _chain(node: ast.expr | None) -> Iterator[ast.Attribute]:
     """Yield a dotted name from its end: ``model.config.size``, ``model.config``."""
     while isinstance(node, ast.Attribute):
         yield node

@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import names_in, training_loops
-from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.analysis.scopes import Scope
-from rankwise.diagnose.lint.analysis.wrapped import wraps
+from rankwise.diagnose.lint.analysis.scopes import Place, Scope
+from rankwise.diagnose.lint.analysis.wrapped import known_wraps
 from rankwise.diagnose.lint.record import Hit, rule
-from rankwise.diagnose.lint.rules.wraps.after_wrap import calls_behind, excludes
+from rankwise.diagnose.lint.rules.wraps.after_wrap import bindings_behind, calls_behind, excludes
 
 _HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
@@ -38,25 +38,22 @@ def prepare(net):
 )  # fmt: skip
 def requires_grad_after_wrap(module: Module) -> Iterator[Hit]:
     """For p in model.parameters(): p.requires_grad = False, outside the training loop."""
-    for wrap in wraps(module):
-        if not wrap.text:
-            continue
-        for binding in (found for listed in wrap.place.scope.bindings.values() for found in listed):
+    for wrap in known_wraps(module):
+        for binding in bindings_behind(module, wrap):
             loops = binding.place.loops
             if not binding.text.endswith(".requires_grad") or not loops or not isinstance(loops[-1], ast.For):
                 continue
-            if _in_a_step(module, loops):
+            if _in_a_step(module, binding.place):
                 continue
             used = {text_of(part) for part in ast.walk(loops[-1].iter) if isinstance(part, ast.Name | ast.Attribute)}
-            behind = position(loops[-1]) > position(wrap.place.stmt) and not excludes(binding.place, wrap.place)
-            if used & {wrap.text, f"{wrap.text}.module"} and behind:
+            if used & {wrap.text, f"{wrap.text}.module"} and not excludes(binding.place, wrap.place):
                 yield Hit(binding.place.stmt, {"name": wrap.text})
-        for call in calls_behind(wrap):
+        for call in calls_behind(module, wrap):
             given = [text_of(part) for part in call.node.args]
             target = module.local_function(call) if any(text.partition(".")[0] == wrap.text for text in given) else None
-            if target is not None and _freezes(target) and not _in_a_step(module, call.place.loops):
+            if target is not None and _freezes(target) and not _in_a_step(module, call.place):
                 yield Hit(call.node, {"name": wrap.text})
-            if call.method != "requires_grad_" or _in_a_step(module, call.place.loops):
+            if call.method != "requires_grad_" or _in_a_step(module, call.place):
                 continue
             loop = call.place.loops[-1] if call.place.loops else None
             over = (
@@ -82,6 +79,9 @@ def _freezes(scope: Scope) -> bool:
     return sets and any(f"{name}." in text and "parameters" in text for text in walked for name in scope.params)
 
 
-def _in_a_step(module: Module, loops: tuple[ast.stmt, ...]) -> bool:
+def _in_a_step(module: Module, place: Place) -> bool:
     """Whether a place lies in a loop with a backward pass: two models in turn are frozen and thawed there on purpose."""
-    return bool(set(loops) & training_loops(module))
+    if set(place.loops) & training_loops(module):
+        return True
+    scopes = {place.scope, *(call.place.scope for call in module.callers(place.scope))} if place.scope.owner else set()
+    return any(call.place.scope in scopes for call in module.methods("backward"))

@@ -9,18 +9,14 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.collective_calls import objects_over_nccl
 from rankwise.diagnose.lint.analysis.facts import (
     calls_framework,
-    environment_writes,
     has_framework,
-    is_before_ranks,
     is_const,
-    sees_one_gpu,
     spawns,
-    uses_cuda,
 )
 from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
+from rankwise.diagnose.lint.analysis.scopes import Scope
 from rankwise.diagnose.lint.analysis.wrapped import Wrap, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
@@ -55,64 +51,6 @@ def find_unused_always(module: Module) -> Iterator[Hit]:
         if word is not None and is_const(word.value, True):
             edit = Edit(*module.span(word.value), "False")
             yield Hit(word, {}, Fix("switch it off", (edit,), safe=False))
-
-
-def _single_process(module: Module, place: Place) -> bool:
-    """Whether a place lies under a test of how the script runs: the branch of one process may do what ranks must not."""
-    simple = not isinstance(place.stmt, ast.If | ast.For | ast.While | ast.With | ast.FunctionDef | ast.ClassDef)
-    choice = simple and " if " in module.text(place.stmt)  # cuda:0 if ... else ...
-    return choice or any(is_mode_test(branch.test) for branch in place.branches)
-
-
-@rule(
-    "RW211", "hardcoded-device", "error", "medium",
-    message="{text} is the same GPU on every rank",
-    why="All ranks of a node compute on, and fill, one GPU; NCCL refuses two ranks on one device. (Under torchrun "
-    "--virtual-local-rank each process sees one GPU, and index 0 is right.)",
-    wrong=_HEAD + """
-def main(net):
-    dist.init_process_group("nccl")
-    device = torch.device("cuda:0")
-    return DDP(net.to(device))
-""",
-    right=_HEAD + """
-def main(net, local_rank):
-    dist.init_process_group("nccl")
-    device = torch.device("cuda", local_rank)
-    return DDP(net.to(device))
-""",
-    ignore="each process sees one GPU only.",
-)  # fmt: skip
-def hardcoded_device(module: Module) -> Iterator[Hit]:
-    """A fixed index in .to, .cuda, torch.device or set_device of a file that starts or wraps."""
-    started = bool(wraps(module)) or "torch.distributed.init_process_group" in module.by_name
-    if not started or has_framework(module):
-        return
-    if any(name == "CUDA_VISIBLE_DEVICES" for name, *_ in environment_writes(module)) or sees_one_gpu(module):
-        return
-    for call in module.methods("to", "cuda", "device", "set_device"):
-        torch_call = call.name in {"torch.device", "torch.cuda.set_device", "torch.cuda.device"}
-        if not (torch_call or call.method in {"to", "cuda"}) or not call.node.args:
-            continue
-        if call.place.side or _single_process(module, call.place) or is_before_ranks(module, call.place.scope):
-            continue
-        text = _fixed_index(module, call)
-        if text and re.search(r"bench|test|demo|infer|eval|predict", call.place.scope.name, re.IGNORECASE) is None:
-            yield Hit(call.node, {"text": text})
-
-
-def _fixed_index(module: Module, call: Call) -> str:
-    first = call.node.args[0]
-    if isinstance(first, ast.Attribute) and text_of(first) not in module.fields:  # an option that is cuda:0 by default
-        asked = (found for found in module.methods("add_argument") if f"'--{first.attr}'" in ast.unparse(found.node))
-        defaults = (found.argument("default") for found in asked)
-        first = next((word for word in defaults if isinstance(getattr(word, "value", None), str)), None) or first
-    if isinstance(first, ast.Constant) and isinstance(first.value, str) and re.fullmatch(r"cuda:\d+", first.value):
-        return repr(first.value)
-    number = isinstance(first, ast.Constant) and type(first.value) is int
-    if number and (call.method == "cuda" or call.name in {"torch.cuda.set_device", "torch.cuda.device"}):
-        return f"{call.method}({first.value})"  # type: ignore[attr-defined]
-    return ""
 
 
 @rule(
@@ -353,47 +291,3 @@ def bucket_view_hint(module: Module) -> Iterator[Hit]:
             and not wrap.call.keyword("gradient_as_bucket_view")
         ):
             yield Hit(wrap.call.node.func)
-
-
-@rule(
-    "RW219", "set-device-after-collective", "warning", "medium",
-    message="the device is chosen after {name} has used one: NCCL has taken GPU 0 on every rank by then",
-    why="A collective, and the wrap, run on the current device. Choose it first: set_device(local_rank), or device_id= of "
-    "init_process_group.",
-    wrong=_HEAD + """
-def main(local_rank):
-    dist.init_process_group("nccl")
-    dist.barrier()
-    torch.cuda.set_device(local_rank)
-""",
-    right=_HEAD + """
-def main(local_rank):
-    torch.cuda.set_device(local_rank)
-    dist.init_process_group("nccl")
-    dist.barrier()
-""",
-    ignore="the group runs on gloo.",
-)  # fmt: skip
-def set_device_after_collective(module: Module) -> Iterator[Hit]:
-    """Barrier or the wrap stands before set_device in one function."""
-    for call in module.named("torch.cuda.set_device"):
-        if call.place.loops or call.place.side or any(is_mode_test(branch.test) for branch in call.place.branches):
-            continue
-        scope = call.place.scope
-        before = [found for found in scope.calls if found.node.lineno < call.node.lineno and not found.place.branches]
-        if any(
-            found.keyword("device_id") or found.name == "torch.cuda.set_device" for found in before
-        ) or not uses_cuda(module):
-            continue
-        first = next(
-            (
-                found
-                for found in before
-                if found.name
-                in {"torch.distributed.barrier", "torch.distributed.all_reduce", "torch.distributed.broadcast"}
-                and not found.keyword("device_ids")
-            ),
-            None,
-        )
-        if first is not None:
-            yield Hit(call.node, {"name": last(first.text)})

@@ -1,0 +1,208 @@
+"""RW206: forward passes that go past the wrap."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rankwise.diagnose.lint.analysis.facts import backward_passes, has_framework, names_in, training_loops
+from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Place
+from rankwise.diagnose.lint.analysis.wrapped import known_wraps, sees
+from rankwise.diagnose.lint.record import Hit, rule
+
+_HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+_NOT_TRAINING = re.compile(r"eval|valid|test|infer|predict|sample|generate|visuali|export", re.IGNORECASE)
+
+
+@rule(
+    "RW206", "module-forward", "error", "medium",
+    message="the forward pass goes through {name}.module: backward does not add up its gradients",
+    why="DDP prepares the reduction of gradients in its own forward. A pass through .module skips it, and each rank steps by "
+    "its own gradient.",
+    wrong=_HEAD + """
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for x in loader:
+        model.module(x).sum().backward()
+        optimizer.step()
+""",
+    right=_HEAD + """
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for x in loader:
+        model(x).sum().backward()
+        optimizer.step()
+""",
+    ignore="the gradients are reduced by hand.",
+)  # fmt: skip
+def module_forward(module: Module) -> Iterator[Hit]:
+    """model.module(x), model.module.encode(x), or the same by another name, whose result reaches backward.
+
+    Or the model that was wrapped, by the name that it had before.
+    """
+    by_hand = any("grad" in module.text(call.node) for call in module.methods("all_reduce"))
+    accelerated = module.imports.uses("accelerate")
+    if by_hand or module.has_call("average_gradients") or (has_framework(module) and not accelerated):
+        return
+    known = known_wraps(module)
+    wrapped = {wrap.text for wrap in known} | (_prepared(module) if accelerated else set())
+    inner = {f"{name}.module": name for name in wrapped}
+    taken: set[Binding] = set()
+    for binding in module.bindings:
+        text = _taken_out(module, binding.value, binding.place)
+        if text in inner and binding.text not in wrapped:
+            inner[binding.text] = inner[text]
+            taken.add(binding)
+    bare = {wrap.inner: wrap for wrap in known if wrap.inner not in {"", "self", wrap.text} and not wrap.place.branches}
+    seen: set[tuple[str, ast.stmt]] = set()
+    for call in module.calls if inner else ():
+        name = inner.get(call.text) or inner.get(call.base) or _of_part(inner, call) or inner.get(_root(module, call))
+        if name is None and call.text in bare and sees(module, replace(bare[call.text], text=call.text), call):
+            name = bare[call.text].text
+        body = None if name is None else _body_of_step(module, call)
+        shown = call.node
+        if name is not None and body is None:
+            outer = _step_of_helper(module, call)
+            call, body = (call, None) if outer is None else (outer, _body_of_step(module, outer))  # noqa: PLW2901
+        if name is None or body is None or _is_another(call, taken):
+            continue
+        # with a forward pass of the wrapped model in the same step, before backward, DDP is prepared
+        back = next(
+            (
+                each
+                for each in backward_passes(module)
+                if each.node in body.calls and position(each.node) > position(call.node)
+            ),
+            None,
+        )
+        prepared = any(
+            found.text == name
+            and found.node in body.calls
+            and (not name.endswith("[]") or ast.unparse(call.node).startswith(ast.unparse(found.node.func)))
+            and (
+                back is None or position(found.node) < position(back.node) or position(found.node) < position(call.node)
+            )
+            and not (found.place.branches[len(call.place.branches) :] and position(found.node) > position(call.node))
+            for found in module.methods(last(name))
+        )
+        quiet = any(
+            re.search("no_grad|inference", ast.unparse(item.context_expr)) for w in call.place.withs for item in w.items
+        )
+        frozen = _evaluates(module, call, {name, *(text for text, of in inner.items() if of == name)})
+        if not (prepared or quiet or frozen or (name, body.node) in seen) and _reaches_backward(module, call, body):
+            seen.add((name, body.node))
+            yield Hit(shown, {"name": name})
+
+
+def _is_another(call: Call, taken: set[Binding]) -> bool:
+    """Whether the name that is called means something else in this function than what was taken out elsewhere."""
+    own = call.place.scope.bindings.get(call.text.partition(".")[0], [])
+    return (
+        bool(taken and own)
+        and not taken & set(own)
+        and not any(call.text.startswith(f"{found.text}.module") for found in own)
+    )
+
+
+def _taken_out(module: Module, value: ast.expr | None, place: Place) -> str:
+    """Return ``model.module`` for what takes a model out of its wrap, in every case or in one; the text of a name else."""
+    value = value.body if isinstance(value, ast.IfExp) else value
+    if not isinstance(value, ast.Call) or not value.args:
+        return "" if value is None else text_of(value)
+    given = text_of(value.args[0])
+    if last(text_of(value.func)) == "unwrap_model":
+        return f"{given}.module"
+    if text_of(value.func) == "getattr" and len(value.args) > 1:
+        return f"{given}.module" if ast.unparse(value.args[1]) == "'module'" else ""
+    # a function of this file that does it: def unwrap(model): return model.module if ... else model
+    target = module.local_function(Call(value, text_of(value.func), place))
+    first = next((name for name in getattr(target, "params", ()) if name != "self"), "")
+    for exit_ in module.exits if first else ():
+        found = exit_.node.value if isinstance(exit_.node, ast.Return) and exit_.place.scope is target else None
+        if _taken_out(module, found, exit_.place) == f"{first}.module":
+            return f"{given}.module"
+    return ""
+
+
+def _root(module: Module, call: Call) -> str:
+    """Return ``model.module`` where a call runs, or runs a method of, what an expression takes out: unwrap(model)(x)."""
+    node = call.node.func.value if isinstance(call.node.func, ast.Attribute) else call.node.func
+    return _taken_out(module, node, call.place) if isinstance(node, ast.Call | ast.IfExp) else ""
+
+
+def _of_part(inner: dict[str, str], call: Call) -> str | None:
+    """Return the wrapped model of which a call runs a part: model.module.encoder.layer(x), net["head"](x)."""
+    text = call.text.replace("[]", "")
+    found = (name for known, name in inner.items() if call.text.startswith((f"{known}.", f"{known}[]")))
+    return next(found, None) if "()" not in text and call.text.count(".") + call.text.count("[]") > 0 else None
+
+
+def _step_of_helper(module: Module, call: Call) -> Call | None:
+    """Return the call, in a step of training, of the function of this file that returns what a call gives."""
+    scope, stmt = call.place.scope, call.place.stmt
+    if (
+        not isinstance(stmt, ast.Return)
+        or call.place.loops
+        or not scope.is_function
+        or _NOT_TRAINING.search(scope.name)
+    ):
+        return None
+    outer = module.callers(scope)
+    return next((each for each in outer if each.place.side is None and _body_of_step(module, each) is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One training step: the innermost loop around a backward pass, or the function that is one pass of it."""
+
+    node: ast.stmt
+    calls: frozenset[ast.Call]
+
+
+def _body_of_step(module: Module, call: Call) -> _Step | None:
+    """Return the training step that a call is part of."""
+    loops = training_loops(module)
+    node: ast.AST
+    if call.place.loops and call.place.loops[-1] in loops:
+        node = call.place.loops[-1]
+    elif not call.place.loops and any(
+        found.place.scope is call.place.scope and not found.place.loops for found in backward_passes(module)
+    ):
+        node = call.place.scope.node
+    else:
+        return None
+    calls = frozenset(part for part in ast.walk(node) if isinstance(part, ast.Call))
+    return _Step(node, calls) if isinstance(node, ast.stmt) else None
+
+
+def _prepared(module: Module) -> set[str]:
+    """Return what prepare() of Accelerate returned."""
+    made = (call.place.stmt for call in module.methods("prepare") if isinstance(call.place.stmt, ast.Assign))
+    targets = [part for stmt in made for target in stmt.targets for part in getattr(target, "elts", [target])]
+    return {text_of(target) for target in targets}
+
+
+def _evaluates(module: Module, call: Call, names: set[str]) -> bool:
+    """Whether the model only evaluates: eval() stands before a call in its function, and train() nowhere in it."""
+    own = [found for found in module.methods("eval", "train") if found.place.scope is call.place.scope]
+    own = [found for found in own if found.base in names or found.base.removesuffix(".module") in names]
+    before = any(found.method == "eval" and position(found.node) < position(call.node) for found in own)
+    return before and not any(found.method == "train" for found in own)
+
+
+def _reaches_backward(module: Module, call: Call, body: _Step) -> bool:
+    """Whether what a call returns goes into a backward pass of the step, followed through variables and loops."""
+    reached: set[str] = set()
+    for part in (*ast.walk(body.node), *ast.walk(body.node)):  # loops come before what they assign, or behind it
+        if isinstance(part, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            if call.place.stmt is part or (part.value is not None and reached & names_in(part.value)):
+                targets = part.targets if isinstance(part, ast.Assign) else [part.target]
+                reached |= {name for target in targets for name in names_in(target)} - {"self"}
+        elif isinstance(part, ast.For) and reached & names_in(part.iter):
+            reached |= names_in(part.target)
+    back = [found for found in backward_passes(module) if found.node in body.calls]
+    return any(reached & names_in(found.node) or call.node in ast.walk(found.node) for found in back)

@@ -1,0 +1,238 @@
+"""Groups, devices and collectives in other spellings: fields of objects, epochs in functions, choices."""
+
+import pytest
+
+from rankwise.diagnose.lint import check_source, source_from_text
+
+HEAD = """import math
+import os
+import time
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from timeit import default_timer
+from torch.nn.parallel import DistributedDataParallel as DDP
+from engine import evaluate, train_one_epoch
+"""
+LINE = HEAD.count("\n")
+EPOCHS = """def main(net, loader, opt, args):
+    model = DDP(net)
+    rank = dist.get_rank()
+    for epoch in range(9):
+        {}
+        if rank == 0:
+            if evaluate(model.module, loader) > 0.9:
+                break
+"""
+STEP = """def train(net, loader, opt):
+    model = DDP(net)
+    for x in loader:
+        loss = model(x).mean()
+        {}
+        loss.backward()
+        opt.step()
+"""
+TRIED = """def train(net, loader, opt):
+    model = DDP(net)
+    for x in loader:
+        try:
+            {}
+        except Exception:
+            {}
+        opt.step()
+"""
+WORLD = """class World:
+    def __init__(self):
+        self.rank = int(os.environ["RANK"])
+        self.local = int(os.environ["LOCAL_RANK"])
+        self.size = int(os.environ["WORLD_SIZE"])
+
+world = World()
+dist.init_process_group("nccl", rank=world.{}, world_size=world.size)
+"""
+SPAWNED = """def work(gpu, size, args):
+    rank = args.node * size + gpu
+    dist.init_process_group("nccl", init_method=args.url, world_size={}, rank=rank)
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(torch.cuda.device_count(), parse()), nprocs=torch.cuda.device_count())
+"""
+SHARES = """def mine(items):
+    number, n = {}, dist.get_world_size()
+    share = len(items) // n
+    return {}
+"""
+MOVED = """def main(net):
+    dist.init_process_group("nccl")
+    device = {}
+    return DDP(net.to(device))
+"""
+LATE = """def begin():
+    {}
+    dist.init_process_group("nccl")
+    dist.barrier()
+
+def main(net, local_rank):
+    begin()
+    {}
+    torch.cuda.set_device(local_rank)
+    return DDP(net.cuda())
+"""
+
+RANKS = """class Ranks:
+    @classmethod
+    def create(cls):
+        return cls()
+
+    @property
+    def is_master(self):
+        return dist.get_rank() == 0
+
+    def mean(self, x):
+        dist.all_reduce(x)
+        return x / 2
+
+def made():
+    ranks = Ranks()
+    return ranks
+
+def show(x{}):
+    {}
+    if ranks.is_master:
+        ranks.mean(x)
+"""
+OPTION = """from argparse import ArgumentParser
+from accelerate import Accelerator
+
+parser = ArgumentParser()
+parser.add_argument("--local_rank", default=-1)
+{}
+accelerator = Accelerator()
+"""
+LOCAL = "int(os.environ['LOCAL_RANK'])"
+PART = "items[number * share:(number + 1) * share]"
+BEGIN = """def begin():
+    dist.init_process_group("gloo")
+"""
+AT_THE_TOP = """SIZE = dist.get_world_size()
+
+def main():
+    dist.init_process_group("gloo")
+
+if __name__ == "__main__":
+    main()
+"""
+CHOSEN_LOG = """def show(x, log):
+    log = log if dist.get_rank() == 0 else None
+    if log is not None:
+        dist.all_reduce(x)
+"""
+MADE_LOG = """def show(x):
+    log = None
+    if dist.get_rank() == 0:
+        log = Log()
+    if log:
+        dist.barrier()
+    if log is None:
+        return
+    log(x)
+"""
+DROPPED = """def total(x):
+    dist.all_reduce(x, async_op=True)
+    return x.item()
+
+def other(h):
+    h.wait()
+"""
+BANDWIDTH = """def bandwidth(n):
+    x = torch.ones(n).cuda(1)
+    t = time.time()
+    dist.all_reduce(x)
+    return n / (time.time() - t)
+"""
+WAITING = """def bench(model, x):
+    x = x.cuda(1)
+    t = default_timer()
+    model(x)
+    print(x.sum().item())
+    return default_timer() - t
+"""
+STEPS = """
+def step(model):
+    for x in y:
+        model(x).backward()
+"""
+
+
+def codes(text):
+    found = check_source(source_from_text(HEAD + text, "script.py"))
+    return " ".join(f"{one.rule.code}:{one.line - LINE}" for one in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        # an epoch that is a function, of this file or another, is left by the main rank alone
+        (EPOCHS.format("train_one_epoch(model, loader, opt)"), "RW402:8"),
+        (EPOCHS.format("show(model, loader, opt)"), ""),
+        (EPOCHS.format("step(model)") + STEPS, "RW402:8"),
+        # a step that is left out by a number of this rank's own, or after an error of its own
+        (STEP.format("if torch.isnan(loss): continue"), "RW402:5"),
+        (STEP.format("if not math.isfinite(loss.item()): continue"), "RW402:5"),
+        (STEP.format("if torch.isnan(all_reduce_mean(loss)): continue"), ""),
+        (STEP.format("if x is None: continue"), ""),
+        (TRIED.format("model(x).mean().backward()", "continue"), "RW402:7"),
+        (TRIED.format("model(x).mean().backward()", "raise"), ""),
+        (TRIED.format("x = x.float()", "continue"), ""),
+        # fields of an object of this file
+        (WORLD.format("local"), "RW615:8"),
+        (WORLD.format("rank"), ""),
+        (RANKS.format("", "ranks = Ranks.create()"), "RW401:20"),
+        (RANKS.format("", "ranks = made()"), "RW401:20"),
+        (RANKS.format(", ranks: Ranks", "pass"), "RW401:20"),
+        (RANKS.format("", "ranks = Ranks.load()"), ""),
+        # a launcher that passes no option, either
+        (OPTION.format(""), "RW604:5"),
+        (OPTION.format("local_rank = int(os.environ.get('LOCAL_RANK', -1))"), ""),
+        # what spawn hands over
+        (SPAWNED.format("size"), "RW619:3"),
+        (SPAWNED.format("size * args.nodes"), ""),
+        # shares by a test, or by a part of the list
+        (SHARES.format(LOCAL, "[x for i, x in enumerate(items) if i % n == number]"), "RW107:4"),
+        (SHARES.format(LOCAL, PART), "RW107:4"),
+        (SHARES.format("dist.get_rank()", PART), ""),
+        # a device by a choice, or by a name
+        (MOVED.format('torch.device("cuda:0" if torch.cuda.is_available() else "cpu")'), "RW211:3"),
+        (MOVED.format('"cuda:1" if torch.cuda.is_available() else "cpu"'), "RW211:3"),
+        (MOVED.format('f"cuda:{net.local_rank}" if dist.is_initialized() else "cuda:0"'), ""),
+        # work on the GPU before it is chosen, also in a function
+        (LATE.format("pass", "pass"), "RW219:9"),
+        (LATE.format("torch.cuda.set_device(1 + 1)", "pass"), ""),
+        ("def main(net, local_rank):\n    net = net.cuda()\n    torch.cuda.set_device(local_rank)\n", "RW219:3"),
+        ("def main(net, local_rank):\n    torch.cuda.set_device(local_rank)\n    net = net.cuda()\n", ""),
+        # a group that is asked before a function starts it
+        (BEGIN + "size = dist.get_world_size()\nbegin()\n", "RW620:3"),
+        (BEGIN + "begin()\nsize = dist.get_world_size()\n", ""),
+        (AT_THE_TOP, "RW620:1"),
+        # something that only the main rank has
+        (CHOSEN_LOG, "RW401:4"),
+        (MADE_LOG, "RW401:6"),
+        ("def show(x, log=None):\n    if log is not None:\n        dist.all_reduce(x)\n", ""),
+        # handles that are dropped, and tensors that are read too early
+        (DROPPED, "RW404:2"),
+        ("def total(x):\n    h = dist.all_reduce(x, async_op=True)\n    x /= 2\n    h.wait()\n", "RW404:3"),
+        ("def total(x):\n    h = dist.irecv(x, src=0)\n    print(x)\n    h.wait()\n", "RW404:3"),
+        ("def total(x):\n    h = dist.irecv(x, src=0)\n    h.wait()\n    print(x)\n", ""),
+        # reductions are only queued, too; other clocks
+        (BANDWIDTH, "RW307:5"),
+        (WAITING, ""),
+        # variables for other processes
+        ("env = dict(os.environ, NCCL_TIMEOUT='9')\nos.environ |= {'NCCL_BLOCKING_WAIT': '1'}\n", "RW602:1 RW602:2"),
+        ("os.environ.update(MASTER_ADDR='localhost', MASTER_PORT='99999')\n", "RW601:1"),
+        ("env = os.environ.copy()\nenv['NCCL_TIMEOUT'] = '9'\n", "RW602:2"),
+        ("NAMES = {'NCCL_TIMEOUT': 'How long', 'NCCL_DEBUG': '1'}\nprint('NCCL_TIMEOUT')\n", ""),
+    ],
+)
+def test_what_is_found(text, wanted):
+    """A mistake in this form is found at its line, and what looks like it is left alone."""
+    assert codes(text) == wanted
