@@ -193,6 +193,7 @@ def local_rank_shard(module: Module) -> Iterator[Hit]:
 
 
 def _share(module: Module, index: ast.expr, size: ast.expr, scope: Scope) -> Iterator[Hit]:
+    lookup = module.lookup(scope)
     sized = ast.unparse(size)
     for _ in range(2):  # n = get_world_size(), share = len(files) // n
         found = (lookup(text_of(part)) for part in ast.walk(size) if isinstance(part, ast.Name))
