@@ -151,6 +151,29 @@ def main(net, optimizer, urls):
         optimizer.step()
 """
 )
+OWN_STREAM = (
+    HEAD
+    + """
+class Files(torch.utils.data.IterableDataset):
+    def mine(self, files):
+        return files
+
+class Lines(Files):
+    def __init__(self, files, seed):
+        self.files = self.mine(files)
+
+    def __iter__(self):
+        yield from self.files
+
+def main(net, files, optimizer):
+    seed = 1 + 2
+    loader = DataLoader(Lines(files, seed))  #> iterable-unsharded
+    model = DDP(net)
+    for x in loader:
+        model(x).sum().backward()
+        optimizer.step()
+"""
+)
 IN_LIGHTNING = """import lightning as L
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -260,6 +283,9 @@ CASES = {
     "archives": ARCHIVES,
     "archives that are split": right(ARCHIVES, ("wds.split_by_worker", "wds.split_by_node, wds.split_by_worker")),
     "archives that are drawn": right(ARCHIVES, ("wds.SimpleShardList", "wds.ResampledShards")),
+    "a stream of this file": OWN_STREAM,
+    "a stream that its base divides": right(OWN_STREAM, ("return files", "return files[dist.get_rank() :: 8]")),
+    "a stream by a number of this rank": right(OWN_STREAM, ("seed = 1 + 2", "seed = dist.get_rank()")),
     "a stream in Lightning": IN_LIGHTNING,
     "a stream in Lightning by rank": right(IN_LIGHTNING, ('open("lines.txt")', "open(f'lines{self.rank}.txt')")),
     "a loader that Fabric does not get": FABRIC,

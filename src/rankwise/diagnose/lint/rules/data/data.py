@@ -236,8 +236,9 @@ def stream_of(module: Module, call: Call) -> list[ast.expr | ast.stmt]:
             return [] if drawn else [*chain, node.func]
         owner = module.top.functions.get(text_of(node.func))
         if owner is not None and isinstance(owner.node, ast.ClassDef):
-            bases = (module.name_of(base) for each in module.lineage(owner) for base in getattr(each.node, "bases", ()))
-            return [owner.node, *chain, node.func] if "torch.utils.data.IterableDataset" in bases else []
+            made_of = [each.node for each in module.lineage(owner) if isinstance(each.node, ast.ClassDef)]
+            named = {module.name_of(base) for each in made_of for base in each.bases}
+            return [*made_of, *chain, node.func] if "torch.utils.data.IterableDataset" in named else []
         # a method gives another stream
         node = node.func.value if isinstance(node.func, ast.Attribute) else None
     return []

@@ -11,6 +11,7 @@ from rankwise.diagnose.lint.analysis.facts import (
     LOADER,
     SAMPLER,
     has_framework,
+    has_rank,
     is_before_ranks,
     is_const,
     is_distributed,
@@ -133,6 +134,9 @@ def iterable_unsharded(module: Module) -> Iterator[Hit]:
     for call in (*module.named(LOADER), *module.named("webdataset.WebLoader")):
         chain = stream_of(module, call)
         if not chain or any(_SHARES.search(ast.unparse(part)) for part in chain):
+            continue
+        made = (part for part in chain if isinstance(part, ast.Call) and text_of(part.func) in module.top.functions)
+        if any(has_rank(module, part, call.place.scope) for part in made):
             continue
         if not any(HELD_OUT.search(name) for name in (call.place.scope.name, *names_of(module, call))):
             yield Hit(call.node.func, {"name": module.text(chain[-1])})
