@@ -186,6 +186,19 @@ def main(module):
     trainer = L.Trainer(devices=8, strategy="ddp")
     trainer.fit(module, DataLoader(Lines(), batch_size=8))  #> iterable-unsharded
 """
+LOGGED = """import lightning as L
+
+class Learner(L.LightningModule):
+    def validation_step(self, batch, number):
+        loss = self.loss(batch)
+        self.log_dict({"loss": loss.mean(), "rows": loss.sum()})  #> evaluation-of-share
+
+def main(learner):
+    L.Trainer(devices=8, strategy="ddp").fit(learner)
+"""
+IN_THE_PLACE_OF_SHUFFLE = TOLD_ABOVE.replace("  #> missing-set-epoch", "").replace(
+    "DataLoader(data, sampler=sampler)", "DataLoader(data, 8, sampler)  #> missing-sampler"
+)
 FABRIC = """import lightning as L
 import torch
 from torch.utils.data import DataLoader
@@ -288,6 +301,9 @@ CASES = {
     "a stream by a number of this rank": right(OWN_STREAM, ("seed = 1 + 2", "seed = dist.get_rank()")),
     "a stream in Lightning": IN_LIGHTNING,
     "a stream in Lightning by rank": right(IN_LIGHTNING, ('open("lines.txt")', "open(f'lines{self.rank}.txt')")),
+    "a dict that is logged": LOGGED,
+    "a dict that is logged of all": right(LOGGED, (")})", ")}, sync_dist=True)"), ("loss.mean()", "loss")),
+    "a sampler in the place of shuffle": IN_THE_PLACE_OF_SHUFFLE.replace("set_epoch(0)", "set_epoch(net.epoch)"),
     "a loader that Fabric does not get": FABRIC,
     "a loader that Fabric gets": right(
         FABRIC, ("    for x", "    loader = fabric.setup_dataloaders(loader)\n    for x")

@@ -150,7 +150,7 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
         names = names_of(module, call)
         if handed & names or handed & names_in(getattr(loop, "iter", None)):
             continue
-        if sampled and not (_is_shuffled(call) and _is_only(module, call, names)):
+        if sampled and not (_is_shuffled(module, call) and _is_only(module, call, names)):
             continue
         if _takes_all(module, call) and not is_before_ranks(module, loops_around(module)[loop][0]):
             yield Hit(call.node.func)
@@ -171,9 +171,11 @@ def _has_sampler(module: Module) -> bool:
     return any("Sampler" in name and name not in _FOR_ALL for name in module.by_method)
 
 
-def _is_shuffled(call: Call) -> bool:
-    shuffled = call.keyword("shuffle")
-    return shuffled is not None and is_const(shuffled.value, True)
+def _is_shuffled(module: Module, call: Call) -> bool:
+    """Whether a loader shuffles by itself; so does one that gets its sampler in the place of ``shuffle``."""
+    shuffled = call.argument("shuffle", 2)
+    made = module.value(shuffled, call.place.scope)
+    return is_const(shuffled, True) or (isinstance(made, ast.Call) and module.name_of(made.func) == SAMPLER)
 
 
 def _takes_all(module: Module, call: Call) -> bool:

@@ -191,8 +191,11 @@ def _reduced_by_callers(module: Module, scope: Scope, depth: int = 2) -> bool:
 
 def _logged(module: Module) -> Iterator[Hit]:
     """Yield what a hook of Lightning logs of an evaluation: a number of its own, neither a metric nor shared."""
-    for call in module.methods("log"):
-        value, shared = call.argument("value", 1), call.keyword("sync_dist")
+    logs = [(call, call.argument("value", 1)) for call in module.methods("log")]
+    for call in module.methods("log_dict"):
+        logs += [(call, value) for value in getattr(call.argument("dictionary", 0), "values", ())]
+    for call, value in logs:
+        shared = call.keyword("sync_dist")
         if call.base != "self" or not _HOOKS.fullmatch(call.place.scope.name) or shared is not None or value is None:
             continue
         owner = module.class_of("self", call.place.scope)
