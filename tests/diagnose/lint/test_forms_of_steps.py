@@ -99,14 +99,13 @@ def train(net, critic, loader, optimizer, judge):
         judge.step()
         critic.zero_grad()
 """,
-    "one GPU by a device, a function and an order": """
+    "one GPU by a variable": """
 def main(net, path, rank):
-    first = torch.load(path, map_location=lambda storage, where: storage.cuda())  #> load-without-map-location
-    place = "cuda"
-    second = torch.load(path, map_location=place)  #> load-without-map-location
     torch.cuda.set_device(rank)
+    place = "cuda:0"
+    first = torch.load(path, map_location=place)  #> load-without-map-location
     net.load_state_dict(first)
-    return DDP(net.cuda(rank), device_ids=[rank]), second
+    return DDP(net.cuda(rank), device_ids=[rank])
 """,
     "the GPU of this rank": """
 def main(net, path, rank):
