@@ -187,9 +187,9 @@ def codes(text):
         # fields of an object of this file
         (WORLD.format("local"), "RW615:8"),
         (WORLD.format("rank"), ""),
-        (RANKS.format("", "ranks = Ranks.create()"), "RW401:20"),
-        (RANKS.format("", "ranks = made()"), "RW401:20"),
-        (RANKS.format(", ranks: Ranks", "pass"), "RW401:20"),
+        (RANKS.format("", "ranks = Ranks.create()"), "RW401:21"),
+        (RANKS.format("", "ranks = made()"), "RW401:21"),
+        (RANKS.format(", ranks: Ranks", "pass"), "RW401:21"),
         (RANKS.format("", "ranks = Ranks.load()"), ""),
         # a launcher that passes no option, either
         (OPTION.format(""), "RW604:5"),
