@@ -369,11 +369,35 @@ CHECKS = """import torch
 def show(net):
     print(net(torch.ones(1)))
 """
+EVALUATED = (
+    HEAD
+    + """
+from checks import accuracy
+
+def main(net, held):
+    loader = DataLoader(held, sampler=DistributedSampler(held, shuffle=False))
+    right = accuracy(net, loader)
+    print(right)
+"""
+)
+ACCURACY = """import torch
+
+@torch.no_grad()
+def accuracy(net, loader):
+    correct = seen = 0
+    for x, y in loader:
+        correct += (net(x) == y).sum().item()
+        seen += len(y)
+    return correct / seen  #> evaluation-of-share
+"""
 
 
 @pytest.mark.parametrize(
     ("train", "data", "checks"),
     [
+        (EVALUATED, "", ACCURACY),
+        (right(EVALUATED, ("    print", "    dist.all_reduce(right)\n    print")), "", right(ACCURACY)),
+        (right(EVALUATED, ("held, sampler=DistributedSampler(held, shuffle=False)", "held")), "", right(ACCURACY)),
         (TRAIN, DATA, CHECKS),
         (
             TRAIN,

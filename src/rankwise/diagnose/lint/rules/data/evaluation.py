@@ -21,6 +21,7 @@ _METER = re.compile(r"(Avg|Average|Averager|RunningAverage|Running|Loss|Acc)_?(M
 _MEANS = frozenset({"mean", "fmean", "nanmean"})
 _HOOKS = re.compile(r"(on_)?(validation|test)_(step|epoch_end)|on_(validation|test)_epoch_end")
 _COUNTS = re.compile(r"correct|right|good|hits?$|acc|num_|tot|err|loss|dice|iou|score|top1", re.IGNORECASE)
+_QUIET = re.compile(r"no_grad|inference_mode|\.eval\(\)")
 _NO_REDUCTION = re.compile(r"cuda\.synchronize$|convert_sync_batchnorm$")
 # a slice, or a range, from the rank in steps of the number of ranks
 _STRIDE = re.compile(r"\[[\w.]*rank(\(\))?::|\brange\([\w.]*rank(\(\))?, ", re.IGNORECASE)
@@ -68,12 +69,23 @@ def evaluation_of_share(module: Module) -> Iterator[Hit]:
     if runs_on_several(module):
         yield from _logged(module)
     shared = _shared_loaders(module)
-    for loop, scope in _evaluations(module) if shared else ():
-        if not names_behind(module, gone_through(module, loop), scope) & shared:
-            continue
+    for loop, scope in _evaluations(module) if shared or _QUIET.search(module.source) else ():
+        here = bool(names_behind(module, gone_through(module, loop), scope) & shared)
         found = next(_results(module, loop, scope), None)
-        if found is not None and not _reduces(module, scope) and not _reduced_by_callers(module, scope):
+        if found is None or _reduces(module, scope):
+            continue
+        if (here and not _reduced_by_callers(module, scope)) or (not here and _shared_outside(module, loop, scope)):
             yield Hit(found, {"what": ast.unparse(found)})
+
+
+def _shared_outside(module: Module, loop: ast.For, scope: Scope) -> bool:
+    """Whether a given file that imports this one evaluates a share here, and does not add it up."""
+    for user, call in module.outside_callers(scope):
+        names = {name for name in scope.params if name in names_in(loop.iter)}
+        given = (call.argument(name, scope.params.index(name)) for name in names)
+        if {last(text_of(part)) for part in given if part is not None} & _shared_loaders(user):
+            return not _reduced_behind(user, call, scope)
+    return False
 
 
 def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
@@ -169,24 +181,26 @@ def _reduced_by_callers(module: Module, scope: Scope, depth: int = 2) -> bool:
     callers = module.callers(scope)
     if not callers:
         return any(_is_reduction(module, call, 0) for call in module.calls if call.place.scope is not scope)
-    for call in callers:
-        outer, stmt = call.place.scope, call.place.stmt
-        targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target] if hasattr(stmt, "target") else []
-        names = {name for target in targets for name in names_in(target)} - {"self"}
-        names |= {last(text) for text in scope.bindings if text.startswith("self.")}
-        for _ in range(3):
-            made = (found for listed in outer.bindings.values() for found in listed)
-            names |= {last(found.text) for found in made if names_in(getattr(found.place.stmt, "value", None)) & names}
-        returns = (exit_.node for exit_ in module.exits if exit_.place.scope is outer)
-        handed_on = any(call.node in ast.walk(node) or names_in(node) & names for node in returns)
-        if depth and handed_on and module.callers(outer) and _reduced_by_callers(module, outer, depth - 1):
-            return True
-        behind = [found for found in outer.calls if position(found.node) > position(call.node)]
-        inside = [found for found in outer.calls if found.place.stmt is stmt and found is not call]
-        inside += [found for found in behind if names_in(found.node) & names]
-        if any(_is_reduction(module, found) for found in inside):
-            return True
-    return False
+    return any(_reduced_behind(module, call, scope, depth) for call in callers)
+
+
+def _reduced_behind(module: Module, call: Call, scope: Scope, depth: int = 2) -> bool:
+    """Whether the function that calls an evaluation, or its own caller, may add up what it gets."""
+    outer, stmt = call.place.scope, call.place.stmt
+    targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target] if hasattr(stmt, "target") else []
+    names = {name for target in targets for name in names_in(target)} - {"self"}
+    names |= {last(text) for text in scope.bindings if text.startswith("self.")}
+    for _ in range(3):
+        made = (found for listed in outer.bindings.values() for found in listed)
+        names |= {last(found.text) for found in made if names_in(getattr(found.place.stmt, "value", None)) & names}
+    returns = (exit_.node for exit_ in module.exits if exit_.place.scope is outer)
+    handed_on = any(call.node in ast.walk(node) or names_in(node) & names for node in returns)
+    if depth and handed_on and module.callers(outer) and _reduced_by_callers(module, outer, depth - 1):
+        return True
+    behind = [found for found in outer.calls if position(found.node) > position(call.node)]
+    inside = [found for found in outer.calls if found.place.stmt is stmt and found is not call]
+    inside += [found for found in behind if names_in(found.node) & names]
+    return any(_is_reduction(module, found) for found in inside)
 
 
 def _logged(module: Module) -> Iterator[Hit]:
