@@ -122,6 +122,18 @@ def train(net, loader, optimizer, scheduler, env, progress, writer):
     else:
         scheduler.step()
 """,
+    "RW117": """
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, RandomSampler
+
+def main(data, held, model):
+    accelerator = Accelerator()
+    sampler = torch.utils.data.distributed.DistributedSampler(held, shuffle=False)
+    held_loader = DataLoader(held, sampler=sampler)
+    loader = DataLoader(data, sampler=RandomSampler(data))
+    return accelerator.prepare(model, loader), held_loader
+""",
     "RW314": HEAD + """
 from torch.utils.data import DataLoader
 

@@ -31,6 +31,17 @@ def codes(name, text):
         (ONE + f'ARGS=(--nproc_per_node 4 --nnodes 2 {MEET})\nsrun torchrun "${{ARGS[@]}}" a.py --nodes 3\n', []),
         (FOUR + f'ARGS="--nproc_per_node 1 --nnodes 8 {MEET}"\nsrun torchrun $ARGS train.py\n', []),
         ('CUDA_VISIBLE_DEVICES=0,1 torchrun train.py $ARGS\nARGS="--num_processes 8"\n', []),
+        # a launcher in a variable, on each node or replaced too early
+        (FOUR + f'RUN="torchrun --nproc_per_node 4 --nnodes 2 {MEET}"\nsrun $RUN a.py\n', [("RW612", 5)]),
+        (ONE + f'RUN="torchrun --nproc_per_node 4 --nnodes 2 {MEET}"\nsrun $RUN a.py\n', []),
+        (
+            ONE + 'RUN="torchrun --nnodes 2 --master_addr $H"\nsrun $RUN --node_rank $SLURM_NODEID a.py\n',
+            [("RW617", 5)],
+        ),
+        (
+            ONE + 'RUN="torchrun --nnodes 2 --master_addr $H --node_rank \\$SLURM_NODEID"\nsrun bash -c "$RUN a.py"\n',
+            [],
+        ),
         # a variable that has a default
         ("export CUDA_VISIBLE_DEVICES=0,1\nN=${N:-4}\ntorchrun --nproc_per_node=$N a.py\n", [("RW616", 3)]),
         ("export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc_per_node=${N:-2} a.py\n", []),

@@ -79,6 +79,36 @@ def main(net, local_rank):
     return DDP(net.cuda())
 """
 
+RANKS = """class Ranks:
+    @classmethod
+    def create(cls):
+        return cls()
+
+    @property
+    def is_master(self):
+        return dist.get_rank() == 0
+
+    def mean(self, x):
+        dist.all_reduce(x)
+        return x / 2
+
+def made():
+    ranks = Ranks()
+    return ranks
+
+def show(x{}):
+    {}
+    if ranks.is_master:
+        ranks.mean(x)
+"""
+OPTION = """from argparse import ArgumentParser
+from accelerate import Accelerator
+
+parser = ArgumentParser()
+parser.add_argument("--local_rank", default=-1)
+{}
+accelerator = Accelerator()
+"""
 LOCAL = "int(os.environ['LOCAL_RANK'])"
 PART = "items[number * share:(number + 1) * share]"
 BEGIN = """def begin():
@@ -157,6 +187,13 @@ def codes(text):
         # fields of an object of this file
         (WORLD.format("local"), "RW615:8"),
         (WORLD.format("rank"), ""),
+        (RANKS.format("", "ranks = Ranks.create()"), "RW401:21"),
+        (RANKS.format("", "ranks = made()"), "RW401:21"),
+        (RANKS.format(", ranks: Ranks", "pass"), "RW401:21"),
+        (RANKS.format("", "ranks = Ranks.load()"), ""),
+        # a launcher that passes no option, either
+        (OPTION.format(""), "RW604:5"),
+        (OPTION.format("local_rank = int(os.environ.get('LOCAL_RANK', -1))"), ""),
         # what spawn hands over
         (SPAWNED.format("size"), "RW619:3"),
         (SPAWNED.format("size * args.nodes"), ""),
@@ -191,6 +228,7 @@ def codes(text):
         (WAITING, ""),
         # variables for other processes
         ("env = dict(os.environ, NCCL_TIMEOUT='9')\nos.environ |= {'NCCL_BLOCKING_WAIT': '1'}\n", "RW602:1 RW602:2"),
+        ("os.environ.update(MASTER_ADDR='localhost', MASTER_PORT='99999')\n", "RW601:1"),
         ("env = os.environ.copy()\nenv['NCCL_TIMEOUT'] = '9'\n", "RW602:2"),
         ("NAMES = {'NCCL_TIMEOUT': 'How long', 'NCCL_DEBUG': '1'}\nprint('NCCL_TIMEOUT')\n", ""),
     ],

@@ -331,7 +331,7 @@ LEFT_ALONE = {
     ),
     "an address in the call": SPAWNED_WITHOUT_ADDRESS.replace('"nccl", ', '"nccl", init_method=URL, '),
     "a local rank from one of two callers": LOCAL_RANK_BY_A_PARAMETER + "    train(0, 1, range(9))\n",
-    "a star import beside it": SAMPLER_BY_A_STAR.replace("data)", "data)\n    sampler.set_epoch(1)"),
+    "a star import beside it": SAMPLER_BY_A_STAR.replace("range(9):", "range(9):\n        sampler.set_epoch(epoch)"),
     "a number that moves": THE_SAME_EPOCH_EACH_TIME.replace("        for x", "        number += 1\n        for x"),
     "the state of the model behind the wrap": STATE_BY_A_VARIABLE.replace(
         "save(path, model,", "save(path, model.module,"

@@ -7,14 +7,14 @@ from rankwise.diagnose.lint.rules.data import batch_sizes, data, duplicates, epo
 from rankwise.diagnose.lint.rules.launches import deprecations, launch, nodes, ports
 from rankwise.diagnose.lint.rules.saves import checkpoints, files, restores
 from rankwise.diagnose.lint.rules.steps import apart, batch, collectives, library_steps, rank_tests, reductions, step
-from rankwise.diagnose.lint.rules.wraps import after_wrap, attributes, devices, frozen, model, passes, wrap
+from rankwise.diagnose.lint.rules.wraps import after_wrap, attributes, devices, frozen, model, optimizers, passes, wrap
 
 __all__ = ["RULES"]
 
 # Importing a family has made its rules.
 _FAMILIES = (
     *(batch_sizes, data, duplicates, epochs, evaluation, shares),
-    *(after_wrap, attributes, devices, frozen, model, passes, wrap),
+    *(after_wrap, attributes, devices, frozen, model, optimizers, passes, wrap),
     *(apart, batch, collectives, library_steps, rank_tests, reductions, step),
     *(checkpoints, files, restores),
     *(deprecations, launch, nodes, ports),

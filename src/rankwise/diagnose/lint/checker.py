@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rankwise.diagnose.lint.analysis.launch_lines import LaunchPlace, read_launch_file
 from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.analysis.names import last
 from rankwise.diagnose.lint.analysis.scopes import Scope
 from rankwise.diagnose.lint.analysis.walk import read_module
 from rankwise.diagnose.lint.catalogue import RULES
@@ -19,6 +23,12 @@ from rankwise.diagnose.lint.settings import Settings
 from rankwise.diagnose.lint.suppression import apply_comments, uses_noqa
 
 __all__ = ["Failure", "Report", "check_source", "lint_paths"]
+
+
+# `import a.b`, `from a.b import c`
+_IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+([\w.]+)(?:[ \t]+import\b([^#\n]*))?", re.MULTILINE)
+_WORD = re.compile(r"\w+")
+_MOST_FILES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,7 @@ class _Project:
                 stem = path.parent.name if path.name == "__init__.py" else path.stem
                 self.paths.setdefault(stem, []).append(path)
         self.read: dict[Path, Module | None] = {}
+        self.importers: dict[str, set[tuple[str, Path]]] | None = None
 
     def finder(self, here: Path) -> Callable[[str], tuple[Module, Scope] | None]:
         """Return what finds a function of another file by its full name, as a file sees it."""
@@ -93,10 +104,27 @@ class _Project:
         """Read a file once; None where it does not parse."""
         if path not in self.read:
             try:
-                self.read[path] = read_module(str(path), read_source(path).source)
+                module = self.read[path] = read_module(str(path), read_source(path).source)
+                module.find_function = self.finder(path)
             except (OSError, SyntaxError, ValueError, RecursionError):
                 self.read[path] = None
         return self.read[path]
+
+    def users(self, here: Path) -> list[Module]:
+        """Return the given files that import one; whose imports may mean it is read off all texts once."""
+        paths = [path for listed in self.paths.values() for path in listed]
+        for path in paths if self.importers is None and len(paths) <= _MOST_FILES else ():
+            self.importers = self.importers or {}
+            with contextlib.suppress(OSError, ValueError):
+                for module, names in _IMPORT.findall(path.read_text(encoding="utf-8")):
+                    joint = "" if module.endswith(".") else "."
+                    for name in (module, *(f"{module}{joint}{word}" for word in _WORD.findall(names))):
+                        if last(name) in self.paths:
+                            self.importers.setdefault(last(name), set()).add((name, path))
+        stem = here.parent.name if here.name == "__init__.py" else here.stem
+        listed = (self.importers or {}).get(stem, ())
+        found = {path for name, path in listed if path != here and self.locate(name, path) == here}
+        return [module for module in map(self.module, sorted(found)) if module is not None]
 
 
 def lint_paths(paths: Sequence[Path | str], settings: Settings | None = None) -> Report:
@@ -122,7 +150,8 @@ def lint_paths(paths: Sequence[Path | str], settings: Settings | None = None) ->
         report.num_files += 1
         report.num_lines += source.source.count("\n")
         try:
-            found = check_source(source, settings, project.finder(path.resolve()))
+            real = path.resolve()
+            found = check_source(source, settings, project.finder(real), partial(project.users, real))
         except SyntaxError as error:
             line, cell = source.place_of(error.lineno or 1)
             where = "" if cell is None else f"cell {cell}: "
@@ -148,6 +177,7 @@ def check_source(
     source: SourceFile,
     settings: Settings | None = None,
     find_function: Callable[[str], tuple[Module, Scope] | None] | None = None,
+    find_users: Callable[[], list[Module]] = list,
 ) -> list[Finding]:
     """Check one text.
 
@@ -166,6 +196,7 @@ def check_source(
         module = read_module(source.path, source.source)
         if find_function is not None:
             module.find_function = find_function
+        module.find_users = find_users
         pairs = [(rule, hit) for rule in rules if rule.check for hit in rule.check(module)]
         span = lambda hit: module.span(hit.place)  # type: ignore[arg-type]  # noqa: E731
     found = [_finding(source, module, rule, hit, span(hit)) for rule, hit in pairs]
@@ -173,7 +204,7 @@ def check_source(
     kept = apply_comments(source, kept, settings, RULES)
     for part in source.written:
         try:
-            kept += check_source(part, settings, find_function)
+            kept += check_source(part, settings, find_function, find_users)
         except SyntaxError:  # a notebook's teacher may leave gaps to fill in; the other cells count all the same
             continue
     return sorted(kept, key=lambda finding: (finding.cell or 0, finding.line, finding.column, finding.rule.code))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 
-__all__ = ["names_behind", "names_of"]
+__all__ = ["READERS", "names_behind", "names_of", "names_outside"]
+
+# what goes through a loader, and gives its batches on
+READERS = frozenset({"tqdm", "enumerate", "iter", "cycle", "infinite", "trange", "track"})
 
 
 def names_of(module: Module, call: Call, depth: int = 3) -> set[str]:
@@ -17,6 +21,23 @@ def names_of(module: Module, call: Call, depth: int = 3) -> set[str]:
     Followed are assignments, ``loaders["train"] = ...``, dicts and lists of them, and functions of the file that return
     it, alone or in a tuple.
     """
+    found, returned = _made(module, call)
+    for index in returned if depth else ():
+        for caller in module.callers(call.place.scope):
+            found |= _given_to(module, caller, index, depth - 1)
+    return found
+
+
+def names_outside(module: Module, call: Call) -> Iterator[tuple[Module, set[str]]]:
+    """Yield the given files that get what a call makes from its function, with their names of it."""
+    _, returned = _made(module, call)
+    for index in returned:
+        for user, caller in module.outside_callers(call.place.scope):
+            yield user, _given_to(user, caller, index, 2)
+
+
+def _made(module: Module, call: Call) -> tuple[set[str], list[int | None]]:
+    """Return the names of what a call makes in its function, and where it stands in what the function returns."""
     stmt = call.place.stmt
     found: set[str] = set()
     returned: list[int | None] = []  # where in the tuple; None: the value itself, or something around it
@@ -34,16 +55,13 @@ def names_of(module: Module, call: Call, depth: int = 3) -> set[str]:
         returned.append(inside[0] if inside else None)
     found.discard("")
     scope = call.place.scope
-    for exit_ in module.exits if scope.is_function and depth else ():
+    for exit_ in module.exits if scope.is_function else ():
         value = exit_.node.value if isinstance(exit_.node, ast.Return) and exit_.place.scope is scope else None
         if isinstance(value, ast.Tuple):
             returned += [index for index, part in enumerate(value.elts) if _name(part) in found]
         elif value is not None and (_name(value) in found or _holds(value, found)):
             returned.append(None)
-    for index in returned if depth else ():
-        for caller in module.callers(scope):
-            found |= _given_to(module, caller, index, depth - 1)
-    return found
+    return found, returned
 
 
 def _given_to(module: Module, call: Call, index: int | None, depth: int) -> set[str]:
@@ -78,8 +96,11 @@ def names_behind(module: Module, names: set[str], scope: Scope, depth: int = 3) 
     for _ in range(depth):
         more: set[str] = set()
         for binding in module.bindings:
-            if last(binding.text) in found and isinstance(binding.value, ast.Name | ast.Attribute | ast.Subscript):
-                more.add(_name(binding.value))
+            value = binding.value if last(binding.text) in found else None
+            if isinstance(value, ast.Call) and last(text_of(value.func)) in READERS and value.args:
+                value = value.args[0]
+            if isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
+                more.add(_name(value))
         # a class takes what its fields are in its __init__
         owner = module.class_of("self", scope)
         functions = [scope, *(each.functions.get("__init__") for each in module.lineage(owner))] if owner else [scope]

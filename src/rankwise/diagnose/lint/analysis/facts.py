@@ -18,6 +18,7 @@ __all__ = [
     "LOADER",
     "RANKS",
     "SAMPLER",
+    "backward_passes",
     "calls_framework",
     "effective_side",
     "environment_reads",
@@ -188,11 +189,20 @@ def effective_side(module: Module, place: Place, depth: int = 3) -> Side | None:
     return sides.pop() if len(sides) == 1 else None
 
 
+def backward_passes(module: Module) -> list[Call]:
+    """Return the calls of backward, and of a scaler that is given the loss and the optimizer and does it."""
+    scalers = (call for name in module.by_method if name.endswith("scaler") for call in module.by_method[name])
+    return [
+        *module.methods("backward"),
+        *(call for call in scalers if len(call.node.args) > 1 and "loss" in ast.unparse(call.node.args[0])),
+    ]
+
+
 def training_loops(module: Module) -> set[ast.stmt]:
     """Return the innermost loops that contain a backward pass outside functions that evaluate."""
     return {
         call.place.loops[-1]
-        for call in module.methods("backward")
+        for call in backward_passes(module)
         if call.place.loops and not _NO_TRAINING.search(call.place.scope.name)
     }
 
@@ -312,6 +322,8 @@ def environment_writes(module: Module) -> Iterator[tuple[str, ast.expr, ast.expr
             if isinstance(name, ast.Constant):
                 yield str(name.value), name, value, call.place
     for call in module.methods("update"):
+        words = call.node.keywords if call.base.endswith("environ") else []
+        yield from ((word.arg, word.value, word.value, call.place) for word in words if word.arg)
         if call.base.endswith("environ") and call.node.args and isinstance(call.node.args[0], ast.Dict):
             table = call.node.args[0]
             for key, value in zip(table.keys, table.values, strict=True):

@@ -176,22 +176,30 @@ def _read_options(file: LaunchFile) -> None:
 
 
 def _spread(file: LaunchFile) -> None:
-    """Give each command the options of the variables in it: ``torchrun $ARGS train.py``, ``"${ARGS[@]}"``."""
-    lists = {each.name: each for each in file.settings if re.match(r"[(\s]*-", each.value)}
+    """Give each command what the variables in it hold: ``torchrun $ARGS train.py``, ``"${ARGS[@]}"``, ``$LAUNCHER``."""
+    lists = {each.name: each for each in file.settings if _HOLDS.match(each.value)}
     for command in file.commands if lists else ():
         script = next((at for at, word in enumerate(command.words) if word.text.endswith(".py")), None)
         for word in command.words[:script]:
             named = re.fullmatch(r"\$\{?(\w+)(?:\[[@*]\])?\}?", word.text)
             each = lists.get(named[1]) if named else None
-            if each is not None:
-                start, text = each.place.start, file.source[each.place.start : each.place.end]
-                command.added += [
-                    LaunchPlace(start + part.start(), start + part.end(), _unquoted(part[0]))
-                    for part in _OPTION_WORD.finditer(text, text.find("=") + 1)
-                ]
+            if each is None:
+                continue
+            start, text = each.place.start, file.source[each.place.start : each.place.end]
+            parts = [
+                LaunchPlace(start + part.start(), start + part.end(), _unquoted(part[0]))
+                for part in _OPTION_WORD.finditer(text, text.find("=") + 1)
+            ]
+            # the launcher starts where its variable stands
+            first = next((at for at, part in enumerate(parts) if part.text.startswith("--")), len(parts))
+            at = command.words.index(word)
+            head = [LaunchPlace(word.start, word.end, part.text) for part in parts[:first]]
+            command.words[at : at + 1] = head or [word]
+            command.added += parts[first:]
 
 
-_OPTION_WORD = re.compile(r"""(?:\$\([^)]*\)|[^\s()"'\\])+""")
+_HOLDS = re.compile(r"[(\s]*(-|torchrun\s|accelerate\s+launch\s|python[\d.]*\s+-m\s+torch\.distributed\.run\s)")
+_OPTION_WORD = re.compile(r"""(?:\$\([^)]*\)|\\[^\r\n]|[^\s()"'\\])+""")
 
 
 def _logical_lines(source: str, *, whole: bool = False) -> Iterator[tuple[int, str]]:

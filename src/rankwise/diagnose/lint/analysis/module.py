@@ -7,6 +7,7 @@ import bisect
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from rankwise.diagnose.lint.analysis.names import Imports, last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Branch, Call, Exit, Place, Scope
@@ -40,6 +41,7 @@ class Module:
         path: as it is shown.
         source: its text.
         find_function: looks up a function of another file that was given, by its full name.
+        find_users: returns the given files that import this one.
     """
 
     def __init__(self, path: str, source: str, tree: ast.Module) -> None:
@@ -62,6 +64,7 @@ class Module:
         self.call_of: dict[ast.Call, Call] = {}
         self.names: set[str] = set()
         self.find_function: Callable[[str], tuple[Module, Scope] | None] = lambda _: None
+        self.find_users: Callable[[], list[Module]] = list
         self.cache: dict[str, object] = {}
         self.partials: dict[str, list[ast.keyword]] = {}
         self._starts: list[int] | None = None
@@ -197,6 +200,15 @@ class Module:
             node, scope, depth = found.value, found.place.scope, depth - 1
         return node
 
+    def lookup(self, scope: Scope) -> Callable[[str], ast.expr | None]:
+        """Return what tests of the rank ask for the value of a variable that a scope sees."""
+
+        def find(text: str) -> ast.expr | None:
+            found = self.binding(text, scope)
+            return None if found is None else found.shown
+
+        return find
+
     def lineage(self, owner: Scope) -> list[Scope]:
         """Return a class and the classes of this file that it is made of, nearest first."""
         found = [owner]
@@ -207,13 +219,35 @@ class Module:
         return found
 
     def class_of(self, text: str, scope: Scope) -> Scope | None:
-        """Return the class of this file of which an object is: `self`, ``Class()``, or ``x = Class()``."""
+        """Return the class of this file of which an object is.
+
+        That is `self`, ``Class()``, ``x = Class()``, ``x = Class.create()``, a function's result, or ``x: Class``.
+        """
         if text in {"self", "cls"}:
             return next((found.owner for found in scope.chain() if found.owner is not None), None)
-        bound = None if text.endswith("()") else self.binding(text, scope)
-        made = None if bound is None else bound.value
-        name = text_of(made.func) if isinstance(made, ast.Call) else text[:-2]
-        found = self.top.functions.get(name) if text.endswith("()") or bound is not None else None
+        if text.endswith("()"):
+            return self._made_by(text[:-2])
+        bound = self.binding(text, scope)
+        if bound is not None:
+            return self._made_by(text_of(bound.value.func)) if isinstance(bound.value, ast.Call) else None
+        told = scope.annotation(text) if text in scope.params else None
+        return None if told is None else self._made_by(ast.unparse(told).strip("'"))
+
+    def _made_by(self, name: str) -> Scope | None:
+        """Return the class that a call of a name makes an object of: itself, a class method of it, or a function."""
+        root, _, method = name.partition(".")
+        found = self.top.functions.get(root)
+        if found is None or isinstance(found.node, ast.Module):
+            return None
+        maker = found.functions.get(method) if method and not found.is_function else None
+        if method and (maker is None or not any(text_of(each) == "classmethod" for each in maker.node.decorator_list)):  # type: ignore[union-attr]
+            return None
+        if found.is_function:
+            end = found.node.body[-1]
+            value = end.value if isinstance(end, ast.Return) else None
+            made = next(iter(found.bindings.get(text_of(value), ())), None) if isinstance(value, ast.Name) else None
+            value = made.value if made is not None else value
+            found = self.top.functions.get(text_of(value.func)) if isinstance(value, ast.Call) else None
         return found if found is not None and isinstance(found.node, ast.ClassDef) else None
 
     def local_function(self, call: Call) -> Scope | None:
@@ -242,6 +276,19 @@ class Module:
         """Return the calls of a function in this file."""
         name = scope.owner.name if scope.name == "__init__" and scope.owner is not None else scope.name
         return [call for call in self.by_method.get(name, ()) if self.local_function(call) is scope]
+
+    def outside_callers(self, scope: Scope) -> list[tuple[Module, Call]]:
+        """Return the calls of a function, or of a class, at the top of this file in the given files that import it."""
+        if scope.parent is not self.top or self.top.functions.get(scope.name) is not scope:
+            return []
+        path = Path(self.path)
+        stem = path.parent.name if path.name == "__init__.py" else path.stem
+        return [
+            (user, call)
+            for user in self.find_users()
+            for call in user.methods(scope.name)
+            if last(call.name.rpartition(".")[0]) == stem
+        ]
 
     def given(self, scope: Scope, name: str) -> list[tuple[Call, ast.expr | None]]:
         """Return every call of a function in this file, and what it gives for a parameter; None: it is not seen.

@@ -72,6 +72,12 @@ class Scope:
         pairs = zip(reversed(args), reversed(self.node.args.defaults), strict=False)
         return next((value for arg, value in pairs if arg.arg == name), None)
 
+    def annotation(self, name: str) -> ast.expr | None:
+        """Return the annotation of a parameter."""
+        args = self.node.args if isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef) else None
+        listed = [*args.posonlyargs, *args.args, *args.kwonlyargs] if args is not None else []
+        return next((arg.annotation for arg in listed if arg.arg == name), None)
+
     def chain(self) -> Iterator[Scope]:
         """Yield it and the scopes around it, innermost first."""
         scope: Scope | None = self

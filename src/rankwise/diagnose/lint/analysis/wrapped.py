@@ -135,16 +135,18 @@ def _others(module: Module, wrap: Wrap) -> Iterator[Wrap]:
     """Yield second names: ``self.model = model`` behind the wrap, and ``trainer.model`` for the objects of a class."""
     if not wrap.text:
         return
-    for found in (each for listed in wrap.place.scope.bindings.values() for each in listed):
-        if _is_name(found.value, wrap.text) and position(found.place.stmt) > position(wrap.place.stmt):
-            yield Wrap(found.text, "", wrap.call, wrap.made)
-    yield from _items(module, wrap)
     owner = module.class_of("self", wrap.place.scope) if wrap.text.startswith("self.") else None
-    for method in owner.functions.values() if owner is not None else ():
-        for found in (each for listed in method.bindings.values() for each in listed):
-            if _is_name(found.value, wrap.text) and method is not wrap.place.scope:
+    related = [each for each in module.scopes if owner and each.owner and _is_related(module, owner, each.owner)]
+    for scope in (wrap.place.scope, *(each for each in related if each is not wrap.place.scope)):
+        for found in (each for listed in scope.bindings.values() for each in listed):
+            value = found.value
+            if isinstance(value, ast.Call) and value.args and module.name_of(value.func) == "torch.compile":
+                value = value.args[0]
+            late = scope is not wrap.place.scope or position(found.place.stmt) > position(wrap.place.stmt)
+            if late and _is_name(value, wrap.text):
                 node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), found.place.stmt)
                 yield Wrap(found.text, "", Call(node, "", found.place), wrap.made)
+    yield from _items(module, wrap)
     for call in module.methods(owner.name) if owner is not None else ():
         stmt = call.place.stmt
         for target in stmt.targets if isinstance(stmt, ast.Assign) and stmt.value is call.node else ():
@@ -175,6 +177,8 @@ def _parameters(module: Module, wrap: Wrap, known: list[Wrap]) -> Iterator[Wrap]
         if not any(_is_name(part, wrap.text) for part in given) or not sees(module, wrap, call):
             continue
         target = module.local_function(call)
+        if target is None and "." not in call.text:
+            yield from _fields(module, wrap, call)
         for name in target.params if target is not None else ():
             assert target is not None
             parts = [part for _, part in module.given(target, name)]
@@ -186,6 +190,29 @@ def _parameters(module: Module, wrap: Wrap, known: list[Wrap]) -> Iterator[Wrap]
             ):
                 node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), target.node)
                 yield Wrap(name, "", Call(node, "", _start(target)), wrap.made)
+
+
+def _fields(module: Module, wrap: Wrap, call: Call) -> Iterator[Wrap]:
+    """Yield the field of a dataclass of this file that a call fills with the wrapped model."""
+    made = module.top.functions.get(call.text)
+    if (
+        made is None
+        or not isinstance(made.node, ast.ClassDef)
+        or "dataclass" not in map(_word, made.node.decorator_list)
+    ):
+        return
+    listed = [part.target for part in made.node.body if isinstance(part, ast.AnnAssign)]
+    given = [*zip(map(text_of, listed), call.node.args, strict=False)]
+    given += [(word.arg, word.value) for word in call.node.keywords if word.arg]
+    method = next((scope for scope in made.functions.values() if scope.is_function), None)
+    for name, part in given if method is not None and len(module.by_method[call.text]) == 1 else ():
+        if _is_name(part, wrap.text):
+            node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), made.node)
+            yield Wrap(f"self.{name}", "", Call(node, "", _start(method)), wrap.made)  # type: ignore[arg-type]
+
+
+def _word(node: ast.expr) -> str:
+    return last(text_of(node.func if isinstance(node, ast.Call) else node))
 
 
 def _start(scope: Scope) -> Place:
@@ -202,8 +229,7 @@ def sees(module: Module, wrap: Wrap, call: Call) -> bool:
     scope = wrap.place.scope
     if wrap.text.startswith("self."):
         mine, other = (module.class_of("self", each.place.scope) for each in (wrap, call))
-        related = mine is not None and other is not None
-        return related and (mine in module.lineage(other) or other in module.lineage(mine))  # type: ignore[arg-type]
+        return _is_related(module, mine, other)
     root = wrap.text.partition(".")[0].removesuffix("[]")
     for each in call.place.scope.chain():
         if each is scope:
@@ -212,6 +238,12 @@ def sees(module: Module, wrap: Wrap, call: Call) -> bool:
         if each.is_function and (root in each.params or root in each.bindings or wrap.text in each.bindings):
             return False
     return False
+
+
+def _is_related(module: Module, one: Scope | None, other: Scope | None) -> bool:
+    if one is None or other is None:
+        return False
+    return one in module.lineage(other) or other in module.lineage(one)
 
 
 def is_rebound(wrap: Wrap, call: Call) -> bool:

@@ -38,14 +38,26 @@ def global_batch_per_rank(module: Module) -> Iterator[Hit]:
         return
     for call in module.named(LOADER):
         size = call.argument("batch_size", 1)
-        if not isinstance(size, ast.Name | ast.Attribute):
+        name = "" if size is None else _option(size)
+        if size is None or not name:
             continue
-        name = last(text_of(size))
         told = re.search(r"^(global|total|effective)_?batch", name, re.IGNORECASE) or _is_global(module, name)
         if not told or call.keyword("batch_sampler"):
             continue
-        if not re.search(rf"\b{name}\s*(//|/|=)", module.source.replace(f"batch_size={module.text(size)}", "")):
+        others = module.source.replace(f"batch_size={module.text(size)}", "")
+        if not re.search(rf"\b{name}\b(['\"]?(, *\w+)?[\])]+)?\s*(//|/|=)", others):
             yield Hit(size, {"text": module.text(size)})
+
+
+def _option(node: ast.expr) -> str:
+    """Return the name of a variable, or of an option: ``size``, ``args.size``, ``config["size"]``, ``config.get("size")``."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        return last(text_of(node))
+    key = node.slice if isinstance(node, ast.Subscript) else None
+    if isinstance(node, ast.Call) and last(text_of(node.func)) == "get" and node.args:
+        key = node.args[0]
+    name = key.value if isinstance(key, ast.Constant) else None
+    return name if isinstance(name, str) and name.isidentifier() else ""
 
 
 def _of_deepspeed(module: Module) -> Iterator[Hit]:

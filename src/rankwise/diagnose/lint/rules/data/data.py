@@ -6,9 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.aliases import names_behind, names_of
+from rankwise.diagnose.lint.analysis.aliases import READERS, names_behind, names_of, names_outside
 from rankwise.diagnose.lint.analysis.facts import (
+    FABRICS,
     LOADER,
+    SAMPLER,
     has_framework,
     is_before_ranks,
     is_const,
@@ -18,9 +20,10 @@ from rankwise.diagnose.lint.analysis.facts import (
     runs_on_several,
     without_keyword,
 )
-from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.analysis.guards import is_mode_test
+from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Call
+from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Place
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 from rankwise.diagnose.lint.record import Fix, Hit, rule
 
@@ -36,12 +39,7 @@ _SHARDING_CALLS = ("split_dataset_by_node", "shard", "split_by_node", "skip")
 
 def _trained_loaders(module: Module) -> Iterator[tuple[Call, ast.stmt]]:
     """Yield the calls of DataLoader whose result a training loop of the same file iterates."""
-    around = loops_around(module)
-    loops = [
-        (loop, names_behind(module, gone_through(module, loop), around[loop][0]))
-        for loop in loops_that_train(module)
-        if loop in around
-    ]
+    loops = _loops_and_names(module)
     for call in module.named(LOADER):
         names = names_of(module, call)
         handed = [loop for loop in _training_fors(module) if _handed_over(module, loop, names)]
@@ -51,7 +49,14 @@ def _trained_loaders(module: Module) -> Iterator[tuple[Call, ast.stmt]]:
             break
 
 
-_READERS = frozenset({"tqdm", "enumerate", "iter", "cycle", "infinite", "trange", "track"})
+def _loops_and_names(module: Module) -> list[tuple[ast.stmt, set[str]]]:
+    """Return the training loops, each with the names of what it goes through."""
+    around = loops_around(module)
+    return [
+        (loop, names_behind(module, gone_through(module, loop), around[loop][0]))
+        for loop in loops_that_train(module)
+        if loop in around
+    ]
 
 
 def gone_through(module: Module, loop: ast.stmt) -> set[str]:
@@ -60,7 +65,7 @@ def gone_through(module: Module, loop: ast.stmt) -> set[str]:
     nexts = (call for call in module.methods("next") if loop in call.place.loops)
     names |= {name for call in nexts for part in call.node.args[:1] for name in names_in(part)}
     made = (found for found in module.bindings if last(found.text) in names and isinstance(found.value, ast.Call))
-    read = (found.value for found in made if last(text_of(found.value.func)) in _READERS)  # type: ignore[union-attr]
+    read = (found.value for found in made if last(text_of(found.value.func)) in READERS)  # type: ignore[union-attr]
     return names | {name for value in read for name in names_in(value)}
 
 
@@ -90,6 +95,9 @@ def _wraps_only(module: Module) -> bool:
         return False
     if engines or "horovod.torch.DistributedOptimizer" in module.by_name:
         return not any(module.imports.uses(name) for name in ("accelerate", "lightning", "pytorch_lightning"))
+    fabrics = [call for call in module.named(*FABRICS) if not is_const(call.argument("devices", 2), 1)]
+    if fabrics and any(call.keyword("devices") or call.keyword("strategy") for call in fabrics):
+        return module.has_call("setup") and not any(call.is_open for call in fabrics)
     prepares = list(module.methods("prepare"))
     return "accelerate.Accelerator" in module.by_name and bool(prepares) and not any(call.is_open for call in prepares)
 
@@ -133,33 +141,56 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
         return
     yield from _left_alone_by_lightning(module)
     if not _wraps_only(module):
+        yield from _made_for_others(module)
         return
     # where there is a sampler, it may be another loader's; a name that is imported and never called shares nothing
-    sampled = any("Sampler" in name and name not in _FOR_ALL for name in module.by_method)
+    sampled = _has_sampler(module)
     handed = {name for call in module.methods(*_SHARDERS) for name in names_in(call.node)}
     for call, loop in _trained_loaders(module):
         names = names_of(module, call)
         if handed & names or handed & names_in(getattr(loop, "iter", None)):
             continue
-        shuffled = call.keyword("shuffle")
-        if sampled and not (shuffled is not None and is_const(shuffled.value, True) and _is_only(module, call, names)):
+        if sampled and not (_is_shuffled(module, call) and _is_only(module, call, names)):
             continue
-        sampler = module.value(call.argument("sampler", 3), call.place.scope)
-        shares = sampler is not None and not (isinstance(sampler, ast.Call) and last(text_of(sampler.func)) in _FOR_ALL)
-        if call.is_open or shares or call.keyword("batch_sampler") or len(call.node.args) > 4:
-            continue
-        if is_before_ranks(module, loops_around(module)[loop][0]):
-            continue
-        data = call.argument("dataset", 0)
-        made = module.value(data, call.place.scope)
-        if isinstance(made, ast.Subscript | ast.ListComp) and _SHARDS.search(module.text(made)):
-            continue
-        if isinstance(made, ast.Call) and (_SHARDS.search(module.text(made)) or _is_stream(module, made)):
-            continue
-        if any(_SHARDS.search(name) for name in names_in(data)):
-            continue
-        if shuffled is None or not any(_MODES.search(name) for name in names_in(shuffled.value)):
+        if _takes_all(module, call) and not is_before_ranks(module, loops_around(module)[loop][0]):
             yield Hit(call.node.func)
+
+
+def _made_for_others(module: Module) -> Iterator[Hit]:
+    """Yield loaders that a function makes for a training loop of another file, where neither file has a sampler."""
+    if has_framework(module) or _has_sampler(module):
+        return
+    for call in module.named(LOADER):
+        for user, names in names_outside(module, call) if _takes_all(module, call) else ():
+            shares = _has_sampler(user) or user.has_call(*_SHARDING_CALLS, *_SHARDERS) or not _wraps_only(user)
+            if not shares and any(names & used for _, used in _loops_and_names(user)):
+                yield Hit(call.node.func)
+
+
+def _has_sampler(module: Module) -> bool:
+    return any("Sampler" in name and name not in _FOR_ALL for name in module.by_method)
+
+
+def _is_shuffled(module: Module, call: Call) -> bool:
+    """Whether a loader shuffles by itself; so does one that gets its sampler in the place of ``shuffle``."""
+    shuffled = call.argument("shuffle", 2)
+    made = module.value(shuffled, call.place.scope)
+    return is_const(shuffled, True) or (isinstance(made, ast.Call) and module.name_of(made.func) == SAMPLER)
+
+
+def _takes_all(module: Module, call: Call) -> bool:
+    """Whether a loader reads the whole of its data set, as far as is seen."""
+    sampler = module.value(call.argument("sampler", 3), call.place.scope)
+    shares = sampler is not None and not (isinstance(sampler, ast.Call) and last(text_of(sampler.func)) in _FOR_ALL)
+    if call.is_open or shares or call.keyword("batch_sampler") or len(call.node.args) > 4:
+        return False
+    data, shuffled = call.argument("dataset", 0), call.keyword("shuffle")
+    made = module.value(data, call.place.scope)
+    if isinstance(made, ast.Subscript | ast.ListComp | ast.Call) and _SHARDS.search(module.text(made)):
+        return False
+    if _is_stream(module, call, made) or any(_SHARDS.search(name) for name in names_in(data)):
+        return False
+    return shuffled is None or not any(_MODES.search(name) for name in names_in(shuffled.value))
 
 
 def _left_alone_by_lightning(module: Module) -> Iterator[Hit]:
@@ -183,13 +214,68 @@ def _is_off(call: Call, name: str) -> bool:
     return word is not None and is_const(word.value, False)
 
 
-def _is_stream(module: Module, made: ast.Call) -> bool:
-    """Whether a data set is a stream, which takes no sampler: `iterable-unsharded` looks at those of this file."""
-    owner = module.top.functions.get(text_of(made.func))
-    bases = owner.node.bases if owner is not None and isinstance(owner.node, ast.ClassDef) else ()
-    return any("Iterable" in text_of(part) for part in (made.func, *bases))
+def stream_of(module: Module, call: Call) -> list[ast.expr | ast.stmt]:
+    """Return what makes the stream that a loader reads, from the last step to the source; empty where it is no stream.
+
+    A stream takes no sampler. Known are classes of this file, and those of the libraries datasets and webdataset.
+    """
+    scope, chain = call.place.scope, list[ast.expr | ast.stmt]()
+    node = call.argument("dataset", 0)
+    while node is not None and len(chain) < 20:
+        if isinstance(node, ast.Name | ast.Attribute):
+            made = (found for found in module.bindings_of(text_of(node), scope) if found.value not in chain)
+            found = next((found for found in made if position(found.place.stmt) < position(node)), None)
+            node = None if found is None else found.value
+            continue
+        if not isinstance(node, ast.Call) or any(isinstance(part, ast.Starred) for part in node.args):
+            break
+        chain.append(node)
+        name, told = module.name_of(node.func), {word.arg: word.value for word in node.keywords}
+        if name == "datasets.load_dataset":
+            return [*chain, node.func] if is_const(told.get("streaming"), True) else []
+        if name in {"webdataset.WebDataset", "webdataset.DataPipeline"}:
+            drawn = is_const(told.get("resampled"), True) or "ResampledShards" in ast.unparse(node)
+            return [] if drawn else [*chain, node.func]
+        owner = module.top.functions.get(text_of(node.func))
+        if owner is not None and isinstance(owner.node, ast.ClassDef):
+            made_of = [each.node for each in module.lineage(owner) if isinstance(each.node, ast.ClassDef)]
+            named = {module.name_of(base) for each in made_of for base in each.bases}
+            return [*made_of, *chain, node.func] if "torch.utils.data.IterableDataset" in named else []
+        # a method gives another stream
+        node = node.func.value if isinstance(node.func, ast.Attribute) else None
+    return []
 
 
+def _is_stream(module: Module, call: Call, made: ast.expr | None) -> bool:
+    """Whether a data set is a stream: `iterable-unsharded` looks at those."""
+    named = isinstance(made, ast.Call) and "Iterable" in text_of(made.func)
+    return named or bool(stream_of(module, call))
+
+
+def is_shared(module: Module, sampler: ast.expr | None, place: Place) -> bool:
+    """Whether a loader's sampler gives each rank a share wherever there are several ranks."""
+    bound: list[Binding] = []
+    if isinstance(sampler, ast.Name | ast.Attribute):
+        bound = list(module.bindings_of(text_of(sampler), place.scope))
+    tests = [branch.test for found in bound for branch in found.place.branches if branch not in place.branches]
+    shared, alone = False, False
+    for value in [found.value for found in bound] or [sampler]:
+        for part in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
+            shares = _shares(module, part)
+            shared, alone = shared or shares, alone or not shares
+        tests += [value.test] if isinstance(value, ast.IfExp) else []
+    # what decides is the way of running, not the part of the data
+    return shared and not (alone and any(not is_mode_test(test) or _PARTS.search(ast.unparse(test)) for test in tests))
+
+
+def _shares(module: Module, node: ast.expr | None) -> bool:
+    """Whether a sampler gives each rank a share: torch's, or one that says so in its name."""
+    if not isinstance(node, ast.Call):
+        return False
+    return module.name_of(node.func) == SAMPLER or re.search(r"Distributed\w*Sampler$", text_of(node.func)) is not None
+
+
+_PARTS = re.compile(r"train|split|phase|val\b|valid|eval|test", re.IGNORECASE)
 HELD_OUT = re.compile(r"val|test|eval|dev", re.IGNORECASE)
 _MODES = re.compile(r"dist|ddp|sampler|world|rank|gpu|multi|parallel", re.IGNORECASE)
 

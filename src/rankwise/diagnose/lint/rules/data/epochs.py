@@ -19,9 +19,14 @@ from rankwise.diagnose.lint.analysis.facts import (
 )
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Binding, Call
+from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Scope
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 from rankwise.diagnose.lint.rules.data.data import HELD_OUT, gone_through
+
+# what has an epoch of its own, and tells no sampler
+_OF_DATA = re.compile(
+    r"(data_?set|_set|_ds|collat\w*|transform\w*|criterion|loss\w*|scheduler|model)$|^ds$", re.IGNORECASE
+)
 
 
 def _epoch_name(module: Module, loop: ast.stmt) -> str | None:
@@ -44,13 +49,27 @@ def _epoch_name(module: Module, loop: ast.stmt) -> str | None:
 def _samplers(module: Module) -> Iterator[tuple[Call, Binding | None]]:
     """Yield the DistributedSamplers that shuffle, with the variable each is bound to."""
     for call in module.named(SAMPLER):
-        shuffled = call.argument("shuffle", 3)
-        if call.is_open or (shuffled is not None and not is_const(shuffled, True)):
+        if call.is_open or not _shuffles(module, call.argument("shuffle", 3), call.place.scope):
             continue
         bound = next(
             (found for found in module.bindings if found.value is not None and call.node in ast.walk(found.value)), None
         )
         yield call, bound
+
+
+def _shuffles(module: Module, node: ast.expr | None, scope: Scope) -> bool:
+    """Whether a sampler shuffles: by default, as told, for the part that trains, or as one of its callers tells."""
+    if node is None or isinstance(node, ast.Constant):
+        return node is None or node.value is True
+    if isinstance(node, ast.Name) and scope.is_function and node.id in scope.params and node.id not in scope.bindings:
+        given = [part for _, part in module.given(scope, node.id)]
+        return any(is_const(part or scope.default(node.id), True) for part in given)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return any(HELD_OUT.search(name) for name in names_in(node.operand))
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        told = node.comparators[0].value if isinstance(node.comparators[0], ast.Constant) else None
+        return isinstance(node.ops[0], ast.Eq) and told in {"train", "training"}
+    return isinstance(node, ast.Name | ast.Attribute) and re.search(r"(^|_)train", last(text_of(node))) is not None
 
 
 @rule(
@@ -90,20 +109,23 @@ def train(dataset, model, criterion, optimizer):
 )
 def missing_set_epoch(module: Module) -> Iterator[Hit]:
     """A shuffling sampler, a loop over epochs in the same file, and nothing that could tell it the epoch."""
-    for call in module.methods("set_epoch"):
+    calls = [call for call in module.methods("set_epoch") if not _OF_DATA.search(last(call.base))]
+    for call in calls:
         counted = any(isinstance(loop, ast.For) and "range" in names_in(loop.iter) for loop in call.place.loops)
-        if counted and call.node.args and is_fixed(module, call.node.args[0], call.place.scope):
+        fixed = bool(call.node.args) and is_fixed(module, call.node.args[0], call.place.scope)
+        if fixed and (counted or _is_above(module, call, calls)):
             yield Hit(call.node)
-    told = module.has_call("set_epoch") or "set_epoch" in module.attributes
+    told = bool(calls) or ("set_epoch" in module.attributes and not module.has_call("set_epoch"))
     told = told or any(found.text.endswith("sampler.epoch") for found in module.bindings)
     others = _told_others(module)
     told = told and not others
     if told or SAMPLER not in module.by_name or _sets_epochs(module) or _set_epoch_elsewhere(module):
         return
     loops = [loop for loop in _epoch_loops(module) if not _runs_once(loop)]
-    if not loops and not _goes_on_for_ever(module):
-        return
+    here = bool(loops) or _goes_on_for_ever(module)
     for call, bound in _samplers(module):
+        if not here and not _is_trained_outside(module, call):
+            continue
         name = "" if bound is None else last(bound.text)
         if others and name in {"", *others}:
             continue
@@ -113,12 +135,32 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
         yield Hit(call.node.func, {}, _set_epoch_fix(module, bound, loops))
 
 
+def _is_trained_outside(module: Module, call: Call) -> bool:
+    """Whether a function with a sampler is called by a given file that has a loop over epochs, and tells no epoch."""
+    users = module.outside_callers(call.place.scope)
+    if any(user.has_call("set_epoch") or _sets_epochs(user) or _set_epoch_elsewhere(user) for user, _ in users):
+        return False
+    return any(not _runs_once(loop) for user, _ in users for loop in _epoch_loops(user))
+
+
+def _is_above(module: Module, call: Call, calls: list[Call]) -> bool:
+    """Whether the one call for a sampler stands above the loop over epochs."""
+    if len(calls) > 1 or call.place.loops or HELD_OUT.search(call.base):
+        return False
+    around = loops_around(module)
+    loops = (loop for loop in _epoch_loops(module) if not _runs_once(loop))
+    return any(around[loop][0] is call.place.scope and position(loop) > position(call.node) for loop in loops)
+
+
 def _told_others(module: Module) -> set[str]:
     """Return the samplers that are told the epoch, where each is one of this file, by its own name."""
     through = _samplers_of_loaders(module)
     told = {through.get(call.base, call.base) for call in module.methods("set_epoch")}
     made = {found.text for call in module.named(SAMPLER) for found in module.bindings if found.value is call.node}
-    return told if told and told <= made and all("." not in name for name in told) else set()
+    if not told or any(name.endswith(".sampler") for name in told - made):
+        return set()
+    named = {last(name) for name in told}
+    return named if named <= {last(name) for name in made} else set()
 
 
 def _samplers_of_loaders(module: Module) -> dict[str, str]:

@@ -7,15 +7,21 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.aliases import names_behind, names_of
-from rankwise.diagnose.lint.analysis.facts import LOADER, SAMPLER, names_in, runs_on_several
-from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.analysis.facts import LOADER, names_in, runs_on_several
+from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.rules.data.data import gone_through, is_shared
 
 _REDUCES = re.compile(r"reduce|gather|sync|metric|^compute$|\.compute\(|evaluator", re.IGNORECASE)
+_SHOWS = re.compile(r"^(log|print|write|track|save|init|format|display|plot|show|record|update|report)_")
+_PLAIN = ("dict", "list", "defaultdict", "OrderedDict", "AverageMeter")
+_METER = re.compile(r"(Avg|Average|Averager|RunningAverage|Running|Loss|Acc)_?(Meter|Averager)?s?", re.IGNORECASE)
+_MEANS = frozenset({"mean", "fmean", "nanmean"})
 _HOOKS = re.compile(r"(on_)?(validation|test)_(step|epoch_end)|on_(validation|test)_epoch_end")
 _COUNTS = re.compile(r"correct|right|good|hits?$|acc|num_|tot|err|loss|dice|iou|score|top1", re.IGNORECASE)
+_QUIET = re.compile(r"no_grad|inference_mode|\.eval\(\)")
 _NO_REDUCTION = re.compile(r"cuda\.synchronize$|convert_sync_batchnorm$")
 # a slice, or a range, from the rank in steps of the number of ranks
 _STRIDE = re.compile(r"\[[\w.]*rank(\(\))?::|\brange\([\w.]*rank(\(\))?, ", re.IGNORECASE)
@@ -59,26 +65,52 @@ def evaluate(model, held_out):
     ignore="a rough number is enough, or what calls this adds the shares up.",
 )  # fmt: skip
 def evaluation_of_share(module: Module) -> Iterator[Hit]:
-    """A quotient of counts over a loader that is shared out, in a file without any reduction; a log without sync_dist."""
+    """A number of a loader that is shared out, which nothing adds up on its way; a log without sync_dist."""
     if runs_on_several(module):
         yield from _logged(module)
     shared = _shared_loaders(module)
-    if not shared or any(_REDUCES.search(call.method) for call in module.calls if not _NO_REDUCTION.search(call.text)):
-        return
-    for loop, scope in _evaluations(module):
-        if not names_behind(module, names_in(loop.iter), scope) & shared:
+    for loop, scope in _evaluations(module) if shared or _QUIET.search(module.source) else ():
+        here = bool(names_behind(module, gone_through(module, loop), scope) & shared)
+        found = next(_results(module, loop, scope), None)
+        if found is None or _reduces(module, scope):
             continue
-        counted = {
-            last(text_of(part.target))
-            for stmt in loop.body
-            for part in ast.walk(stmt)
-            if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Add)
-        }
-        for part in ast.walk(scope.node):
-            quotient = isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div) and part.lineno > loop.lineno
-            if quotient and isinstance(part, ast.BinOp) and _is_count(part.left, counted):
-                yield Hit(part, {"what": ast.unparse(part)})
-                break
+        if (here and not _reduced_by_callers(module, scope)) or (not here and _shared_outside(module, loop, scope)):
+            yield Hit(found, {"what": ast.unparse(found)})
+
+
+def _shared_outside(module: Module, loop: ast.For, scope: Scope) -> bool:
+    """Whether a given file that imports this one evaluates a share here, and does not add it up."""
+    for user, call in module.outside_callers(scope):
+        names = {name for name in scope.params if name in names_in(loop.iter)}
+        given = (call.argument(name, scope.params.index(name)) for name in names)
+        if {last(text_of(part)) for part in given if part is not None} & _shared_loaders(user):
+            return not _reduced_behind(user, call, scope)
+    return False
+
+
+def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
+    """Yield what is made of the sums, lists and meters of a loop behind it."""
+    counted, listed = set(), set()
+    for part in (part for stmt in loop.body for part in ast.walk(stmt)):
+        if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Add):
+            counted.add(last(text_of(part.target)))
+        elif isinstance(part, ast.Call) and last(text_of(part.func)) in {"append", "extend", "update"}:
+            listed.add(text_of(part.func)[: -len(last(text_of(part.func))) - 1])
+    end = loop.end_lineno or loop.lineno
+    for part in ast.walk(scope.node):
+        if not isinstance(part, ast.expr) or part.lineno <= loop.lineno:
+            continue
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div):
+            if _is_count(part.left, counted) or (part.lineno > end and _is_sum(part.left, listed)):
+                yield part
+        elif part.lineno <= end:
+            continue
+        elif isinstance(part, ast.Attribute) and part.attr in {"avg", "average", "global_avg"}:
+            text = text_of(part.value)
+            if text in listed and _is_meter(module, text, scope):
+                yield part
+        elif isinstance(part, ast.Call) and (_is_mean(part, listed) or _is_score(module, part, listed | counted)):
+            yield part
 
 
 def _is_count(node: ast.expr, counted: set[str]) -> bool:
@@ -87,10 +119,97 @@ def _is_count(node: ast.expr, counted: set[str]) -> bool:
     return any(_COUNTS.search(name) for name in names)
 
 
+def _is_sum(node: ast.expr, listed: set[str]) -> bool:
+    """Whether it is ``sum(losses)`` of a list that a loop fills."""
+    return isinstance(node, ast.Call) and text_of(node.func) in {"sum", "np.sum"} and _takes(node, listed)
+
+
+def _takes(node: ast.Call, listed: set[str]) -> bool:
+    return bool(node.args) and text_of(node.args[0]) in listed and _COUNTS.search(text_of(node.args[0])) is not None
+
+
+def _is_mean(node: ast.Call, listed: set[str]) -> bool:
+    """Whether it is the mean of such a list: ``np.mean(losses)``, ``torch.stack(losses).mean()``."""
+    if last(text_of(node.func)) not in _MEANS:
+        return False
+    inner = node.func.value if isinstance(node.func, ast.Attribute) else None
+    if isinstance(inner, ast.Call):
+        return last(text_of(inner.func)) in {"stack", "cat", "tensor", "array"} and _takes(inner, listed)
+    return _takes(node, listed)
+
+
+def _is_meter(module: Module, text: str, scope: Scope) -> bool:
+    """Whether a name is a meter that adds up on one rank, as far as is seen."""
+    bound = list(module.bindings_of(text, scope))
+    made = [found.shown or getattr(found.place.stmt, "value", None) for found in bound]
+    makers = [text_of(value.func) for value in made if isinstance(value, ast.Call)]
+    if not made or len(makers) < len(made) or not all(_METER.fullmatch(last(text)) for text in makers):
+        return False
+    owners = [module.top.functions.get(text) for text in makers]
+    return not any(_reduces(module, method) for owner in owners if owner for method in owner.functions.values())
+
+
+def _is_score(module: Module, node: ast.Call, gathered: set[str]) -> bool:
+    """Whether a function of scikit-learn, which knows of no ranks, is given what a loop has gathered."""
+    given = {name for part in node.args for name in names_in(part)}
+    return module.name_of(node.func).startswith("sklearn.metrics.") and bool(given & gathered)
+
+
+def _reduces(module: Module, scope: Scope, depth: int = 3) -> bool:
+    """Whether a function adds up over the ranks: by itself, or in what it calls."""
+    return any(_is_reduction(module, call, depth) for call in scope.calls)
+
+
+def _is_reduction(module: Module, call: Call, depth: int = 3) -> bool:
+    if _NO_REDUCTION.search(call.text):
+        return False
+    found = module.scope_of(call) if depth else None
+    if found is not None:
+        return _reduces(*found, depth - 1)
+    if _REDUCES.search(call.method):
+        return _SHOWS.search(call.method) is None and not call.name.startswith("sklearn.")
+    if not re.search("metric|evaluator", call.base, re.IGNORECASE):
+        return False
+    # a dict of numbers may be called metrics, too
+    made = module.value(getattr(call.node.func, "value", None), call.place.scope)
+    plain = isinstance(made, ast.Dict | ast.List) or (isinstance(made, ast.Call) and last(text_of(made.func)) in _PLAIN)
+    return not plain and not call.name.startswith("sklearn.")
+
+
+def _reduced_by_callers(module: Module, scope: Scope, depth: int = 2) -> bool:
+    """Whether what calls an evaluation may add up what it returns; where it does not show, by any call of the file."""
+    callers = module.callers(scope)
+    if not callers:
+        return any(_is_reduction(module, call, 0) for call in module.calls if call.place.scope is not scope)
+    return any(_reduced_behind(module, call, scope, depth) for call in callers)
+
+
+def _reduced_behind(module: Module, call: Call, scope: Scope, depth: int = 2) -> bool:
+    """Whether the function that calls an evaluation, or its own caller, may add up what it gets."""
+    outer, stmt = call.place.scope, call.place.stmt
+    targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target] if hasattr(stmt, "target") else []
+    names = {name for target in targets for name in names_in(target)} - {"self"}
+    names |= {last(text) for text in scope.bindings if text.startswith("self.")}
+    for _ in range(3):
+        made = (found for listed in outer.bindings.values() for found in listed)
+        names |= {last(found.text) for found in made if names_in(getattr(found.place.stmt, "value", None)) & names}
+    returns = (exit_.node for exit_ in module.exits if exit_.place.scope is outer)
+    handed_on = any(call.node in ast.walk(node) or names_in(node) & names for node in returns)
+    if depth and handed_on and module.callers(outer) and _reduced_by_callers(module, outer, depth - 1):
+        return True
+    behind = [found for found in outer.calls if position(found.node) > position(call.node)]
+    inside = [found for found in outer.calls if found.place.stmt is stmt and found is not call]
+    inside += [found for found in behind if names_in(found.node) & names]
+    return any(_is_reduction(module, found) for found in inside)
+
+
 def _logged(module: Module) -> Iterator[Hit]:
     """Yield what a hook of Lightning logs of an evaluation: a number of its own, neither a metric nor shared."""
-    for call in module.methods("log"):
-        value, shared = call.argument("value", 1), call.keyword("sync_dist")
+    logs = [(call, call.argument("value", 1)) for call in module.methods("log")]
+    for call in module.methods("log_dict"):
+        logs += [(call, value) for value in getattr(call.argument("dictionary", 0), "values", ())]
+    for call, value in logs:
+        shared = call.keyword("sync_dist")
         if call.base != "self" or not _HOOKS.fullmatch(call.place.scope.name) or shared is not None or value is None:
             continue
         owner = module.class_of("self", call.place.scope)
@@ -114,10 +233,9 @@ def _shared_loaders(module: Module) -> set[str]:
     """Return the names of loaders for evaluation that give each rank a share."""
     found: set[str] = set()
     for call in module.named(LOADER):
-        sampler = module.value(call.argument("sampler", 3), call.place.scope)
         data = module.value(call.argument("dataset", 0), call.place.scope)
         strided = data is not None and _STRIDE.search(ast.unparse(data)) is not None
-        if strided or (isinstance(sampler, ast.Call) and module.name_of(sampler.func) == SAMPLER):
+        if strided or is_shared(module, call.argument("sampler", 3), call.place):
             found |= names_of(module, call)
     if "accelerate.Accelerator" in module.by_name:
         for call in module.methods("prepare"):
@@ -144,4 +262,6 @@ def _is_quiet(call: Call) -> bool:
     withs = (ast.unparse(item.context_expr) for with_ in call.place.withs for item in with_.items)
     decorators = getattr(call.place.scope.node, "decorator_list", ())
     texts = (*withs, *(ast.unparse(each) for each in decorators))
-    return any(re.search("no_grad|inference_mode", text) for text in texts)
+    # or no backward pass in a function that has told the model to evaluate
+    told = any(each.method == "eval" and not each.node.args for each in call.place.scope.calls)
+    return told or any(re.search("no_grad|inference_mode", text) for text in texts)

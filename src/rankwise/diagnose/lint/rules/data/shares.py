@@ -1,4 +1,4 @@
-"""RW104, RW106, RW107, RW109 to RW113: how data, batches, workers and seeds are shared out, beyond the sampler."""
+"""RW104, RW106, RW107, RW109 to RW112, RW117: how data, batches, workers and seeds are shared out, beyond the sampler."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
+from rankwise.diagnose.lint.analysis.aliases import names_of
 from rankwise.diagnose.lint.analysis.facts import (
     LOADER,
     SAMPLER,
     has_framework,
+    has_rank,
     is_before_ranks,
     is_const,
     is_distributed,
@@ -18,10 +20,11 @@ from rankwise.diagnose.lint.analysis.facts import (
 )
 from rankwise.diagnose.lint.analysis.guards import LOCAL_RANK_NAMES, is_local_rank
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import text_of
+from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.rules.data.data import HELD_OUT, is_shared, stream_of
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _SHARES = re.compile(
@@ -63,10 +66,16 @@ def main(dataset):
 def unseeded_split(module: Module) -> Iterator[Hit]:
     """random_split without generator, or scikit-learn's, and no seed before it; or one that holds the rank."""
     lightning = runs_on_several(module)
-    if not lightning and (not is_distributed(module) or has_framework(module)):
+    calls = list(module.named("torch.utils.data.random_split", "sklearn.model_selection.train_test_split"))
+    users = module.find_users() if calls and not lightning and not has_framework(module) else []
+    started = is_distributed(module) or any(is_distributed(user) and not has_framework(user) for user in users)
+    if not lightning and (not started or has_framework(module)):
+        return
+    # what imports this file may have seeded before it calls it
+    if any("seed" in call.method.lower() for user in users for call in user.calls):
         return
     seeds = [call for call in module.calls if "seed" in call.method.lower() and "worker" not in call.method.lower()]
-    for call in module.named("torch.utils.data.random_split", "sklearn.model_selection.train_test_split"):
+    for call in calls:
         if call.argument("generator", 2) is not None and call.method == "random_split":
             continue
         if call.is_open or is_before_ranks(module, call.place.scope):
@@ -119,25 +128,18 @@ def main(net, path):
     ignore="the files that are given to it are this rank's own.",
 )  # fmt: skip
 def iterable_unsharded(module: Module) -> Iterator[Hit]:
-    """A class of this file without a word of ranks, made in a call of DataLoader."""
-    if not wraps(module) or has_framework(module):
+    """A class of this file, or a stream of a library, without a word of ranks, in a loader."""
+    if not runs_on_several(module) and (not wraps(module) or has_framework(module)):
         return
-    for scope in module.scopes:
-        node = scope.node
-        if not isinstance(node, ast.ClassDef) or not any(
-            module.name_of(base) == "torch.utils.data.IterableDataset" for base in node.bases
-        ):
+    for call in (*module.named(LOADER), *module.named("webdataset.WebLoader")):
+        chain = stream_of(module, call)
+        if not chain or any(_SHARES.search(ast.unparse(part)) for part in chain):
             continue
-        if _SHARES.search(ast.unparse(node)):
+        made = (part for part in chain if isinstance(part, ast.Call) and text_of(part.func) in module.top.functions)
+        if any(has_rank(module, part, call.place.scope) for part in made):
             continue
-        for call in module.named(LOADER):
-            made = module.value(call.argument("dataset", 0), call.place.scope)
-            if (
-                isinstance(made, ast.Call)
-                and text_of(made.func) == scope.name
-                and not _SHARES.search(ast.unparse(made))
-            ):
-                yield Hit(call.node.func, {"name": scope.name})
+        if not any(HELD_OUT.search(name) for name in (call.place.scope.name, *names_of(module, call))):
+            yield Hit(call.node.func, {"name": module.text(chain[-1])})
 
 
 @rule(
@@ -164,7 +166,7 @@ def my_files(files):
 )  # fmt: skip
 def local_rank_shard(module: Module) -> Iterator[Hit]:
     """files[local_rank::world_size], islice(..., local_rank, None, world_size), shard(index=local_rank)."""
-    nodes: list[tuple[ast.AST, Scope]] = [(each.place.stmt, each.place.scope) for each in module.bindings if each.value]
+    nodes: list[tuple[ast.AST, Scope]] = [(each.value, each.place.scope) for each in module.bindings if each.value]
     nodes += [(each.node, each.place.scope) for each in module.exits]
     tests = {branch: call.place.scope for call in module.calls for branch in call.place.branches}
     nodes += [(branch.test, scope) for branch, scope in tests.items()]
@@ -194,11 +196,8 @@ def local_rank_shard(module: Module) -> Iterator[Hit]:
             yield from _share(module, number.value, count.value, call.place.scope)
 
 
-def _share(module: Module, index: ast.expr, size: ast.expr, scope: object) -> Iterator[Hit]:
-    def lookup(text: str) -> ast.expr | None:
-        found = module.binding(text, scope)  # type: ignore[arg-type]
-        return None if found is None else found.shown
-
+def _share(module: Module, index: ast.expr, size: ast.expr, scope: Scope) -> Iterator[Hit]:
+    lookup = module.lookup(scope)
     sized = ast.unparse(size)
     for _ in range(2):  # n = get_world_size(), share = len(files) // n
         found = (lookup(text_of(part)) for part in ast.walk(size) if isinstance(part, ast.Name))
@@ -251,6 +250,43 @@ def _counts_cores(module: Module, node: ast.expr | None) -> bool:
         large = all(number >= _MANY_WORKERS for number in most)
         return large and bool(others) and all(_counts_cores(module, part) for part in others)
     return module.name_of(node.func) in _COUNTS
+
+
+_ACCELERATED = "import torch\nfrom accelerate import Accelerator\n"
+
+
+@rule(
+    "RW117", "sharded-twice", "warning", "medium",
+    message="{name} has a DistributedSampler, and {text} shards it once more: each rank reads a share of its share",
+    why="Accelerate takes a loader for one that reads all samples, and gives each rank every world_size-th of its batches, "
+    "whatever its sampler is. Of N samples an epoch then shows N / world_size. Leave the sampler out.",
+    wrong=_ACCELERATED + """
+def main(dataset, model, optimizer):
+    accelerator = Accelerator()
+    sampler = torch.utils.data.distributed.DistributedSampler(dataset)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+    return accelerator.prepare(model, optimizer, loader)
+""",
+    right=_ACCELERATED + """
+def main(dataset, model, optimizer):
+    accelerator = Accelerator()
+    loader = torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True)
+    return accelerator.prepare(model, optimizer, loader)
+""",
+    ignore="DataLoaderConfiguration says that loaders are sharded already.",
+    versions="Accelerate 0.1 to 1.15",
+)  # fmt: skip
+def sharded_twice(module: Module) -> Iterator[Hit]:
+    """A loader with a DistributedSampler, and no other of its name, is given to prepare() of an Accelerator."""
+    if not module.imports.uses("accelerate") or "already_sharded" in module.source:
+        return
+    made = [call for call in module.named(LOADER) if SAMPLER in module.by_name]
+    for call in module.methods("prepare", "prepare_data_loader"):
+        for part in call.node.args if re.search(r"accelerat|^acc$", last(call.base), re.IGNORECASE) else ():
+            name = last(text_of(part)) if isinstance(part, ast.Name | ast.Attribute) else ""
+            fitting = [each for each in made if each.node is part or (name and name in names_of(module, each))]
+            if fitting and all(is_shared(module, each.argument("sampler", 3), each.place) for each in fitting):
+                yield Hit(part, {"name": name or "this loader", "text": call.text})
 
 
 @rule(

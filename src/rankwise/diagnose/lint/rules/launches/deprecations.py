@@ -62,7 +62,9 @@ torch.distributed.init_process_group("nccl")
 def local_rank_argparse(module: Module) -> Iterator[Hit]:
     """The option, in a file that starts a group and never asks for LOCAL_RANK."""
     # without a GPU nothing depends on it: ranks that are numbered by hand often call their number so
-    if not is_distributed(module) or has_framework(module) or not uses_cuda(module):
+    # Accelerate's launcher passes no option either; DeepSpeed's does
+    alone = is_distributed(module) and not has_framework(module) and uses_cuda(module)
+    if not alone and ("accelerate.Accelerator" not in module.by_name or module.imports.uses("deepspeed")):
         return
     if any(node.value == "LOCAL_RANK" for node, _ in module.strings) or module.has_call("spawn", "start_processes"):
         return

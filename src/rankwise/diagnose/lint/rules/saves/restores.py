@@ -77,21 +77,11 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
 
 
 def _is_one_gpu(module: Module, given: ast.expr, call: Call) -> bool:
-    """Whether map_location is one GPU in what all ranks run: "cuda:0", storage.cuda(0), or "cuda" before one is chosen."""
-    if any(is_mode_test(branch.test) for branch in call.place.branches):
-        return False
+    """Whether map_location is "cuda:0", by itself or by a variable, in what all ranks run."""
     shown = module.value(given, call.place.scope)
-    if isinstance(shown, ast.Lambda):
-        return re.search(r"\.cuda\((0|'cuda:0')?\)$", ast.unparse(shown)) is not None
-    if shown is not None and re.fullmatch(r"(torch\.device\()?'cuda:\d+'\)?", ast.unparse(shown)):
-        return given is shown or not isinstance(given, ast.Attribute)
-    if shown is None or not re.fullmatch(r"(torch\.device\()?'cuda'\)?", ast.unparse(shown)):
-        return False
-    scope = call.place.scope
-    chosen = [found for found in scope.calls if found.method == "set_device" or found.name == "deepspeed.initialize"]
-    early = (found for found in scope.calls if position(found.node) < position(call.node))
-    told = any(re.search(r"set_device|init_dist|setup|init_process|init$", found.method) for found in early)
-    return not told and any(position(found.node) > position(call.node) for found in chosen)
+    fixed = isinstance(shown, ast.Constant) and re.fullmatch(r"cuda:\d+", str(shown.value)) is not None
+    known = given is shown or not isinstance(given, ast.Attribute)
+    return fixed and known and not any(is_mode_test(branch.test) for branch in call.place.branches)
 
 
 def _is_state(module: Module, call: Call) -> bool:

@@ -16,6 +16,7 @@ from rankwise.diagnose.lint.analysis.facts import (
     names_in,
     training_loops,
 )
+from rankwise.diagnose.lint.analysis.guards import side_of
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Branch, Call, Place, Scope
@@ -271,7 +272,8 @@ def _runs(module: Module, call: Call, wrap: Wrap, depth: int = 2) -> bool:
     if call.text == wrap.text:
         return sees(module, wrap, call)
     target = module.local_function(call)
-    if sees(module, wrap, call) and _gives(module, call, wrap.text, target):
+    there = module.scope_of(call) if target is None else None
+    if sees(module, wrap, call) and _gives(module, call, wrap.text, there[1] if there else target):
         return True
     inside = target.calls if target is not None and depth else ()
     return any(
@@ -344,11 +346,31 @@ def save_without_barrier(module: Module) -> Iterator[Hit]:
                 or save.place.loops[: len(load.place.loops)] != load.place.loops
             ):
                 continue
-            between = [
-                call
-                for call in save.place.scope.calls
-                if position(save.node) < position(call.node) < position(load.node)
-            ]
-            waits = re.compile(r"barrier|wait|sync|backward|train|broadcast|reduce|gather|destroy", re.IGNORECASE)
-            if not any(waits.search(call.method) for call in between):
+            if not _waits_between(save, load):
                 yield Hit(load.node.func, {"name": module.text(path)})
+    asking = [call for call in module.calls if call.node.keywords and call.keyword("download")]
+    for call in asking:
+        told = call.argument("download")
+        if told is None or call.place.side or call.place.withs or _wait_for_main(call):
+            continue
+        first = (each for each in asking if each.text == call.text and each.place.scope is call.place.scope)
+        first = (each for each in first if each.place.side == "main" and position(each.node) < position(call.node))
+        alone = side_of(told, module.lookup(call.place.scope)) == "main"
+        if alone or any(is_const(each.argument("download"), True) and not _waits_between(each, call) for each in first):
+            yield Hit(call.node, {"name": f"what {call.text} loads"})
+
+
+_WAITS = re.compile(r"barrier|wait|sync|backward|train|broadcast|reduce|gather|destroy", re.IGNORECASE)
+
+
+def _waits_between(first: Call, second: Call) -> bool:
+    between = (
+        call for call in first.place.scope.calls if position(first.node) < position(call.node) < position(second.node)
+    )
+    return any(_WAITS.search(call.method) for call in between)
+
+
+def _wait_for_main(call: Call) -> bool:
+    """Whether the other ranks wait for the main one above a call."""
+    above = (each for each in call.place.scope.calls if position(each.node) < position(call.node))
+    return any(each.place.side == "other" and _WAITS.search(each.method) for each in above)

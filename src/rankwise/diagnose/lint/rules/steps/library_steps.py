@@ -1,4 +1,4 @@
-"""RW220, RW311 to RW313, RW315: steps that a library, a context or the main rank keeps from being taken as meant."""
+"""RW311 to RW313, RW315: steps that a library, a context or the main rank keeps from being taken as meant."""
 
 from __future__ import annotations
 
@@ -12,125 +12,15 @@ from rankwise.diagnose.lint.analysis.facts import (
     effective_side,
     guard_of,
     has_framework,
-    is_const,
     is_distributed,
 )
-from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Call, Scope
+from rankwise.diagnose.lint.analysis.scopes import Call
 from rankwise.diagnose.lint.analysis.wrapped import WRAPPERS, known_wraps, sees, wraps
 from rankwise.diagnose.lint.record import Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
-_SHARDERS = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
-_OF_MODELS = ("parameters", "named_parameters")
-
-
-@rule(
-    "RW220", "optimizer-before-shard", "error", "medium",
-    message="this optimizer holds the parameters that {name} had before it was sharded: it updates tensors that nothing uses",
-    why="FSDP and fully_shard replace the parameters of a model. An optimizer that was made before keeps the old ones, and "
-    "training changes nothing, or only parts.",
-    wrong="""
-import torch
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-
-def prepare(net):
-    optimizer = torch.optim.AdamW(net.parameters())
-    model = FSDP(net)
-    return model, optimizer
-""",
-    right="""
-import torch
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-
-def prepare(net):
-    model = FSDP(net)
-    optimizer = torch.optim.AdamW(model.parameters())
-    return model, optimizer
-""",
-    ignore="use_orig_params=True is given by options that this file does not show.",
-)  # fmt: skip
-def optimizer_before_shard(module: Module) -> Iterator[Hit]:
-    """AdamW(net.parameters()) stands before FSDP(net), or before fully_shard(net), in one function."""
-    for shard, inner in _shards(module):
-        name = text_of(inner)
-        for call in shard.place.scope.calls:
-            if position(call.node) >= position(shard.node):
-                continue
-            maker = _optimizer(call) if call.method in _OF_MODELS and call.base == name else None
-            maker = maker or _made_by_function(module, call, name)
-            if maker is not None and not any(_again(found, maker) for found in shard.place.scope.calls):
-                yield Hit(maker.node, {"name": name})
-        if name.startswith("self."):
-            yield from _in_other_methods(module, shard, name)
-
-
-_MAKES = re.compile(r"_*(build|make|create|get|init|setup|configure|prepare)_(the_)?optim(izer)?s?")
-
-
-def _made_by_function(module: Module, call: Call, name: str) -> Call | None:
-    """Return a call that gives a model to a function which makes an optimizer of its parameters."""
-    target, stmt = module.local_function(call), call.place.stmt
-    if name not in map(text_of, call.node.args) or not isinstance(stmt, ast.Assign) or stmt.value is not call.node:
-        return None
-    if target is None:
-        return call if _MAKES.fullmatch(call.method) else None
-    asks = any(found.method in _OF_MODELS and found.base in target.params for found in target.calls)
-    return call if asks and any(found.name.startswith("torch.optim.") for found in target.calls) else None
-
-
-def _in_other_methods(module: Module, shard: Call, name: str) -> Iterator[Hit]:
-    """Yield the optimizer of a field that a method makes, where another one shards the field later."""
-    owner = module.class_of("self", shard.place.scope)
-    for scope in owner.functions.values() if owner is not None else ():
-        makers = [_optimizer(call) for call in scope.calls if call.method in _OF_MODELS and call.base == name]
-        maker = next((found for found in makers if found is not None), None)
-        if maker is None or scope is shard.place.scope:
-            continue
-        for outer in owner.functions.values() if owner is not None else ():
-            made, cut = (_reached(outer, each) for each in (maker, shard))
-            if made and cut and made < cut:
-                stmts = [call for each in owner.functions.values() for call in each.calls]  # type: ignore[union-attr]
-                if sum(call.text == maker.text for call in stmts) == 1:
-                    yield Hit(maker.node, {"name": name})
-
-
-def _reached(outer: Scope, call: Call) -> tuple[int, int] | None:
-    """Return where a method comes to a call: to itself, or to the method that makes it."""
-    if call.place.scope is outer:
-        return position(call.node)
-    calls = (found for found in outer.calls if found.text == f"self.{call.place.scope.name}")
-    return next((position(found.node) for found in calls), None)
-
-
-def _shards(module: Module) -> Iterator[tuple[Call, ast.expr]]:
-    """Yield the calls that shard a model, and the model; also those of functions of this file that do it to a parameter."""
-    for shard in module.named(*_SHARDERS):
-        inner, scope = shard.argument("module", 0), shard.place.scope
-        original = shard.keyword("use_orig_params")
-        if inner is None or shard.is_open or (original is not None and not is_const(original.value, False)):
-            continue
-        yield shard, inner
-        if scope.is_function and text_of(inner) in scope.params and not shard.place.branches:
-            for call, part in module.given(scope, text_of(inner)):
-                if isinstance(part, ast.Name | ast.Attribute):
-                    yield call, part
-
-
-def _optimizer(call: Call) -> Call | None:
-    """Return the call of an optimizer that the parameters are given to."""
-    for found in call.place.scope.calls:
-        known = found.name.startswith("torch.optim.") or re.search(r"optim|Adam|SGD|Lion|Adafactor", found.method)
-        inside = found.place.stmt is call.place.stmt and found is not call and call.node in ast.walk(found.node)
-        if known and inside and "scheduler" not in found.text and found.method not in {"append", "extend"}:
-            return found
-    return None
-
-
-def _again(call: Call, maker: Call) -> bool:
-    """Whether the optimizer is made again further down."""
-    return call.text == maker.text and position(call.node) > position(maker.node)
 
 
 @rule(
@@ -344,7 +234,8 @@ def step_on_one_rank(module: Module) -> Iterator[Hit]:
     changes = (
         call for call in module.calls if re.search(r"^(adjust|set|update|decay)_(lr|learning_rate)", call.method)
     )
-    for call in (*module.methods("step"), *changes):
+    told = (call for call in module.methods("set_epoch") if "sampler" in last(call.base).lower())
+    for call in (*module.methods("step"), *changes, *told):
         if call.method == "step" and not _STEPPERS.search(call.base):
             continue
         side = effective_side(module, call.place)
@@ -352,9 +243,9 @@ def step_on_one_rank(module: Module) -> Iterator[Hit]:
         if side is None or (branch is not None and _both_ways(branch.node, call.text)):
             continue
         rated = call.method != "step" or re.search("sched|lr", call.base, re.IGNORECASE)
-        yield Hit(
-            call.node, {"name": call.text, "ranks": RANKS[side], "what": "learning rates" if rated else "weights"}
-        )
+        apart = "learning rates" if rated else "weights"
+        apart = "orders of the data" if call.method == "set_epoch" else apart
+        yield Hit(call.node, {"name": call.text, "ranks": RANKS[side], "what": apart})
     for branch in module.branches:
         if branch.side is None or not isinstance(branch.node, ast.If) or _sets_a_rate(branch.node.orelse):
             continue

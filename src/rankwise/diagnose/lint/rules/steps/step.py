@@ -215,8 +215,8 @@ def accumulation_without_no_sync(module: Module) -> Iterator[Hit]:
 def _counted(module: Module, call: Call) -> bool:
     """Whether the loss is divided by the very number of passes, or of which the optimizer's step waits for a multiple."""
     before = call.place.block[: call.place.index]
-    parts = [part for stmt in (*before[-2:], call.node) for part in ast.walk(stmt)]
-    parts = [part for part in parts if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)]
+    nodes = (part for stmt in (*before[-2:], call.node) for part in ast.walk(stmt))
+    parts = [part for part in nodes if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)]
     numbers = {ast.unparse(part.right) for part in parts if isinstance(part.right, ast.Name | ast.Attribute)}
     loops = call.place.loops
     for step in call.place.scope.calls if numbers else ():

@@ -91,8 +91,8 @@ def _attributes(module: Module, texts: set[str]) -> Iterator[tuple[ast.Attribute
     for binding in module.bindings:
         stmt = binding.place.stmt
         target = [stmt.target] if isinstance(stmt, ast.AugAssign) else []
-        for part in (binding.value, *target, stmt.iter if isinstance(stmt, ast.For) else None):
-            yield from ((node, binding.place) for node in _chain(part) if text_of(node.value) in texts)
+        for asked in (binding.value, *target, stmt.iter if isinstance(stmt, ast.For) else None):
+            yield from ((node, binding.place) for node in _chain(asked) if text_of(node.value) in texts)
     for exit_ in module.exits:
         value = exit_.node.value if isinstance(exit_.node, ast.Return) else None
         yield from ((node, exit_.place) for node in _chain(value) if text_of(node.value) in texts)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rankwise.diagnose.lint.analysis.facts import has_framework, names_in, training_loops
+from rankwise.diagnose.lint.analysis.facts import backward_passes, has_framework, names_in, training_loops
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Place
@@ -74,7 +74,7 @@ def module_forward(module: Module) -> Iterator[Hit]:
         back = next(
             (
                 each
-                for each in module.methods("backward")
+                for each in backward_passes(module)
                 if each.node in body.calls and position(each.node) > position(call.node)
             ),
             None,
@@ -170,7 +170,7 @@ def _body_of_step(module: Module, call: Call) -> _Step | None:
     if call.place.loops and call.place.loops[-1] in loops:
         node = call.place.loops[-1]
     elif not call.place.loops and any(
-        found.place.scope is call.place.scope and not found.place.loops for found in module.methods("backward")
+        found.place.scope is call.place.scope and not found.place.loops for found in backward_passes(module)
     ):
         node = call.place.scope.node
     else:
@@ -204,5 +204,5 @@ def _reaches_backward(module: Module, call: Call, body: _Step) -> bool:
                 reached |= {name for target in targets for name in names_in(target)} - {"self"}
         elif isinstance(part, ast.For) and reached & names_in(part.iter):
             reached |= names_in(part.target)
-    back = [found for found in module.methods("backward") if found.node in body.calls]
+    back = [found for found in backward_passes(module) if found.node in body.calls]
     return any(reached & names_in(found.node) or call.node in ast.walk(found.node) for found in back)
