@@ -51,7 +51,7 @@ class _StreamBatch(DatasetBatch):
 
     def __init__(self, share: Share, data: Any, *, uncut: Any, more: bool) -> None:
         super().__init__(share, data, uncut=uncut)
-        self._may_skip = True  # only all ranks together know how many samples a step has
+        self.may_skip = True  # only all ranks together know how many samples a step has
         self.more = more
 
 
