@@ -107,6 +107,18 @@ def main(net, path, rank):
     net.load_state_dict(first)
     return DDP(net.cuda(rank), device_ids=[rank])
 """,
+    "a loader that Fabric gets where it is made": """
+from lightning.fabric import Fabric
+from torch.utils.data import DataLoader
+
+def main(net, data, optimizer):
+    fabric = Fabric(devices=4, strategy="ddp")
+    model, optimizer = fabric.setup(net, optimizer)
+    loader = fabric.setup_dataloaders(DataLoader(data, batch_size=8, shuffle=True))
+    for x in loader:
+        fabric.backward(model(x).sum())
+        optimizer.step()
+""",
     "the GPU of this rank": """
 def main(net, path, rank):
     torch.cuda.set_device(rank)

@@ -146,9 +146,10 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
     # where there is a sampler, it may be another loader's; a name that is imported and never called shares nothing
     sampled = _has_sampler(module)
     handed = {name for call in module.methods(*_SHARDERS) for name in names_in(call.node)}
+    inside = {part for call in module.methods(*_SHARDERS) for part in ast.walk(call.node)}
     for call, loop in _trained_loaders(module):
         names = names_of(module, call)
-        if handed & names or handed & names_in(getattr(loop, "iter", None)):
+        if call.node in inside or handed & names or handed & names_in(getattr(loop, "iter", None)):
             continue
         if sampled and not (_is_shuffled(module, call) and _is_only(module, call, names)):
             continue
