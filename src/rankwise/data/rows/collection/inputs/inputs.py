@@ -44,7 +44,9 @@ def join_modalities(parts: Sequence[Parts], names: Sequence[str], whole: Any, la
     """
     hashes = [_unique(part.index, f"{label}/mod/{name}") for part, name in zip(parts, names, strict=True)]
     common = reduce(np.intersect1d, hashes)
-    rows = _in_order_of_first([_rows_of(common, held) for held in hashes])
+    rows = [_rows_of(common, held) for held in hashes]
+    order = np.argsort(rows[0])  # as in the first one
+    rows = [held[order] for held in rows]
     if len(common) < max(len(held) for held in hashes):
         counts = ", ".join(f"{len(held)} in {name}" for held, name in zip(hashes, names, strict=True))
         warnings.warn(f"{label}: {len(common)} observations are in all of its modalities ({counts})", stacklevel=6)
@@ -77,11 +79,6 @@ def _rows_of(wanted: NDArray, held: NDArray) -> IntArray:
     order = np.argsort(held)
     rows: IntArray = order[np.searchsorted(held, wanted, sorter=order)]
     return rows
-
-
-def _in_order_of_first(rows: Sequence[IntArray]) -> list[IntArray]:
-    order = np.argsort(rows[0])
-    return [held[order] for held in rows]
 
 
 def _own_columns(
