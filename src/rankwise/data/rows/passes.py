@@ -31,17 +31,11 @@ Rng: TypeAlias = np.random.Generator | int | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassDraws:
-    """The source of random numbers for one pass.
-
-    Attributes:
-        seed: of the sampler.
-        epoch: number of the pass.
-        salt: distinguishes passes with the same number; 0 if the number is enough.
-    """
+    """The source of random numbers for one pass."""
 
     seed: int
     epoch: int
-    salt: int = 0
+    salt: int = 0  # distinguishes passes with the same number; 0 if the number is enough
 
     @property
     def is_odd(self) -> bool:
@@ -211,10 +205,6 @@ class EpochMark:
     the process that made the memory chooses epochs in it. Another process that chooses one makes memory of its own, so
     that ranks which inherited one loader from a common parent do not affect each other. A copy, or a pickle that does
     not start a process, also gets memory of its own.
-
-    Args:
-        choices: how often an epoch was chosen.
-        epoch: the epoch chosen last.
 
     Raises:
         OSError: there is no shared memory.

@@ -110,24 +110,15 @@ class MixedDraws:
 
     Without weights each collection is read as an order of its own would read it, window by window, and starts again
     when all its rows were read. With weights its rows are drawn.
-
-    Attributes:
-        num_samples: samples of an epoch.
-        shares: share of each collection.
-        edges: int64[P + 1], first row of each collection, and the end.
-        lanes: runs of each collection that are read in parallel.
-        block_rows: rows of a chunk.
-        window: chunks of a run that are mixed together.
-        draws: how rows are drawn; None = each row once.
     """
 
-    num_samples: int
-    shares: tuple[float, ...]
-    edges: IntArray
-    lanes: int
-    block_rows: int
-    window: int
-    draws: RowDraws | None = None
+    num_samples: int  # samples of an epoch
+    shares: tuple[float, ...]  # share of each collection
+    edges: IntArray  # int64[P + 1], first row of each collection, and the end
+    lanes: int  # runs of each collection that are read in parallel
+    block_rows: int  # rows of a chunk
+    window: int  # chunks of a run that are mixed together
+    draws: RowDraws | None = None  # how rows are drawn; None = each row once
 
     def __post_init__(self) -> None:
         if len(self.shares) != len(self.edges) - 1:

@@ -199,18 +199,12 @@ class RowDraws:
 
     With `together` k the samples k*g to k*g + k - 1 come from one block of neighbouring rows. A block is drawn by its
     total weight, and a row inside it by its own weight, so each row has the probability of its weight for any k.
-
-    Attributes:
-        num_samples: draws of an epoch.
-        weights: how likely each row is.
-        together: samples that share a block.
-        block_rows: rows of a block.
     """
 
-    num_samples: int
-    weights: RowWeights
-    together: int = 1
-    block_rows: int = 1
+    num_samples: int  # draws of an epoch
+    weights: RowWeights  # how likely each row is
+    together: int = 1  # samples that share a block
+    block_rows: int = 1  # rows of a block
 
     @property
     def fingerprint(self) -> str:

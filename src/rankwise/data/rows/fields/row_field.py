@@ -20,15 +20,10 @@ __all__ = ["FieldRead", "RowField", "Target", "begin_spread", "spread_rows"]
 
 
 class FieldRead(NamedTuple):
-    """Rows of a field that are being read into a batch.
+    """Rows of a field that are being read into a batch."""
 
-    Attributes:
-        jobs: reads to do first, for all fields together.
-        finish: makes the field from the reports of the jobs.
-    """
-
-    jobs: Sequence[tuple[BoxPlan, NDArray]]
-    finish: Callable[[tuple[BoxReport, ...]], Finished]
+    jobs: Sequence[tuple[BoxPlan, NDArray]]  # reads to do first, for all fields together
+    finish: Callable[[tuple[BoxReport, ...]], Finished]  # makes the field from the reports of the jobs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,17 +52,12 @@ class RowField(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Target:
-    """Target positions of columns: one table for all matrices, or one for each.
+    """Target positions of columns: one table for all matrices, or one for each."""
 
-    Attributes:
-        num_cols: columns of the CSR rows, one number for all matrices or one for each.
-        places: for each of these int32[num_cols], the target of a column, `width` = drop it; None = its own number.
-        width: elements of a dense row.
-    """
-
-    num_cols: tuple[int, ...]
+    num_cols: tuple[int, ...]  # columns of the CSR rows, one number for all matrices or one for each
+    # for each of these int32[num_cols], the target of a column, `width` = drop it; None = its own number
     places: tuple[npt.NDArray[np.int32], ...] | None
-    width: int
+    width: int  # elements of a dense row
 
     @classmethod
     def of(cls, columns: Sequence[IntArray] | None, num_cols: tuple[int, ...]) -> Self:

@@ -53,10 +53,7 @@ def create_array(
 def write_whole(array: Any, values: NDArray, *, keep_zeros: bool = False) -> None:
     """Write all rows of an array, shard after shard.
 
-    Args:
-        array: from `create_array`.
-        values: its rows.
-        keep_zeros: also store chunks of zeros: in a CSR matrix a missing chunk counts as lost.
+    `keep_zeros` also stores chunks of zeros: in a CSR matrix a missing chunk counts as lost.
     """
     zarr = load_zarr()
     with zarr.config.set({"array.write_empty_chunks": keep_zeros}):
@@ -183,8 +180,7 @@ def create_dense(
 def write_sparse(group: Any, name: str, matrix: Any, form: MatrixFormat) -> None:
     """Write a CSR matrix from memory."""
     lengths = np.diff(matrix.indptr).astype(np.int64)
-    facts: dict[str, Any] = {"num_cols": matrix.shape[1], "dtype": matrix.dtype, "form": form}
-    pads = create_sparse(group, name, lengths=lengths, **facts).pads
+    pads = create_sparse(group, name, lengths=lengths, num_cols=matrix.shape[1], dtype=matrix.dtype, form=form).pads
     data, indices = matrix.data, matrix.indices
     if pads is not None:
         data, indices = pad_rows(data, indices, lengths, pads, matrix.shape[1])
@@ -194,5 +190,6 @@ def write_sparse(group: Any, name: str, matrix: Any, form: MatrixFormat) -> None
 
 def write_dense(group: Any, name: str, values: NDArray, form: MatrixFormat) -> None:
     """Write an array from memory."""
-    facts: dict[str, Any] = {"num_rows": len(values), "row_shape": values.shape[1:], "dtype": values.dtype}
-    write_whole(create_dense(group, name, form=form, **facts), values)
+    row_shape = values.shape[1:]
+    array = create_dense(group, name, num_rows=len(values), row_shape=row_shape, dtype=values.dtype, form=form)
+    write_whole(array, values)

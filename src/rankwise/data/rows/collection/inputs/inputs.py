@@ -106,25 +106,16 @@ _VCF_ENDINGS = (".vcf", ".vcf.gz", ".vcf.bgz", ".bcf")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Input:
-    """One AnnData, or some modalities of a MuData; from a file, a store or memory.
+    """One AnnData, or some modalities of a MuData; from a file, a store or memory."""
 
-    Attributes:
-        label: its origin, for the column src_path.
-        stamp: returns a value that changes with the content, as far as the file system and a sample of rows tell.
-        index: names of the observations.
-        columns: columns of the observations.
-        vars: tables of variables, in memory: the first modality under "", others under their names.
-        tables: its matrices by name.
-        close: closes its file; nothing can be read afterwards.
-    """
-
-    label: str
+    label: str  # its origin, for the column src_path
+    # returns a value that changes with the content, as far as the file system and a sample of rows tell
     stamp: Callable[[], Any]
     index: Column
     columns: dict[str, Column]
-    vars: dict[str, Any]
+    vars: dict[str, Any]  # tables of variables, in memory: the first modality under "", others under their names
     tables: dict[str, Table]
-    close: Callable[[], None]
+    close: Callable[[], None]  # closes its file; nothing can be read afterwards
 
     @property
     def in_memory(self) -> bool:

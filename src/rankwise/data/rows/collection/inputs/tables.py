@@ -21,23 +21,14 @@ __all__ = ["Columnwise", "Table", "spread_collections", "table_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columnwise:
-    """A CSC matrix, in memory or on disk, whose elements are read in pieces.
-
-    Attributes:
-        shape: its shape.
-        dtype: dtype of its elements.
-        indptr: int64[columns + 1], in memory.
-        indices: rows of the elements, column after column; any sliceable object.
-        data: the elements.
-        label: its location, for messages.
-    """
+    """A CSC matrix, in memory or on disk, whose elements are read in pieces."""
 
     shape: tuple[int, int]
     dtype: DType
-    indptr: IntArray
-    indices: Any
+    indptr: IntArray  # int64[columns + 1], in memory
+    indices: Any  # rows of the elements, column after column; any sliceable object
     data: Any
-    label: str = ""
+    label: str = ""  # its location, for messages
 
     @classmethod
     def in_memory(cls, matrix: Any) -> Columnwise:
@@ -82,27 +73,16 @@ _NEAR = 256  # largest gap between wanted rows that is read rather than skipped
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """One matrix of an input.
+    """One matrix of an input."""
 
-    Attributes:
-        name: "X", "layers/counts", "obsm/pca", "mod/protein/X", ...
-        sparse: whether blocks are CSR matrices.
-        shape: its shape.
-        dtype: dtype of its elements.
-        row_bytes: average decoded bytes of a row.
-        held: the object to slice; the rows of a `Columnwise` exist only after it was turned.
-        rows: which of its rows belong to the input, in their order; None = all.
-        label: of the input, for messages.
-    """
-
-    name: str
-    sparse: bool
+    name: str  # "X", "layers/counts", "obsm/pca", "mod/protein/X", ...
+    sparse: bool  # whether blocks are CSR matrices
     shape: tuple[int, ...]
     dtype: DType
-    row_bytes: float
-    held: Any
-    rows: IntArray | None = None
-    label: str = ""
+    row_bytes: float  # average decoded bytes of a row
+    held: Any  # the object to slice; the rows of a `Columnwise` exist only after it was turned
+    rows: IntArray | None = None  # which of its rows belong to the input, in their order; None = all
+    label: str = ""  # of the input, for messages
 
     @property
     def csr_row_bytes(self) -> float:
