@@ -13,10 +13,10 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Buckets, Text
+from rankwise.data.rows.collection.inputs import Turned
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.collection.places import Placing, find_repeats, hash_names, rename
 from rankwise.data.rows.collection.ranks import Marks, Ranks, Task
-from rankwise.data.rows.collection.transposed import Turned
 from rankwise.data.rows.collection.union import Joined
 
 __all__ = ["Block", "Job", "name_tasks", "repeats_of"]
