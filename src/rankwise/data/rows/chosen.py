@@ -212,15 +212,10 @@ _LEAST_LANES, _MOST_LANES = 4, 64
 
 @dataclass(frozen=True, kw_only=True)
 class RowLocality(Locality):
-    """Locality of rows in the chunks of their matrices.
+    """Locality of rows in the chunks of their matrices."""
 
-    Attributes:
-        chunk_bytes: average decoded bytes of the chunks that hold `chunk_samples` neighbouring rows.
-        mix_lanes: lanes of a mix of collections; None = the order chooses.
-    """
-
-    chunk_bytes: int
-    mix_lanes: int | None
+    chunk_bytes: int  # average decoded bytes of the chunks that hold `chunk_samples` neighbouring rows
+    mix_lanes: int | None  # lanes of a mix of collections; None = the order chooses
 
     @classmethod
     def of(cls, chosen: ChosenRows, stacks: Sequence[MatrixStack], *, cache_bytes: int) -> RowLocality:

@@ -48,11 +48,7 @@ def work_folder(folder: Path) -> Path:
 class Journal:
     """The decisions of one unfinished write, kept complete on disk; marks beside it say which tasks are done.
 
-    Args:
-        folder: the folder beside the collection.
-        plan: identifies inputs and parameters.
-        members: names of the datasets in the collection.
-        facts: initial facts of a new journal.
+    `plan` identifies inputs and parameters, `members` are the names of the collection's datasets.
     """
 
     NAME = "journal.json"

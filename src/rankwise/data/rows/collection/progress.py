@@ -53,10 +53,7 @@ class Lines:
 class Progress:
     """Two lines with rows, rate and time left: reading inputs, and writing datasets; without a terminal see `Lines`.
 
-    Args:
-        num_rows: rows of the inputs.
-        enabled: whether to show it; None = if stderr is a terminal.
-        told: a file that tells the process which started the ranks how far they are.
+    The file `told` tells the process which started the ranks how far they are.
     """
 
     def __init__(self, num_rows: int, *, enabled: bool | None = None, told: Path | None = None) -> None:

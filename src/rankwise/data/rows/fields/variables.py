@@ -26,23 +26,17 @@ __all__ = ["FieldChoice", "Variables", "chosen_genes", "modality_of", "open_fiel
 class FieldChoice:
     """The fields of a row; see `RowSource` for what each means.
 
-    Attributes:
-        matrices: names of matrices.
-        obs: names of columns.
-        dense: whether to return CSR rows as dense ones.
-        genes: names or numbers of variables, or ``{matrix: names}``; None = all; ... = not known yet: rows of stores
-            with different variables can then be counted, but not read.
-        dtype: one for all matrices, or ``{matrix: dtype}``; None = as stored.
-
     Raises:
         ConfigError: a list of names is a single text, or it has duplicates, or there are no names.
     """
 
     matrices: Sequence[str]
     obs: Sequence[str]
-    dense: bool
+    dense: bool  # whether to return CSR rows as dense ones
+    # names or numbers of variables, or ``{matrix: names}``; None = all; ... = not known yet: rows of stores with
+    # different variables can then be counted, but not read
     genes: Any
-    dtype: Any
+    dtype: Any  # one for all matrices, or ``{matrix: dtype}``; None = as stored
 
     def __post_init__(self) -> None:
         for name in ("matrices", "obs"):

@@ -45,13 +45,7 @@ class PointerJudge:
         self._first_filled: tuple[int, int] | None = None  # start of the first nonzero chunk, its first number
 
     def is_sound(self, page: IntArray, first: int, chunk: int) -> bool:
-        """Quick check: whether no error is found.
-
-        Args:
-            page: int64[n], whole chunks; the last one may be shorter.
-            first: place of its first number in the array.
-            chunk: numbers of a chunk.
-        """
+        """Quick check: whether no error is found in a page, int64[n], of whole chunks; the last one may be shorter."""
         # chunks of zeros come before all others
         return not self._wrong(page, first) and not (self._num_elements and _is_blank(page[:chunk]) and chunk > 1)
 
