@@ -58,8 +58,8 @@ class Ours(Reader):
             return (self._buffer("rows", (plan.num_rows, *spec.shape), spec.dtype),)
         return (
             self._buffer("data", (plan.num_elements,), spec.dtype),
-            self._buffer("indices", (plan.num_elements,), self._stack.index_dtype),
-            self._buffer("indptr", (plan.num_rows + 1,), self._stack.index_dtype),
+            self._buffer("indices", (plan.num_elements,), self._stack.spec.index_dtype),
+            self._buffer("indptr", (plan.num_rows + 1,), self._stack.spec.index_dtype),
         )
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
