@@ -25,12 +25,7 @@ def row_dtype(num_rows: int) -> np.dtype[np.unsignedinteger]:
 
 
 def taken(values: NDArray, places: NDArray) -> NDArray:
-    """Return ``values[places]``, using little more memory than the result.
-
-    Args:
-        values: [m, ...].
-        places: integers [n]; negative ones count from the end.
-    """
+    """Return ``values[places]``, using little more memory than the result; places may count from the end."""
     found: NDArray = np.empty((len(places), *values.shape[1:]), dtype=values.dtype)
     for part in blocks(len(places)):
         found[part] = values[places[part]]
@@ -38,12 +33,7 @@ def taken(values: NDArray, places: NDArray) -> NDArray:
 
 
 def places_where(num: int, holds: Callable[[slice], BoolArray]) -> NDArray:
-    """Return the indices in [0, num) where a condition holds, ascending, in `row_dtype`.
-
-    Args:
-        num: number of indices.
-        holds: returns the condition for a slice; called twice for each slice.
-    """
+    """Return the indices in [0, num) where a condition holds, ascending, in `row_dtype`; asked twice for a slice."""
     counts = [int(np.count_nonzero(holds(part))) for part in blocks(num)]
     found: NDArray = np.empty(sum(counts), dtype=row_dtype(num))
     first = 0

@@ -54,33 +54,18 @@ def _opened(dataset: AnyDataset, name: str) -> StoredMatrix | HeldMatrix | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChosenRows:
-    """Some or all rows of concatenated datasets, as stored or drawn.
-
-    Attributes:
-        datasets: the datasets.
-        named: what the user named to get them.
-        edges: int64[P + 1], first row of each of `named`, over all datasets, and the end.
-        rows: the selected rows, sorted; None = all.
-        draws: how they are drawn; None = each row once.
-        options: the options from which `draws` was made.
-    """
+    """Some or all rows of concatenated datasets, as stored or drawn."""
 
     datasets: tuple[AnyDataset, ...]
-    named: tuple[NamedRows, ...]
-    edges: IntArray
-    rows: NDArray | None = None
-    draws: Draws | None = None
-    options: DrawOptions | None = None
+    named: tuple[NamedRows, ...]  # what the user named to get them
+    edges: IntArray  # int64[P + 1], first row of each of `named`, over all datasets, and the end
+    rows: NDArray | None = None  # the selected rows, sorted; None = all
+    draws: Draws | None = None  # how they are drawn; None = each row once
+    options: DrawOptions | None = None  # the options from which `draws` was made
 
     @classmethod
     def of(cls, named: Sequence[NamedRows], datasets: Sequence[AnyDataset], rows: Any) -> ChosenRows:
-        """Return the rows that were named.
-
-        Args:
-            named: what was named.
-            datasets: its datasets, opened.
-            rows: a mask or numbers to select from the named rows; None = all of them.
-        """
+        """Return the rows that were named, in their opened datasets, or some of these rows; see `RowSource`."""
         sizes = [dataset.num_rows for dataset in datasets]
         ends = np.cumsum([0, *(len(one.places) for one in named)])
         before = np.cumsum([0, *sizes], dtype=np.int64)
@@ -227,15 +212,10 @@ _LEAST_LANES, _MOST_LANES = 4, 64
 
 @dataclass(frozen=True, kw_only=True)
 class RowLocality(Locality):
-    """Locality of rows in the chunks of their matrices.
+    """Locality of rows in the chunks of their matrices."""
 
-    Attributes:
-        chunk_bytes: average decoded bytes of the chunks that hold `chunk_samples` neighbouring rows.
-        mix_lanes: lanes of a mix of collections; None = the order chooses.
-    """
-
-    chunk_bytes: int
-    mix_lanes: int | None
+    chunk_bytes: int  # average decoded bytes of the chunks that hold `chunk_samples` neighbouring rows
+    mix_lanes: int | None  # lanes of a mix of collections; None = the order chooses
 
     @classmethod
     def of(cls, chosen: ChosenRows, stacks: Sequence[MatrixStack], *, cache_bytes: int) -> RowLocality:

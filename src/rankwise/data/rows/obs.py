@@ -33,19 +33,13 @@ _MOST_TEXTS = 10_000  # more distinct texts are probably names of rows
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObsColumn:
-    """A column in memory, in a compact dtype.
-
-    Attributes:
-        name: its name.
-        spec: its form in batches: numbers as stored, int32 codes of categories.
-        categories: meaning of the codes, one table over all datasets; None for numbers. Code -1 = missing.
-        values: one for each row; codes in the smallest dtype that holds them.
-    """
+    """A column in memory, in a compact dtype."""
 
     name: str
-    spec: FieldSpec
+    spec: FieldSpec  # its form in batches: numbers as stored, int32 codes of categories
+    # meaning of the codes, one table over all datasets; None for numbers. Code -1 = missing
     categories: tuple[Any, ...] | None
-    values: NDArray
+    values: NDArray  # one for each row; codes in the smallest dtype that holds them
 
     def take(self, rows: IntArray, out: NDArray) -> None:
         """Write the values of rows, int64[B], to an array [B] with the dtype of `spec`."""
@@ -221,15 +215,10 @@ def join_tables(tables: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowGroups:
-    """The group of each row.
+    """The group of each row."""
 
-    Attributes:
-        labels: names of the groups, as text: stable when data are added.
-        codes: [num_rows], an index into `labels`, in the smallest signed dtype; -1 = no group.
-    """
-
-    labels: tuple[str, ...]
-    codes: NDArray
+    labels: tuple[str, ...]  # names of the groups, as text: stable when data are added
+    codes: NDArray  # [num_rows], an index into `labels`, in the smallest signed dtype; -1 = no group
 
     def of(self, rows: NDArray) -> RowGroups:
         """Return the groups of some rows, with the same labels."""

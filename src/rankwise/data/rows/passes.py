@@ -31,17 +31,11 @@ Rng: TypeAlias = np.random.Generator | int | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassDraws:
-    """The source of random numbers for one pass.
-
-    Attributes:
-        seed: of the sampler.
-        epoch: number of the pass.
-        salt: distinguishes passes with the same number; 0 if the number is enough.
-    """
+    """The source of random numbers for one pass."""
 
     seed: int
     epoch: int
-    salt: int = 0
+    salt: int = 0  # distinguishes passes with the same number; 0 if the number is enough
 
     @property
     def is_odd(self) -> bool:
@@ -81,17 +75,11 @@ def fresh_seed(rng: np.random.Generator | None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSizes:
-    """How many rows are read and batched together.
+    """How many rows are read and batched together."""
 
-    Attributes:
-        chunk_size: neighbouring rows that are read as one run.
-        preload_nchunks: runs that are read and mixed together: one load request.
-        batch_size: rows of a batch; a divisor of the rows of a request.
-    """
-
-    chunk_size: int
-    preload_nchunks: int
-    batch_size: int
+    chunk_size: int  # neighbouring rows that are read as one run
+    preload_nchunks: int  # runs that are read and mixed together: one load request
+    batch_size: int  # rows of a batch; a divisor of the rows of a request
 
     def __post_init__(self) -> None:
         for name in ("chunk_size", "preload_nchunks", "batch_size"):
@@ -212,10 +200,6 @@ class EpochMark:
     that ranks which inherited one loader from a common parent do not affect each other. A copy, or a pickle that does
     not start a process, also gets memory of its own.
 
-    Args:
-        choices: how often an epoch was chosen.
-        epoch: the epoch chosen last.
-
     Raises:
         OSError: there is no shared memory.
     """
@@ -253,11 +237,7 @@ class EpochMark:
         self._words[_PASSES] += 1
 
     def is_first_use(self, salt: int) -> bool:
-        """Whether workers with this salt are the first since the epoch was chosen; all of them get the same answer.
-
-        Args:
-            salt: equal in all workers of one epoch of a DataLoader.
-        """
+        """Whether workers with this salt, equal in all of one epoch, are the first since the epoch was chosen."""
         if self._words[_FIRST_SALT] == _UNUSED:
             self._words[_FIRST_SALT] = salt
         return bool(self._words[_FIRST_SALT] == salt)

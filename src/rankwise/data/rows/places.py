@@ -19,17 +19,11 @@ __all__ = ["NamedRows", "find_rows", "stacked_rows"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedRows:
-    """One named input: a store, a collection, or a source with some rows.
-
-    Attributes:
-        name: its name.
-        places: its AnnData stores; AnnData in memory and h5ad files as opened datasets.
-        rows: its rows, sorted; None = all.
-    """
+    """One named input: a store, a collection, or a source with some rows."""
 
     name: str
-    places: tuple[str | HeldDataset, ...]
-    rows: NDArray | None = None
+    places: tuple[str | HeldDataset, ...]  # its AnnData stores; AnnData in memory and h5ad files as opened datasets
+    rows: NDArray | None = None  # its rows, sorted; None = all
 
 
 def find_rows(uris: Any) -> tuple[NamedRows, ...]:

@@ -37,25 +37,15 @@ __all__ = ["ChosenFields", "RowFields", "RowPlan", "Shelf", "read_one"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowPlan:
-    """Implements `Plan`.
-
-    Attributes:
-        share: the share.
-        rows: int64[B], its rows over all datasets.
-        matrices: for each matrix, the plan for its rows.
-        capacity: for each ragged field, the elements of the batch.
-        num_chunks: chunks to decode, without those already in the cache.
-        read_bytes: encoded bytes to read, as far as known in advance.
-        decode_bytes: bytes to decode.
-    """
+    """Implements `Plan`."""
 
     share: Share
-    rows: IntArray
-    matrices: Mapping[str, MatrixPlan]
-    capacity: Mapping[str, int]
-    num_chunks: int
-    read_bytes: int
-    decode_bytes: int
+    rows: IntArray  # int64[B], its rows over all datasets
+    matrices: Mapping[str, MatrixPlan]  # for each matrix, the plan for its rows
+    capacity: Mapping[str, int]  # for each ragged field, the elements of the batch
+    num_chunks: int  # chunks to decode, without those already in the cache
+    read_bytes: int  # encoded bytes to read, as far as known in advance
+    decode_bytes: int  # bytes to decode
 
     @classmethod
     def of(cls, share: Share, rows: IntArray, matrices: Mapping[str, MatrixPlan], reader: BoxReader) -> RowPlan:
@@ -120,16 +110,11 @@ def read_one(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFields:
-    """The fields to read of a row, by name.
+    """The fields to read of a row, by name."""
 
-    Attributes:
-        matrices: fields from matrices.
-        columns: fields from obs.
-        change: a transform of the dense rows of one field before they are handed over; None = none.
-    """
-
-    matrices: Mapping[str, RowField]
-    columns: Mapping[str, ObsColumn]
+    matrices: Mapping[str, RowField]  # fields from matrices
+    columns: Mapping[str, ObsColumn]  # fields from obs
+    # a transform of the dense rows of one field before they are handed over; None = none
     change: Log1pCounts | None = None
 
     @property
@@ -159,19 +144,12 @@ _CHOICES = ("matrices", "obs", "dense", "genes", "dtype", "rows")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChosenFields:
-    """The fields of the rows of datasets.
-
-    Attributes:
-        datasets: the datasets.
-        choice: what the user requested.
-        opened: all open fields.
-        names: the fields to read.
-    """
+    """The fields of the rows of datasets."""
 
     datasets: tuple[AnyDataset, ...]
-    choice: FieldChoice
-    opened: RowFields
-    names: tuple[str, ...]
+    choice: FieldChoice  # what the user requested
+    opened: RowFields  # all open fields
+    names: tuple[str, ...]  # the fields to read
 
     @classmethod
     def of(
@@ -206,11 +184,7 @@ class ChosenFields:
         return {name: table for name, table in found.items() if table is not None}
 
     def changed(self, **changes: Any) -> ChosenFields:
-        """Return other fields of the same datasets.
-
-        Args:
-            **changes: some attributes of `FieldChoice`; the others are unchanged.
-        """
+        """Return other fields of the same datasets: some attributes of `FieldChoice` change."""
         try:
             choice = replace(self.choice, **changes)
         except TypeError:

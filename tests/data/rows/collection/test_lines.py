@@ -1,6 +1,6 @@
 """A log gets a line now and then."""
 
-from rankwise.data.rows.collection.journal import Lines
+from rankwise.data.rows.collection.progress import Lines
 
 
 def test_a_line_every_ten_seconds_and_at_the_end(capsys):

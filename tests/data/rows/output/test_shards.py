@@ -5,7 +5,7 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, ZstdCodec
 
-from rankwise.data.rows.output.matrices import create_array, write_whole
+from rankwise.data.rows.output.sharded import create_array, write_whole
 from rankwise.data.rows.output.shards import ShardStream
 
 LZ4 = BloscCodec(cname="lz4", clevel=3, shuffle="shuffle")

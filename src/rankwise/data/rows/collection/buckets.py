@@ -100,21 +100,13 @@ _BYTE: DType = np.dtype(np.uint8)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Field:
-    """A matrix, or a column with one value per row.
+    """A matrix, or a column with one value per row."""
 
-    Attributes:
-        name: "X", "layers/counts", "obs/cell_type", ...
-        kind: "dense" = an array; "csr" = a CSR matrix; "text" = a `Text`.
-        row_shape: shape of a row; () for columns and texts.
-        dtype: a dtype that holds the elements of all inputs.
-        row_bytes: average decoded bytes of a row.
-    """
-
-    name: str
-    kind: Literal["dense", "csr", "text"]
-    row_shape: tuple[int, ...] = ()
-    dtype: DType = _BYTE
-    row_bytes: float = 0.0
+    name: str  # "X", "layers/counts", "obs/cell_type", ...
+    kind: Literal["dense", "csr", "text"]  # "dense" = an array; "csr" = a CSR matrix; "text" = a `Text`
+    row_shape: tuple[int, ...] = ()  # shape of a row; () for columns and texts
+    dtype: DType = _BYTE  # a dtype that holds the elements of all inputs
+    row_bytes: float = 0.0  # average decoded bytes of a row
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
@@ -165,14 +157,8 @@ class Buckets:
     """Accepts rows in blocks, in any order, and returns them sorted by place, with one bucket at a time in memory.
 
     Every process that adds rows has its own files. A block counts only if `accepts` confirms that this process wrote it
-    completely to its file; other blocks were left by killed processes.
-
-    Args:
-        folder: folder of the files.
-        edges: int64[buckets + 1], first place of each bucket.
-        fields: the fields of a row.
-        piece: file name for this process.
-        accepts: whether a block in the file of a process counts.
+    completely to its file; other blocks were left by killed processes. `edges` are int64[buckets + 1], `piece` names
+    the files of this process.
     """
 
     def __init__(

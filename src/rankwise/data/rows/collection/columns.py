@@ -33,28 +33,18 @@ Kind = Literal["number", "masked", "category", "text"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Column:
-    """One column.
-
-    Attributes:
-        name: its name.
-        kind: "number", including booleans; "masked" = nullable numbers; "category"; "text".
-        num_rows: its length.
-        read: reads a range of rows: an array of numbers, a structured array (see `masked`), codes of
-            categories with -1 for missing ones, or a `Text`.
-        dtype: dtype of numbers.
-        categories: of a category: pandas Index.
-        ordered: whether the order of the categories has a meaning.
-        label: of the input, for messages.
-    """
+    """One column."""
 
     name: str
-    kind: Kind
+    kind: Kind  # "number", including booleans; "masked" = nullable numbers; "category"; "text"
     num_rows: int
+    # reads a range of rows: an array of numbers, a structured array (see `masked`), codes of categories with -1 for
+    # missing ones, or a `Text`
     read: Callable[[int, int], Any]
-    dtype: DType = _FLOAT
-    categories: Any = None
-    ordered: bool = False
-    label: str = ""
+    dtype: DType = _FLOAT  # dtype of numbers
+    categories: Any = None  # of a category: pandas Index
+    ordered: bool = False  # whether the order of the categories has a meaning
+    label: str = ""  # of the input, for messages
 
     def block(self, start: int, stop: int) -> Any:
         """Read rows `start` to `stop`."""
@@ -91,23 +81,14 @@ _OBJECT_BYTES = 64  # memory that Python needs for a short text
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObsColumn:
-    """One column over all inputs.
+    """One column over all inputs."""
 
-    Attributes:
-        field: how its rows are moved.
-        kind: see `Column`.
-        parts: the column of each input; None for an input without it.
-        categories: for a category: those of all inputs, in the order of first appearance.
-        ordered: whether that order has a meaning.
-        codes: for each input the code of each of its categories.
-    """
-
-    field: Field
-    kind: Kind
-    parts: tuple[Column | None, ...]
-    categories: Any = None
-    ordered: bool = False
-    codes: tuple[IntArray | None, ...] = ()
+    field: Field  # how its rows are moved
+    kind: Kind  # see `Column`
+    parts: tuple[Column | None, ...]  # the column of each input; None for an input without it
+    categories: Any = None  # for a category: those of all inputs, in the order of first appearance
+    ordered: bool = False  # whether that order has a meaning
+    codes: tuple[IntArray | None, ...] = ()  # for each input the code of each of its categories
 
     @property
     def name(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import errno
 import fcntl
 import glob
@@ -12,10 +11,8 @@ import os
 import platform
 import secrets
 import shutil
-import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +23,6 @@ from rankwise.errors import DataError, DesyncError, RankwiseError, WorldError
 
 __all__ = [
     "Journal",
-    "Lines",
     "clear_vain",
     "commit",
     "has_manifest",
@@ -52,11 +48,7 @@ def work_folder(folder: Path) -> Path:
 class Journal:
     """The decisions of one unfinished write, kept complete on disk; marks beside it say which tasks are done.
 
-    Args:
-        folder: the folder beside the collection.
-        plan: identifies inputs and parameters.
-        members: names of the datasets in the collection.
-        facts: initial facts of a new journal.
+    `plan` identifies inputs and parameters, `members` are the names of the collection's datasets.
     """
 
     NAME = "journal.json"
@@ -310,33 +302,3 @@ def clear_vain(folder: Path) -> None:
         return
     for place in (work, folder):
         shutil.rmtree(place, ignore_errors=True)
-
-
-_EVERY_S = 10.0
-
-
-class Lines:
-    """Prints to stderr how many rows are done, the rate and the time left."""
-
-    def __init__(self, num_rows: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._num_rows, self._clock, self._said_s = num_rows, clock, clock()
-        self._begun: dict[str, tuple[float, float]] = {}  # for each phase, time and rows at its first call
-        self._ended: set[str] = set()
-
-    def show(self, words: str, rows: float) -> None:
-        """Print the progress of a phase such as "reading": at most every ten seconds, and at the end."""
-        now_s = self._clock()
-        since_s, first = self._begun.setdefault(words, (now_s, rows))
-        ends = rows >= self._num_rows
-        if words in self._ended or (not ends and now_s - self._said_s < _EVERY_S):
-            return
-        self._said_s = now_s
-        if ends:
-            self._ended.add(words)
-        rate = (rows - first) / (now_s - since_s) if now_s > since_s else 0.0
-        facts = [f"{words} {rows:,.0f}/{self._num_rows:,} rows"]
-        if rate:
-            left_s = round((self._num_rows - rows) / rate)
-            facts += [f"{rate:,.0f} rows/s", f"{dt.timedelta(seconds=left_s)} left"]
-        sys.stderr.write(", ".join(facts) + "\n")
-        sys.stderr.flush()

@@ -3,30 +3,57 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from rankwise.data.rows.collection.journal import Lines, put_json, work_folder
+from rankwise.data.rows.collection.journal import put_json, work_folder
 
-__all__ = ["PROGRESS", "Progress", "watched_progress"]
+__all__ = ["PROGRESS", "Lines", "Progress", "watched_progress"]
 
 PROGRESS = "progress"  # file in the work folder
 
+_EVERY_S = 10.0
 _LOOK_S = 0.3
 _LINES = {"spilled": "reading", "written": "writing"}
+
+
+class Lines:
+    """Prints to stderr how many rows are done, the rate and the time left."""
+
+    def __init__(self, num_rows: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._num_rows, self._clock, self._said_s = num_rows, clock, clock()
+        self._begun: dict[str, tuple[float, float]] = {}  # for each phase, time and rows at its first call
+        self._ended: set[str] = set()
+
+    def show(self, words: str, rows: float) -> None:
+        """Print the progress of a phase such as "reading": at most every ten seconds, and at the end."""
+        now_s = self._clock()
+        since_s, first = self._begun.setdefault(words, (now_s, rows))
+        ends = rows >= self._num_rows
+        if words in self._ended or (not ends and now_s - self._said_s < _EVERY_S):
+            return
+        self._said_s = now_s
+        if ends:
+            self._ended.add(words)
+        rate = (rows - first) / (now_s - since_s) if now_s > since_s else 0.0
+        facts = [f"{words} {rows:,.0f}/{self._num_rows:,} rows"]
+        if rate:
+            left_s = round((self._num_rows - rows) / rate)
+            facts += [f"{rate:,.0f} rows/s", f"{dt.timedelta(seconds=left_s)} left"]
+        sys.stderr.write(", ".join(facts) + "\n")
+        sys.stderr.flush()
 
 
 class Progress:
     """Two lines with rows, rate and time left: reading inputs, and writing datasets; without a terminal see `Lines`.
 
-    Args:
-        num_rows: rows of the inputs.
-        enabled: whether to show it; None = if stderr is a terminal.
-        told: a file that tells the process which started the ranks how far they are.
+    The file `told` tells the process which started the ranks how far they are.
     """
 
     def __init__(self, num_rows: int, *, enabled: bool | None = None, told: Path | None = None) -> None:

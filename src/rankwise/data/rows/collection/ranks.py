@@ -124,21 +124,13 @@ _ROUND_S = 5.0  # of work between two collectives: a failure of another rank is 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Task:
-    """A unit of work that any rank may do; its result stays when the rank is killed.
+    """A unit of work that any rank may do; its result stays when the rank is killed."""
 
-    Attributes:
-        name: its name, valid as a file name.
-        run: does it and returns the note to keep; called again if a process was killed in it.
-        needs: names of tasks in the same list that must be done before.
-        rows: its part of the progress.
-        num_bytes: bytes moved, to balance the ranks.
-    """
-
-    name: str
-    run: Callable[[], Note]
-    needs: tuple[str, ...] = ()
-    rows: float = 0.0
-    num_bytes: float = 0.0
+    name: str  # its name, valid as a file name
+    run: Callable[[], Note]  # does it and returns the note to keep; called again if a process was killed in it
+    needs: tuple[str, ...] = ()  # names of tasks in the same list that must be done before
+    rows: float = 0.0  # its part of the progress
+    num_bytes: float = 0.0  # bytes moved, to balance the ranks
 
 
 class Marks:

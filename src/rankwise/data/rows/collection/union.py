@@ -103,22 +103,14 @@ SOURCE, SOURCE_ROW = "src_path", "src_row"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Joined:
-    """Concatenated inputs.
-
-    Attributes:
-        inputs: the inputs.
-        index: names of the observations.
-        columns: columns of the observations, with src_path and src_row.
-        vars: tables of the variables, by modality; the first one is "".
-        matrices: the matrices.
-        gathers: by modality, for each input the column of each of its variables, -1 = left out; None = unchanged.
-    """
+    """Concatenated inputs."""
 
     inputs: tuple[Input, ...]
     index: ObsColumn
-    columns: tuple[ObsColumn, ...]
-    vars: dict[str, Any]
+    columns: tuple[ObsColumn, ...]  # columns of the observations, with src_path and src_row
+    vars: dict[str, Any]  # tables of the variables, by modality; the first one is ""
     matrices: tuple[Field, ...]
+    # by modality, for each input the column of each of its variables, -1 = left out; None = unchanged
     gathers: dict[str, tuple[IntArray | None, ...]]
 
     @property

@@ -121,13 +121,13 @@ class Dataset:
         """
         import pandas as pd
 
-        wanted, group = known_columns(self, columns), open_group(self._at("obs"))
+        wanted, group = known_columns(columns, self.obs_columns, self.place), open_group(self._at("obs"))
         index = pd.Index(self._read(group, self._obs["_index"]))
         return pd.DataFrame({column: self._read(group, column) for column in wanted}, index=index)
 
     def column(self, name: str) -> Any:
         """Read one column of the table of observations: a NumPy or pandas array, without the index; see `obs`."""
-        known_columns(self, (name,))
+        known_columns((name,), self.obs_columns, self.place)
         return self._read(open_group(self._at("obs")), name)
 
     def var_names(self, modality: str = "") -> tuple[str, ...]:

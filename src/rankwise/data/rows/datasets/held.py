@@ -114,7 +114,7 @@ class HeldDataset:
         """Read columns of the table of observations, with its index; see `Dataset.obs`."""
         import pandas as pd
 
-        wanted = known_columns(self, columns)
+        wanted = known_columns(columns, self.obs_columns, self.place)
         with self._open() as held:
             if not self.is_file:
                 table: pd.DataFrame = held.obs[list(wanted)]

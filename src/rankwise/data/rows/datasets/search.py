@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rankwise.data.store import load_zarr
 from rankwise.data.store.meta import STORES
@@ -93,20 +93,13 @@ def open_group(place: str) -> Any:
     return load_zarr().open_group(store, mode="r")
 
 
-class _Tables(Protocol):
-    place: str
-
-    @property
-    def obs_columns(self) -> tuple[str, ...]: ...
-
-
-def known_columns(dataset: _Tables, columns: Sequence[str] | None) -> tuple[str, ...]:
+def known_columns(columns: Sequence[str] | None, known: tuple[str, ...], place: str) -> tuple[str, ...]:
     """Return columns of the table of observations; None = all."""
-    wanted = dataset.obs_columns if columns is None else tuple(columns)
-    unknown = [column for column in wanted if column not in dataset.obs_columns]
+    wanted = known if columns is None else tuple(columns)
+    unknown = [column for column in wanted if column not in known]
     if unknown:
-        held = ", ".join(map(repr, dataset.obs_columns)) or "none"
-        raise ConfigError(f"{dataset.place} has no obs columns {', '.join(map(repr, unknown))}; it has {held}")
+        held = ", ".join(map(repr, known)) or "none"
+        raise ConfigError(f"{place} has no obs columns {', '.join(map(repr, unknown))}; it has {held}")
     return wanted
 
 

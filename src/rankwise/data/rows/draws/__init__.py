@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.draws.mixes import Interleave, MixedDraws, make_draws, settled_options
-from rankwise.data.rows.draws.weights import DrawOptions, Draws, RowDraws, RowWeights
+from rankwise.data.rows.draws.mixes import Draws, Interleave, MixedDraws, make_draws, settled_options
+from rankwise.data.rows.draws.weights import DrawOptions, RowDraws, RowWeights
 
 __all__ = [
     "DrawOptions",

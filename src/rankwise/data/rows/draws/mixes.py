@@ -9,17 +9,17 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, sample_keys
 from rankwise.data.order.lanes import Grid, samples_at
-from rankwise.data.rows.draws.weights import DrawOptions, Draws, RowDraws, RowWeights
+from rankwise.data.rows.draws.weights import DrawOptions, RowDraws, RowWeights
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
-__all__ = ["MOST_POSITIONS", "Interleave", "MixedDraws", "make_draws", "settled_options"]
+__all__ = ["MOST_POSITIONS", "Draws", "Interleave", "MixedDraws", "make_draws", "settled_options"]
 
 MOST_POSITIONS = (1 << 31) - (1 << 12)  # (end of its row) * (32-bit share) fits into 64 bits
 _UNIT = 1 << 32
@@ -106,28 +106,19 @@ def _quotients(over: int, under: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MixedDraws:
-    """Mixes collections by share. Implements `Draws`; sample i is at position i, so the order must not shuffle.
+    """Mixes collections by share, as `RowDraws` draws rows; sample i is at position i, so the order must not shuffle.
 
     Without weights each collection is read as an order of its own would read it, window by window, and starts again
     when all its rows were read. With weights its rows are drawn.
-
-    Attributes:
-        num_samples: samples of an epoch.
-        shares: share of each collection.
-        edges: int64[P + 1], first row of each collection, and the end.
-        lanes: runs of each collection that are read in parallel.
-        block_rows: rows of a chunk.
-        window: chunks of a run that are mixed together.
-        draws: how rows are drawn; None = each row once.
     """
 
-    num_samples: int
-    shares: tuple[float, ...]
-    edges: IntArray
-    lanes: int
-    block_rows: int
-    window: int
-    draws: RowDraws | None = None
+    num_samples: int  # samples of an epoch
+    shares: tuple[float, ...]  # share of each collection
+    edges: IntArray  # int64[P + 1], first row of each collection, and the end
+    lanes: int  # runs of each collection that are read in parallel
+    block_rows: int  # rows of a chunk
+    window: int  # chunks of a run that are mixed together
+    draws: RowDraws | None = None  # how rows are drawn; None = each row once
 
     def __post_init__(self) -> None:
         if len(self.shares) != len(self.edges) - 1:
@@ -185,6 +176,8 @@ class MixedDraws:
             rows[which == number] = samples_at(grid, seed, number, places[which == number])
         return rows
 
+
+Draws: TypeAlias = RowDraws | MixedDraws
 
 _WINDOW_BYTES = 128 << 20  # limit for the decoded windows of all collections of a mix
 _ENOUGH_ROWS = 100  # enough rows to distinguish measurements from classes

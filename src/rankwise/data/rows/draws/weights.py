@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,30 +14,7 @@ from rankwise.data.order import place_of_samples
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
-__all__ = ["DrawOptions", "Draws", "RowDraws", "RowWeights"]
-
-
-class Draws(Protocol):
-    """The row of each sample of an epoch."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of an epoch."""
-        ...
-
-    @property
-    def together(self) -> int:
-        """Number of consecutive samples that come from neighbouring rows."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of all settings that decide the draws."""
-        ...
-
-    def rows(self, ids: IntArray, *, seed: int, epoch: int) -> IntArray:
-        """Return the rows of samples of an epoch, int64[B]. Pure."""
-        ...
+__all__ = ["DrawOptions", "RowDraws", "RowWeights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -218,22 +195,16 @@ _BLOCK, _ROW = 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowDraws:
-    """Makes new draws in each epoch, without generator state to replay. Implements `Draws`.
+    """Makes new draws in each epoch, without generator state to replay; the row of a draw is a pure function.
 
     With `together` k the samples k*g to k*g + k - 1 come from one block of neighbouring rows. A block is drawn by its
     total weight, and a row inside it by its own weight, so each row has the probability of its weight for any k.
-
-    Attributes:
-        num_samples: draws of an epoch.
-        weights: how likely each row is.
-        together: samples that share a block.
-        block_rows: rows of a block.
     """
 
-    num_samples: int
-    weights: RowWeights
-    together: int = 1
-    block_rows: int = 1
+    num_samples: int  # draws of an epoch
+    weights: RowWeights  # how likely each row is
+    together: int = 1  # samples that share a block
+    block_rows: int = 1  # rows of a block
 
     @property
     def fingerprint(self) -> str:

@@ -1,9 +1,10 @@
-"""One field of rows: planning, reading, and writing to dense rows."""
+"""One field of rows, made from the user's options: planning, reading, and writing to dense rows."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -12,23 +13,26 @@ import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.rows.matrices import Finished, MatrixPlan, MatrixStack, find_gaps, stray_columns
+from rankwise.data.rows.matrices import (
+    Finished,
+    HeldStack,
+    MatrixPlan,
+    MatrixStack,
+    find_gaps,
+    finished_plain,
+    stray_columns,
+)
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport, Spread
 from rankwise.data.store.boxes import OUTSIDE, TWICE
 
-__all__ = ["FieldRead", "RowField", "Target", "begin_spread", "spread_rows"]
+__all__ = ["FieldRead", "RowField", "Target", "begin_spread", "make_field", "read_fields", "spread_rows"]
 
 
 class FieldRead(NamedTuple):
-    """Rows of a field that are being read into a batch.
+    """Rows of a field that are being read into a batch."""
 
-    Attributes:
-        jobs: reads to do first, for all fields together.
-        finish: makes the field from the reports of the jobs.
-    """
-
-    jobs: Sequence[tuple[BoxPlan, NDArray]]
-    finish: Callable[[tuple[BoxReport, ...]], Finished]
+    jobs: Sequence[tuple[BoxPlan, NDArray]]  # reads to do first, for all fields together
+    finish: Callable[[tuple[BoxReport, ...]], Finished]  # makes the field from the reports of the jobs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,17 +61,12 @@ class RowField(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Target:
-    """Target positions of columns: one table for all matrices, or one for each.
+    """Target positions of columns: one table for all matrices, or one for each."""
 
-    Attributes:
-        num_cols: columns of the CSR rows, one number for all matrices or one for each.
-        places: for each of these int32[num_cols], the target of a column, `width` = drop it; None = its own number.
-        width: elements of a dense row.
-    """
-
-    num_cols: tuple[int, ...]
+    num_cols: tuple[int, ...]  # columns of the CSR rows, one number for all matrices or one for each
+    # for each of these int32[num_cols], the target of a column, `width` = drop it; None = its own number
     places: tuple[npt.NDArray[np.int32], ...] | None
-    width: int
+    width: int  # elements of a dense row
 
     @classmethod
     def of(cls, columns: Sequence[IntArray] | None, num_cols: tuple[int, ...]) -> Self:
@@ -84,13 +83,13 @@ class Target:
 def begin_spread(plan: MatrixPlan, out: NDArray, target: Target, reader: BoxReader, memory: MemoryPool) -> FieldRead:
     """Return a read of CSR rows into dense ones [B, width], by the fastest method that the plan allows."""
     if plan.to_spread:
-        return FieldRead((), _Spread(plan, out, target, reader, memory).finish)
+        return FieldRead((), _SpreadRead(plan, out, target, reader, memory).finish)
     between = _Between(plan, out, target, memory)
     return FieldRead(between.jobs, between.finish)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Spread:
+class _SpreadRead:
     """Writes each element to its target while decoding, after its column was decoded; columns stay in storage order."""
 
     plan: MatrixPlan
@@ -199,3 +198,116 @@ def spread_rows(
     add = np.logical_or if out.dtype.kind == "b" else np.add
     add.at(out, (rows[chosen], at[chosen]), data[chosen])
     return outside
+
+
+def make_field(
+    stack: MatrixStack, *, dense: bool, columns: Sequence[IntArray] | None, widths: Sequence[int] = ()
+) -> RowField:
+    """Return the field of a stack; `dense` returns CSR rows as dense ones.
+
+    `columns` are one int64 list for all matrices, or one for each, which needs the `widths` of the matrices; None =
+    all.
+    """
+    if isinstance(stack, HeldStack):
+        return _Held(stack, None if columns is None else tuple(columns), dense)
+    if not stack.spec.ragged:
+        return _Plain(stack) if columns is None else _Taken(stack, tuple(columns))
+    if columns is None and not dense:
+        return _Plain(stack)
+    return _Spread(stack, Target.of(columns, tuple(widths) or stack.spec.shape))
+
+
+class _Plain(RowField):
+    """Rows as stored, dense or CSR."""
+
+    def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool) -> FieldRead:
+        return FieldRead(plan.jobs(out), lambda reports: finished_plain(plan, reports, out, self.spec))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Taken(RowField):
+    """Selected columns of dense rows, the same for all matrices or one list for each; later axes are unchanged."""
+
+    columns: tuple[IntArray, ...]
+
+    @property
+    def spec(self) -> FieldSpec:
+        whole = self.stack.spec
+        return replace(whole, shape=(len(self.columns[0]), *whole.shape[1:]))
+
+    def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, memory: MemoryPool) -> FieldRead:
+        shape = (plan.num_rows, *self.stack.spec.shape)
+        between = memory.take(math.prod(shape), self.stack.spec.dtype).reshape(shape)
+
+        def finish(reports: tuple[BoxReport, ...]) -> Finished:
+            if len(self.columns) == 1:  # without a mode, take() would make a copy first
+                np.take(between, self.columns[0], axis=1, out=out[0], mode="clip")
+            elif plan.boxes:
+                places = np.stack(self.columns)[plan.boxes[0].request.which]
+                places = places.reshape(*places.shape, *[1] * (between.ndim - 2))
+                out[0][...] = np.take_along_axis(between, places, axis=1)
+            return Finished(reports=reports)
+
+        return FieldRead(plan.jobs((between,)), finish)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spread(RowField):
+    """CSR rows as dense rows, all columns or selected ones."""
+
+    target: Target
+
+    @property
+    def spec(self) -> FieldSpec:
+        return FieldSpec(shape=(self.target.width,), dtype=self.stack.spec.dtype)
+
+    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+        return self.stack.plan(rows, reader, to_spread=True)
+
+    def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], reader: BoxReader, memory: MemoryPool) -> FieldRead:
+        return begin_spread(plan, out[0], self.target, reader, memory)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held(RowField):
+    """Rows in memory, as they are or dense, all columns or selected ones."""
+
+    stack: HeldStack
+    columns: tuple[IntArray, ...] | None
+    dense: bool
+
+    @property
+    def spec(self) -> FieldSpec:
+        whole = self.stack.spec
+        if self.columns is None:
+            return replace(whole, ragged=whole.ragged and not self.dense)
+        return FieldSpec(shape=(len(self.columns[0]), *whole.shape[1:]), dtype=whole.dtype)
+
+    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+        plan = self.stack.plan(rows, reader)
+        return plan if self.spec.ragged else replace(plan, lengths=None)
+
+    def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool) -> FieldRead:
+        def finish(reports: tuple[BoxReport, ...]) -> Finished:
+            assert plan.held is not None
+            if self.spec.ragged:
+                self.stack.take(plan.held, out)
+            else:
+                self.stack.take_dense(plan.held, self.columns, out[0])
+            return Finished(reports=reports)
+
+        return FieldRead(plan.jobs(out), finish)
+
+
+def read_fields(
+    fields: Mapping[str, RowField],
+    plans: Mapping[str, MatrixPlan],
+    arrays: Mapping[str, tuple[NDArray, ...]],
+    reader: BoxReader,
+    memory: MemoryPool,
+) -> dict[str, Finished]:
+    """Read rows into the arrays of a batch; errors of rows are returned, not raised."""
+    begun = {name: field.begin(plans[name], arrays[name], reader, memory) for name, field in fields.items()}
+    jobs = {name: list(one.jobs) for name, one in begun.items()}
+    reports = iter(reader.read([job for of_field in jobs.values() for job in of_field]) if any(jobs.values()) else ())
+    return {name: one.finish(tuple(next(reports) for _ in jobs[name])) for name, one in begun.items()}

@@ -76,27 +76,20 @@ def compare_with_sources(collection: DatasetCollection, *, shown: Callable[[str]
     Returns:
         The problems, one sentence each; empty if there are none.
     """
-    with contextlib.ExitStack() as stack:
-        return _compare_all(collection, stack, shown)
-
-
-def _compare_all(
-    collection: DatasetCollection, stack: contextlib.ExitStack, shown: Callable[[str], None] | None
-) -> list[str]:
     vars_ = collection.tables_of_variables()
     datasets = [_side(str(collection.path / name), vars_, {}, member=True) for name in collection.manifest["datasets"]]
     origins = [_Origin(side.held.columns) for side in datasets]
-    sources, problems = _open_sources(
-        collection, sorted({label for origin in origins for label in origin.labels}), vars_
-    )
-    for side in sources.values():
-        stack.callback(side.held.close)
-    problems += _missing_rows(sources, origins)
-    columns = (name for side in datasets for name in side.held.columns if name not in {SOURCE, SOURCE_ROW})
-    for name in dict.fromkeys([*(name for side in datasets for name in side.held.tables), *columns]):
-        if shown is not None:
-            shown(name)
-        problems += _compare(name, datasets, origins, sources)
+    labels = sorted({label for origin in origins for label in origin.labels})
+    with contextlib.ExitStack() as stack:
+        sources, problems = _open_sources(collection, labels, vars_)
+        for side in sources.values():
+            stack.callback(side.held.close)
+        problems += _missing_rows(sources, origins)
+        columns = (name for side in datasets for name in side.held.columns if name not in {SOURCE, SOURCE_ROW})
+        for name in dict.fromkeys([*(name for side in datasets for name in side.held.tables), *columns]):
+            if shown is not None:
+                shown(name)
+            problems += _compare(name, datasets, origins, sources)
     return problems
 
 

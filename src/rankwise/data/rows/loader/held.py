@@ -66,7 +66,14 @@ def check_table(name: str, table: Any, num_rows: int | None) -> None:
 
 
 _STORED: tuple[Kind, ...] = ("backed sparse", "backed dense")
+_NONE = "No datasets added yet: call use_collection, add_adatas or add_datasets first"
 _LOG = logging.getLogger("rankwise.rows")
+
+
+def _shape(matrix: Any) -> tuple[int, ...]:
+    if isinstance(matrix, StoredSparse | StoredDense):
+        return matrix.num_rows, *matrix.row_shape
+    return tuple(map(int, matrix.shape))
 
 
 class HeldDatasets:
@@ -77,8 +84,6 @@ class HeldDatasets:
         self._kind: Kind = "dense"
         self._type: type | None = None
         self._matrices: list[Any] = []
-        self._shapes: list[tuple[int, ...]] = []
-        self._dtypes: list[DType] = []
         self._obs: list[Any] = []
         self._var: Any = None
         self._spare: list[Requests] = []
@@ -89,29 +94,28 @@ class HeldDatasets:
     @property
     def num_rows(self) -> int:
         """Rows of all datasets."""
-        return sum(shape[0] for shape in self._shapes)
+        return sum(_shape(matrix)[0] for matrix in self._matrices)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Shape of a row."""
-        if not self._shapes:
-            raise ConfigError("No datasets added yet: call use_collection, add_adatas or add_datasets first")
-        return self._shapes[0][1:]
+        if not self._matrices:
+            raise ConfigError(_NONE)
+        return _shape(self._matrices[0])[1:]
 
     @property
     def matrix_type(self) -> type:
         """Type of the matrices that were added."""
         if self._type is None:
-            raise ConfigError("No datasets added yet: call use_collection, add_adatas or add_datasets first")
+            raise ConfigError(_NONE)
         return self._type
 
     @property
     def fingerprint(self) -> str:
         """Hash of the matrices' metadata: equal for copies at other paths."""
-        stored = (isinstance(matrix, StoredSparse | StoredDense) for matrix in self._matrices)
         facts = [
-            (shape, dtype.str, matrix.fingerprint if is_stored else self._kind)
-            for shape, dtype, matrix, is_stored in zip(self._shapes, self._dtypes, self._matrices, stored, strict=True)
+            (_shape(matrix), np.dtype(matrix.dtype).str, matrix.fingerprint if self.is_stored else self._kind)
+            for matrix in self._matrices
         ]
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
@@ -136,13 +140,10 @@ class HeldDatasets:
         check_table("var", var, shape[1] if len(shape) == 2 else None)  # for images no axis matches the table
         self._check_fit(matrix, kind, shape, obs, var)
         held = adopt_matrix(matrix, self._reader) if kind in _STORED else matrix
-        dtype = np.dtype(held.dtype)
-        self._say_dtypes(dtype)
+        self._say_dtypes(np.dtype(held.dtype))
         self._kind, self._type, self._var = kind, self._type or type(matrix), var if self._var is None else self._var
         self._matrices.append(held)
         self._spare.clear()
-        self._shapes.append(shape)
-        self._dtypes.append(dtype)
         self._obs += [] if obs is None else [obs]
 
     @property
@@ -182,9 +183,9 @@ class HeldDatasets:
                 f"All datasets on a given loader must be of the same type {self._type}, got {type(matrix)}: bring them "
                 "into one form, or use a loader for each"
             )
-        if shape[1:] != self._shapes[0][1:]:
+        if shape[1:] != self.row_shape:
             raise ConfigError(
-                f"all datasets must have rows of the same shape, {list(self._shapes[0][1:])}; the new one has "
+                f"all datasets must have rows of the same shape, {list(self.row_shape)}; the new one has "
                 f"{list(shape[1:])}: select their shared columns"
             )
         for name, given, has in (("obs", obs, bool(self._obs)), ("var", var, self._var is not None)):
@@ -197,10 +198,11 @@ class HeldDatasets:
             raise ConfigError("All datasets must have identical var tables, row for row; that of the new one differs")
 
     def _say_dtypes(self, dtype: DType) -> None:
-        if self._dtypes and dtype not in self._dtypes:
+        known = {np.dtype(matrix.dtype) for matrix in self._matrices}
+        if known and dtype not in known:
             _LOG.warning(
                 "a dataset of %s is added to others of %s: rows are read as %s",
                 dtype,
-                ", ".join(sorted({str(known) for known in self._dtypes})),
-                np.result_type(dtype, *self._dtypes),
+                ", ".join(sorted(map(str, known))),
+                np.result_type(dtype, *known),
             )

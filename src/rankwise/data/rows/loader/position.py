@@ -28,26 +28,16 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPass:
-    """The position of a loader: after the first batches of a pass.
-
-    Attributes:
-        epoch: number of the pass.
-        batches: number of batches handed out.
-        seed: of the sampler; None = it has no generator.
-        rank: rank of the loader.
-        sampler: settings of the sampler; None = they are unknown.
-        rows: rows of the loader.
-        data: hash of its matrices' metadata.
-        worker: for a `DataLoader` worker its `number`, the `count` of all, and the `salt` of the pass; else None.
-    """
+    """The position of a loader: after the first batches of a pass."""
 
     epoch: int
-    batches: int
-    seed: int | None
+    batches: int  # number of batches handed out
+    seed: int | None  # of the sampler; None = it has no generator
     rank: int
-    sampler: Mapping[str, JSON] | None
+    sampler: Mapping[str, JSON] | None  # settings of the sampler; None = they are unknown
     rows: int
-    data: str
+    data: str  # hash of its matrices' metadata
+    # for a `DataLoader` worker its `number`, the `count` of all, and the `salt` of the pass; else None
     worker: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, JSON]:

@@ -21,15 +21,10 @@ __all__ = ["RequestReader", "Requests", "RowOrder", "order_rows"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowOrder:
-    """The rows of one load request, in batch order.
+    """The rows of one load request, in batch order."""
 
-    Attributes:
-        rows: int64[n], rows over all datasets, batch after batch.
-        edges: start of each batch in `rows`, and the end of the last.
-    """
-
-    rows: IntArray
-    edges: tuple[int, ...]
+    rows: IntArray  # int64[n], rows over all datasets, batch after batch
+    edges: tuple[int, ...]  # start of each batch in `rows`, and the end of the last
 
 
 def order_rows(request: LoadRequest, n_obs: int) -> RowOrder:
@@ -86,17 +81,11 @@ def _places(split: Any) -> IntArray:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A load request and its state.
-
-    Attributes:
-        order: its rows.
-        table: pandas.DataFrame about all rows, or None; set before the request is asked for.
-        is_dropped: whether the next pass begins with other rows; set before another request is asked for.
-    """
+    """A load request and its state."""
 
     order: RowOrder
-    table: Any = None
-    is_dropped: bool = False
+    table: Any = None  # pandas.DataFrame about all rows, or None; set before the request is asked for
+    is_dropped: bool = False  # whether the next pass begins with other rows; set before another request is asked for
 
     def is_for(self, order: RowOrder) -> bool:
         """Whether the request has these rows."""

@@ -62,19 +62,13 @@ _MOST_INT32 = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowBlock:
-    """Rows that were read.
+    """Rows that were read."""
 
-    Attributes:
-        arrays: for dense rows one array [n, *row shape]; for a CSR matrix data [nnz], indices [nnz] and indptr [n + 1].
-        num_cols: columns of a CSR matrix; None for dense rows.
-        errors: errors of rows, by their place in the block.
-        lease: of their memory; leave it when other rows are needed.
-    """
-
+    # for dense rows one array [n, *row shape]; for a CSR matrix data [nnz], indices [nnz] and indptr [n + 1]
     arrays: tuple[NDArray, ...]
-    num_cols: int | None
-    errors: Mapping[int, DataError]
-    lease: Lease
+    num_cols: int | None  # columns of a CSR matrix; None for dense rows
+    errors: Mapping[int, DataError]  # errors of rows, by their place in the block
+    lease: Lease  # of their memory; leave it when other rows are needed
 
     def part(self, first: int, last: int) -> Any:
         """Return rows [first, last): a view of an array, or a CSR matrix over views."""
@@ -144,10 +138,7 @@ RowsReader: TypeAlias = StoredRows | MemoryRows
 
 
 def iter_groups(collection: Any) -> Iterator[Any]:
-    """Yield the Zarr groups of a collection's datasets.
-
-    Args:
-        collection: `DatasetCollection`, or folder or URL of a collection or of one AnnData store, or a list of them.
+    """Yield the Zarr groups of a collection's datasets, or of several; for what it may be see `Loader.use_collection`.
 
     Raises:
         ConfigError: it is empty.

@@ -45,25 +45,14 @@ class PointerJudge:
         self._first_filled: tuple[int, int] | None = None  # start of the first nonzero chunk, its first number
 
     def is_sound(self, page: IntArray, first: int, chunk: int) -> bool:
-        """Quick check: whether no error is found.
-
-        Args:
-            page: int64[n], whole chunks; the last one may be shorter.
-            first: place of its first number in the array.
-            chunk: numbers of a chunk.
-        """
+        """Quick check: whether no error is found in a page, int64[n], of whole chunks; the last one may be shorter."""
         # chunks of zeros come before all others
         return not self._wrong(page, first) and not (self._num_elements and _is_blank(page[:chunk]) and chunk > 1)
 
     def problems(self, page: IntArray, first: int, chunk: int, unread: Container[int], ask: Ask) -> dict[int, str]:
         """Return the errors, by the number of the chunk. If two chunks do not fit, both count as damaged.
 
-        Args:
-            page: see `is_sound`.
-            first: see `is_sound`.
-            chunk: see `is_sound`.
-            unread: numbers of chunks that could not be read; their content is undefined.
-            ask: returns the number at a place of the array, None if it cannot be read.
+        Chunks in `unread` have undefined numbers. `ask` returns the number at a place, None if it cannot be read.
         """
         found: dict[int, str] = {}
         last: list[tuple[int, int]] = []  # of chunks that seem sound: number of the chunk, its last number
@@ -187,17 +176,11 @@ def _gap(plan: MatrixPlan, part: int, box: int) -> BoxError:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Finished:
-    """The result of reading rows of a matrix.
+    """The result of reading rows of a matrix."""
 
-    Attributes:
-        reports: of all its reads.
-        outside: bool[B], rows with an invalid column number; None = there are none.
-        gaps: errors of rows that lost elements.
-    """
-
-    reports: tuple[BoxReport, ...]
-    outside: BoolArray | None = None
-    gaps: Sequence[BoxError] = ()
+    reports: tuple[BoxReport, ...]  # of all its reads
+    outside: BoolArray | None = None  # bool[B], rows with an invalid column number; None = there are none
+    gaps: Sequence[BoxError] = ()  # errors of rows that lost elements
 
 
 def finished_plain(

@@ -26,25 +26,15 @@ MOST_FILE_BYTES = 4 << 30
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldMatrix:
-    """A matrix of an AnnData in memory, or of an HDF5 file, which is read into memory as a whole on first use.
-
-    Attributes:
-        place: its name, for messages.
-        shape: rows, then the shape of one.
-        dtype: dtype of the elements.
-        num_elements: stored elements of a sparse one; None = it is dense.
-        identity: hash of the row names.
-        is_file: whether it is still in a file.
-        load: returns it: a NumPy array, or a SciPy sparse matrix.
-    """
+    """A matrix of an AnnData in memory, or of an HDF5 file, which is read into memory as a whole on first use."""
 
     place: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # rows, then the shape of one
     dtype: DType
-    num_elements: int | None
-    identity: str
-    is_file: bool
-    load: Callable[[], Any]
+    num_elements: int | None  # stored elements of a sparse one; None = it is dense
+    identity: str  # hash of the row names
+    is_file: bool  # whether it is still in a file
+    load: Callable[[], Any]  # returns it: a NumPy array, or a SciPy sparse matrix
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "values"}
@@ -96,13 +86,7 @@ class HeldMatrix:
 
 
 class HeldStack(MatrixStack):
-    """Matrices in memory, all sparse or all dense.
-
-    Args:
-        matrices: the matrices.
-        dtype: dtype of the elements to return.
-        loose: let each matrix have its own columns; rows are then as long as the longest.
-    """
+    """Matrices in memory, all sparse or all dense; with `loose` each has its own columns, up to the longest."""
 
     matrices: tuple[HeldMatrix, ...]
 

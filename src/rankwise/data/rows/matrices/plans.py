@@ -88,10 +88,6 @@ class _Matrix(Protocol):
 class MatrixStack(ABC):
     """Concatenated rows of matrices of one kind; thread-safe.
 
-    Args:
-        matrices: at least one.
-        spec: shape and dtype of a row.
-
     Attributes:
         num_rows: rows of all matrices together.
         chunk_rows: number of neighbouring rows that are stored together: the largest of all matrices.

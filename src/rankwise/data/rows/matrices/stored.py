@@ -20,22 +20,14 @@ __all__ = ["StoredDense", "StoredMatrix", "StoredSparse", "open_matrix"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredSparse:
-    """A CSR matrix in the format of AnnData.
-
-    Attributes:
-        place: its group, for messages.
-        num_cols: columns.
-        data: the elements, [nnz].
-        indices: their columns, [nnz].
-        pointers: start of each row.
-        rows_per_chunk: a chunk begins at each multiple of this number of rows; None = chunk edges can be anywhere.
-    """
+    """A CSR matrix in the format of AnnData."""
 
     place: str
     num_cols: int
-    data: ArrayMeta
-    indices: ArrayMeta
-    pointers: RowPointers
+    data: ArrayMeta  # the elements, [nnz]
+    indices: ArrayMeta  # their columns, [nnz]
+    pointers: RowPointers  # start of each row
+    # a chunk begins at each multiple of this number of rows; None = chunk edges can be anywhere
     rows_per_chunk: int | None = None
 
     def __post_init__(self) -> None:
@@ -87,11 +79,7 @@ class StoredSparse:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredDense:
-    """A dense matrix, or an array with any number of axes; row i is ``array[i]``.
-
-    Attributes:
-        array: the array.
-    """
+    """A dense matrix, or an array with any number of axes; row i is ``array[i]``."""
 
     array: ArrayMeta
 

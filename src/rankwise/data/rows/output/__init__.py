@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rankwise.data.rows.output.codecs import codecs_of, pad_rows
-from rankwise.data.rows.output.matrices import MatrixFormat, create_dense, create_sparse
-from rankwise.data.rows.output.sharded import quiet_anndata, write_sharded
+from rankwise.data.rows.output.sharded import MatrixFormat, create_dense, create_sparse, quiet_anndata, write_sharded
 from rankwise.data.rows.output.shards import ShardStream, SparseLayout, lay_out, parse_size, rows_of_size
 
 __all__ = [

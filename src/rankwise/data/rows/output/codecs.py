@@ -112,12 +112,7 @@ def pad_rows(
 ) -> tuple[NDArray, NDArray]:
     """Append zeros to the elements of rows, in the first unused columns of each row.
 
-    Args:
-        data: [nnz], elements of the rows, one row after the other.
-        indices: [nnz], their columns.
-        lengths: int64[n], elements of each row.
-        pads: int64[n], zeros for each row.
-        num_cols: columns of the matrix.
+    `lengths` are the elements of the rows, `pads` the zeros for each, int64[n].
 
     Returns:
         Elements and columns with the zeros, [nnz + zeros] each.

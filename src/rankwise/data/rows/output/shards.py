@@ -172,17 +172,11 @@ _QUANTILES = np.linspace(0.5, 1.0, 101)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SparseLayout:
-    """The storage layout of the rows of one matrix.
+    """The storage layout of the rows of one matrix."""
 
-    Attributes:
-        chunk: elements of a chunk.
-        pads: int64[rows], explicit zeros after the true elements of each row; None = no padding.
-        num_elements: stored elements, zeros included.
-    """
-
-    chunk: int
-    pads: IntArray | None
-    num_elements: int
+    chunk: int  # elements of a chunk
+    pads: IntArray | None  # int64[rows], explicit zeros after the true elements of each row; None = no padding
+    num_elements: int  # stored elements, zeros included
 
 
 def lay_out(lengths: IntArray, num_cols: int, rows_per_chunk: int, *, align: bool) -> SparseLayout:
@@ -192,12 +186,6 @@ def lay_out(lengths: IntArray, num_cols: int, rows_per_chunk: int, *, align: boo
     explicit zeros up to that edge, in unused columns. The chunk size minimises the elements to decode; longer blocks
     take several chunks. If the rows of a block have too few free columns for the zeros, the next block begins directly
     after it.
-
-    Args:
-        lengths: int64[rows], elements of each row.
-        num_cols: columns of the matrix.
-        rows_per_chunk: rows that belong together.
-        align: whether to align chunk edges to row edges.
     """
     total = int(lengths.sum())
     if not align or total == 0:

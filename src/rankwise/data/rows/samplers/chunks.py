@@ -169,7 +169,12 @@ class SequentialSampler(ChunkSampler):
         return self._settings()
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-        _refuse_workers()
+        worker = current_worker()
+        if worker is not None and worker.count > 1:
+            raise ConfigError(
+                f"a DataLoader with {worker.count} workers would mix the stored order: use num_workers=0 (it reads "
+                "in the background anyway) or 1"
+            )
         start, stop = mask_bounds(self._mask, n_obs)
         sizes = self._sizes
 
@@ -263,12 +268,3 @@ class RandomSampler(ChunkSampler):
         part = self._num_samples is not None and self._num_samples < stop - start
         once = RowsOnce(self._draws, self._sizes, start=start, stop=stop, is_part=part)
         return make_requests(total, self._sizes, once.request)
-
-
-def _refuse_workers() -> None:
-    worker = current_worker()
-    if worker is not None and worker.count > 1:
-        raise ConfigError(
-            f"a DataLoader with {worker.count} workers would mix the stored order: use num_workers=0 (it reads "
-            "in the background anyway) or 1"
-        )

@@ -29,21 +29,13 @@ __all__ = ["ClassLines", "ClassSampler", "WeightedClassSampler", "check_classes"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassLines:
-    """Location of the rows of the classes that can be drawn, as runs put in one line.
+    """Location of the rows of the classes that can be drawn, as runs put in one line."""
 
-    Attributes:
-        codes: int64[C], the classes that can be drawn.
-        probabilities: float64[C], probability of each.
-        run_starts: int64[R], first rows of runs of neighbouring rows of one class, sorted by class.
-        run_places: int64[R + 1], start of each run in the line of all runs.
-        class_places: int64[C + 1], start of each class in that line.
-    """
-
-    codes: IntArray
-    probabilities: FloatArray
-    run_starts: IntArray
-    run_places: IntArray
-    class_places: IntArray
+    codes: IntArray  # int64[C], the classes that can be drawn
+    probabilities: FloatArray  # float64[C], probability of each
+    run_starts: IntArray  # int64[R], first rows of runs of neighbouring rows of one class, sorted by class
+    run_places: IntArray  # int64[R + 1], start of each run in the line of all runs
+    class_places: IntArray  # int64[C + 1], start of each class in that line
 
     @classmethod
     def build(cls, codes: Any, weights: FloatArray, start: int, stop: int) -> ClassLines:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from rankwise.data.rows.collection.inputs.inputs import Input, open_input
-from rankwise.data.rows.collection.inputs.tables import Columnwise, Table, spread_collections
+from rankwise.data.rows.collection.inputs.tables import Columnwise, Table, Turned, spread_collections
 
-__all__ = ["Columnwise", "Input", "Table", "open_input", "spread_collections"]
+__all__ = ["Columnwise", "Input", "Table", "Turned", "open_input", "spread_collections"]

@@ -44,7 +44,9 @@ def join_modalities(parts: Sequence[Parts], names: Sequence[str], whole: Any, la
     """
     hashes = [_unique(part.index, f"{label}/mod/{name}") for part, name in zip(parts, names, strict=True)]
     common = reduce(np.intersect1d, hashes)
-    rows = _in_order_of_first([_rows_of(common, held) for held in hashes])
+    rows = [_rows_of(common, held) for held in hashes]
+    order = np.argsort(rows[0])  # as in the first one
+    rows = [held[order] for held in rows]
     if len(common) < max(len(held) for held in hashes):
         counts = ", ".join(f"{len(held)} in {name}" for held, name in zip(hashes, names, strict=True))
         warnings.warn(f"{label}: {len(common)} observations are in all of its modalities ({counts})", stacklevel=6)
@@ -79,11 +81,6 @@ def _rows_of(wanted: NDArray, held: NDArray) -> IntArray:
     return rows
 
 
-def _in_order_of_first(rows: Sequence[IntArray]) -> list[IntArray]:
-    order = np.argsort(rows[0])
-    return [held[order] for held in rows]
-
-
 def _own_columns(
     whole: Any, label: str, known: dict[str, Column], common: NDArray, wanted: NDArray
 ) -> dict[str, Column]:
@@ -109,25 +106,16 @@ _VCF_ENDINGS = (".vcf", ".vcf.gz", ".vcf.bgz", ".bcf")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Input:
-    """One AnnData, or some modalities of a MuData; from a file, a store or memory.
+    """One AnnData, or some modalities of a MuData; from a file, a store or memory."""
 
-    Attributes:
-        label: its origin, for the column src_path.
-        stamp: returns a value that changes with the content, as far as the file system and a sample of rows tell.
-        index: names of the observations.
-        columns: columns of the observations.
-        vars: tables of variables, in memory: the first modality under "", others under their names.
-        tables: its matrices by name.
-        close: closes its file; nothing can be read afterwards.
-    """
-
-    label: str
+    label: str  # its origin, for the column src_path
+    # returns a value that changes with the content, as far as the file system and a sample of rows tell
     stamp: Callable[[], Any]
     index: Column
     columns: dict[str, Column]
-    vars: dict[str, Any]
+    vars: dict[str, Any]  # tables of variables, in memory: the first modality under "", others under their names
     tables: dict[str, Table]
-    close: Callable[[], None]
+    close: Callable[[], None]  # closes its file; nothing can be read afterwards
 
     @property
     def in_memory(self) -> bool:

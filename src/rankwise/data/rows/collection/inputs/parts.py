@@ -23,20 +23,12 @@ __all__ = ["Parts", "content_stamp", "file_stamp", "parts_in_memory", "parts_of_
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """The parts of an AnnData.
-
-    Attributes:
-        index: names of the observations.
-        columns: columns of the observations.
-        vars: tables of variables by modality, the first one under "".
-        matrices: by name, the object to slice and its rows to use; None = all.
-        raw: whether it has `raw`.
-    """
+    """The parts of an AnnData."""
 
     index: Column
     columns: dict[str, Column]
-    vars: dict[str, Any]
-    matrices: Mapping[str, tuple[Any, IntArray | None]]
+    vars: dict[str, Any]  # tables of variables by modality, the first one under ""
+    matrices: Mapping[str, tuple[Any, IntArray | None]]  # by name, the object to slice and its rows to use; None = all
     raw: bool = False
 
 

@@ -1,9 +1,10 @@
-"""Tables of one input: matrices by rows, including those stored by columns."""
+"""Tables of one input: matrices by rows; those stored by columns are turned into rows via the disk."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,33 +12,25 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.data.rows.collection.buckets import Buckets, Field
 from rankwise.data.rows.datasets import COLLECTION_TYPE, find_datasets
 from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["Columnwise", "Table", "spread_collections", "table_of"]
+__all__ = ["Columnwise", "Table", "Turned", "spread_collections", "table_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columnwise:
-    """A CSC matrix, in memory or on disk, whose elements are read in pieces.
-
-    Attributes:
-        shape: its shape.
-        dtype: dtype of its elements.
-        indptr: int64[columns + 1], in memory.
-        indices: rows of the elements, column after column; any sliceable object.
-        data: the elements.
-        label: its location, for messages.
-    """
+    """A CSC matrix, in memory or on disk, whose elements are read in pieces."""
 
     shape: tuple[int, int]
     dtype: DType
-    indptr: IntArray
-    indices: Any
+    indptr: IntArray  # int64[columns + 1], in memory
+    indices: Any  # rows of the elements, column after column; any sliceable object
     data: Any
-    label: str = ""
+    label: str = ""  # its location, for messages
 
     @classmethod
     def in_memory(cls, matrix: Any) -> Columnwise:
@@ -82,27 +75,16 @@ _NEAR = 256  # largest gap between wanted rows that is read rather than skipped
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """One matrix of an input.
+    """One matrix of an input."""
 
-    Attributes:
-        name: "X", "layers/counts", "obsm/pca", "mod/protein/X", ...
-        sparse: whether blocks are CSR matrices.
-        shape: its shape.
-        dtype: dtype of its elements.
-        row_bytes: average decoded bytes of a row.
-        held: the object to slice; the rows of a `Columnwise` exist only after it was turned.
-        rows: which of its rows belong to the input, in their order; None = all.
-        label: of the input, for messages.
-    """
-
-    name: str
-    sparse: bool
+    name: str  # "X", "layers/counts", "obsm/pca", "mod/protein/X", ...
+    sparse: bool  # whether blocks are CSR matrices
     shape: tuple[int, ...]
     dtype: DType
-    row_bytes: float
-    held: Any
-    rows: IntArray | None = None
-    label: str = ""
+    row_bytes: float  # average decoded bytes of a row
+    held: Any  # the object to slice; the rows of a `Columnwise` exist only after it was turned
+    rows: IntArray | None = None  # which of its rows belong to the input, in their order; None = all
+    label: str = ""  # of the input, for messages
 
     @property
     def csr_row_bytes(self) -> float:
@@ -201,3 +183,57 @@ def _spread(source: Any, folder: Path) -> list[tuple[Any, bool]]:
             "to bring its rows into one order with theirs"
         )
     return [(dataset, True) for dataset in find_datasets(source)]
+
+
+class Turned:
+    """A matrix stored by columns, whose rows can be read once all its elements were moved.
+
+    Elements are read in pieces, in order, and spilled into files of neighbouring rows; a file is sorted by row in
+    memory. Memory holds at most one piece or one block of rows. Blocks begin at multiples of `block_rows`; `piece` and
+    `accepts` are as for `Buckets`.
+    """
+
+    def __init__(
+        self, table: Table, folder: Path, block_rows: int, piece: str, accepts: Callable[[str, int], bool]
+    ) -> None:
+        assert isinstance(table.held, Columnwise)
+        self._held, self._table, self._block_rows = table.held, table, block_rows
+        edges = np.append(np.arange(0, max(1, table.shape[0]), block_rows, dtype=np.int64), table.shape[0])
+        fields = (
+            Field(name="columns", kind="dense", dtype=np.dtype(np.int32)),
+            Field(name="values", kind="dense", dtype=table.dtype),
+        )
+        self._buckets = Buckets(folder, edges, fields, piece, accepts)
+        self._goes = None if table.rows is None else _inverse(table.rows, table.held.shape[0])
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements to move."""
+        return self._held.nnz
+
+    def spill(self, portion: int, start: int, stop: int) -> None:
+        """Move elements to the files of their rows."""
+        rows, columns, values = self._held.elements(start, stop)
+        if self._goes is not None:
+            rows = self._goes[rows]
+            kept = rows >= 0
+            rows, columns, values = rows[kept], columns[kept], values[kept]
+        if len(rows):
+            self._buckets.add(portion, rows, (columns, values))
+
+    def block(self, start: int, stop: int) -> Any:
+        """Return a block of rows as a CSR matrix; its columns are sorted if the input's elements were read in order."""
+        import scipy.sparse as sp
+
+        bucket = self._buckets.open(start // self._block_rows)
+        counts = np.bincount(bucket.places - start, minlength=stop - start)
+        indptr = np.concatenate([[0], np.cumsum(counts)])
+        shape = (stop - start, self._table.shape[1])
+        return sp.csr_matrix((bucket.rows(1), bucket.rows(0), indptr), shape=shape)
+
+
+def _inverse(rows: IntArray, num_rows: int) -> IntArray:
+    """Return the target of each row, -1 = none."""
+    goes = np.full(num_rows, -1, dtype=np.int64)
+    goes[rows] = np.arange(len(rows))
+    return goes

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankwise.data.contract import IntArray
+from rankwise.data.rows.collection.inputs import Turned
 from rankwise.data.rows.collection.places import hash_names
 from rankwise.data.rows.collection.ranks import Task
 from rankwise.data.rows.collection.steps.job import Block, Job
 from rankwise.data.rows.collection.steps.tables import table_tasks
-from rankwise.data.rows.collection.transposed import Turned
 from rankwise.data.rows.datasets import array_checksums, stored_name
 from rankwise.data.rows.output import ShardStream, pad_rows
 from rankwise.data.store import load_zarr

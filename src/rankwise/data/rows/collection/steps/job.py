@@ -13,10 +13,10 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Buckets, Text
+from rankwise.data.rows.collection.inputs import Turned
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.collection.places import Placing, find_repeats, hash_names, rename
 from rankwise.data.rows.collection.ranks import Marks, Ranks, Task
-from rankwise.data.rows.collection.transposed import Turned
 from rankwise.data.rows.collection.union import Joined
 
 __all__ = ["Block", "Job", "name_tasks", "repeats_of"]
@@ -24,21 +24,13 @@ __all__ = ["Block", "Job", "name_tasks", "repeats_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Neighbouring rows of an input.
+    """Neighbouring rows of an input."""
 
-    Attributes:
-        number: of the block, over all inputs.
-        which: number of the input.
-        start: first row in the input.
-        stop: last row + 1.
-        first: first row over all inputs.
-    """
-
-    number: int
-    which: int
-    start: int
-    stop: int
-    first: int
+    number: int  # of the block, over all inputs
+    which: int  # number of the input
+    start: int  # first row in the input
+    stop: int  # last row + 1
+    first: int  # first row over all inputs
 
     @property
     def rows(self) -> IntArray:
@@ -48,29 +40,16 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
-    """One write.
+    """One write."""
 
-    Attributes:
-        work: folder beside the collection.
-        joined: the inputs.
-        options: how to write.
-        edges: int64[datasets + 1], first place of each dataset.
-        placing: the place of each row.
-        names: of the datasets.
-        bucket_rows: rows of a bucket.
-        block_rows: rows to read at once.
-        ranks: the ranks that write.
-        marks: the finished tasks.
-    """
-
-    work: Path
+    work: Path  # folder beside the collection
     joined: Joined
     options: WriteOptions
-    edges: IntArray
+    edges: IntArray  # int64[datasets + 1], first place of each dataset
     placing: Placing
     names: tuple[str, ...]
-    bucket_rows: int
-    block_rows: int
+    bucket_rows: int  # rows of a bucket
+    block_rows: int  # rows to read at once
     ranks: Ranks
     marks: Marks
 
