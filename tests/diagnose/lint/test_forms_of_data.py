@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from rankwise.diagnose.lint import check_source, lint_paths
+from rankwise.diagnose.lint import check_source
 from rankwise.diagnose.lint.inputs import source_from_text
 
 HEAD = """import os
@@ -338,93 +338,3 @@ def test_a_form_is_judged(case):
     text = CASES[case]
     findings = check_source(source_from_text(re.sub(r"  #>[^\n]*", "", text), "train.py"))
     assert sorted((found.line, found.rule.slug) for found in findings) == marked(text)
-
-
-TRAIN = (
-    HEAD
-    + """
-from data import make_loader
-from checks import show
-
-def main(net, optimizer):
-    loader = make_loader("train")
-    model = DDP(net)
-    for epoch in range(9):
-        for x in loader:
-            model(x).sum().backward()
-            optimizer.step()
-        if dist.get_rank() == 0:
-            show(model)  #> wrapped-forward-on-one-rank
-"""
-)
-DATA = """import torch
-from torch.utils.data import DataLoader, DistributedSampler, random_split
-
-def make_loader(part):
-    data, rest = random_split(torch.load(part), [9, 1])  #> unseeded-split
-    return DataLoader(data, batch_size=8, sampler=DistributedSampler(data))  #> missing-set-epoch
-"""
-CHECKS = """import torch
-
-def show(net):
-    print(net(torch.ones(1)))
-"""
-EVALUATED = (
-    HEAD
-    + """
-from checks import accuracy
-
-def main(net, held):
-    loader = DataLoader(held, sampler=DistributedSampler(held, shuffle=False))
-    right = accuracy(net, loader)
-    print(right)
-"""
-)
-ACCURACY = """import torch
-
-@torch.no_grad()
-def accuracy(net, loader):
-    correct = seen = 0
-    for x, y in loader:
-        correct += (net(x) == y).sum().item()
-        seen += len(y)
-    return correct / seen  #> evaluation-of-share
-"""
-
-
-@pytest.mark.parametrize(
-    ("train", "data", "checks"),
-    [
-        (EVALUATED, "", ACCURACY),
-        (right(EVALUATED, ("    print", "    dist.all_reduce(right)\n    print")), "", right(ACCURACY)),
-        (right(EVALUATED, ("held, sampler=DistributedSampler(held, shuffle=False)", "held")), "", right(ACCURACY)),
-        (TRAIN, DATA, CHECKS),
-        (
-            TRAIN,
-            DATA.replace(", sampler=DistributedSampler(data))  #> missing-set-epoch", ")  #> missing-sampler"),
-            CHECKS,
-        ),
-        (
-            right(
-                TRAIN,
-                ("    loader =", "    torch.manual_seed(0)\n    loader ="),
-                ("        for x", "        loader.sampler.set_epoch(epoch)\n        for x"),
-                ("show(model)", "show(model.module)"),
-            ),
-            right(DATA),
-            CHECKS,
-        ),
-        (
-            right(TRAIN, ("from data import", "from other import"), ("show(model)", "show(net)")),
-            right(DATA, (", sampler=DistributedSampler(data)", "")),
-            CHECKS,
-        ),
-    ],
-)
-def test_files_of_one_project(tmp_path, train, data, checks):
-    """What makes a loader is held against the file that trains with it; alone, it is left alone."""
-    files = {"train.py": train, "data.py": data, "checks.py": checks}
-    for name, text in files.items():
-        (tmp_path / name).write_text(re.sub(r"  #>[^\n]*", "", text))
-    found = [(each.file.rpartition("/")[2], each.line, each.rule.slug) for each in lint_paths([tmp_path]).findings]
-    assert sorted(found) == sorted((name, *mark) for name, text in files.items() for mark in marked(text))
