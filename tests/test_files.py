@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise._files import write_whole
+from rankwise._files import write_named, write_whole
 
 
 def test_the_new_file_takes_the_place_of_the_old(tmp_path):
@@ -58,3 +58,19 @@ def test_what_need_not_last_is_not_flushed(tmp_path, monkeypatch):
         write_whole(tmp_path / "card.json", content, durable=False)
         assert (tmp_path / "card.json").read_bytes() == content
     assert [path.name for path in tmp_path.iterdir()] == ["card.json"]
+
+
+def test_a_named_file_is_written_through_links_and_into_pipes(tmp_path):
+    """A rename would replace the link, or /dev/null, by a file."""
+    (tmp_path / "real.html").write_bytes(b"old")
+    (tmp_path / "link.html").symlink_to("real.html")
+    write_named(tmp_path / "link.html", b"new")
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "real.html").read_bytes() == b"new"
+
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_named(tmp_path / "pipe", b"page")
+    assert os.read(reader, 10) == b"page"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()

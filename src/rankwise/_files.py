@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-__all__ = ["fsync_folder", "write_whole"]
+__all__ = ["fsync_folder", "write_named", "write_whole"]
 
 
 def write_whole(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
@@ -35,6 +35,25 @@ def write_whole(path: Path, content: bytes, *, durable: bool = True, mode: int =
         raise
     if durable:
         fsync_folder(path.parent)
+
+
+def write_named(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Write a file that the user has named: what a symbolic link points to, or into a device or pipe as it is.
+
+    A rename would put a file in the place of the link, and of /dev/null or /dev/stdout where this user may do that.
+
+    Args:
+        path: the file.
+        content: what it will hold.
+        mode: permissions of a regular file; the umask takes from them.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+    else:
+        write_whole(Path(os.path.realpath(path)), content, durable=False, mode=mode)
 
 
 def fsync_folder(path: Path) -> None:

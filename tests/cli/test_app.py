@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +89,33 @@ def test_an_unknown_option_is_refused_with_a_near_one():
 def test_config_errors_are_value_errors():
     """What the command prints is what the library raises."""
     assert issubclass(ConfigError, ValueError)
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no /dev/full")
+@pytest.mark.parametrize(
+    "words", [["--version"], ["explain", "--list"], ["run", "--dry-run", "--nproc", "2", __file__]]
+)
+def test_a_full_disk_behind_stdout_is_one_message(words):
+    """`rankwise ... > file` on a full disk exits with 2 and says why, without a traceback."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rankwise", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr == "rankwise: the output cannot be written: No space left on device\n"
+
+
+def test_closed_streams_are_like_dev_null(tmp_path):
+    """`<&- >&-`: Python has no sys.stdin and sys.stdout then."""
+    (tmp_path / "fine.py").write_text("x = 1\n")
+    command = f"exec {sys.executable} -m rankwise lint fine.py <&- >&-"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_removed_working_directory_is_named(tmp_path):
+    """It is the reason why no file is found."""
+    command = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m rankwise run --nproc 2 train.py"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "rankwise: the working directory has been removed: change to one that exists\n"

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.launch.local import console as module
-from rankwise.launch.local.console import Merger, Voice, _Outlet
+from rankwise.launch.local.console import Console, Merger, Voice, _Outlet
 
 WARNS = """
     import os, sys, time, warnings
@@ -50,6 +50,14 @@ def test_without_a_thread_all_is_written_at_the_end(pipe, monkeypatch):
     outlet.put(writes, b"two\n")
     outlet.flush()
     assert os.read(reads, 100) == b"one\ntwo\n"
+
+
+def test_a_message_that_is_no_valid_unicode_is_written_all_the_same(capfd):
+    """An exception's text may have surrogates, from a file name for example."""
+    console = Console()
+    console.say("cannot read \udcff.npy")
+    console.flush()
+    assert capfd.readouterr().err == "rankwise: cannot read \\udcff.npy\n"
 
 
 def test_a_thread_is_tried_for_again(pipe, monkeypatch):

@@ -1,11 +1,15 @@
 """What a rank says about its own failure."""
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.errors import DesyncError
+from rankwise.launch.child import _exit_code, invoke
 from rankwise.launch.failures.report import Report, make_report
+from rankwise.launch.target import Target
 
 
 def caught(error):
@@ -54,3 +58,36 @@ def test_an_exit_says_where(code, text):
     assert text in report.traceback
     assert "test_report.py" in report.traceback
     assert "Traceback" not in report.traceback
+
+
+def test_a_script_that_does_not_compile_shows_no_frames_of_the_launcher(tmp_path, monkeypatch):
+    """As Python itself does: the file, the line, the error."""
+    script = tmp_path / "broken.py"
+    script.write_text("x = (\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    with pytest.raises(SyntaxError) as caught_error:
+        invoke(Target(kind="script", name=str(script)), 0)
+    trace = caught_error.value.__traceback__.tb_next
+    report = make_report(caught_error.value.with_traceback(trace), 0, 1)
+    assert report.traceback.startswith(f'  File "{script}", line 1\n')
+
+
+@pytest.mark.parametrize("name", ["no_such_module_at_all:main", "os:no_such_function", "os:sep"])
+def test_a_function_that_is_not_found_shows_no_frames_of_the_launcher(name, monkeypatch):
+    """The error names it; the lines that looked for it are ours."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [])
+    with pytest.raises((ImportError, AttributeError, TypeError)) as caught_error:
+        invoke(Target(kind="function", name=name), 0)
+    trace = caught_error.value.__traceback__.tb_next
+    report = make_report(caught_error.value.with_traceback(trace), 0, 1)
+    assert "File" not in report.traceback
+    assert report.message in report.traceback
+
+
+@pytest.mark.parametrize(("code", "same"), [(3, 3), (-1, 255), (300, 44), (2**70, 255), (-(2**63), 0)])
+def test_an_exit_code_is_that_of_python(code, same):
+    """A number that C cannot hold is a failure, too."""
+    assert _exit_code(SystemExit(code)) == same

@@ -15,7 +15,7 @@ def opened(path, config, environment):
 
 NAMES = (
     "api_key apiKey OPENAI_API_KEY --wandb-api-key aws_secret_access_key hf_token token password db.password passwd "
-    "client_secret credentials ssh_key"
+    "client_secret credentials ssh_key nccl_creds"
 )
 
 

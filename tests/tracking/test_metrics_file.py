@@ -135,6 +135,7 @@ FOREIGN = [
     {"attempt": 1, "step": "2"},
     {"event": "attempt", "attempt": 2},
     {"event": "attempt", "attempt": 2, "restored_step": "x"},
+    {"attempt": 1, "step": 1, "nonfinite": {"step": "nan"}},
     [1],
     7,
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -13,14 +14,50 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; an error of rankwise becomes one message and exit code 2, without a traceback."""
+    _open_missing_streams()
     with plain_warnings():
         try:
-            _run(sys.argv[1:])
+            try:
+                _run(sys.argv[1:])
+            finally:
+                sys.stdout.flush()  # at interpreter exit it is too late to say that it failed
         except RankwiseError as error:
             print(f"rankwise: {error}", *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
             sys.exit(2)
+        except OSError as error:
+            reason = _why(error)
+            if reason is None:
+                raise
+            if reason:
+                print(f"rankwise: {reason}", file=sys.stderr)
+            sys.exit(2 if reason else 1)
         except KeyboardInterrupt:
             sys.exit(130)  # no process has been started yet
+
+
+def _open_missing_streams() -> None:
+    """Open /dev/null for standard streams that the caller has closed: Python sets those to None."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123  (open until the process ends)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+
+
+def _why(error: OSError) -> str | None:
+    """Return what to print about an error that the environment causes, "" for nothing, None if it has another cause."""
+    if error.filename is None and error.errno in {errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG}:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())  # what is still buffered is lost, so the flush at exit does not fail again
+        return "" if error.errno == errno.EPIPE else f"the output cannot be written: {error.strerror}"
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        return "the working directory has been removed: change to one that exists"
+    if error.filename is not None and error.strerror:  # a folder that is missing, a file of another user
+        return f"{error.filename}: {error.strerror}"
+    return None
 
 
 def _run(argv: list[str]) -> None:

@@ -33,6 +33,7 @@ from rankwise.launch.target import Kind, Target
 __all__ = ["die_with_parent", "end_well", "invoke", "keep_guard", "main"]
 
 INTERRUPTED = 130
+_TOO_LARGE = 1 << 63  # for C's long: Python exits with -1 then
 _MAX_SOCKET_FOLDER = 70  # a socket path may have 107 characters; multiprocessing adds its own name
 _PR_SET_PDEATHSIG = 1
 _rank_pid: int | None = None  # set once this process is a rank
@@ -120,7 +121,7 @@ def _exit_code(error: BaseException) -> int:
     if error.code is None:
         return 0
     if isinstance(error.code, int):
-        return error.code & 0xFF
+        return (error.code if -_TOO_LARGE <= error.code < _TOO_LARGE else -1) & 0xFF
     print(error.code, file=sys.stderr)  # noqa: T201
     return 1
 

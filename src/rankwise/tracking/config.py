@@ -17,7 +17,7 @@ _ABSENT = object()
 _MASK = "***"
 # Words that always name a secret. "key" and "token" also occur in names of models and data (label_key, pad_token):
 # "key" counts only after one of its companions, "token" only if none of its companions comes before it.
-_SECRETS = {"secret", "password", "passwd", "pwd", "passphrase", "credential", "authorization", "jwt"}
+_SECRETS = {"secret", "password", "passwd", "pwd", "passphrase", "credential", "cred", "authorization", "jwt"}
 _KEYS = {"api", "access", "secret", "private", "encryption", "signing", "account", "auth", "ssh", "license", "service"}
 _TOKENS = {"pad", "bos", "eos", "sep", "cls", "unk", "mask", "stop", "start", "end", "special", "image", "prefix"}
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")

@@ -92,8 +92,9 @@ def _parse(file: Path) -> list[dict[str, Any]]:
         try:
             line = json.loads(row)
             odd = line.pop("nonfinite", {})
+            line.update({name: float(kind) for name, kind in odd.items()})
             _check_line(line)
-            lines.append(line | {name: float(kind) for name, kind in odd.items()})
+            lines.append(line)
         except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
             warnings.warn(f"{file}, line {number} is not valid metrics and was skipped", stacklevel=3)
     return lines

@@ -1,5 +1,6 @@
 """Reading logs: the root first, repeats folded, ranks and places named, whatever the bytes."""
 
+import gzip
 import io
 import json
 import subprocess
@@ -120,3 +121,16 @@ def test_exit_codes(tmp_path, monkeypatch, capsys, text, code):
     assert end.value.code == code
     said = capsys.readouterr()
     assert {0: "cuda-out-of-memory", 1: "nothing recognised", 2: "job.log: No such file"}[code] in said.out + said.err
+
+
+def test_a_rotated_log_may_be_compressed(tmp_path):
+    """Gzip is recognised by its first bytes; one that ends early is named."""
+    packed = gzip.compress(b"step 1\rstep 2\rRuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    log = tmp_path / "rank-0.err.1.gz"
+    log.write_bytes(packed)
+    (finding,) = explain_logs([log])
+    assert finding.text == "step 1 step 2 RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert finding.places == [f"{log}:1"]
+    log.write_bytes(packed[:-12])
+    with pytest.raises(ConfigError, match=r"rank-0.*ended before"):
+        explain_logs([log])

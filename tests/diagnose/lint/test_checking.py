@@ -25,9 +25,10 @@ def test_files_that_do_not_parse(tmp_path):
     (tmp_path / "e.py").write_bytes("# coding: latin-1\ns = 'é'\n".encode("latin-1") + BAD.encode())
     (tmp_path / "f.ipynb").write_text("{}")
     (tmp_path / "g.ipynb").write_text("[")
+    (tmp_path / "h.py").write_text("# coding: rot13\nk = 1\n")
     report = lint_paths([tmp_path])
     failed = {failure.file.rpartition("/")[2]: failure for failure in report.failures}
-    assert set(failed) == {"a.py", "b.py", "c.py", "g.ipynb"}
+    assert set(failed) == {"a.py", "b.py", "c.py", "g.ipynb", "h.py"}
     assert failed["a.py"].line == 1
     assert "what is not utf-8 names its encoding" in failed["b.py"].message
     assert [found.file.rpartition("/")[2] for found in report.findings] == ["d.py", "e.py"]
@@ -55,9 +56,10 @@ def test_notebooks(tmp_path):
             "cell_type": "code",
             "source": ["%matplotlib inline\n", "import torch\n", "!pip list\n", "if torch:\n", "    !ls\n"],
         },
-        {"cell_type": "code", "source": "%%bash\necho 1 2"},
+        {"cell_type": "code", "source": "files = !ls \\\n  -l\n!torchrun --nproc 2 \\\n    train.py\n"},
         {"cell_type": "code", "source": ["x = (7\n", "% 3)\n", "net = torch.nn.DataParallel(x)\n", "x?"]},
     ]
+    cells.append({"cell_type": "code", "source": "%%bash\necho 1 2"})
     (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
     report = lint_paths([tmp_path])
     assert report.failures == []

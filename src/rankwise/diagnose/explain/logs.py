@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from rankwise.diagnose.explain.catalogue import MESSAGES
 from rankwise.diagnose.explain.message import HANG, Message
@@ -19,6 +21,7 @@ _CONTEXT_BYTES = 1 << 14  # kept of the previous chunk, for the traceback above 
 _MAX_FRAMES = 16  # tracebacks are searched only for the first lines of a message
 _MAX_PLACES = 5
 _CODES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # of progress bars: they would overwrite the line on a terminal
 # What launchers put before a line: torchrun ([rank3]:, [default1]:), srun --label (3: ), mpirun ([1,3]<stdout>:).
 _PREFIX = re.compile(
     r"^\s*(?:\[(?:rank|default)?(\d+)\]:?\s?|(\d+): |\[\d+,(\d+)\]<std(?:out|err)>:|\[rank (\d+)\] ?)", re.IGNORECASE
@@ -133,9 +136,8 @@ def _read_log(stream: BinaryIO, name: str, log: int, findings: dict[str, Finding
             raw = chunk[start : end if end >= 0 else len(chunk)].decode(errors="replace").rstrip("\r")
             line, rank = _without_prefix(raw)
             for message in matcher.matching(line, candidates):
-                finding = findings.setdefault(
-                    message.slug, Finding(message=message, text=line.strip()[:400], order=(log, number))
-                )
+                text = _CONTROL.sub(" ", line).strip()[:400]
+                finding = findings.setdefault(message.slug, Finding(message=message, text=text, order=(log, number)))
                 _add(finding, line, rank, f"{name}:{number}")
                 if finding.count <= _MAX_FRAMES:
                     above = chunk[max(0, start - _CONTEXT_BYTES) : start]
@@ -177,11 +179,20 @@ def _add_frame(finding: Finding, above: bytes, rank: int | None) -> None:
         finding.frames.append(nearest)
 
 
+def _unpacked(stream: BufferedReader) -> BinaryIO:
+    """Return the content of a rotated log that was compressed with gzip; any other stream as it is."""
+    if not stream.peek(2).startswith(b"\x1f\x8b"):
+        return stream
+    import gzip
+
+    return cast("BinaryIO", gzip.open(stream))
+
+
 def explain_logs(logs: Iterable[Path | BinaryIO]) -> list[Finding]:
     """Read the logs of one job.
 
     Args:
-        logs: files or open streams of bytes, in any order.
+        logs: files, also those compressed with gzip, or open streams of bytes, in any order.
 
     Returns:
         The findings, nearest to the root first; equal ones in order of appearance.
@@ -196,9 +207,10 @@ def explain_logs(logs: Iterable[Path | BinaryIO]) -> list[Finding]:
             continue
         try:
             with log.open("rb") as stream:
-                _read_log(stream, str(log), number, findings)
-        except OSError as error:
-            raise ConfigError(f"explain wants logs that can be read; {log}: {error.strerror or error}") from error
+                _read_log(_unpacked(stream), str(log), number, findings)
+        except (OSError, EOFError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"explain wants logs that can be read; {log}: {reason}") from error
     return sorted(findings.values(), key=lambda finding: (finding.message.rank_of_cause, finding.order))
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from rankwise._files import write_whole
+from rankwise._files import write_named
 from rankwise.diagnose.lint.record import Finding
 from rankwise.errors import ConfigError
 
@@ -24,7 +24,11 @@ def fingerprint(finding: Finding) -> str:
 
 
 def write_baseline(path: Path, findings: Iterable[Finding]) -> int:
-    """Write the findings into a file; return how many."""
+    """Write the findings into a file; return how many.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     counts: Counter[tuple[str, str, str]] = Counter(
         (Path(found.file).as_posix(), found.rule.code, fingerprint(found)) for found in findings
     )
@@ -32,7 +36,10 @@ def write_baseline(path: Path, findings: Iterable[Finding]) -> int:
         {"file": file, "code": code, "fingerprint": mark, "count": counts[file, code, mark]}
         for file, code, mark in sorted(counts)
     ]
-    write_whole(path, (json.dumps({"version": _VERSION, "findings": entries}, indent=1) + "\n").encode())
+    try:
+        write_named(path, (json.dumps({"version": _VERSION, "findings": entries}, indent=1) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"the baseline {str(path)!r} cannot be written: {error.strerror}") from error
     return sum(counts.values())
 
 

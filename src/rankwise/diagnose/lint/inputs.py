@@ -23,6 +23,7 @@ __all__ = ["SourceFile", "find_files", "read_source", "source_from_text"]
 # Folders of tools, of environments and of what was built; hidden ones are left out, too.
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv", "env", "wandb", "mlruns", "_build"}
 _MAGIC = re.compile(r"^(\s*)(%{1,2}[A-Za-z].*|[!?].*|\S.*\?\s*)$")
+_ASSIGNED = re.compile(r"^(\s*[A-Za-z_][\w.,\s\[\]]*=\s*)[%!].*$")  # files = !ls
 _WRITES_A_FILE = re.compile(r"\s*%%(?:writefile|file)\s+(?:-\w+\s+)*\S+\.py[ \t]*(?=\n)")
 _PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%px")
 
@@ -117,6 +118,8 @@ def read_source(path: Path) -> SourceFile:
         return SourceFile(str(path), content.decode(encoding), None, (), encoding)
     except SyntaxError as error:
         raise ValueError(f"{error.msg}: what is not utf-8 names its encoding in its first line") from None
+    except LookupError as error:  # a codec between other things than bytes and text, such as rot13
+        raise ValueError(str(error).partition(";")[0]) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not {error.encoding}; name the encoding in its first line") from None
 
@@ -159,9 +162,16 @@ def _without_magics(lines: list[str]) -> list[str]:
     with contextlib.suppress(SyntaxError, ValueError):  # a line that begins with % may be an expression's
         ast.parse("\n".join(lines))
         return lines
-    kept = []
+    kept: list[str] = []
+    goes_on = False  # the magic above ends in a backslash
     for line in lines:
-        found = _MAGIC.match(line)
+        found, assigned = _MAGIC.match(line), _ASSIGNED.match(line)
         magic = found is not None and (found[2][0] in "%!?" or re.fullmatch(r"[\w.]+\?{1,2}", found[2].strip()))
-        kept.append(f"{found[1]}pass" if magic and found else line)
+        if goes_on:
+            kept.append("")
+        elif assigned:
+            kept.append(f"{assigned[1]}None")
+        else:
+            kept.append(f"{found[1]}pass" if magic and found else line)
+        goes_on = bool(goes_on or magic or assigned) and line.endswith("\\")
     return kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rankwise._files import write_whole
+from rankwise._files import write_named
 from rankwise.diagnose.lint.checker import Report, check_source
 from rankwise.diagnose.lint.fixes import difference, mended
 from rankwise.diagnose.lint.inputs import SourceFile, find_files, read_source
@@ -53,4 +53,4 @@ def add_comments(report: Report) -> int:
 
 
 def _write(path: Path, source: SourceFile) -> None:
-    write_whole(path, source.source.encode(source.encoding), durable=False, mode=path.stat().st_mode & 0o777)
+    write_named(path, source.source.encode(source.encoding), mode=path.stat().st_mode & 0o777)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import time
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rankwise._files import write_whole
+from rankwise._files import write_named
 from rankwise._version import __version__
 from rankwise.diagnose.report import findings, sections
 from rankwise.diagnose.report.markup import Markup, el, island, join, table, told
@@ -33,7 +34,7 @@ def write_report(
 
     Args:
         paths: run directories.
-        out: the HTML file; replaced atomically.
+        out: the HTML file; replaced atomically, unless it is a device or a pipe.
         lint: JSON of `rankwise lint`, else each run's ``lint.json``.
         doctor: JSON of `rankwise doctor`, else each run's ``doctor.json``.
 
@@ -48,7 +49,7 @@ def write_report(
     names = _names(paths)
     runs = [read_run(path, name=name, lint=found, doctor=checks) for path, name in zip(paths, names, strict=True)]
     try:
-        write_whole(out, _page(runs).encode("utf-8", "replace"), durable=False)
+        write_named(out, _page(runs).encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigError(f"the page cannot be written to {str(out)!r}: {error.strerror}; choose another -o") from error
     return runs
@@ -56,7 +57,7 @@ def write_report(
 
 def _names(paths: Sequence[Path]) -> list[str]:
     """Return a short name for each run: the folder's name, with as many parents as needed to be unique."""
-    whole = [path.resolve() for path in paths]
+    whole = [Path(os.path.realpath(path)) for path in paths]  # `resolve` fails on a loop of links
     if len(set(whole)) < len(whole):
         raise ConfigError("report needs each run once, but one directory was given twice")
     for depth in range(1, 1 + max(len(path.parts) for path in whole)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -17,7 +18,8 @@ FINISHED = b"finished "  # followed by the monotonic time; sent instead of a rep
 
 # files with the launcher's frames around the user's code, cut from the head of a traceback
 _LAUNCH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120  (text, as co_filename)
-_OUR_FILES = tuple(os.path.join(_LAUNCH, name) for name in ("child.py", "functions/bound.py"))  # noqa: PTH118
+_IMPORT = importlib.__file__  # import_module
+_START, _CALL = (os.path.join(_LAUNCH, name) for name in ("child.py", "functions/bound.py"))  # noqa: PTH118
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,12 +118,16 @@ def _format(error: BaseException) -> str:
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the launcher's and runpy's frames from the head; keep all frames if there are no others."""
-    rest = trace
+    """Drop the launcher's and runpy's frames from the head.
+
+    If there are no others, drop all where a target cannot be found or compiled, and keep all where a call failed.
+    """
+    rest, called = trace, False
     while rest is not None and _is_ours(rest.tb_frame.f_code.co_filename):
+        called = called or rest.tb_frame.f_code.co_filename == _CALL
         rest = rest.tb_next
-    return rest or trace
+    return trace if rest is None and called else rest
 
 
 def _is_ours(filename: str) -> bool:
-    return filename.startswith(("<frozen runpy", "<frozen importlib")) or filename in _OUR_FILES
+    return filename.startswith(("<frozen runpy", "<frozen importlib")) or filename in {_START, _CALL, _IMPORT}

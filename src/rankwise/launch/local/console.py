@@ -70,7 +70,7 @@ class Console:
     def say(self, text: str) -> None:
         """Write a message of the supervisor itself to stderr; every line starts with "rankwise: "."""
         for line in text.splitlines():
-            self.line("err", f"rankwise: {line}".encode(), ours=True)
+            self.line("err", f"rankwise: {line}".encode("utf-8", "backslashreplace"), ours=True)
 
     def block(self, text: str) -> None:
         """Write a text to stderr unchanged."""

@@ -8,7 +8,7 @@ import zarr
 
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection.options import listed, seed_of
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, DataError
 from rankwise.testing.stores.small_rows import small_anndata
 
 
@@ -42,3 +42,12 @@ def test_seeds():
     for wrong in ("5", True, np.random.RandomState(0)):
         with pytest.raises(ConfigError, match=r"rng must be a numpy.random.Generator, an integer"):
             seed_of(wrong)
+
+
+def test_damaged_metadata_are_named(tmp_path):
+    """The metadata of the folder itself, torn by a kill or a full disk."""
+    folder = tmp_path / "torn.zarr"
+    folder.mkdir()
+    (folder / "zarr.json").write_text('{"zarr_format": 3,')
+    with pytest.raises(DataError, match=r"torn\.zarr/zarr\.json is not JSON"):
+        DatasetCollection(folder, mode="r")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -305,6 +306,8 @@ def _open(path: Path, mode: str) -> Any:
         return zarr.open_group(str(path), mode="r" if mode == "r" else "r+")
     except (zarr.errors.ContainsArrayError, FileNotFoundError) as error:
         raise DataError(f"{path} is not a Zarr group, so not a collection: choose another path ({error})") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}/zarr.json is not JSON ({error}); it is damaged or incompletely written") from error
 
 
 def _not_local(place: Any) -> str:
