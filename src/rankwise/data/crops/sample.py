@@ -232,11 +232,7 @@ def _name(wanted: Any) -> str:
 
 
 def resolved_dtype(dtype: Dtype, native: DType | None = None) -> DType:
-    """Return the NumPy dtype.
-
-    Args:
-        dtype: the dtype.
-        native: the meaning of `Dtype.NATIVE`.
+    """Return the NumPy dtype; `native` is the meaning of `Dtype.NATIVE`.
 
     Raises:
         InvalidArgument: `dtype` is `NATIVE`, and `native` is None.

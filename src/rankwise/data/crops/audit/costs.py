@@ -180,17 +180,7 @@ def cost_of(
     batch: int = 1,
     num_arrays: int = 1,
 ) -> CropCost:
-    """Return the cost of a crop.
-
-    Args:
-        meta: the array.
-        crop: extent along each axis; limited to the array.
-        rates: costs of a core.
-        sizes: facts about stored chunks.
-        aligned: whether origins are on the chunk grid.
-        batch: crops in a batch.
-        num_arrays: arrays from which the crops of a batch are drawn.
-    """
+    """Return the cost of a crop of a batch, limited to the array; the batch is drawn from `num_arrays` arrays."""
     inside = tuple(min(extent, size) for extent, size in zip(crop, meta.shape, strict=True))
     asked_bytes = math.prod(inside) * meta.dtype.itemsize
     fewest = float(math.prod(map(fewest_blocks, meta.shape, meta.chunks, inside)))

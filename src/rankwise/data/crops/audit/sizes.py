@@ -70,11 +70,7 @@ def num_files(meta: ArrayMeta) -> int:
 
 
 def sample_sizes(meta: ArrayMeta, *, most_files: int) -> StoredSizes | None:
-    """Check files of a local array, spread evenly over it.
-
-    Args:
-        meta: the array.
-        most_files: number of files to check; may be 0.
+    """Check at most `most_files` files of a local array, spread evenly over it.
 
     Returns:
         None if nothing is known: behind a URL, with no files to check, or for shards with an unusual index.

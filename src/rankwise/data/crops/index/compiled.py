@@ -50,14 +50,7 @@ class Compiled:
 def compile_rules(
     images: Sequence[CropImage], takes: Mapping[str, Take], rules: Rules, finder: CellFinder, *, used: BoolArray
 ) -> Compiled:
-    """Return the tables of an index.
-
-    Args:
-        images: the N images.
-        takes: the fields; the first one is the reference.
-        rules: the choices.
-        finder: makes maps of masks and labels.
-        used: bool[N], the images that may have crops.
+    """Return the tables of an index over the images that are `used`, bool[N]; the first field is the reference.
 
     Raises:
         ConfigError: the rules do not fit the images, or no crop is left.
@@ -248,13 +241,6 @@ _KNOWN_EPOCHS = 256
 
 class Stages:
     """The tables of each epoch; those of a stage are made on first use and kept.
-
-    Args:
-        images: the images.
-        takes: the fields.
-        rules: the choices.
-        finder: makes maps of masks and labels.
-        curriculum: what epochs change; None = nothing.
 
     Raises:
         ConfigError: the rules do not fit the images, or the curriculum is invalid or used with tiles.

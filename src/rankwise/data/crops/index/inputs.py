@@ -151,12 +151,6 @@ def split_images(
 ) -> list[list[int]]:
     """Return the numbers of the images of each part.
 
-    Args:
-        images: the images.
-        by: what stays together.
-        rule: assigns groups (plates, wells or arrays) to parts.
-        stratify: every part gets its fraction of each stratum; a group has one stratum. None = no strata.
-
     Raises:
         ConfigError: fractions are out of range, a group has no identity, does not exist or is in several strata, or a
             part is empty.
@@ -239,12 +233,6 @@ def make_together(
     world: World, finder: CellFinder, gather: Callable[[], _Images], settle: Callable[[_Images], str]
 ) -> None:
     """Gather images and maps on the main rank, and make the index on all. Every rank calls it.
-
-    Args:
-        world: several ranks.
-        finder: of this rank; gets the maps of all ranks.
-        gather: opens the images; called on the main rank.
-        settle: makes the tables of an index and returns its fingerprint; called on every rank.
 
     Raises:
         DesyncError: another rank failed, or the fingerprints differ.

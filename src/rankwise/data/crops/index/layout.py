@@ -74,15 +74,7 @@ class FieldLayout:
 def make_layout(
     name: str, take: Take, images: Sequence[CropImage], frame: Frame, lattice: Lattice, *, level: int | None
 ) -> FieldLayout:
-    """Return the layout of one field.
-
-    Args:
-        name: the field.
-        take: what it takes.
-        images: the N images.
-        frame: the reference.
-        lattice: possible starts of crops on the reference.
-        level: the level of the reference, for a field of the same part; None = the nearest spacing.
+    """Return the layout of one field, at a level, or None = that with the spacing nearest to the reference's.
 
     Raises:
         ConfigError: the field's arrays do not fit the reference or each other, or boxes leave them without `pad`.

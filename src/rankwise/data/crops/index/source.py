@@ -75,12 +75,6 @@ class CropSource(BaseSource):
 
     The places of random crops depend on seed and epoch of a share's step. The fields of a curriculum's stage may
     have other shapes than `fields`, which describes the first epoch.
-
-    Args:
-        index: the crops.
-        cache: bytes of decoded chunks to keep in memory (0 = none), or a `ChunkCache` that several sources share.
-        threads: threads that read and decode; None = the cores that this rank may use.
-        remote: options for object stores; None = the environment's settings.
     """
 
     stateless = True  # the content depends on the share alone: loaders may read before an epoch is asked for
@@ -218,17 +212,6 @@ def settle_index(
     caps: Caps,
 ) -> Budget:
     """Return the memory for batches of an index on one rank.
-
-    Args:
-        index: the crops.
-        order: decides which of them form a step.
-        fields: names of the fields to read.
-        world_size: number of ranks.
-        micro_batch: most crops of one batch.
-        depth: steps that may lie ready.
-        transformed: whether a transform needs room for crops as they were read.
-        cache_bytes: decoded chunks.
-        caps: the memory limits.
 
     Raises:
         BudgetExceeded: the batches do not fit; the message lists the parts and the needed total.

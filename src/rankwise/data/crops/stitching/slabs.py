@@ -297,13 +297,7 @@ class Canvas:
 
 
 class TileOrder(BaseOrder):
-    """The contract's `Order` over a list of batches: one pass of one process, neither divided nor resumed.
-
-    Args:
-        ids: int64[T], numbers of tiles.
-        cuts: start and end of each batch among them.
-        fingerprint: of the index.
-    """
+    """The contract's `Order` over a list of batches: one pass of one process, neither divided nor resumed."""
 
     kind = "sequential"
 

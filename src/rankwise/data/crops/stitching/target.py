@@ -28,17 +28,6 @@ class Target:
     """One output array on a local file system.
 
     Until it is complete it is at ``<path>.partial/array``, beside a file for each finished slab.
-
-    Args:
-        path: path of the finished array.
-        shape: its shape.
-        chunks: its chunk grid.
-        shards: its shards; None = one file for each chunk.
-        dtype: its dtype.
-        fill: value for places without a tile.
-        axes: names of its axes.
-        identity: all inputs that decide its values, readable.
-        durable: whether the record also survives a power failure.
     """
 
     def __init__(

@@ -53,15 +53,7 @@ class OpeningStats:
 
 
 class Openings:
-    """The most recently opened arrays and images, by URI; thread-safe.
-
-    Args:
-        capacity: number of arrays to keep.
-        concurrency: number of arrays opened at the same time.
-        latency: delays to inject; None = none.
-        remote: options for URLs; None = the environment's settings.
-        opener: opens one; None = `open_image`.
-    """
+    """The most recently opened arrays and images, by URI; thread-safe."""
 
     def __init__(
         self,
@@ -119,10 +111,6 @@ class Openings:
 
     def get(self, uri: str, sample: int) -> Image:
         """Wait for an array or image and return it.
-
-        Args:
-            uri: path or URL.
-            sample: number of the sample that needs it, for the message.
 
         Raises:
             NotFound: there is nothing at the URI.
