@@ -95,11 +95,6 @@ class Target:
                 )
         shutil.rmtree(self.partial, ignore_errors=True)
         (self.partial / "done").mkdir(parents=True)
-        self._create()
-        write_whole(plan, json.dumps(self.identity, indent=1).encode())
-        return set()
-
-    def _create(self) -> None:
         import zarr
 
         zarr.create_array(
@@ -112,6 +107,8 @@ class Target:
             dimension_names=self._axes,
             attributes={_MARK: dict(self.identity)},
         )
+        write_whole(plan, json.dumps(self.identity, indent=1).encode())
+        return set()
 
     def write(self, slab: int, region: tuple[int | slice, ...], values: NDArray) -> None:
         """Write whole files of the array and record the slab."""
