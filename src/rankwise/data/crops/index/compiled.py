@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, FloatArray, IntArray
-from rankwise.data.crops.fields import Scaling
+from rankwise.data.contract import BoolArray, FieldSpec, FloatArray, IntArray
+from rankwise.data.crops.fields import MASK_SUFFIX, Scaling
 from rankwise.data.crops.index.cells import BitTable, CellGrid, CellTable
 from rankwise.data.crops.index.finder import CellFinder
 from rankwise.data.crops.index.frame import Frame, make_frame
@@ -40,6 +40,16 @@ class Compiled:
     layouts: Mapping[str, FieldLayout]
     placement: Placement
     digest: str
+
+    @property
+    def specs(self) -> dict[str, FieldSpec]:
+        """The fields and their masks."""
+        specs: dict[str, FieldSpec] = {}
+        for name, layout in self.layouts.items():
+            specs[name] = layout.field.spec
+            if layout.field.mask:
+                specs[name + MASK_SUFFIX] = FieldSpec(shape=layout.field.shape, dtype=np.dtype(np.bool_))
+        return specs
 
     @property
     def element_bytes(self) -> float:

@@ -23,7 +23,7 @@ from rankwise.data.contract import (
     num_micro_batches,
 )
 from rankwise.data.crops.budget import Budget, Caps
-from rankwise.data.crops.fields import MASK_SUFFIX, CropField
+from rankwise.data.crops.fields import MASK_SUFFIX
 from rankwise.data.crops.index.compiled import Compiled
 from rankwise.data.crops.index.crop_index import CropIndex
 from rankwise.data.crops.reader import CropPlan, CropReader
@@ -165,7 +165,7 @@ class CropSource(BaseSource):
         report = self._reader(plan.share.step.epoch).read(plan.crops, into, more=labels)
         for name in labels:
             into.arrays(name)[0][...] = columns.rows(name, plan.images)
-        if report.all_fill:
+        if report.all_fill and not self._said_fill:  # usually a mistake
             self._warn_fill(plan)
         return report.as_read_report()
 
@@ -179,16 +179,12 @@ class CropSource(BaseSource):
         names = [name for name in self._names if name in layouts]
         key = tuple(layouts[name].field.shape for name in names)
         if key not in self._readers:
-            self._readers[key] = CropReader({n: self._field(n, layouts[n].field) for n in names}, self.reader)
+            fields = {name: layouts[name].field for name in names}
+            masked = {n: replace(f, mask=f.mask and n + MASK_SUFFIX in self._names) for n, f in fields.items()}
+            self._readers[key] = CropReader(masked, self.reader)
         return self._readers[key]
 
-    def _field(self, name: str, field: CropField) -> CropField:
-        return replace(field, mask=field.mask and name + MASK_SUFFIX in self._names)
-
     def _warn_fill(self, plan: SourcePlan) -> None:
-        """Warn once if nothing was ever written in the places of a whole batch: usually a mistake."""
-        if self._said_fill:
-            return
         self._said_fill = True
         first = self.index.images[int(plan.images[0])]
         warnings.warn(
@@ -241,9 +237,5 @@ def settle_index(
 
 def _crop_bytes(made: Compiled, index: CropIndex, fields: Collection[str]) -> int:
     """Return the bytes of one crop of a stage: the selected fields, their masks, and labels."""
-    specs = dict(index.columns.specs)
-    for name, layout in made.layouts.items():
-        specs[name] = layout.field.spec
-        if layout.field.mask:
-            specs[name + MASK_SUFFIX] = FieldSpec(shape=layout.field.shape, dtype=np.dtype(np.bool_))
+    specs = {**index.columns.specs, **made.specs}
     return sum(math.prod(specs[name].shape) * specs[name].dtype.itemsize for name in fields if name in specs)
