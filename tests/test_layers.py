@@ -98,7 +98,7 @@ TRAIN_FOLDERS = ("models", "loaders", "step", "loop")
 # them. The room's door names them, and one part may stand on another.
 PARTS = {
     "rankwise.data.store": {"ngff": set(), "catalogue": {"ngff"}},
-    "rankwise.data.crops": {"audit": set(), "stitching": set()},
+    "rankwise.data.crops": {"audit": set(), "volumes": set()},
     "rankwise.data.rows": {"writing": set(), "collection": {"writing"}, "inspecting": {"collection"}},
 }
 # The store turns bytes into arrays, and stands alone: what it may import of the rest.
