@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, FieldSpec, FloatArray, IntArray
+from rankwise.data.contract import BoolArray, FieldSpec, FloatArray
 from rankwise.data.crops.fields import MASK_SUFFIX, Scaling
 from rankwise.data.crops.index.cells import BitTable, CellGrid, CellTable
 from rankwise.data.crops.index.finder import CellFinder
@@ -203,7 +203,8 @@ def _draws(
         foreground_bounds=labelled_bounds,
         fraction=0.0 if rules.foreground is None else rules.foreground.fraction,
     )
-    return draws, [bounds.tobytes(), _table_bytes(allowed), _table_bytes(labelled), _array_bytes(labelled_bounds)]
+    edges = b"" if labelled_bounds is None else labelled_bounds.tobytes()
+    return draws, [bounds.tobytes(), _table_bytes(allowed), _table_bytes(labelled), edges]
 
 
 def _no_label(rules: Rules, images: Sequence[CropImage]) -> str:
@@ -222,10 +223,6 @@ def _no_label(rules: Rules, images: Sequence[CropImage]) -> str:
 
 def _table_bytes(table: CellTable | None) -> bytes:
     return b"" if table is None else table.bits.packed.tobytes()
-
-
-def _array_bytes(array: FloatArray | IntArray | None) -> bytes:
-    return b"" if array is None else array.tobytes()
 
 
 def _digest(

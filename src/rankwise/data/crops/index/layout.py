@@ -82,14 +82,15 @@ def make_layout(
     levels = chosen_levels(take.part or name, take, images, frame, level)
     _refuse_other_axes(name, images, levels)
     linked = linked_axes(levels[0], frame)
-    channel_axis = _own_channel_axis(levels[0], linked)
+    axis = levels[0].channel_axis
+    channel_axis = None if axis is not None and linked[axis] >= 0 else axis  # none to select from if crops cut it
     _refuse_unlinked(name, images, levels, linked, channel_axis)
     channels, channel_extent = channel_boxes(name, take, images, levels, channel_axis)
     ratio, shift = affine_map(frame, levels, linked)
     shape = _extents(name, take, frame, linked, ratio=ratio, images=images)
-    for axis, reference in enumerate(linked):
+    for number, reference in enumerate(linked):
         if reference >= 0:
-            shift[:, axis] += (int(frame.extent[reference]) * ratio[:, axis] - shape[axis]) / 2
+            shift[:, number] += (int(frame.extent[reference]) * ratio[:, number] - shape[number]) / 2
     if channel_axis is not None:
         shape[channel_axis] = channel_extent
     layout = FieldLayout(
@@ -120,12 +121,6 @@ def make_layout(
     for array in layout.arrays if take.normalise is not None else ():
         layout.field.scaling(array)  # raises now for an array without one, not at the first read
     return layout if take.pad is not None else _kept_inside(name, layout, lattice)
-
-
-def _own_channel_axis(level: Level, linked: tuple[int, ...]) -> int | None:
-    """Return the channel axis to select from, None if there is none or crops are cut along it."""
-    axis = level.channel_axis
-    return None if axis is not None and linked[axis] >= 0 else axis
 
 
 def _refuse_other_axes(name: str, images: Sequence[CropImage], levels: Sequence[Level]) -> None:

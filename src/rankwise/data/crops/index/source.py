@@ -200,7 +200,6 @@ def settle_index(
     order: Order,
     *,
     fields: Collection[str],
-    world_size: int,
     micro_batch: int | None,
     depth: int,
     transformed: bool,
@@ -212,7 +211,7 @@ def settle_index(
     Raises:
         BudgetExceeded: the batches do not fit; the message lists the parts and the needed total.
     """
-    step = order.batch_size
+    step, world_size = order.batch_size, caps.place.world_size
     num_micro = num_micro_batches(step, world_size=world_size, micro_batch=micro_batch)
     rows = math.ceil(math.ceil(step / world_size) / num_micro)
     ahead = max(1, depth)  # the consumer may still hold the previous step for a moment while the next one is read
