@@ -189,8 +189,11 @@ def cost_of(
     written = 1.0 if sizes is None else 1 - sizes.missing_share
     decoded = chunks * shared * written * meta.chunk_bytes
     whole = chunks if aligned else float(math.prod(map(expected_whole_blocks, meta.shape, meta.chunks, inside)))
-    pages_bytes = None if sizes is None else _in_pages(whole * sizes.chunk_bytes, chunks)
-    read = None if pages_bytes is None else pages_bytes * shared * written
+    read = None
+    if sizes is not None:
+        # pages that runs with random offsets overlap: for a run of n bytes n + 4095 on average
+        pages_bytes = whole * sizes.chunk_bytes + chunks * (PAGE_BYTES - 1) if sizes.chunk_bytes else 0.0
+        read = pages_bytes * shared * written
     return CropCost(
         asked_bytes=asked_bytes,
         chunks=chunks,
@@ -233,11 +236,6 @@ def _shared(
         )
         blocks = (1,) * meta.ndim
     return expected_distinct(shape, blocks, window, draws=batch, share=1 / num_arrays) * num_arrays / (batch * chunks)
-
-
-def _in_pages(num_bytes: float, num_runs: float) -> float:
-    """Return the bytes of pages that runs with random offsets overlap: for a run of n bytes n + 4095 on average."""
-    return num_bytes + num_runs * (PAGE_BYTES - 1) if num_bytes else 0.0
 
 
 def _cpu_s(meta: ArrayMeta, rates: Rates, *, elements: int, chunks: float, decoded: float, read: float | None) -> float:

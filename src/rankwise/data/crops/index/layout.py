@@ -10,7 +10,7 @@ import numpy as np
 from rankwise.data.contract import DType, FloatArray, IntArray
 from rankwise.data.crops.fields import CropField, FieldBoxes
 from rankwise.data.crops.index.cells import affine_map, chosen_levels, linked_axes
-from rankwise.data.crops.index.frame import Frame
+from rankwise.data.crops.index.frame import Frame, refuse_other_axes
 from rankwise.data.crops.index.image import CropImage, Level, Take, channel_boxes
 from rankwise.data.crops.index.lattice import Lattice
 from rankwise.data.store.meta import ArrayMeta
@@ -80,7 +80,7 @@ def make_layout(
         ConfigError: the field's arrays do not fit the reference or each other, or boxes leave them without `pad`.
     """
     levels = chosen_levels(take.part or name, take, images, frame, level)
-    _refuse_other_axes(name, images, levels)
+    refuse_other_axes(name, images, levels)
     linked = linked_axes(levels[0], frame)
     axis = levels[0].channel_axis
     channel_axis = None if axis is not None and linked[axis] >= 0 else axis  # none to select from if crops cut it
@@ -121,15 +121,6 @@ def make_layout(
     for array in layout.arrays if take.normalise is not None else ():
         layout.field.scaling(array)  # raises now for an array without one, not at the first read
     return layout if take.pad is not None else _kept_inside(name, layout, lattice)
-
-
-def _refuse_other_axes(name: str, images: Sequence[CropImage], levels: Sequence[Level]) -> None:
-    for image, level in zip(images, levels, strict=True):
-        if level.axes != levels[0].axes:
-            raise ConfigError(
-                f"field {name!r} has the axes {', '.join(levels[0].axes)} in {images[0].name!r}, but "
-                f"{', '.join(level.axes)} in {image.name!r}: make two indexes"
-            )
 
 
 def _refuse_unlinked(
