@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -16,48 +16,7 @@ from rankwise.data.crops.sample import Sample
 from rankwise.data.feed.memory.lease import Done, done_of
 from rankwise.errors import ConfigError
 
-if TYPE_CHECKING:
-    from rankwise.data.contract import NDArray
-
-__all__ = ["Batch", "BatchInfo", "Parked", "dlpack_capsule", "dlpack_device", "waitable"]
-
-
-def dlpack_device(values: Any) -> tuple[int, int]:
-    """Return ``(device type, device number)`` of an array or tensor."""
-    kind, number = values.__dlpack_device__()
-    return int(kind), int(number)
-
-
-def dlpack_capsule(values: Any, **wishes: Any) -> Any:
-    """Return the capsule of an array or tensor.
-
-    Args:
-        values: NumPy array or torch tensor.
-        **wishes: ``stream``, ``max_version``, ``dl_device``, ``copy``, as in the protocol. Those that are None
-            are left out, so that producers with the first version of the protocol accept the call.
-
-    Raises:
-        BufferError: the values cannot be exported as requested.
-    """
-    if isinstance(values, np.ndarray):
-        return _numpy_capsule(values, wishes)
-    given = {name: wish for name, wish in wishes.items() if wish is not None}
-    if values.device.type == "cpu":
-        given.pop("stream", None)  # there is nothing to wait for on a CPU, whatever the consumer passes
-    return values.__dlpack__(**given)
-
-
-def _numpy_capsule(array: NDArray, wishes: dict[str, Any]) -> Any:
-    if array.dtype.name == "bfloat16":
-        raise BufferError(
-            "NumPy cannot export bfloat16 by DLPack, but torch can: install torch and use device='cpu', "
-            'or use dtype="f32"'
-        )
-    given = {name: wish for name, wish in wishes.items() if wish is not None and name != "stream"}
-    try:
-        return array.__dlpack__(**given)
-    except TypeError:  # NumPy before 2.1 supports only the first version of the protocol
-        return array.__dlpack__()
+__all__ = ["Batch", "BatchInfo", "Parked", "waitable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +172,23 @@ class Batch:
             InvalidArgument: the batch was released.
             BufferError: the crops cannot be exported as requested.
         """
-        return dlpack_capsule(self._crops(), stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+        crops = self._crops()
+        wishes = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        if isinstance(crops, np.ndarray) or crops.device.type == "cpu":
+            wishes["stream"] = None  # there is nothing to wait for on a CPU, whatever the consumer passes
+        # without those that are None, so that producers with the first version of the protocol accept the call
+        given = {name: wish for name, wish in wishes.items() if wish is not None}
+        if not isinstance(crops, np.ndarray):
+            return crops.__dlpack__(**given)
+        if crops.dtype.name == "bfloat16":
+            raise BufferError(
+                "NumPy cannot export bfloat16 by DLPack, but torch can: install torch and use device='cpu', "
+                'or use dtype="f32"'
+            )
+        try:
+            return crops.__dlpack__(**given)
+        except TypeError:  # NumPy before 2.1 supports only the first version of the protocol
+            return crops.__dlpack__()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return type and number of the device of the crops.
@@ -221,7 +196,8 @@ class Batch:
         Raises:
             InvalidArgument: the batch was released.
         """
-        return dlpack_device(self._crops())
+        kind, number = self._crops().__dlpack_device__()
+        return int(kind), int(number)
 
     def release(self, event: Any = None) -> None:
         """Give the memory back: it is reused when nothing shares it any more. Calling it twice is fine.

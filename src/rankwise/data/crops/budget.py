@@ -126,11 +126,6 @@ class Budget:
     def check_fits(self, *, what: str, mends: Sequence[str], slots: int) -> None:
         """Raise an error if it exceeds the limits.
 
-        Args:
-            what: what must fit, for the message.
-            mends: what would help besides larger limits.
-            slots: smallest number of batch buffers.
-
         Raises:
             BudgetExceeded: it does not fit; the message lists the parts and the needed total.
         """

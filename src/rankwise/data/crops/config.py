@@ -43,10 +43,6 @@ _RANGES: Mapping[str, tuple[int, int | None]] = {
     "max_shards_per_sample": (1, None),
     "numa_node": (-1, None),
 }
-_OPTIONAL = {
-    "max_gpu_memory_bytes", "max_host_memory_bytes", "lookahead_samples", "max_chunk_uncompressed_bytes",
-    "n_io_threads", "n_array_meta_cache", "n_shard_index_cache", "n_chunk_layout_cache", "max_shards_per_sample",
-}  # fmt: skip
 _CACHES = ("n_array_meta_cache", "n_shard_index_cache", "n_chunk_layout_cache")
 
 
@@ -221,7 +217,8 @@ def _checked(config: Config) -> dict[str, Any]:
 
 def _whole(config: Config, name: str) -> int | None:
     value = getattr(config, name)
-    if value is None and name in _OPTIONAL:
+    optional = Config.__dataclass_fields__[name].default is None
+    if value is None and optional:
         return None
     low, high = _RANGES[name]
     try:
@@ -230,7 +227,7 @@ def _whole(config: Config, name: str) -> int | None:
         raise InvalidArgument(f"{name} must be an integer, got {type(value).__name__} {value!r}") from None
     if number < low or (high is not None and number > high):
         span = f"at least {low}" if high is None else f"{low} to {high}"
-        derived = "; None derives it" if name in _OPTIONAL else ""
+        derived = "; None derives it" if optional else ""
         raise InvalidArgument(f"{name} must be {span}{derived}; got {number}")
     return number
 

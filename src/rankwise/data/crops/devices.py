@@ -94,7 +94,13 @@ def bind_device(
         return _without_torch(environ)
     cuda = _ask_torch() if cuda is None else cuda
     device = None if wanted == "numpy" else _chosen(wanted, environ, cuda)
-    rank, local_ranks = _rank(environ)
+    from rankwise.world import World
+
+    place = _without_torch(environ)
+    world = World.current()
+    rank, local_ranks = place.rank, place.local_ranks
+    if world.world_size > 1:
+        rank, local_ranks = world.rank, world.local_world_size
     if device is None or device.type != "cuda":
         return RankPlace(device=device, rank=rank, local_ranks=local_ranks)
     _cross_check(device.index or 0, wanted, environ, cuda)
@@ -141,17 +147,6 @@ def _without_torch(environ: Mapping[str, str]) -> RankPlace:
 
     place = announced_place(environ) or Place()
     return RankPlace(device=None, rank=place.rank, world_size=place.world_size, local_ranks=num_local_ranks(environ))
-
-
-def _rank(environ: Mapping[str, str]) -> tuple[int, int]:
-    """Return global rank and number of local ranks: from the world, or from the launcher's variables without one."""
-    from rankwise.world import World
-
-    world = World.current()
-    if world.world_size > 1:
-        return world.rank, world.local_world_size
-    place = _without_torch(environ)
-    return place.rank, place.local_ranks
 
 
 def _ask_torch() -> CudaFacts:

@@ -189,13 +189,7 @@ class FieldBoxes:
 
 
 def unreadable(field: CropField, boxes: FieldBoxes, ids: IntArray) -> dict[int, DamacyError]:
-    """Return the reasons why samples cannot be read, by their place in the batch; one reason each.
-
-    Args:
-        field: the field.
-        boxes: the boxes that fill it.
-        ids: int64[B], numbers of the samples.
-    """
+    """Return the reasons why samples int64[B] cannot be read, by their place in the batch; one reason each."""
     found: dict[int, DamacyError] = {}
 
     def note(box: int, kind: type[DamacyError], why: str) -> None:

@@ -167,9 +167,7 @@ def _request(field: CropField, boxes: FieldBoxes, part: slice) -> BoxRequest:
 class CropReader:
     """Plans and reads batches of crops; thread-safe. An error of one sample does not affect the others.
 
-    Args:
-        fields: name -> field, in the order of the batch.
-        reader: the engine, which the caller closes.
+    The caller closes the engine that reads.
 
     Raises:
         ConfigError: a mask would have the name of a field.
@@ -219,12 +217,7 @@ class CropReader:
         self.reader.hint([job.boxes for job in plan.jobs])
 
     def read(self, plan: CropPlan, into: BatchBuffer, *, more: Mapping[str, FieldSpec] | None = None) -> CropReport:
-        """Reserve a buffer and fill it. Rows of samples that could not be read are zeros.
-
-        Args:
-            plan: the plan.
-            into: the buffer.
-            more: fields for which the buffer needs room too; the caller fills them.
+        """Reserve a buffer, also for `more` fields, which the caller fills, and fill it; bad samples become zeros.
 
         Raises:
             DataError: the storage cannot be read at all.

@@ -49,7 +49,17 @@ class Crop:
         level: int | None = None,
         channel: Channel = None,
     ) -> None:
-        _fill(self, uri, aabb, level, channel)
+        try:
+            text = str(os.fspath(uri))
+        except TypeError:
+            raise InvalidArgument(f"a sample's uri must be a path or URL, got {type(uri).__name__} {uri!r}") from None
+        chosen = channel if channel is None or isinstance(channel, str | int) else tuple(channel)
+        if chosen == ():
+            raise InvalidArgument(f"channel= of {text} is empty: name one or more channels, or omit it")
+        object.__setattr__(self, "uri", text)
+        object.__setattr__(self, "aabb", _box(aabb, text))
+        object.__setattr__(self, "level", None if level is None else operator.index(level))
+        object.__setattr__(self, "channel", chosen)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,7 +68,7 @@ class Crop:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Crop):
     """One sample: a box of one array, and its additional data. Hashable; equal samples read the same voxels.
 
     Attributes:
@@ -75,10 +85,6 @@ class Sample:
         InvalidArgument: the box is invalid, or a value has another type.
     """
 
-    uri: str
-    aabb: AABB
-    level: int | None = field(default=None, kw_only=True)
-    channel: str | int | tuple[str | int, ...] | None = field(default=None, kw_only=True)
     also: tuple[tuple[str, Crop], ...] = field(default=(), kw_only=True)
     label: Any = field(default=None, kw_only=True)
     meta: Any = field(default=None, kw_only=True, compare=False)
@@ -96,36 +102,16 @@ class Sample:
         meta: Any = None,
         key: int | None = None,
     ) -> None:
-        _fill(self, uri, aabb, level, channel)
+        Crop.__init__(self, uri, aabb, level=level, channel=channel)
         object.__setattr__(self, "also", _also(also))
         object.__setattr__(self, "label", _plain(label))
         object.__setattr__(self, "meta", meta)
         object.__setattr__(self, "key", None if key is None else operator.index(key))
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Extent of the box along each axis."""
-        return self.crop.shape
-
-    @property
     def crop(self) -> Crop:
         """The sample's box, without its additional data."""
         return Crop(self.uri, self.aabb, level=self.level, channel=self.channel)
-
-
-def _fill(target: Crop | Sample, uri: Any, aabb: Any, level: int | None, channel: Channel) -> None:
-    """Set the four fields of a box, in canonical form."""
-    try:
-        text = os.fspath(uri)
-    except TypeError:
-        raise InvalidArgument(f"a sample's uri must be a path or URL, got {type(uri).__name__} {uri!r}") from None
-    several = channel is not None and not isinstance(channel, str | int)
-    object.__setattr__(target, "uri", str(text))
-    object.__setattr__(target, "aabb", _box(aabb, str(text)))
-    object.__setattr__(target, "level", None if level is None else operator.index(level))
-    object.__setattr__(target, "channel", tuple(channel) if several else channel)  # type: ignore[arg-type]
-    if several and not channel:
-        raise InvalidArgument(f"channel= of {text} is empty: name one or more channels, or omit it")
 
 
 def _box(aabb: Any, uri: str) -> AABB:
@@ -161,7 +147,7 @@ def _interval(axis: Any, number: int, uri: str) -> tuple[int, int]:
 def _also(given: Any) -> tuple[tuple[str, Crop], ...]:
     pairs = tuple(given.items() if isinstance(given, Mapping) else given)
     for name, crop in pairs:
-        if not isinstance(name, str) or not isinstance(crop, Crop):
+        if not isinstance(name, str) or type(crop) is not Crop:
             raise InvalidArgument(f"also= must map names of fields to Crop(uri, aabb), got {name!r}: {crop!r}")
     return tuple(sorted(pairs, key=lambda pair: pair[0]))
 
@@ -246,11 +232,7 @@ def _name(wanted: Any) -> str:
 
 
 def resolved_dtype(dtype: Dtype, native: DType | None = None) -> DType:
-    """Return the NumPy dtype.
-
-    Args:
-        dtype: the dtype.
-        native: the meaning of `Dtype.NATIVE`.
+    """Return the NumPy dtype; `native` is the meaning of `Dtype.NATIVE`.
 
     Raises:
         InvalidArgument: `dtype` is `NATIVE`, and `native` is None.

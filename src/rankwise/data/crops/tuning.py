@@ -65,13 +65,7 @@ def gpu_node(pci_bus_id: str, folder: Path = _PCI) -> int:
 
 
 def cores_here(strategy: NumaStrategy, node: int, *, device_node: int) -> frozenset[int] | None:
-    """Return the cores of this machine for the reader's threads; None = do not bind them, and the log says why.
-
-    Args:
-        strategy: the strategy.
-        node: the node for `PIN_TO`.
-        device_node: the node of the GPU, -1 if unknown.
-    """
+    """Return the cores of this machine for the reader's threads; None = do not bind them, and the log says why."""
     if strategy is NumaStrategy.DISABLED:
         return None
     wanted = node if strategy is NumaStrategy.PIN_TO else device_node

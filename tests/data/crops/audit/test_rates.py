@@ -2,15 +2,15 @@
 
 import pytest
 
-from rankwise.data.crops.audit.sizes import Rates, load_rates, rates_file, save_rate
+from rankwise.data.crops.audit.sizes import Rates, load_rates, rates_file, save_rates
 from rankwise.errors import ConfigError
 
 
 def test_own_speeds_replace_the_table():
     """What was measured here is used and named; the rest stays."""
     assert load_rates() == Rates()
-    path = save_rate("zstd-1", 2e9)
-    save_rate("gzip", 3e8)
+    path = save_rates({"zstd-1": 2e9})
+    save_rates({"gzip": 3e8})
     assert path == rates_file()
     rates = load_rates()
     assert rates.decode["zstd-1"] == 2e9
@@ -27,7 +27,7 @@ def test_a_damaged_table_is_said(tmp_path, text):
     with pytest.raises(ConfigError, match=r"rates\.json.*delete it"):
         load_rates(path)
     with pytest.raises(ConfigError, match="delete it"):
-        save_rate("zstd-1", 1e9, path)
+        save_rates({"zstd-1": 1e9}, path)
 
 
 def test_levels_and_the_slow_path():

@@ -18,14 +18,14 @@ CROP = 8 * 8 * 8 * 4
 CACHE = 1000
 
 
-def budget(index, *, device=None, host=10**9, sharers=1, local_ranks=1, batch_size=12, **more):
+def budget(index, *, device=None, host=10**9, sharers=1, local_ranks=1, world_size=2, batch_size=12, **more):
     caps = Caps(
-        place=RankPlace(device=None, sharers=sharers, local_ranks=local_ranks),
+        place=RankPlace(device=None, sharers=sharers, local_ranks=local_ranks, world_size=world_size),
         max_gpu_memory_bytes=device,
         max_host_memory_bytes=host,
         host_memory_bytes=10**9,
     )
-    options = {"world_size": 2, "micro_batch": 4, "depth": 2, "transformed": False, "cache_bytes": CACHE, **more}
+    options = {"micro_batch": 4, "depth": 2, "transformed": False, "cache_bytes": CACHE, **more}
     fields = options.pop("fields", tuple(index.fields))
     return settle_index(index, Order(index, batch_size=batch_size), fields=fields, caps=caps, **options)
 

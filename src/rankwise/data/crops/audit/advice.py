@@ -10,7 +10,7 @@ from rankwise.data.crops.audit.costs import CropCost, codec_name, cost_of, expec
 from rankwise.data.crops.audit.sizes import Rates, StoredSizes, num_files
 from rankwise.data.store.meta import ArrayMeta
 
-__all__ = ["Layout", "advise", "better_layout", "warn"]
+__all__ = ["Layout", "advise", "better_layout", "shape_text", "warn"]
 
 _KIB, _MIB, _GB = 2**10, 2**20, 10**9
 _LEAST_CHUNK, _MOST_CHUNK = 64 * _KIB, 1 * _MIB
@@ -73,7 +73,7 @@ def advise(meta: ArrayMeta, now: CropCost, layout: Layout, sizes: StoredSizes | 
     good_size = _LEAST_CHUNK <= meta.chunk_bytes <= _MOST_CHUNK
     if layout.speedup >= _WORTH or (not good_size and layout.speedup >= 1):
         said.append(
-            f"write chunks of {_shape(layout.chunks)} ({_size(_chunk_bytes(meta, layout.chunks))}): reads decode "
+            f"write chunks of {shape_text(layout.chunks)} ({_size(_chunk_bytes(meta, layout.chunks))}): reads decode "
             f"{layout.decode_waste:.1f} times the requested bytes instead of {now.decode_waste:.1f}, about "
             f"{layout.speedup:.1f} times faster (estimate)"
         )
@@ -82,9 +82,10 @@ def advise(meta: ArrayMeta, now: CropCost, layout: Layout, sizes: StoredSizes | 
             f'crop with align="chunk" where positions may be rounded: {now.aligned_chunks:.0f} chunks per crop instead '
             f"of {now.chunks:.1f}"
         )
-    files, then = num_files(meta), _count(meta, layout.shards)
-    if _file_bytes(meta, sizes) < _GB and files >= _FEWER * then:
-        said.append(f"write shards of {_shape(layout.shards)}: {then:,} instead of {files:,} files for this array")
+    files, then = num_files(meta), num_files(replace(meta, files=layout.shards))
+    file_bytes = sizes.file_bytes if sizes and sizes.files_found else _chunk_bytes(meta, meta.files)
+    if file_bytes < _GB and files >= _FEWER * then:
+        said.append(f"write shards of {shape_text(layout.shards)}: {then:,} instead of {files:,} files for this array")
     name = codec_name(meta)
     if name == "zstd" or (name.startswith("zstd-") and not name.endswith(("-1", "-0"))):
         said.append("zstd at level 1 decodes faster and is hardly larger; blosc-lz4 decodes even faster, but is larger")
@@ -159,19 +160,12 @@ def _chunk_bytes(meta: ArrayMeta, chunk: tuple[int, ...]) -> int:
     return math.prod(chunk) * meta.dtype.itemsize
 
 
-def _file_bytes(meta: ArrayMeta, sizes: StoredSizes | None) -> float:
-    return sizes.file_bytes if sizes and sizes.files_found else _chunk_bytes(meta, meta.files)
-
-
-def _count(meta: ArrayMeta, files: tuple[int, ...]) -> int:
-    return math.prod(-(-size // file) for size, file in zip(meta.shape, files, strict=True))
-
-
 def _axis(meta: ArrayMeta, axis: int) -> str:
     return f"{meta.dimension_names[axis] or f'axis {axis}'} ({meta.chunks[axis]})"
 
 
-def _shape(extents: tuple[int, ...]) -> str:
+def shape_text(extents: tuple[int, ...]) -> str:
+    """Return extents as text: ``16x128x128``."""
     return "x".join(map(str, extents))
 
 

@@ -180,17 +180,7 @@ def cost_of(
     batch: int = 1,
     num_arrays: int = 1,
 ) -> CropCost:
-    """Return the cost of a crop.
-
-    Args:
-        meta: the array.
-        crop: extent along each axis; limited to the array.
-        rates: costs of a core.
-        sizes: facts about stored chunks.
-        aligned: whether origins are on the chunk grid.
-        batch: crops in a batch.
-        num_arrays: arrays from which the crops of a batch are drawn.
-    """
+    """Return the cost of a crop of a batch, limited to the array; the batch is drawn from `num_arrays` arrays."""
     inside = tuple(min(extent, size) for extent, size in zip(crop, meta.shape, strict=True))
     asked_bytes = math.prod(inside) * meta.dtype.itemsize
     fewest = float(math.prod(map(fewest_blocks, meta.shape, meta.chunks, inside)))
@@ -199,8 +189,11 @@ def cost_of(
     written = 1.0 if sizes is None else 1 - sizes.missing_share
     decoded = chunks * shared * written * meta.chunk_bytes
     whole = chunks if aligned else float(math.prod(map(expected_whole_blocks, meta.shape, meta.chunks, inside)))
-    pages_bytes = None if sizes is None else _in_pages(whole * sizes.chunk_bytes, chunks)
-    read = None if pages_bytes is None else pages_bytes * shared * written
+    read = None
+    if sizes is not None:
+        # pages that runs with random offsets overlap: for a run of n bytes n + 4095 on average
+        pages_bytes = whole * sizes.chunk_bytes + chunks * (PAGE_BYTES - 1) if sizes.chunk_bytes else 0.0
+        read = pages_bytes * shared * written
     return CropCost(
         asked_bytes=asked_bytes,
         chunks=chunks,
@@ -243,11 +236,6 @@ def _shared(
         )
         blocks = (1,) * meta.ndim
     return expected_distinct(shape, blocks, window, draws=batch, share=1 / num_arrays) * num_arrays / (batch * chunks)
-
-
-def _in_pages(num_bytes: float, num_runs: float) -> float:
-    """Return the bytes of pages that runs with random offsets overlap: for a run of n bytes n + 4095 on average."""
-    return num_bytes + num_runs * (PAGE_BYTES - 1) if num_bytes else 0.0
 
 
 def _cpu_s(meta: ArrayMeta, rates: Rates, *, elements: int, chunks: float, decoded: float, read: float | None) -> float:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankwise.data.contract import JSON
+from rankwise.data.crops.audit.advice import shape_text
 from rankwise.data.crops.audit.judgement import AuditReport, GroupAudit, audit_facts
 from rankwise.data.crops.audit.measurement import BenchReport, GroupBench
 
@@ -23,7 +24,7 @@ def show_audit(report: AuditReport, console: Console) -> None:
     options = report.options
     where = "on the grid of chunks" if options.aligned else "anywhere"
     dtype = options.dtype.name if options.dtype else "the stored dtype"
-    _say(console, f"crops of {_shape(options.crop)} {where}, {options.batch} per batch, as {dtype}")
+    _say(console, f"crops of {shape_text(options.crop)} {where}, {options.batch} per batch, as {dtype}")
     for group in report.groups:
         console.print(_table(group))
         _say(console, f"arrays: {_arrays(group)}")
@@ -43,8 +44,8 @@ def show_audit(report: AuditReport, console: Console) -> None:
 def group_title(group: GroupAudit) -> str:
     """Return a one-line description of a group."""
     meta, number = group.fittings[0].meta, len(group.fittings)
-    chunk = f"chunk {_shape(meta.chunks)} ({meta.chunk_bytes / 1024:.0f} KiB)"
-    shard = f"shard {_shape(meta.files)}" if meta.sharded else "no shards"
+    chunk = f"chunk {shape_text(meta.chunks)} ({meta.chunk_bytes / 1024:.0f} KiB)"
+    shard = f"shard {shape_text(meta.files)}" if meta.sharded else "no shards"
     level = "" if group.fittings[0].level is None else f"level {group.fittings[0].level}: "
     return f"{level}{number} x {meta.dtype.name} {group.codec}, {chunk}, {shard}"
 
@@ -77,7 +78,7 @@ def _rows(group: GroupAudit) -> list[tuple[str, str, str]]:
     amplification = unknown if again is None else (f"{again:.2f}", "bytes read / bytes of the crop, as stored")
     asked = f"{cost.asked_bytes / _MIB:.2f} MiB"
     return [
-        ("crop", _shape(group.fittings[0].crop), f"{asked}, as stored"),
+        ("crop", shape_text(group.fittings[0].crop), f"{asked}, as stored"),
         ("chunks per crop", f"{cost.chunks:.1f}", f"{cost.aligned_chunks:.0f} on the grid of chunks"),
         ("different chunks", f"{cost.chunks_in_batch:.1f}", "crops of a batch share the others"),
         ("files per crop", f"{cost.files:.2f}", f"at least {cost.fewest_files:.0f}; {group.num_files:,} in all"),
@@ -92,10 +93,6 @@ def _rows(group: GroupAudit) -> list[tuple[str, str, str]]:
 
 def _say(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _shape(extents: tuple[int, ...]) -> str:
-    return "x".join(map(str, extents))
 
 
 def bench_facts(report: BenchReport) -> dict[str, JSON]:
@@ -139,10 +136,10 @@ def show_bench(report: BenchReport, console: Console) -> None:
                 f"{measured / predicted:.2f}" if predicted else "-",
             )
         console.print(table)
-        console.print(_spread(group, options.batch), highlight=False, soft_wrap=True)
+        _say(console, _spread(group, options.batch))
     for group in report.groups:
         place = f"{group_title(group.predicted)}: " if len(report.groups) > 1 else ""
-        console.print(f"bottleneck: {place}{group.bottleneck}", highlight=False, markup=False, soft_wrap=True)
+        _say(console, f"bottleneck: {place}{group.bottleneck}")
 
 
 def _bench_rows(group: GroupBench, batch: int) -> list[tuple[str, float, float | None, str]]:

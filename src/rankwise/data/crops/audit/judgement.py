@@ -111,17 +111,11 @@ def audit(uris: Sequence[str], options: AuditOptions) -> AuditReport:
     """
     arrays, unreadable = gather(uris)
     fittings, skipped = fit(arrays, options.crop, channels=options.channels)
-    return _audit_groups(group_arrays(fittings), options, skipped=(*unreadable, *skipped))
-
-
-def _audit_groups(
-    groups: Sequence[Sequence[Fitting]], options: AuditOptions, *, skipped: tuple[str, ...]
-) -> AuditReport:
     rates = options.rates or load_rates()
     threads = options.threads or num_usable_cores()
     return AuditReport(
-        groups=tuple(_audit_group(group, options, rates, threads) for group in groups),
-        skipped=skipped,
+        groups=tuple(_audit_group(group, options, rates, threads) for group in group_arrays(fittings)),
+        skipped=(*unreadable, *skipped),
         options=options,
         rates=rates,
         threads=threads,

@@ -12,7 +12,7 @@ import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.crops.audit.judgement import AuditOptions, AuditReport, GroupAudit, audit
-from rankwise.data.crops.audit.sizes import Rates, rates_file, save_rate
+from rankwise.data.crops.audit.sizes import Rates, save_rates
 from rankwise.data.store.boxes import BoxReport, BoxRequest
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reader import BoxReader
@@ -219,8 +219,6 @@ def _largest_part(group: GroupAudit, predicted: AuditReport) -> str:
 
 def keep_rates(report: BenchReport, path: Path | None = None) -> Path:
     """Save the decoding speed of each group that our own decoders read; return the file."""
-    path = path or rates_file()
-    for group in report.groups:
-        if group.fast_share == 1:
-            save_rate(group.predicted.codec, group.decode_rate(report.options.audit.batch, report.audit.rates), path)
-    return path
+    batch, rates = report.options.audit.batch, report.audit.rates
+    own = [group for group in report.groups if group.fast_share == 1]
+    return save_rates({group.predicted.codec: group.decode_rate(batch, rates) for group in own}, path)

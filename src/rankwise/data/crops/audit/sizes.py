@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from rankwise._files import write_whole
 from rankwise.data.contract import FloatArray, IntArray
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.shard import read_index
 from rankwise.errors import ConfigError
 
-__all__ = ["Rates", "StoredSizes", "load_rates", "num_files", "rates_file", "sample_sizes", "save_rate"]
+__all__ = ["Rates", "StoredSizes", "load_rates", "num_files", "rates_file", "sample_sizes", "save_rates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +70,7 @@ def num_files(meta: ArrayMeta) -> int:
 
 
 def sample_sizes(meta: ArrayMeta, *, most_files: int) -> StoredSizes | None:
-    """Check files of a local array, spread evenly over it.
-
-    Args:
-        meta: the array.
-        most_files: number of files to check; may be 0.
+    """Check at most `most_files` files of a local array, spread evenly over it.
 
     Returns:
         None if nothing is known: behind a URL, with no files to check, or for shards with an unusual index.
@@ -212,16 +209,15 @@ def load_rates(path: Path | None = None) -> Rates:
     )
 
 
-def save_rate(codec: str, bytes_per_s: float, path: Path | None = None) -> Path:
-    """Save the speed of a codec on this machine; return the file."""
+def save_rates(speeds: Mapping[str, float], path: Path | None = None) -> Path:
+    """Save the speeds of codecs on this machine, in decoded bytes per CPU second of one core; return the file."""
     path = path or rates_file()
+    if not speeds:
+        return path
     own: dict[str, float] = {}
     if path.exists():
         load_rates(path)  # raises if the file is invalid
         own = json.loads(path.read_text())["decode"]
-    own[codec] = bytes_per_s
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps({"decode": own}, indent=1))
-    partial.replace(path)
+    write_whole(path, json.dumps({"decode": {**own, **speeds}}, indent=1).encode(), durable=False)
     return path

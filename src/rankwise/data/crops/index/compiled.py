@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, FloatArray, IntArray
-from rankwise.data.crops.fields import Scaling
+from rankwise.data.contract import BoolArray, FieldSpec, FloatArray
+from rankwise.data.crops.fields import MASK_SUFFIX, Scaling
 from rankwise.data.crops.index.cells import BitTable, CellGrid, CellTable
 from rankwise.data.crops.index.finder import CellFinder
 from rankwise.data.crops.index.frame import Frame, make_frame
@@ -42,6 +42,16 @@ class Compiled:
     digest: str
 
     @property
+    def specs(self) -> dict[str, FieldSpec]:
+        """The fields and their masks."""
+        specs: dict[str, FieldSpec] = {}
+        for name, layout in self.layouts.items():
+            specs[name] = layout.field.spec
+            if layout.field.mask:
+                specs[name + MASK_SUFFIX] = FieldSpec(shape=layout.field.shape, dtype=np.dtype(np.bool_))
+        return specs
+
+    @property
     def element_bytes(self) -> float:
         """Decoded bytes per element of the reference, over all fields, in the first image."""
         return sum(_element_bytes(layout) for layout in self.layouts.values())
@@ -50,14 +60,7 @@ class Compiled:
 def compile_rules(
     images: Sequence[CropImage], takes: Mapping[str, Take], rules: Rules, finder: CellFinder, *, used: BoolArray
 ) -> Compiled:
-    """Return the tables of an index.
-
-    Args:
-        images: the N images.
-        takes: the fields; the first one is the reference.
-        rules: the choices.
-        finder: makes maps of masks and labels.
-        used: bool[N], the images that may have crops.
+    """Return the tables of an index over the images that are `used`, bool[N]; the first field is the reference.
 
     Raises:
         ConfigError: the rules do not fit the images, or no crop is left.
@@ -200,7 +203,8 @@ def _draws(
         foreground_bounds=labelled_bounds,
         fraction=0.0 if rules.foreground is None else rules.foreground.fraction,
     )
-    return draws, [bounds.tobytes(), _table_bytes(allowed), _table_bytes(labelled), _array_bytes(labelled_bounds)]
+    edges = b"" if labelled_bounds is None else labelled_bounds.tobytes()
+    return draws, [bounds.tobytes(), _table_bytes(allowed), _table_bytes(labelled), edges]
 
 
 def _no_label(rules: Rules, images: Sequence[CropImage]) -> str:
@@ -219,10 +223,6 @@ def _no_label(rules: Rules, images: Sequence[CropImage]) -> str:
 
 def _table_bytes(table: CellTable | None) -> bytes:
     return b"" if table is None else table.bits.packed.tobytes()
-
-
-def _array_bytes(array: FloatArray | IntArray | None) -> bytes:
-    return b"" if array is None else array.tobytes()
 
 
 def _digest(
@@ -248,13 +248,6 @@ _KNOWN_EPOCHS = 256
 
 class Stages:
     """The tables of each epoch; those of a stage are made on first use and kept.
-
-    Args:
-        images: the images.
-        takes: the fields.
-        rules: the choices.
-        finder: makes maps of masks and labels.
-        curriculum: what epochs change; None = nothing.
 
     Raises:
         ConfigError: the rules do not fit the images, or the curriculum is invalid or used with tiles.

@@ -12,7 +12,6 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from rankwise.data.contract import BaseSamples, FieldSpec, IntArray, Locality
-from rankwise.data.crops.fields import MASK_SUFFIX
 from rankwise.data.crops.index.compiled import Compiled, Stages
 from rankwise.data.crops.index.finder import CellFinder
 from rankwise.data.crops.index.image import CropImage, ImageColumns, Take
@@ -171,7 +170,12 @@ class CropIndex(BaseSamples):
         self._finder = CellFinder(maps)
 
         def gathered() -> tuple[CropImage, ...]:
-            return _chosen_images(images, where, labels=_label_names(fields, rules), root=root)
+            top = None if root is None else os.fspath(root)
+            found = gather_images(images, labels=_label_names(fields, rules), root=top)
+            chosen = found if where is None else tuple(image for image in found if where(image))
+            if not chosen:
+                raise ConfigError(f"where= excludes all {len(found)} images")
+            return chosen
 
         def settle(chosen: tuple[CropImage, ...]) -> str:
             takes = _named_takes(fields, chosen[0], rules.pad)
@@ -216,12 +220,7 @@ class CropIndex(BaseSamples):
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """The fields of a crop by name, as in the first epoch."""
-        specs: dict[str, FieldSpec] = {}
-        for name, layout in self.stages.at(0).layouts.items():
-            specs[name] = layout.field.spec
-            if layout.field.mask:
-                specs[name + MASK_SUFFIX] = FieldSpec(shape=layout.field.shape, dtype=np.dtype(np.bool_))
-        return MappingProxyType({**specs, **self.columns.specs})
+        return MappingProxyType({**self.stages.at(0).specs, **self.columns.specs})
 
     @property
     def chunk_samples(self) -> int:
@@ -340,20 +339,6 @@ class CropIndex(BaseSamples):
         rule = SplitRule.of(fractions, groups, exact=exact or stratify is not None, seed=seed)
         parts = split_images(self.images, by=by, rule=rule, stratify=stratify)
         return rule.handed_out([self.of_images(part) for part in parts])
-
-
-def _chosen_images(
-    given: Images,
-    where: Callable[[CropImage], bool] | None,
-    *,
-    labels: set[str],
-    root: str | os.PathLike[str] | None,
-) -> tuple[CropImage, ...]:
-    found = gather_images(given, labels=labels, root=None if root is None else os.fspath(root))
-    chosen = found if where is None else tuple(image for image in found if where(image))
-    if not chosen:
-        raise ConfigError(f"where= excludes all {len(found)} images")
-    return chosen
 
 
 def _label_names(fields: Mapping[str, Take] | Sequence[str] | None, rules: Rules) -> set[str]:

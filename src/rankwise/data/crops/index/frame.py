@@ -11,7 +11,7 @@ from rankwise.data.contract import FloatArray, IntArray
 from rankwise.data.crops.index.image import CropImage, Level
 from rankwise.errors import ConfigError
 
-__all__ = ["Frame", "make_frame"]
+__all__ = ["Frame", "make_frame", "refuse_other_axes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,12 +62,7 @@ def make_frame(images: Sequence[CropImage], *, part: str, level: int, shape: tup
     """
     levels = tuple(image.level(part, level) for image in images)
     first = levels[0]
-    for image, other in zip(images, levels, strict=True):
-        if other.axes != first.axes:
-            raise ConfigError(
-                f"the images of an index must have the same axes: {part!r} of {images[0].name!r} has "
-                f"{', '.join(first.axes)} and that of {image.name!r} has {', '.join(other.axes)}; make two indexes"
-            )
+    refuse_other_axes(part, images, levels)
     cropped, stepped = _split_axes(first, len(shape))
     where = (*stepped, *cropped)
     shapes = np.array([[level.array.shape[axis] for axis in where] for level in levels], dtype=np.int64)
@@ -85,6 +80,17 @@ def make_frame(images: Sequence[CropImage], *, part: str, level: int, shape: tup
         corner=origin - spacing / 2,
         chunks=np.array([[level.array.chunks[axis] for axis in where] for level in levels], dtype=np.int64),
     )
+
+
+def refuse_other_axes(name: str, images: Sequence[CropImage], levels: Sequence[Level]) -> None:
+    """Raise a `ConfigError` if a part or field has other axes in some of the images."""
+    first = levels[0]
+    for image, other in zip(images, levels, strict=True):
+        if other.axes != first.axes:
+            raise ConfigError(
+                f"the images of an index must have the same axes: {name!r} of {images[0].name!r} has "
+                f"{', '.join(first.axes)} and that of {image.name!r} has {', '.join(other.axes)}; make two indexes"
+            )
 
 
 def _split_axes(level: Level, num_cropped: int) -> tuple[list[int], list[int]]:

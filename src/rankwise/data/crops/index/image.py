@@ -231,13 +231,6 @@ def channel_boxes(
 
     Consecutive channels form one box, others a box each.
 
-    Args:
-        name: the field.
-        take: what it takes.
-        images: the N images.
-        levels: the field's array in each.
-        axis: the channel axis, None if there is none.
-
     Raises:
         ConfigError: there is no such channel, or images differ in their channels.
     """
@@ -269,11 +262,7 @@ def _number_of_all(name: str, axis: int, images: Sequence[CropImage], levels: Se
 
 
 class ImageColumns:
-    """One array per label, with a row for each image.
-
-    Args:
-        images: the images.
-        labels: name -> function of an image, returning numbers of the same shape for all.
+    """One array per label, with a row for each image: what the label's function returns for it.
 
     Attributes:
         specs: the labels as fields.

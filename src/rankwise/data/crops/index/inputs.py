@@ -96,8 +96,11 @@ class _Gatherer:
             raise ConfigError('an image needs at least one array, such as {"image": "volume.zarr"}; got none')
         levels = {name: _levels(part) for name, part in parts.items()}
         first = next(iter(parts.values()))
-        place = first.place if isinstance(first, Image) else next(iter(levels.values()))[0].array.place
-        return CropImage(name=self._named(_store(first) or place), parts=levels)
+        if isinstance(first, str | os.PathLike):
+            place = first if isinstance(first, str) and "://" in first else str(Path(first).absolute())
+        else:
+            place = first.place if isinstance(first, Image) else next(iter(levels.values()))[0].array.place
+        return CropImage(name=self._named(place), parts=levels)
 
     def _label_parts(self, image: Image) -> dict[str, tuple[Level, ...]]:
         if not self._labels or not image.levels[0].path:
@@ -115,16 +118,6 @@ class _Gatherer:
             raise ConfigError(f"{place} is not below root={self._root}") from None
 
 
-def _store(part: Any) -> str:
-    return (
-        str(part) if isinstance(part, str) and "://" in part else str(Path(part).absolute()) if _is_path(part) else ""
-    )
-
-
-def _is_path(part: Any) -> bool:
-    return isinstance(part, str | os.PathLike)
-
-
 def _levels(part: Any) -> tuple[Level, ...]:
     if isinstance(part, Level):
         return (part,)
@@ -132,7 +125,7 @@ def _levels(part: Any) -> tuple[Level, ...]:
         return (plain_level(part),)
     if isinstance(part, Image):
         return image_levels(part)
-    if _is_path(part):
+    if isinstance(part, str | os.PathLike):
         return image_levels(open_image(part))
     if isinstance(part, list | tuple) and part:
         return tuple(level for one in part for level in _levels(one))
@@ -150,12 +143,6 @@ def split_images(
     images: Sequence[CropImage], *, by: By, rule: SplitRule, stratify: By | None = None
 ) -> list[list[int]]:
     """Return the numbers of the images of each part.
-
-    Args:
-        images: the images.
-        by: what stays together.
-        rule: assigns groups (plates, wells or arrays) to parts.
-        stratify: every part gets its fraction of each stratum; a group has one stratum. None = no strata.
 
     Raises:
         ConfigError: fractions are out of range, a group has no identity, does not exist or is in several strata, or a
@@ -239,12 +226,6 @@ def make_together(
     world: World, finder: CellFinder, gather: Callable[[], _Images], settle: Callable[[_Images], str]
 ) -> None:
     """Gather images and maps on the main rank, and make the index on all. Every rank calls it.
-
-    Args:
-        world: several ranks.
-        finder: of this rank; gets the maps of all ranks.
-        gather: opens the images; called on the main rank.
-        settle: makes the tables of an index and returns its fingerprint; called on every rank.
 
     Raises:
         DesyncError: another rank failed, or the fingerprints differ.

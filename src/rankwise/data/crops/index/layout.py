@@ -10,7 +10,7 @@ import numpy as np
 from rankwise.data.contract import DType, FloatArray, IntArray
 from rankwise.data.crops.fields import CropField, FieldBoxes
 from rankwise.data.crops.index.cells import affine_map, chosen_levels, linked_axes
-from rankwise.data.crops.index.frame import Frame
+from rankwise.data.crops.index.frame import Frame, refuse_other_axes
 from rankwise.data.crops.index.image import CropImage, Level, Take, channel_boxes
 from rankwise.data.crops.index.lattice import Lattice
 from rankwise.data.store.meta import ArrayMeta
@@ -74,30 +74,23 @@ class FieldLayout:
 def make_layout(
     name: str, take: Take, images: Sequence[CropImage], frame: Frame, lattice: Lattice, *, level: int | None
 ) -> FieldLayout:
-    """Return the layout of one field.
-
-    Args:
-        name: the field.
-        take: what it takes.
-        images: the N images.
-        frame: the reference.
-        lattice: possible starts of crops on the reference.
-        level: the level of the reference, for a field of the same part; None = the nearest spacing.
+    """Return the layout of one field, at a level, or None = that with the spacing nearest to the reference's.
 
     Raises:
         ConfigError: the field's arrays do not fit the reference or each other, or boxes leave them without `pad`.
     """
     levels = chosen_levels(take.part or name, take, images, frame, level)
-    _refuse_other_axes(name, images, levels)
+    refuse_other_axes(name, images, levels)
     linked = linked_axes(levels[0], frame)
-    channel_axis = _own_channel_axis(levels[0], linked)
+    axis = levels[0].channel_axis
+    channel_axis = None if axis is not None and linked[axis] >= 0 else axis  # none to select from if crops cut it
     _refuse_unlinked(name, images, levels, linked, channel_axis)
     channels, channel_extent = channel_boxes(name, take, images, levels, channel_axis)
     ratio, shift = affine_map(frame, levels, linked)
     shape = _extents(name, take, frame, linked, ratio=ratio, images=images)
-    for axis, reference in enumerate(linked):
+    for number, reference in enumerate(linked):
         if reference >= 0:
-            shift[:, axis] += (int(frame.extent[reference]) * ratio[:, axis] - shape[axis]) / 2
+            shift[:, number] += (int(frame.extent[reference]) * ratio[:, number] - shape[number]) / 2
     if channel_axis is not None:
         shape[channel_axis] = channel_extent
     layout = FieldLayout(
@@ -128,21 +121,6 @@ def make_layout(
     for array in layout.arrays if take.normalise is not None else ():
         layout.field.scaling(array)  # raises now for an array without one, not at the first read
     return layout if take.pad is not None else _kept_inside(name, layout, lattice)
-
-
-def _own_channel_axis(level: Level, linked: tuple[int, ...]) -> int | None:
-    """Return the channel axis to select from, None if there is none or crops are cut along it."""
-    axis = level.channel_axis
-    return None if axis is not None and linked[axis] >= 0 else axis
-
-
-def _refuse_other_axes(name: str, images: Sequence[CropImage], levels: Sequence[Level]) -> None:
-    for image, level in zip(images, levels, strict=True):
-        if level.axes != levels[0].axes:
-            raise ConfigError(
-                f"field {name!r} has the axes {', '.join(levels[0].axes)} in {images[0].name!r}, but "
-                f"{', '.join(level.axes)} in {image.name!r}: make two indexes"
-            )
 
 
 def _refuse_unlinked(

@@ -123,7 +123,6 @@ class IndexPipeline(FeedLoader):
             index,
             order,
             fields=tuple(self.source.fields),
-            world_size=place.world_size,
             micro_batch=micro_batch,
             depth=depth,
             transformed=options.get("transform") is not None,

@@ -23,7 +23,7 @@ from rankwise.data.contract import (
     num_micro_batches,
 )
 from rankwise.data.crops.budget import Budget, Caps
-from rankwise.data.crops.fields import MASK_SUFFIX, CropField
+from rankwise.data.crops.fields import MASK_SUFFIX
 from rankwise.data.crops.index.compiled import Compiled
 from rankwise.data.crops.index.crop_index import CropIndex
 from rankwise.data.crops.reader import CropPlan, CropReader
@@ -75,12 +75,6 @@ class CropSource(BaseSource):
 
     The places of random crops depend on seed and epoch of a share's step. The fields of a curriculum's stage may
     have other shapes than `fields`, which describes the first epoch.
-
-    Args:
-        index: the crops.
-        cache: bytes of decoded chunks to keep in memory (0 = none), or a `ChunkCache` that several sources share.
-        threads: threads that read and decode; None = the cores that this rank may use.
-        remote: options for object stores; None = the environment's settings.
     """
 
     stateless = True  # the content depends on the share alone: loaders may read before an epoch is asked for
@@ -171,7 +165,7 @@ class CropSource(BaseSource):
         report = self._reader(plan.share.step.epoch).read(plan.crops, into, more=labels)
         for name in labels:
             into.arrays(name)[0][...] = columns.rows(name, plan.images)
-        if report.all_fill:
+        if report.all_fill and not self._said_fill:  # usually a mistake
             self._warn_fill(plan)
         return report.as_read_report()
 
@@ -185,16 +179,12 @@ class CropSource(BaseSource):
         names = [name for name in self._names if name in layouts]
         key = tuple(layouts[name].field.shape for name in names)
         if key not in self._readers:
-            self._readers[key] = CropReader({n: self._field(n, layouts[n].field) for n in names}, self.reader)
+            fields = {name: layouts[name].field for name in names}
+            masked = {n: replace(f, mask=f.mask and n + MASK_SUFFIX in self._names) for n, f in fields.items()}
+            self._readers[key] = CropReader(masked, self.reader)
         return self._readers[key]
 
-    def _field(self, name: str, field: CropField) -> CropField:
-        return replace(field, mask=field.mask and name + MASK_SUFFIX in self._names)
-
     def _warn_fill(self, plan: SourcePlan) -> None:
-        """Warn once if nothing was ever written in the places of a whole batch: usually a mistake."""
-        if self._said_fill:
-            return
         self._said_fill = True
         first = self.index.images[int(plan.images[0])]
         warnings.warn(
@@ -210,7 +200,6 @@ def settle_index(
     order: Order,
     *,
     fields: Collection[str],
-    world_size: int,
     micro_batch: int | None,
     depth: int,
     transformed: bool,
@@ -219,21 +208,10 @@ def settle_index(
 ) -> Budget:
     """Return the memory for batches of an index on one rank.
 
-    Args:
-        index: the crops.
-        order: decides which of them form a step.
-        fields: names of the fields to read.
-        world_size: number of ranks.
-        micro_batch: most crops of one batch.
-        depth: steps that may lie ready.
-        transformed: whether a transform needs room for crops as they were read.
-        cache_bytes: decoded chunks.
-        caps: the memory limits.
-
     Raises:
         BudgetExceeded: the batches do not fit; the message lists the parts and the needed total.
     """
-    step = order.batch_size
+    step, world_size = order.batch_size, caps.place.world_size
     num_micro = num_micro_batches(step, world_size=world_size, micro_batch=micro_batch)
     rows = math.ceil(math.ceil(step / world_size) / num_micro)
     ahead = max(1, depth)  # the consumer may still hold the previous step for a moment while the next one is read
@@ -258,9 +236,5 @@ def settle_index(
 
 def _crop_bytes(made: Compiled, index: CropIndex, fields: Collection[str]) -> int:
     """Return the bytes of one crop of a stage: the selected fields, their masks, and labels."""
-    specs = dict(index.columns.specs)
-    for name, layout in made.layouts.items():
-        specs[name] = layout.field.spec
-        if layout.field.mask:
-            specs[name + MASK_SUFFIX] = FieldSpec(shape=layout.field.shape, dtype=np.dtype(np.bool_))
+    specs = {**index.columns.specs, **made.specs}
     return sum(math.prod(specs[name].shape) * specs[name].dtype.itemsize for name in fields if name in specs)

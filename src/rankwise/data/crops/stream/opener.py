@@ -6,7 +6,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 
 from rankwise.data.crops.exceptions import (
@@ -52,15 +53,7 @@ class OpeningStats:
 
 
 class Openings:
-    """The most recently opened arrays and images, by URI; thread-safe.
-
-    Args:
-        capacity: number of arrays to keep.
-        concurrency: number of arrays opened at the same time.
-        latency: delays to inject; None = none.
-        remote: options for URLs; None = the environment's settings.
-        opener: opens one; None = `open_image`.
-    """
+    """The most recently opened arrays and images, by URI; thread-safe."""
 
     def __init__(
         self,
@@ -79,20 +72,18 @@ class Openings:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="rankwise-open")
-        self._counts = {"hits": 0, "misses": 0, "active": 0, "max_active": 0, "delays": 0}
-        self._total_delay_s = self._max_delay_s = 0.0
+        self._counts = asdict(OpeningStats())
 
     @property
     def stats(self) -> OpeningStats:
         """Counts so far."""
         with self._lock:
-            return OpeningStats(**self._counts, total_delay_s=self._total_delay_s, max_delay_s=self._max_delay_s)
+            return OpeningStats(**self._counts)
 
     def reset_delays(self) -> None:
         """Reset the counts of delays."""
         with self._lock:
-            self._counts["delays"] = 0
-            self._total_delay_s = self._max_delay_s = 0.0
+            self._counts.update(delays=0, total_delay_s=0.0, max_delay_s=0.0)
 
     def start(self, uri: str) -> Future[Image]:
         """Begin to open an array or image, unless it is already known.
@@ -120,10 +111,6 @@ class Openings:
 
     def get(self, uri: str, sample: int) -> Image:
         """Wait for an array or image and return it.
-
-        Args:
-            uri: path or URL.
-            sample: number of the sample that needs it, for the message.
 
         Raises:
             NotFound: there is nothing at the URI.
@@ -165,8 +152,8 @@ class Openings:
         delay_s = self._latency.delay_s(request)
         with self._lock:
             self._counts["delays"] += 1
-            self._total_delay_s += delay_s
-            self._max_delay_s = max(self._max_delay_s, delay_s)
+            self._counts["total_delay_s"] += delay_s
+            self._counts["max_delay_s"] = max(self._counts["max_delay_s"], delay_s)
         self._closing.wait(delay_s)
 
     def _forget_failure(self, uri: str, future: Future[Image]) -> None:
@@ -179,15 +166,11 @@ class Openings:
 
 def _explained(error: Exception, uri: str, sample: int, remote: RemoteFiles | None) -> DamacyError:
     text = f"sample {sample} cannot be read: {uri} could not be opened: {error}"
-    kind: type[DamacyError] = DecodeError
     if isinstance(error, OSError) or not isinstance(error, DataError) or isinstance(error.__cause__, OSError):
-        kind = StorageError
-    else:
-        try:
-            node = read_node(resolve_place(uri), remote)
-        except DataError:
-            node = None
-            return DecodeError(text, uri=uri, sample=sample)
+        return StorageError(text, uri=uri, sample=sample)
+    kind: type[DamacyError] = DecodeError
+    with suppress(DataError):
+        node = read_node(resolve_place(uri), remote)
         if node is None:
             kind = NotFound
         elif node.kind == "group" and "multiscales" in str(error):

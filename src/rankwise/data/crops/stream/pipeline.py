@@ -77,7 +77,7 @@ class Pipeline:
         self._lock = threading.Lock()
         self._num_batches = 0
         self._num_pushed: int | None = 0
-        self._num_fill_batches = 0
+        self._said_fill = False
         weakref.finalize(self, self._stages.close, waits=False)
 
     @property
@@ -189,7 +189,16 @@ class Pipeline:
     def _batch(self, item: Ready) -> Batch:
         fields = self._transformed(self._placer.receive(item.placed), item)
         item.buffer.give_back()  # from here on only the fields, and arrays that share their memory, keep it alive
-        batch_id, first_fill = self._count(item)
+        self._stages.meters.add(
+            batches_emitted=1,
+            waves_emitted=1,
+            samples_emitted=len(item.samples),
+            fill_batches=item.all_fill,
+        )
+        with self._lock:
+            batch_id, self._num_batches = self._num_batches, self._num_batches + 1
+            first_fill = item.all_fill and not self._said_fill
+            self._said_fill |= item.all_fill
         if first_fill:
             _warn_all_fill(item)
         return Batch(
@@ -202,20 +211,6 @@ class Pipeline:
             ready_stream=self._stream(),
             give_back=_giver(item, self._parked, shares_memory=self._placer.shares_memory),
         )
-
-    def _count(self, item: Ready) -> tuple[int, bool]:
-        """Return the number of the batch, and whether it is the first one without any written voxel."""
-        self._stages.meters.add(
-            batches_emitted=1,
-            waves_emitted=1,
-            samples_emitted=len(item.samples),
-            fill_batches=item.all_fill,
-        )
-        with self._lock:
-            batch_id, self._num_batches = self._num_batches, self._num_batches + 1
-            first_fill = item.all_fill and self._num_fill_batches == 0
-            self._num_fill_batches += item.all_fill
-        return batch_id, first_fill
 
     def _transformed(self, fields: dict[str, Any], item: Ready) -> Mapping[str, Any]:
         if self.config.batch_transform is None:

@@ -58,16 +58,6 @@ Result: TypeAlias = Ready | Failure | Drained
 class StreamReader:
     """Reads planned batches, for a `ReadAhead`.
 
-    Args:
-        planner: plans them.
-        planned: the planned batches.
-        config: the configuration.
-        rank: part of the seed of sample keys.
-        memory: pool for batches.
-        budget: their number and size.
-        placer: puts batches on the device.
-        meters: times and counts.
-
     Attributes:
         is_awaited: whether a consumer waits; set by the object that runs this.
         doing: what it waits for, for messages; empty while it waits for a plan.
@@ -249,9 +239,6 @@ class BatchJudge:
     """Handles the bad samples of one batch after another: all of them are skipped, or all are raised as one error.
 
     Only damaged content is skipped. A sample counts each time it is pushed.
-
-    Args:
-        allowed: "raise", or how many samples may be skipped.
     """
 
     def __init__(self, allowed: Literal["raise"] | int) -> None:

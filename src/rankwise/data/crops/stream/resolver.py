@@ -165,12 +165,7 @@ def _unread(crop: Crop, number: int, why: str, kind: type[DamacyError] = Invalid
 
 
 def grouped(resolved: Mapping[int, Mapping[str, ArrayBoxes]], fields: Sequence[str]) -> dict[str, list[FieldBoxes]]:
-    """Return the boxes that fill each field, grouped by shape.
-
-    Args:
-        resolved: boxes of samples by field, by place in the batch, ascending.
-        fields: names of the fields.
-    """
+    """Return the boxes that fill each field, grouped by shape, from those of each place in the batch, ascending."""
     return {name: list(_field({row: boxes[name] for row, boxes in resolved.items()})) for name in fields}
 
 

@@ -54,11 +54,6 @@ class Puller:
     An iterable is user code: it may wait for any time, and nothing can wake it. If it raises, the error takes its
     position in the stream and ends that iterable.
 
-    Args:
-        config: samples must fit it.
-        openings: opens their arrays.
-        meters: times the iterables.
-
     Attributes:
         num_pushed: number of pushed iterables.
         num_ended: number of those that have ended.
@@ -185,13 +180,6 @@ class Planner:
 
     A batch is sent once it is complete. An incomplete one is sent when no sample follows, no batch is being read and a
     consumer waits.
-
-    Args:
-        puller: knows what follows.
-        config: the configuration.
-        openings: opened arrays.
-        engine: reads boxes.
-        meters: times the planning.
 
     Attributes:
         is_awaited: whether the reader waits for a plan; set by the object that runs this.

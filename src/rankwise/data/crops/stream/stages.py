@@ -33,12 +33,6 @@ _UNBOUNDED = sys.maxsize  # the depth limits how far a stage runs ahead
 class Stages:
     """Pulls, plans and reads, each stage in a thread of its own; the threads start with the first push.
 
-    Args:
-        config: the configuration.
-        place: device and rank.
-        budget: memory.
-        placer: puts batches on the device.
-
     Attributes:
         num_taken: samples taken: in batches, as failures, or skipped.
     """

@@ -313,7 +313,8 @@ def test_the_volume_is_never_in_memory(tmp_path):
         tracemalloc.stop()
         array = zarr.open_array(tmp_path / f"o{length}")
         np.testing.assert_allclose(array[::97], 3, rtol=1e-6)
-    assert peaks[1] < max(1.25 * peaks[0], 8 << 20) < length * 64 * 64 * 4
+    # the first run also loads, and may compile, what reads
+    assert peaks[1] < 8 << 20 < length * 64 * 64 * 4
 
 
 def test_several_images_have_an_output_each(volume, tmp_path):

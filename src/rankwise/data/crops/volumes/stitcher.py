@@ -23,9 +23,9 @@ from rankwise.data.crops.exceptions import BudgetExceeded
 from rankwise.data.crops.index.crop_index import CropIndex
 from rankwise.data.crops.index.image import CropImage
 from rankwise.data.crops.index.pipeline import IndexPipeline
-from rankwise.data.crops.stitching.model import as_numpy, evaluating, model_digest, source_digest, unwrapped
-from rankwise.data.crops.stitching.slabs import Canvas, Run, SlabPlan, TileOrder, Window, tile_window
-from rankwise.data.crops.stitching.target import Target, grid_of, output_paths, settle_values, wait_for_all
+from rankwise.data.crops.volumes.model import as_numpy, evaluating, model_digest, source_digest, unwrapped
+from rankwise.data.crops.volumes.slabs import Canvas, Run, SlabPlan, TileOrder, Window, tile_window
+from rankwise.data.crops.volumes.target import Target, grid_of, output_paths, settle_values, wait_for_all
 from rankwise.errors import ConfigError, DesyncError, StepError
 from rankwise.tracking.terminal.progress import Progress
 from rankwise.world import World
@@ -165,7 +165,13 @@ class Stitcher:
         files = np.array([file or chunk for chunk, file in grids], dtype=np.int64)
         self._plan = SlabPlan(index, files, channels=channels or 1, itemsize=sums.itemsize)
         self.window_bytes = self._plan.window_bytes
-        self._check_memory()
+        caps = Caps(place=place_in_world(None, self._world), max_host_memory_bytes=options.get("max_host_memory_bytes"))
+        if self.window_bytes > caps.host_bytes:
+            raise BudgetExceeded(
+                f"the sums of unfinished tiles need {self.window_bytes / 2**20:.0f} MiB on a rank, which may "
+                f"use {caps.host_bytes / 2**20:.0f} MiB: use fewer channels, smaller chunks or shards, or stitch the "
+                "volume in parts"
+            )
         identity = {
             "version": 1, "index": index.fingerprint, "channels": channels, "batch_size": batch_size, "tag": tag,
             "window": hashlib.sha256(self._window.tobytes()).hexdigest()[:16], "model": model_digest(self._model),
@@ -175,17 +181,6 @@ class Stitcher:
             self._target(path, number, *grids[number], fill=fill, identity=identity, durable=durable)
             for number, path in enumerate(output_paths(output, index.images))
         ]
-
-    def _check_memory(self) -> None:
-        place = place_in_world(None, self._world)
-        cap = self._options.get("max_host_memory_bytes")
-        caps = Caps(place=place, max_host_memory_bytes=cap)
-        if self.window_bytes > caps.host_bytes:
-            raise BudgetExceeded(
-                f"the sums of unfinished tiles need {self.window_bytes / 2**20:.0f} MiB on a rank, which may "
-                f"use {caps.host_bytes / 2**20:.0f} MiB: use fewer channels, smaller chunks or shards, or stitch the "
-                "volume in parts"
-            )
 
     def _target(
         self,
@@ -323,10 +318,11 @@ class Stitcher:
                 canvas = self._plan.canvas(run, channels=self._channels or 1, window=self._window)
                 left = list(run.slabs)
                 for layer in run.layers:
-                    while left and self._plan.span(run, left[0])[1] <= layer.start:
+                    while left and self._plan.span(run.image, left[0])[1] <= layer.start:
                         self._finish_slab(run, left.pop(0), canvas)
                     for _ in range(0, layer.high - layer.low, self._batch_size):
-                        self._stop_if_failed(run)
+                        if (self._targets[run.image].partial / "failed").exists():
+                            raise DesyncError("another rank failed, see its error; finished parts are kept")
                         batch = next(batches)
                         self._add(run, canvas, batch)
                         step += 1
@@ -334,10 +330,6 @@ class Stitcher:
                         progress.update(step, samples=len(batch.ids))
                 for slab in left:
                     self._finish_slab(run, slab, canvas)
-
-    def _stop_if_failed(self, run: Run) -> None:
-        if (self._targets[run.image].partial / "failed").exists():
-            raise DesyncError("another rank failed, see its error; finished parts are kept")
 
     def _add(self, run: Run, canvas: Canvas, batch: Any) -> None:
         frame = self._plan.frame
@@ -368,7 +360,7 @@ class Stitcher:
 
     def _finish_slab(self, run: Run, slab: int, canvas: Canvas) -> None:
         frame, target = self._plan.frame, self._targets[run.image]
-        low, high = self._plan.span(run, slab)
+        low, high = self._plan.span(run.image, slab)
         means, missing = canvas.take(high)
         section = int(np.ravel_multi_index(run.stepped, target.shape[: frame.num_stepped])) if run.stepped else 0
         number = section * int(self._plan.counts[run.image]) + slab

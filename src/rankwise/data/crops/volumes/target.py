@@ -28,17 +28,6 @@ class Target:
     """One output array on a local file system.
 
     Until it is complete it is at ``<path>.partial/array``, beside a file for each finished slab.
-
-    Args:
-        path: path of the finished array.
-        shape: its shape.
-        chunks: its chunk grid.
-        shards: its shards; None = one file for each chunk.
-        dtype: its dtype.
-        fill: value for places without a tile.
-        axes: names of its axes.
-        identity: all inputs that decide its values, readable.
-        durable: whether the record also survives a power failure.
     """
 
     def __init__(
@@ -106,11 +95,6 @@ class Target:
                 )
         shutil.rmtree(self.partial, ignore_errors=True)
         (self.partial / "done").mkdir(parents=True)
-        self._create()
-        write_whole(plan, json.dumps(self.identity, indent=1).encode())
-        return set()
-
-    def _create(self) -> None:
         import zarr
 
         zarr.create_array(
@@ -123,6 +107,8 @@ class Target:
             dimension_names=self._axes,
             attributes={_MARK: dict(self.identity)},
         )
+        write_whole(plan, json.dumps(self.identity, indent=1).encode())
+        return set()
 
     def write(self, slab: int, region: tuple[int | slice, ...], values: NDArray) -> None:
         """Write whole files of the array and record the slab."""

@@ -156,21 +156,16 @@ class SlabPlan:
         runs = itertools.groupby(enumerate(where), key=lambda each: (each[1][0], each[1][2], each[1][1] - each[0]))
         for (image, section, _), members in runs:
             numbers = [slab - section * int(self.counts[image]) for _, (_, slab, _) in members]
-            low, high = self._span(image, numbers[0])[0], self._span(image, numbers[-1])[1]
+            low, high = self.span(image, numbers[0])[0], self.span(image, numbers[-1])[1]
+            sections = self._stepped(image)
             yield Run(
                 image=image,
-                stepped=tuple(int(at) for at in np.unravel_index(section, self._stepped(image) or (1,)))
-                if self.frame.num_stepped
-                else (),
+                stepped=tuple(map(int, np.unravel_index(section, sections))) if sections else (),
                 slabs=range(numbers[0], numbers[-1] + 1),
                 low=low,
                 high=high,
                 layers=self._meeting(image, section, low, high),
             )
-
-    def span(self, run: Run, slab: int) -> tuple[int, int]:
-        """Return the first element of a slab along the swept axis, and the one after its last."""
-        return self._span(run.image, slab)
 
     def canvas(self, run: Run, *, channels: int, window: NDArray) -> Canvas:
         """Return the memory in which the tiles of a run are summed."""
@@ -179,7 +174,8 @@ class SlabPlan:
         length = int(self.frame.extent[self.sweep] + self._files[run.image, self.sweep] - 1)
         return Canvas(sizes, axis=axis, low=run.low, high=run.high, length=length, channels=channels, window=window)
 
-    def _span(self, image: int, slab: int) -> tuple[int, int]:
+    def span(self, image: int, slab: int) -> tuple[int, int]:
+        """Return the first element of a slab along the swept axis, and the one after its last."""
         height = int(self._files[image, self.sweep])
         return slab * height, min((slab + 1) * height, int(self.frame.sizes[image, self.sweep]))
 
@@ -193,7 +189,7 @@ class SlabPlan:
 
     def _num_tiles(self, image: int, slab: int) -> int:
         section, number = divmod(slab, int(self.counts[image]))
-        return sum(layer.high - layer.low for layer in self._meeting(image, section, *self._span(image, number)))
+        return sum(layer.high - layer.low for layer in self._meeting(image, section, *self.span(image, number)))
 
     def _layers_of(self, images: IntArray) -> dict[tuple[int, int], tuple[Layer, ...]]:
         """Return the layers of each section of each image, from the sorted tiles."""
@@ -297,13 +293,7 @@ class Canvas:
 
 
 class TileOrder(BaseOrder):
-    """The contract's `Order` over a list of batches: one pass of one process, neither divided nor resumed.
-
-    Args:
-        ids: int64[T], numbers of tiles.
-        cuts: start and end of each batch among them.
-        fingerprint: of the index.
-    """
+    """The contract's `Order` over a list of batches: one pass of one process, neither divided nor resumed."""
 
     kind = "sequential"
 

@@ -29,7 +29,8 @@ def unwrapped(model: Any) -> Any:
         raise ConfigError(f"model= must be a torch module or a function, got {type(model).__name__}")
     if not _is_module(model):
         return model
-    if any(name.startswith("FSDP") or name == "FullyShardedDataParallel" for name in _class_names(model)):
+    names = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    if any(name.startswith("FSDP") or name == "FullyShardedDataParallel" for name in names):
         raise ConfigError(
             "the weights of the model are sharded over the ranks (FSDP), which run unequal numbers of batches here: "
             "gather them into a plain module on each rank first"
@@ -67,7 +68,7 @@ def model_digest(model: Any) -> str:
         if hasattr(value, "detach"):
             plain = value.detach().cpu().contiguous()
             digest.update(f"{plain.dtype}{list(plain.shape)}".encode())
-            digest.update(plain.flatten().view(_bytes()).numpy().data if plain.numel() else b"")
+            digest.update(plain.flatten().view(sys.modules["torch"].uint8).numpy().data if plain.numel() else b"")
     return digest.hexdigest()[:16]
 
 
@@ -93,16 +94,6 @@ def as_numpy(said: Any) -> NDArray:
     return values.astype(np.float32) if values.dtype.name == "bfloat16" else values
 
 
-def _bytes() -> Any:
-    import torch
-
-    return torch.uint8
-
-
 def _is_module(model: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
-
-
-def _class_names(model: Any) -> set[str]:
-    return {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
