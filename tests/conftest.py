@@ -39,7 +39,7 @@ LONGEST = [
     "launch/elastic/test_training.py", "launch/test_notebooks.py", "data/feed/workers/test_forkserver.py",
     "test_wheel.py", "main_job/test_crops.py", "main_job/test_same_work.py", "checkpoint/test_interruption.py",
     "tracking/test_services.py", "diagnose/doctor/test_network.py", "data/rows/collection/test_ranks.py",
-    "data/crops/volumes/test_stitcher.py", "test_broken.py", "launch/test_decorator.py",
+    "data/crops/stitching/test_stitcher.py", "test_broken.py", "launch/test_decorator.py",
     "diagnose/profile/test_scaling.py", "data/rows/test_memory_script.py", "data/loops/test_in_dataloader.py",
     "launch/test_calls.py", "world/test_mpirun.py", "data/store/test_reader.py", "test_gpu_files.py",
     "diagnose/doctor/test_doctor.py", "main_job/test_chaos.py", "slurm/test_tasks.py",

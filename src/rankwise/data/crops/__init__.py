@@ -26,9 +26,9 @@ from rankwise.data.crops.index import CropImage, CropIndex, CropPlace, Foregroun
 from rankwise.data.crops.index.pipeline import IndexPipeline
 from rankwise.data.crops.sample import Crop, Dtype, Sample
 from rankwise.data.crops.stats import Metric, Stats
+from rankwise.data.crops.stitching import StitchedVolume, Stitcher
 from rankwise.data.crops.stream.pipeline import Pipeline
 from rankwise.data.crops.tuning import LatencyModel, NumaStrategy, max_concurrency, set_log_level, set_log_quiet
-from rankwise.data.crops.volumes import StitchedVolume, Stitcher
 
 __all__ = [
     "Batch",

@@ -23,9 +23,9 @@ from rankwise.data.crops.exceptions import BudgetExceeded
 from rankwise.data.crops.index.crop_index import CropIndex
 from rankwise.data.crops.index.image import CropImage
 from rankwise.data.crops.index.pipeline import IndexPipeline
-from rankwise.data.crops.volumes.model import as_numpy, evaluating, model_digest, source_digest, unwrapped
-from rankwise.data.crops.volumes.slabs import Canvas, Run, SlabPlan, TileOrder, Window, tile_window
-from rankwise.data.crops.volumes.target import Target, grid_of, output_paths, settle_values, wait_for_all
+from rankwise.data.crops.stitching.model import as_numpy, evaluating, model_digest, source_digest, unwrapped
+from rankwise.data.crops.stitching.slabs import Canvas, Run, SlabPlan, TileOrder, Window, tile_window
+from rankwise.data.crops.stitching.target import Target, grid_of, output_paths, settle_values, wait_for_all
 from rankwise.errors import ConfigError, DesyncError, StepError
 from rankwise.tracking.terminal.progress import Progress
 from rankwise.world import World

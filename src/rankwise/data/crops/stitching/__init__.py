@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from rankwise.data.crops.volumes.stitcher import StitchedVolume, Stitcher, StitchOptions
+from rankwise.data.crops.stitching.stitcher import StitchedVolume, Stitcher, StitchOptions
 
 __all__ = ["StitchOptions", "StitchedVolume", "Stitcher"]
