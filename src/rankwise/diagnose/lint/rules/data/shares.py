@@ -189,10 +189,14 @@ def local_rank_shard(module: Module) -> Iterator[Hit]:
     for call in module.methods("islice"):
         if len(call.node.args) == 4:
             yield from _share(module, call.node.args[1], call.node.args[3], call.place.scope)
-    for call in module.methods("shard", "split_dataset_by_node"):
+    # where the rank is the local one and an offset, also Loader(path, rank=local_rank, num_replicas=world_size)
+    ranks = (call.argument("rank", 4) for call in module.named("torch.distributed.init_process_group"))
+    offset = any(isinstance(rank, ast.BinOp) and isinstance(rank.op, ast.Add) for rank in ranks)
+    for call in module.calls if offset else module.methods("shard", "split_dataset_by_node"):
         number = call.keyword("index") or call.keyword("rank")
-        count = call.keyword("num_shards") or call.keyword("world_size")
-        if number is not None and count is not None:
+        sizes = ("num_shards", "world_size", "num_replicas", "num_replica")
+        count = next((word for word in map(call.keyword, sizes) if word is not None), None)
+        if number is not None and count is not None and re.search("load|data|shard", call.method, re.IGNORECASE):
             yield from _share(module, number.value, count.value, call.place.scope)
 
 
