@@ -52,7 +52,7 @@ def module_forward(module: Module) -> Iterator[Hit]:
     wrapped = {wrap.text for wrap in known} | (_prepared(module) if accelerated else set())
     inner = {f"{name}.module": name for name in wrapped}
     taken: set[Binding] = set()
-    for binding in module.bindings:
+    for binding in module.bindings if wrapped else ():
         text = _taken_out(module, binding.value, binding.place)
         if text in inner and binding.text not in wrapped:
             inner[binding.text] = inner[text]
