@@ -272,6 +272,10 @@ def _read_words(
             setting = Setting(assignment[1], _unquoted(assignment[2]), place)
             command.settings.append(setting)
             file.settings.append(setting)
+            # job=$(sbatch ... torchrun ...)
+            if setting.value.startswith("$(") and re.search(r"\b(torchrun|accelerate\s+launch)\s", word):
+                inner = word.index("$(") + 2
+                _read_words(file, place.start + inner, word[inner:].rstrip('"')[:-1], flow=False, quote=quote)
         else:
             _hand_on(file, command, place)
             command.words.append(place)

@@ -27,6 +27,7 @@ __all__ = [
     "files_of_all",
     "is_apart",
     "is_on_all",
+    "is_optional",
     "is_own_file",
     "is_told_elsewhere",
     "runs_ranks",
@@ -77,7 +78,7 @@ def is_own_file(module: Module, call: Call, target: ast.expr | None) -> bool:
 
 def runs_ranks(module: Module) -> bool:
     """Whether what a file does without a test of the rank is done by several ranks, as far as is seen."""
-    if is_accelerated(module) or runs_on_several(module):
+    if is_accelerated(module) or runs_on_several(module) or "deepspeed.initialize" in module.by_name:
         return True
     return starts_ranks(module) and not (has_framework(module) and not wraps(module))
 
@@ -119,6 +120,15 @@ def has_hidden_test(module: Module, call: Call) -> bool:
         if any(module.binding(text_of(part), call.place.scope) is None for part in parts if part not in shown):
             return True
     return False
+
+
+def is_optional(module: Module, test: ast.expr) -> bool:
+    """Whether a test asks for an option of the command line, equal on all ranks, that nothing changes; or __name__."""
+    test = test.operand if isinstance(test, ast.UnaryOp) else test
+    if not isinstance(test, ast.Attribute) or re.search("main|master|rank", test.attr):
+        return "__name__" in ast.unparse(test)
+    given = (ast.unparse(call.node).replace("-", "_") for call in module.methods("add_argument"))
+    return text_of(test) not in module.fields and any(f"'__{test.attr}'" in text for text in given)
 
 
 _TABLES = (
@@ -163,6 +173,25 @@ def files_of_all(module: Module) -> Iterator[Call]:
         if call.place.scope not in seen and is_apart(module, call, path) and is_on_all(module, call, path):
             seen.add(call.place.scope)
             yield call
+    for call in module.named("torchvision.utils.save_image", "cv2.imwrite"):
+        target = call.argument("fp", 1) if call.method == "save_image" else call.argument("filename", 0)
+        alike = target is not None and _is_counted(module, target, call.place.scope)
+        if alike and is_apart(module, call, target) and is_on_all(module, call, target):  # type: ignore[arg-type]
+            yield call
+
+
+def _is_counted(module: Module, path: ast.expr, scope: Scope, depth: int = 3) -> bool:
+    """Whether a path is made of constants, options and numbers of epochs or steps, of nothing that a rank reads."""
+    names = {part.id for part in ast.walk(path) if isinstance(part, ast.Name)} - set(module.imports.bound)
+    for name in (each for each in names if not re.fullmatch("args?|cfg|config|opts?|hparams|str|int|self", each)):
+        found = module.binding(name, scope)
+        loop = found.place.stmt if found is not None and found.value is None else None
+        head = f"{ast.unparse(loop.target)} in {ast.unparse(loop.iter)}" if isinstance(loop, ast.For) else ""
+        if not re.match(rf"{name} in t?range\(|\({name}, .* in enumerate\(", head) and (
+            found is None or found.value is None or not depth or not _is_counted(module, found.value, scope, depth - 1)
+        ):
+            return False
+    return True
 
 
 def is_apart(module: Module, call: Call, path: ast.expr) -> bool:

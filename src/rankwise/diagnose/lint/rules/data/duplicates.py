@@ -261,9 +261,10 @@ def prepared_by_all(module: Module) -> Iterator[Hit]:
     loaded = {call.text for call in module.calls if call.place.side == "main"}
     for call in module.calls:
         asked = call.keyword("download")
-        if asked is None or not is_const(asked.value, True) or call.place.branches or call.text in loaded:
+        if asked is None or not is_const(asked.value, True) or call.text in loaded:
             continue
-        if _on_all(module, call):
+        alike = all("__name__" in ast.unparse(branch.test) for branch in call.place.branches)
+        if alike and _on_all(module, call):
             yield Hit(call.node, {"path": f"what {call.text} loads"})
     for call in module.methods("save_to_disk"):
         if not call.place.branches and _on_all(module, call) and call.node.args:

@@ -113,7 +113,7 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
     for call in calls:
         counted = any(isinstance(loop, ast.For) and "range" in names_in(loop.iter) for loop in call.place.loops)
         fixed = bool(call.node.args) and is_fixed(module, call.node.args[0], call.place.scope)
-        if fixed and (counted or _is_above(module, call, calls)):
+        if (fixed and (counted or _is_above(module, call, calls))) or _tells_the_start(module, call):
             yield Hit(call.node)
     told = bool(calls) or ("set_epoch" in module.attributes and not module.has_call("set_epoch"))
     told = told or any(found.text.endswith("sampler.epoch") for found in module.bindings)
@@ -150,6 +150,19 @@ def _is_above(module: Module, call: Call, calls: list[Call]) -> bool:
     around = loops_around(module)
     loops = (loop for loop in _epoch_loops(module) if not _runs_once(loop))
     return any(around[loop][0] is call.place.scope and position(loop) > position(call.node) for loop in loops)
+
+
+def _tells_the_start(module: Module, call: Call) -> bool:
+    """Whether a loop ``for epoch in range(start, ...)`` tells the sampler its start."""
+    given, scope = call.argument("epoch", 0), call.place.scope
+    text = text_of(given) if isinstance(given, ast.Name | ast.Attribute) else ""
+    # a field means the same in the function that the loop calls
+    outer = module.callers(scope) if text.startswith("self.") and scope.is_function else []
+    loops = [loop for each in (call, *outer) for loop in each.place.loops if isinstance(loop, ast.For)]
+    if not any(ast.unparse(loop.iter).startswith(f"range({text}, ") and text_of(loop.target) != text for loop in loops):
+        return False
+    changed = (found.place for found in module.bindings if found.text == text)
+    return not any(place.loops or isinstance(place.stmt, ast.AugAssign) for place in changed)
 
 
 def _told_others(module: Module) -> set[str]:

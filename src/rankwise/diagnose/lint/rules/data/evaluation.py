@@ -94,13 +94,15 @@ def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
     for part in (part for stmt in loop.body for part in ast.walk(stmt)):
         if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Add):
             counted.add(last(text_of(part.target)))
+            if isinstance(part.value, ast.BinOp) and _is_read_as_mean(part.target, part.value, loop, scope):
+                yield part.value
         elif isinstance(part, ast.Call) and last(text_of(part.func)) in {"append", "extend", "update"}:
             listed.add(text_of(part.func)[: -len(last(text_of(part.func))) - 1])
     end = loop.end_lineno or loop.lineno
     for part in ast.walk(scope.node):
         if not isinstance(part, ast.expr) or part.lineno <= loop.lineno:
             continue
-        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div):
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div | ast.FloorDiv):
             if _is_count(part.left, counted) or (part.lineno > end and _is_sum(part.left, listed)):
                 yield part
         elif part.lineno <= end:
@@ -111,6 +113,16 @@ def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
                 yield part
         elif isinstance(part, ast.Call) and (_is_mean(part, listed) or _is_score(module, part, listed | counted)):
             yield part
+
+
+def _is_read_as_mean(target: ast.expr, value: ast.BinOp, loop: ast.For, scope: Scope) -> bool:
+    """Whether ``mean += loss / num_batches`` adds a mean up in a loop, and a call, or the result, takes it behind that."""
+    name = text_of(target)
+    counts = isinstance(value.op, ast.Div) and re.search(r"\blen\(|num|count|steps|total", ast.unparse(value.right))
+    if not counts or not _COUNTS.search(name):
+        return False
+    shown = (part for part in ast.walk(scope.node) if isinstance(part, ast.Call | ast.Return))
+    return any(part.lineno > (loop.end_lineno or 0) and last(name) in names_in(part) for part in shown)
 
 
 def _is_count(node: ast.expr, counted: set[str]) -> bool:

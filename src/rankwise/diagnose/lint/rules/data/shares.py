@@ -171,7 +171,7 @@ def local_rank_shard(module: Module) -> Iterator[Hit]:
     tests = {branch: call.place.scope for call in module.calls for branch in call.place.branches}
     nodes += [(branch.test, scope) for branch, scope in tests.items()]
     nodes += [(exit_.place.branches[-1].test, exit_.place.scope) for exit_ in module.exits if exit_.place.branches]
-    for node, scope in nodes:
+    for node, scope in nodes if "world" in module.source.lower() else ():  # each share is one of so many
         for part in ast.walk(node):
             if isinstance(part, ast.Slice) and part.lower is not None and part.step is not None:
                 yield from _share(module, part.lower, part.step, scope)
@@ -189,10 +189,14 @@ def local_rank_shard(module: Module) -> Iterator[Hit]:
     for call in module.methods("islice"):
         if len(call.node.args) == 4:
             yield from _share(module, call.node.args[1], call.node.args[3], call.place.scope)
-    for call in module.methods("shard", "split_dataset_by_node"):
+    # where the rank is the local one and an offset, also Loader(path, rank=local_rank, num_replicas=world_size)
+    ranks = (call.argument("rank", 4) for call in module.named("torch.distributed.init_process_group"))
+    offset = any(isinstance(rank, ast.BinOp) and isinstance(rank.op, ast.Add) for rank in ranks)
+    for call in module.calls if offset else module.methods("shard", "split_dataset_by_node"):
         number = call.keyword("index") or call.keyword("rank")
-        count = call.keyword("num_shards") or call.keyword("world_size")
-        if number is not None and count is not None:
+        sizes = ("num_shards", "world_size", "num_replicas", "num_replica")
+        count = next((word for word in map(call.keyword, sizes) if word is not None), None)
+        if number is not None and count is not None and re.search("load|data|shard", call.method, re.IGNORECASE):
             yield from _share(module, number.value, count.value, call.place.scope)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.facts import has_framework, is_const, is_distributed, uses_cuda
 from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
@@ -63,7 +64,7 @@ def local_rank_argparse(module: Module) -> Iterator[Hit]:
     """The option, in a file that starts a group and never asks for LOCAL_RANK."""
     # without a GPU nothing depends on it: ranks that are numbered by hand often call their number so
     # Accelerate's launcher passes no option either; DeepSpeed's does
-    alone = is_distributed(module) and not has_framework(module) and uses_cuda(module)
+    alone = (is_distributed(module) or _hands_it_on(module)) and not has_framework(module) and uses_cuda(module)
     if not alone and ("accelerate.Accelerator" not in module.by_name or module.imports.uses("deepspeed")):
         return
     if any(node.value == "LOCAL_RANK" for node, _ in module.strings) or module.has_call("spawn", "start_processes"):
@@ -79,6 +80,15 @@ def local_rank_argparse(module: Module) -> Iterator[Hit]:
         by_hand and (word := by_hand[1].keyword("required")) and is_const(word.value, True)
     ):
         yield Hit(options["--local-rank"][0])
+
+
+def _hands_it_on(module: Module) -> bool:
+    """Whether a file that imports torch.distributed gives the option, and never all options, to what starts the group."""
+    group = any(name.startswith("torch.distributed") for name in module.imports.bound.values())
+    calls = module.calls if group and module.has_call("set_device") and module.has_call("add_argument") else ()
+    parts = [part for call in calls for part in (*call.node.args, *(word.value for word in call.node.keywords))]
+    options = {text_of(part.value) for part in parts if isinstance(part, ast.Attribute) and part.attr == "local_rank"}
+    return bool(options) and not options & set(map(text_of, parts))
 
 
 def _old_launcher_in_lines(file: LaunchFile) -> Iterator[Hit]:

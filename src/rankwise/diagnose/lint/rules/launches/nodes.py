@@ -107,6 +107,17 @@ def _node_ranks_in_lines(file: LaunchFile) -> Iterator[Hit]:
     for setting in _exported(file) if _starts_ranks(file) else ():
         if setting.name in {"RANK", "LOCAL_RANK"} and re.fullmatch(r"\$\{?SLURM_(PROCID|LOCALID)\}?", setting.value):
             yield Hit(setting.place, {"what": setting.name, "text": setting.value, "of": "tasks"})
+    # srun python train.py --rank $SLURM_PROCID
+    for command in file.commands:
+        script = next((at for at, word in enumerate(command.words) if word.text.endswith(".py")), None)
+        if script is None or command.find("srun") != 0 or command.quote == "'" or own(command, "nodes", "-N") == "1":
+            continue
+        tasks = {"NODEID": job_nodes(file), "LOCALID": tasks_per_node(file, command)}
+        tasks["PROCID"] = tasks["NODEID"] * tasks["LOCALID"]
+        for word in command.words[script + 1 :]:
+            match = re.fullmatch(r"(?:--?[\w-]+=)?(\$\{?SLURM_(PROCID|LOCALID|NODEID)\}?)", word.text)
+            if match and tasks[match[2]] > 1 and not re.search(r"\\\$|'", file.source[word.start : word.end]):
+                yield Hit(word, {"what": "the value of", "text": match[1], "of": "tasks"})
 
 
 def _starts_ranks(file: LaunchFile) -> bool:
@@ -321,7 +332,9 @@ def _alone_in_lines(file: LaunchFile) -> Iterator[Hit]:
         static = () if backend is not None and backend[0] != "static" else ("--master-addr",)
         if command.option("--rdzv-endpoint", *static):
             continue
-        if count is not None and count[0].isdigit() and int(count[0]) > 1:
+        # --standalone is for one machine, and whoever starts the file gives the number
+        given = count is not None and "--standalone" in command.texts and re.fullmatch(r"\$\{?\d\}?", count[0])
+        if count is not None and (given or (count[0].isdigit() and int(count[0]) > 1)):
             yield Hit(count[1], {"number": count[0]})
         elif (count is None or count[0] == "1") and _on_each_node(file, command):
             yield Hit(command.words[start], {"number": str(job_nodes(file))})

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.facts import is_distributed
+from rankwise.diagnose.lint.analysis.facts import has_framework, is_distributed
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.analysis.saves import files_of_all, is_on_all, runs_ranks, starts_ranks, written_files
@@ -45,7 +45,20 @@ def save_on_all_ranks(module: Module) -> Iterator[Hit]:
         target = call.argument("f", 1) if call.name == "torch.save" else _target(call)
         if target is not None and is_on_all(module, call, target):
             yield Hit(call.node.func)
-    yield from (Hit(call.node.func) for call in files_of_all(module))
+    yield from (Hit(call.node.func) for call in (*files_of_all(module), *_beside_guarded(module)))
+
+
+def _beside_guarded(module: Module) -> Iterator[Call]:
+    """Yield ``engine.save_best(path)`` of all ranks where the same function tests the rank for another of its saves."""
+    if not is_distributed(module) or has_framework(module):
+        return
+    saves = [call for call in module.calls if call.method.startswith("save") and call.base and not call.name]
+    for call in saves:
+        others = (each for each in saves if each.base == call.base and each.place.scope is call.place.scope)
+        guarded = any(each.place.side == "main" and each.method != call.method for each in others)
+        path = call.node.args[0] if guarded and call.node.args and module.local_function(call) is None else None
+        if path is not None and is_on_all(module, call, path):
+            yield call
 
 
 _ASKED = re.compile(r"should_save|world_process_zero|rank|is_main|deepspeed|fsdp", re.IGNORECASE)
@@ -65,7 +78,8 @@ def _overridden(module: Module) -> Iterator[Hit]:
 
 def _other_saves(module: Module) -> Iterator[Call]:
     """Yield what else writes a model: save_pretrained of one, unless it is told who is the main rank, and safetensors."""
-    if re.search("fsdp|fully_?shard", module.source, re.IGNORECASE):  # all ranks hold a part, and join
+    # all ranks hold a part, and join
+    if "deepspeed.initialize" in module.by_name or re.search("fsdp|fully_?shard", module.source, re.IGNORECASE):
         return
     yield from module.named("safetensors.torch.save_file", "safetensors.torch.save_model")
     for call in module.methods("save_pretrained"):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.facts import effective_side, has_rank, is_const
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.analysis.saves import is_apart, is_on_all, runs_ranks
+from rankwise.diagnose.lint.analysis.saves import is_apart, is_on_all, is_optional, runs_ranks
 from rankwise.diagnose.lint.analysis.scopes import Call
 from rankwise.diagnose.lint.record import Hit, rule
 
@@ -57,6 +57,7 @@ def _folder(call: Call) -> ast.expr | None:
 
 
 _RUNS = ("wandb.init", "mlflow.start_run", "comet_ml.Experiment", "neptune.init_run", "swanlab.init", "trackio.init")
+_TOLD = ("mode", "group", "disabled", "nested", "settings", "custom_run_id", "with_id")
 _NOTES = re.compile(r"add_(scalars?|images?|histogram|text|figure|hparams|video|graph)")
 _QUIET = re.compile(r"WANDB_(MODE|DISABLED)|wandb\.(setup|Settings)|offline|shared")
 
@@ -92,12 +93,12 @@ def tracker_on_all_ranks(module: Module) -> Iterator[Hit]:
     """wandb.init, mlflow.start_run, or a SummaryWriter that all ranks write to, under no test of the rank."""
     if not runs_ranks(module):
         return
-    for call in module.named(*_RUNS):
-        told = any(call.keyword(word) for word in ("mode", "group", "disabled", "nested", "settings"))
+    for call in module.named(*_RUNS, "neptune.new.init_run", "neptune.new.init"):
+        told = any(call.keyword(word) for word in _TOLD)
         if not told and not _QUIET.search(module.source) and _is_of_all(module, call):
             yield Hit(call.node.func, {"name": call.text, "number": "as many runs as ranks"})
     noted = [call for call in module.calls if _NOTES.fullmatch(call.method)]
-    if not any(effective_side(module, call.place) is None and not _is_flagged(call) for call in noted):
+    if not any(effective_side(module, call.place) is None and not _is_flagged(module, call) for call in noted):
         return
     for call in module.methods("SummaryWriter"):
         known = call.name.startswith(("torch.utils.tensorboard", "tensorboardX", "?")) or call.text == "SummaryWriter"
@@ -105,17 +106,18 @@ def tracker_on_all_ranks(module: Module) -> Iterator[Hit]:
             yield Hit(call.node.func, {"name": text_of(call.node.func), "number": "as many curves as ranks"})
 
 
-def _is_flagged(call: Call) -> bool:
+def _is_flagged(module: Module, call: Call) -> bool:
     """Whether a test around a call may be one of the rank: of a writer that only one rank has, or of a flag."""
-    tests = (ast.unparse(branch.test) for branch in call.place.branches)
+    tests = (ast.unparse(each.test) for each in call.place.branches if not is_optional(module, each.test))
     return any(
         re.search(r"writer|log|tb|board|main|master|rank|summary|verbose", test, re.IGNORECASE) for test in tests
     )
 
 
 def _is_of_all(module: Module, call: Call) -> bool:
-    parts = [*call.node.args, *(word.value for word in call.node.keywords)]
-    if _is_flagged(call) or any(has_rank(module, part, call.place.scope) for part in parts):
+    # a namespace of neptune for the numbers of the machine parts no runs
+    parts = [*call.node.args, *(word.value for word in call.node.keywords if word.arg != "monitoring_namespace")]
+    if _is_flagged(module, call) or any(has_rank(module, part, call.place.scope) for part in parts):
         return False
     path = parts[0] if parts else call.node.func
     return is_apart(module, call, path) and is_on_all(module, call, path)

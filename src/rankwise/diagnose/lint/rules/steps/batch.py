@@ -270,8 +270,14 @@ def _between_phases(module: Module, calls: list[Call]) -> Iterator[Hit]:
                 found.append(call)
             elif isinstance(stmt, ast.Assign) and stmt.value is call.node:
                 starts.append(text_of(stmt.targets[0]))
-    if phases:
-        yield from (Hit(call.node) for call in found)
+    if phases and found:
+        # what is bound to a name that nothing reads measures nothing
+        walked = (part for part in ast.walk(found[0].place.scope.node) if isinstance(part, ast.Name))
+        read = {part.id for part in walked if isinstance(part.ctx, ast.Load)}
+        for call in found:
+            targets = [part.id for part in getattr(call.place.stmt, "targets", ()) if isinstance(part, ast.Name)]
+            if not targets or read & set(targets):
+                yield Hit(call.node)
 
 
 def _end(call: Call) -> tuple[int, int]:

@@ -261,10 +261,26 @@ def wrapped_forward_on_one_rank(module: Module) -> Iterator[Hit]:
         if buffers is not None and is_const(buffers.value, False):
             continue
         ddp = wrap.made.name in WRAPPERS
+        if ddp and _is_without_buffers(module, wrap):
+            continue
         what = "broadcasts its buffers" if ddp else "gathers its parameters from all ranks"
         for call in module.calls:
             if call.place.side == "main" and _runs(module, call, wrap):
                 yield Hit(call.node, {"name": wrap.text, "ranks": "the main rank", "what": what})
+
+
+def _is_without_buffers(module: Module, wrap: Wrap) -> bool:
+    """Whether the wrapped model is of a class of this file whose layers are torch's own, and none of them has buffers."""
+    made = next((each for each in known_wraps(module, sharded=True) if each.call is wrap.made), wrap)
+    for found in module.bindings_of(made.inner, made.place.scope) if made.inner else ():
+        parts = (part for part in ast.walk(found.value or found.place.stmt) if isinstance(part, ast.Call))
+        known = (module.top.functions.get(text_of(part.func)) for part in parts if not part.args)
+        owner = next((each for each in known if each is not None), None)
+        start = owner.functions.get("__init__") if owner is not None and isinstance(owner.node, ast.ClassDef) else None
+        if start is not None and [module.name_of(base) for base in owner.node.bases] == ["torch.nn.Module"]:  # type: ignore[union-attr]
+            layers = [call for call in start.calls if not call.text.startswith("super")]
+            return all(call.name.startswith("torch.nn.") and "Norm" not in call.method for call in layers)
+    return False
 
 
 def _runs(module: Module, call: Call, wrap: Wrap, depth: int = 2) -> bool:

@@ -10,7 +10,7 @@ from rankwise.diagnose.lint.analysis.facts import has_framework
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call
-from rankwise.diagnose.lint.analysis.wrapped import wraps
+from rankwise.diagnose.lint.analysis.wrapped import is_rebound, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -190,6 +190,9 @@ def accumulation_without_no_sync(module: Module) -> Iterator[Hit]:
     if any(found.text.endswith("require_backward_grad_sync") for found in module.bindings):
         return
     for call in module.methods("backward"):
+        here = [wrap for wrap in wraps(module) if wrap.place.scope is call.place.scope]
+        if here and all(is_rebound(wrap, call) for wrap in here):  # the name means a plain model by then
+            continue
         looped = call.place.loops or any(found.place.loops for found in module.callers(call.place.scope))
         if looped and not call.place.side and (_divided(call) or _counted(module, call)):
             yield Hit(call.node)

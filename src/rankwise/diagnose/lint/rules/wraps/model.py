@@ -176,7 +176,14 @@ def main(net, local_rank):
 )  # fmt: skip
 def no_set_device(module: Module) -> Iterator[Hit]:
     """A model moved to a device without index and wrapped, or objects over NCCL, and no word about devices in the file."""
-    if "torch.distributed.init_process_group" not in module.by_name or calls_framework(module) or _tells_device(module):
+    if "torch.distributed.init_process_group" not in module.by_name or calls_framework(module):
+        return
+    # a context manager that nobody enters
+    for call in module.named("torch.accelerator.device_index", "torch.cuda.device"):
+        alone = getattr(call.place.stmt, "value", None) is call.node and isinstance(call.place.stmt, ast.Expr)
+        if alone and not module.has_call("set_device", "set_device_index"):
+            yield Hit(call.node, {"text": f"{call.text}() is for `with`, and what follows"})
+    if _tells_device(module):
         return
     # tensor.cuda().to(rank): by way of GPU 0
     for call in module.methods("to"):

@@ -11,7 +11,7 @@ from rankwise.diagnose.lint.analysis.facts import backward_passes, has_framework
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Place
-from rankwise.diagnose.lint.analysis.wrapped import known_wraps, sees
+from rankwise.diagnose.lint.analysis.wrapped import Wrap, known_wraps, sees
 from rankwise.diagnose.lint.record import Hit, rule
 
 _HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -52,7 +52,7 @@ def module_forward(module: Module) -> Iterator[Hit]:
     wrapped = {wrap.text for wrap in known} | (_prepared(module) if accelerated else set())
     inner = {f"{name}.module": name for name in wrapped}
     taken: set[Binding] = set()
-    for binding in module.bindings:
+    for binding in module.bindings if wrapped else ():
         text = _taken_out(module, binding.value, binding.place)
         if text in inner and binding.text not in wrapped:
             inner[binding.text] = inner[text]
@@ -96,6 +96,22 @@ def module_forward(module: Module) -> Iterator[Hit]:
         if not (prepared or quiet or frozen or (name, body.node) in seen) and _reaches_backward(module, call, body):
             seen.add((name, body.node))
             yield Hit(shown, {"name": name})
+    for wrap in bare.values():
+        yield from _given_past(module, wrap)
+
+
+def _given_past(module: Module, wrap: Wrap) -> Iterator[Hit]:
+    """Yield the calls that give the plain model to a function of this file that trains it; nothing runs the wrapped one."""
+    used = re.findall(rf"\b{re.escape(wrap.text)}\b(?!\.(?:parameters|train|eval|state_dict)\b)", module.source)
+    before = replace(wrap, text=wrap.inner)
+    for call in module.calls if len(used) == 1 else ():
+        target = module.local_function(call)
+        for name in target.params if target is not None and sees(module, before, call) else ():
+            given = [part for one, part in module.given(target, name) if one is call and part is not None]  # type: ignore[arg-type]
+            inside = [each for each in target.calls if each.text == name] if wrap.inner in map(text_of, given) else []  # type: ignore[union-attr]
+            steps = ((each, _body_of_step(module, each)) for each in inside)
+            if any(body is not None and _reaches_backward(module, each, body) for each, body in steps):
+                yield Hit(call.node, {"name": wrap.text})
 
 
 def _is_another(call: Call, taken: set[Binding]) -> bool:
