@@ -23,10 +23,12 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 _STORE_FILE = "RANKWISE_STORE_FILE"
 _LEAVE_S = 1.0
 _LISTENER_S = 10.0
-_CONNECTED = "rankwise/connected"  # in the group's store: the number of ranks that have connected to all others
+_CONNECTED = "rankwise/connected"  # in the group's store: the ranks that have connected to all others,
+_COMPLETE = "rankwise/complete"  # whether all have,
+_HEARD = "rankwise/heard"  # and the ranks that know it
 _CONNECT_S = 10.0
 _chosen: list[str] = []  # the interface set by bind, kept while the group lives: groups created later need it too
-_open: list[tuple[Any, int]] = []  # store and number of ranks of the open group
+_served: list[tuple[Any, int]] = []  # on rank 0: store and number of ranks of the open group
 
 
 def local_store() -> Any:
@@ -131,8 +133,9 @@ def open_group(store: Any, place: Place, backend: str, device: str, timeout: tim
             device_id=torch.device(device) if device.startswith("cuda") and "nccl" in backend else None,
         )
         if place.world_size > 1:
-            store.add(_CONNECTED, 1)
-            _open.append((store, place.world_size))
+            _await_connections(store, place.world_size)
+            if place.rank == 0:
+                _served.append((store, place.world_size))
     except Exception as error:
         leave(in_peace=False)
         raise WorldError(
@@ -145,12 +148,21 @@ def open_group(store: Any, place: Place, backend: str, device: str, timeout: tim
 def _await_connections(store: Any, world_size: int) -> None:
     """Wait until all ranks have connected to each other, up to a limit.
 
-    A rank is done as soon as its own connections stand. If it left then, a slower rank that is still accepting them
-    would find them, or the store of rank 0, closed by their peer, and could not join.
+    A rank has joined as soon as its own connections stand. If its work is done at once and it leaves, a slower rank
+    that is still accepting them would find them closed by their peer, and could not join.
     """
+    if store.add(_CONNECTED, 1) == world_size:
+        store.set(_COMPLETE, "1")
+    with contextlib.suppress(Exception):  # each torch has its own: a rank has died, which the first collective reports
+        store.wait([_COMPLETE], timedelta(seconds=_CONNECT_S))
+    store.add(_HEARD, 1)
+
+
+def _await_readers(store: Any, world_size: int) -> None:
+    """Wait on rank 0, which may serve the store, until the others have read from it what they wait for in joining."""
     until = time.monotonic() + _CONNECT_S
-    with contextlib.suppress(Exception):  # rank 0, which serves the store, has left: it has waited for all
-        while store.add(_CONNECTED, 0) < world_size and time.monotonic() < until:
+    with contextlib.suppress(Exception):  # the launcher's agent serves it, and has ended
+        while store.add(_HEARD, 0) < world_size and time.monotonic() < until:
             time.sleep(0.005)
 
 
@@ -160,13 +172,13 @@ def leave(*, in_peace: bool) -> None:
 
     if _chosen and os.environ.get(_INTERFACE) == _chosen.pop():
         del os.environ[_INTERFACE]
-    connections = _open.pop() if _open else None
+    served = _served.pop() if _served else None
     if not dist.is_initialized():
         return
     abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
     if in_peace or abort is None:
-        if connections is not None:
-            _await_connections(*connections)
+        if served is not None:
+            _await_readers(*served)
         close_all()
         dist.destroy_process_group()
         return

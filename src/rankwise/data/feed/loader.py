@@ -203,17 +203,11 @@ class FeedLoader(CursorLoader):
         self._under_way.append(reading.close)
         try:
             self._check_open()  # `stop` may have been called in between
-            while num_left:
-                asked_s = time.perf_counter()
-                step = reading.take()
-                if step is None:
-                    break
-                self._stats = self._stats.after(step, waited_s=time.perf_counter() - asked_s)
-                held, step = tuple(map(self._batch, step.batches)), None
+            while num_left and (held := self._next(reading)):
                 num_left -= 1
                 yield held
                 _leave(held)
-                held = ()  # drop our references: the batch lives only while the consumer keeps it
+                held = ()  # drop our reference: the batch lives only while the consumer keeps it
             self._check_open()
         finally:
             self._under_way.remove(reading.close)
@@ -349,6 +343,15 @@ class FeedLoader(CursorLoader):
             has_room=memory.has_room,
             no_room=memory.no_room,
         )
+
+    def _next(self, reading: Running) -> tuple[FeedBatch, ...]:
+        """Hand over the next step; an empty tuple when reading has ended. `rankwise profile` times this method."""
+        asked_s = time.perf_counter()
+        step = reading.take()
+        if step is None:
+            return ()
+        self._stats = self._stats.after(step, waited_s=time.perf_counter() - asked_s)
+        return tuple(map(self._batch, step.batches))
 
     def _batch(self, read: ReadBatch) -> FeedBatch:
         fields = self._placer.receive(read.placed)
