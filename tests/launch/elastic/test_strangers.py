@@ -61,8 +61,10 @@ class Strangers:
         self.nodes, self.seen, self.thrown = nodes, {}, []
 
     def ports(self, host):
-        pid = next(pid for pid in self.nodes.lab.pids(host) if self.nodes.alive(pid))
-        return listening(of=pid)
+        def alive():
+            return [pid for pid in self.nodes.lab.pids(host) if self.nodes.alive(pid)]
+
+        return listening(of=self.nodes.until(alive, self.nodes.all_consoles)[0])
 
     def throw(self, *hosts):
         """Send it from the host itself and from a third one, to every port that listens now."""
