@@ -61,10 +61,10 @@ class Strangers:
         self.nodes, self.seen, self.thrown = nodes, {}, []
 
     def ports(self, host):
-        def alive():
-            return [pid for pid in self.nodes.lab.pids(host) if self.nodes.alive(pid)]
-
-        return listening(of=self.nodes.until(alive, self.nodes.all_consoles)[0])
+        # the supervisor: other processes of the host may end before they are looked at
+        pid = self.nodes.started[host].pid
+        self.nodes.until(lambda: pid in self.nodes.lab.pids(host), self.nodes.all_consoles)
+        return listening(of=pid)
 
     def throw(self, *hosts):
         """Send it from the host itself and from a third one, to every port that listens now."""
