@@ -5,12 +5,7 @@ A line with a mistake ends in ``#> slug``; these findings, and no others, are ex
 
 from __future__ import annotations
 
-import re
-
 import pytest
-
-from rankwise.diagnose.lint import check_source
-from rankwise.diagnose.lint.inputs import source_from_text
 
 HEAD = """import argparse
 import os
@@ -110,13 +105,8 @@ accelerate launch --num_processes=4 train.py  #> more-ranks-than-gpus
 
 
 @pytest.mark.parametrize("case", [*PYTHON, *SHELL])
-def test_a_form_is_judged(case):
+def test_a_form_is_judged(judged, case):
     """What is marked is found, and nothing else is."""
     name, text = ("train.py", PYTHON[case]) if case in PYTHON else ("train.sh", SHELL[case])
-    wanted = [
-        (number, found[1])
-        for number, line in enumerate(text.splitlines(), 1)
-        if (found := re.search(r"#> (\S+)", line))
-    ]
-    findings = check_source(source_from_text(re.sub(r"  #>[^\n]*", "", text), name))
-    assert sorted((found.line, found.rule.slug) for found in findings) == wanted
+    found, wanted = judged(text, name)
+    assert found == wanted
