@@ -70,34 +70,36 @@ def module_forward(module: Module) -> Iterator[Hit]:
             call, body = (call, None) if outer is None else (outer, _body_of_step(module, outer))  # noqa: PLW2901
         if name is None or body is None or _is_another(call, taken):
             continue
-        # with a forward pass of the wrapped model in the same step, before backward, DDP is prepared
-        back = next(
-            (
-                each
-                for each in backward_passes(module)
-                if each.node in body.calls and position(each.node) > position(call.node)
-            ),
-            None,
-        )
-        prepared = any(
-            found.text == name
-            and found.node in body.calls
-            and (not name.endswith("[]") or ast.unparse(call.node).startswith(ast.unparse(found.node.func)))
-            and (
-                back is None or position(found.node) < position(back.node) or position(found.node) < position(call.node)
-            )
-            and not (found.place.branches[len(call.place.branches) :] and position(found.node) > position(call.node))
-            for found in module.methods(last(name))
-        )
         quiet = any(
             re.search("no_grad|inference", ast.unparse(item.context_expr)) for w in call.place.withs for item in w.items
         )
         frozen = _evaluates(module, call, {name, *(text for text, of in inner.items() if of == name)})
-        if not (prepared or quiet or frozen or (name, body.node) in seen) and _reaches_backward(module, call, body):
+        harmless = quiet or frozen or (name, body.node) in seen or _is_prepared(module, call, body, name)
+        if not harmless and _reaches_backward(module, call, body):
             seen.add((name, body.node))
             yield Hit(shown, {"name": name})
     for wrap in bare.values():
         yield from _given_past(module, wrap)
+
+
+def _is_prepared(module: Module, call: Call, body: _Step, name: str) -> bool:
+    """Whether the wrapped model has a forward pass in the same step, before backward: then DDP is prepared."""
+    back = next(
+        (
+            each
+            for each in backward_passes(module)
+            if each.node in body.calls and position(each.node) > position(call.node)
+        ),
+        None,
+    )
+    return any(
+        found.text == name
+        and found.node in body.calls
+        and (not name.endswith("[]") or ast.unparse(call.node).startswith(ast.unparse(found.node.func)))
+        and (back is None or position(found.node) < position(back.node) or position(found.node) < position(call.node))
+        and not (found.place.branches[len(call.place.branches) :] and position(found.node) > position(call.node))
+        for found in module.methods(last(name))
+    )
 
 
 def _given_past(module: Module, wrap: Wrap) -> Iterator[Hit]:
