@@ -88,7 +88,7 @@ class Config:
         normalise: `Scaling` for all arrays, one per array, or a function of an array's metadata: ``x * scale + offset``
             is computed while the elements are cast.
         mask: make a field ``<name>_mask`` that is true for voxels inside their array; None = if `pad` is given.
-        drop_last: drop a last batch with fewer than `samples_per_batch` samples.
+        drop_last: keep a last batch with fewer than `samples_per_batch` samples back, for later pushes.
         on_bad_sample: "raise", or how many damaged samples may be skipped. Only damaged content is ever skipped.
         seed: seed of ``batch.key``.
         transform: ``transform(fields, key) -> fields`` for one sample, in NumPy, on the reader thread.
