@@ -282,8 +282,11 @@ class FeedLoader(CursorLoader):
         called and errors are not raised before the iteration begins. Calling it twice is fine.
 
         Returns:
-            Whether anything is read: not with ``depth=0``, during an iteration, after `close`, or if the source is not
-            ``stateless`` and `across_epochs` was not requested.
+            Whether anything is read: not with ``depth=0``, during an iteration, or if the source is not ``stateless``
+            and `across_epochs` was not requested.
+
+        Raises:
+            ConfigError: the loader was closed.
         """
         self._check_open()
         if not self._may_start or self._under_way:
