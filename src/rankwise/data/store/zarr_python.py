@@ -18,7 +18,7 @@ _KEY = "codec_pipeline.path"
 _PLAIN = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
 
-class _Turns:
+class _ConfigLock:
     """A lock: each holder restores the configuration it found, so overlapping ones would restore each other's."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class _Turns:
         self.lock = RLock()
 
 
-_turns = _Turns()
+_turns = _ConfigLock()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from rankwise.data.store.execution.slabs import chunk_keys
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 
-__all__ = ["Admission", "Keeping", "used_up"]
+__all__ = ["Admission", "PlanCache", "used_up"]
 
 _WORTH = 0.15  # share of repeated touches above which every chunk is kept
 _SMOOTHING = 1 / 512  # of the running mean over touches
@@ -118,7 +118,7 @@ def used_up(plan: BoxPlan) -> BoolArray:
     return whole
 
 
-class Keeping:
+class PlanCache:
     """Takes chunks of a plan from the cache, and adds chunks to it.
 
     Args:

@@ -14,7 +14,7 @@ import numpy as np
 from rankwise._process.place import speaking_rank
 from rankwise.data.contract import BoolArray, DType, IntArray
 from rankwise.data.store.boxes import BoxError, BoxRequest, conversion_loss
-from rankwise.data.store.files import Standing, local_identity
+from rankwise.data.store.files import ArrayCheck, local_identity
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 from rankwise.errors import DataError
@@ -113,7 +113,7 @@ def _touched(plan: BoxPlan, chosen: BoolArray) -> BoolArray:
     return touched
 
 
-def changed_chunks(plan: BoxPlan, standing: Standing) -> dict[int, ChunkFailure]:
+def changed_chunks(plan: BoxPlan, array_check: ArrayCheck) -> dict[int, ChunkFailure]:
     """Return the chunks on local disks that differ from what the plan and the caches know.
 
     Their file was replaced, modified, removed, or created, or their whole array was replaced. This asks the system,
@@ -122,14 +122,14 @@ def changed_chunks(plan: BoxPlan, standing: Standing) -> dict[int, ChunkFailure]
     """
     found, now_s = dict[int, ChunkFailure](), time.monotonic()
     for number, facts in enumerate(plan.files):
-        if (facts.index is None and not standing.is_due(facts.path, now_s)) or facts.is_remote:
+        if (facts.index is None and not array_check.is_due(facts.path, now_s)) or facts.is_remote:
             continue
         if facts.identity != local_identity(facts.path):
-            standing.suspect(facts.path)
+            array_check.suspect(facts.path)
             found |= dict.fromkeys(np.flatnonzero(plan.chunks.file == number).tolist(), ChunkFailure(REPLACED))
     for which in np.unique(plan.chunks.array).tolist():
         array = plan.request.arrays[which]
-        error = None if "://" in array.place else standing.changed(array)
+        error = None if "://" in array.place else array_check.changed(array)
         if error is not None:
             members = np.flatnonzero(plan.chunks.array == which).tolist()
             found |= dict.fromkeys(members, ChunkFailure(str(error), damage=False, cause=error))

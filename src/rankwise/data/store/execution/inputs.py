@@ -10,8 +10,8 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.decode import KIND_FILL, ChunkTasks, address_of
+from rankwise.data.store.execution.context import ReaderContext
 from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
-from rankwise.data.store.execution.tools import Tools
 from rankwise.data.store.files import FileFacts, HandleCache, OpenFile
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.remote import PendingReads, RemoteRange
@@ -93,7 +93,7 @@ class Fetched:
 
 
 def start_fetch(
-    plan: BoxPlan, chosen: IntArray, tasks: ChunkTasks, tools: Tools, *, first: int, last: int
+    plan: BoxPlan, chosen: IntArray, tasks: ChunkTasks, context: ReaderContext, *, first: int, last: int
 ) -> Fetched | None:
     """Request the bytes of those chunks that are behind URLs; None if there are none."""
     far = [facts.is_remote for facts in plan.files]
@@ -104,8 +104,8 @@ def start_fetch(
     ranges = [_range(plan, int(chosen[first + at])) for at in wanted.tolist()]
     return Fetched(
         places=first + wanted,
-        pending=tools.remote.start(ranges),
-        trouble=lambda at: tools.standing.trouble(plan.request.arrays[int(plan.chunks.array[chosen[at]])]),
+        pending=context.remote.start(ranges),
+        trouble=lambda at: context.array_check.trouble(plan.request.arrays[int(plan.chunks.array[chosen[at]])]),
     )
 
 
@@ -148,7 +148,7 @@ def advise_plans(
     if not hasattr(os, "posix_fadvise"):
         return
     for plan in plans:
-        advise_plans([odd.plan for odd in plan.odd], handles, kept=kept)
+        advise_plans([padded.plan for padded in plan.padded], handles, kept=kept)
         chunks = plan.chunks
         wanted = chunks.offset >= 0
         if kept is not None:
