@@ -27,8 +27,8 @@ from rankwise.data.store.execution import (
     WorkCrew,
     chunk_keys,
     reading_threads,
-    say_losses,
-    say_slow_arrays,
+    warn_lossy_conversions,
+    warn_slow_arrays,
 )
 from rankwise.data.store.execution.inputs import advise_plans
 from rankwise.data.store.files import FactsCache, HandleCache, local_size
@@ -184,8 +184,8 @@ class BoxReader:
         started, retries = time.perf_counter(), self._book.num_retries
         for array in request.arrays:
             check_conversion(array.dtype, request.dtype, scaled=request.scale is not None, place=array.place)
-        say_slow_arrays(request.arrays)
-        say_losses(request)
+        warn_slow_arrays(request.arrays)
+        warn_lossy_conversions(request)
         plan = make_plan(request, self._book, self._serials.of, like=like)
         self._counters.add(ReaderStats(plan_s=time.perf_counter() - started, retries=self._book.num_retries - retries))
         return plan

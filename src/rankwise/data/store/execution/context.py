@@ -82,7 +82,7 @@ class ReaderContext:
         """Return a context with the best decoder that works here; warn once if that is not the kernel."""
         decoder, why = choose_decoder()
         if why:
-            _say_slower(why)
+            _warn_slow_decoder(why)
         return cls(decoder=decoder, **parts)
 
     @property
@@ -101,7 +101,7 @@ class ReaderContext:
 
 
 @functools.cache
-def _say_slower(why: str) -> None:
+def _warn_slow_decoder(why: str) -> None:
     """Warn once per process, for any number of readers."""
     _LOG.warning("chunks are decoded by Python threads, which is slower than the compiled kernel: %s", why)
 

@@ -58,10 +58,10 @@ class Executor:
         elements, columns = _Run(plan, out, self._context, spread), _Run(plans[1], spread.columns, self._context)
         out[pieces != 1] = 0
         num_threads = self._crew.num_threads
-        pair = _alike(columns, elements)
+        pair = _same_targets(columns, elements)
         if pair is not None:  # slab by slab: no thread waits for columns of other slabs
             slabs = pair[1].slabs(num_threads)
-            self._crew.run(partial(_in_turn, [part.task(*slab) for part in pair]) for slab in slabs)
+            self._crew.run(partial(_run_all, [part.task(*slab) for part in pair]) for slab in slabs)
         else:
             self._crew.run(columns.tasks(num_threads))
             self._crew.run(elements.tasks(num_threads))
@@ -135,14 +135,14 @@ class _Run:
         )
 
 
-def _alike(columns: _Run, elements: _Run) -> tuple[FastChunks, FastChunks] | None:
+def _same_targets(columns: _Run, elements: _Run) -> tuple[FastChunks, FastChunks] | None:
     """Return the chunks of both if chunk k of one always has the targets of chunk k of the other."""
     if columns.plan.targets is not elements.plan.targets or columns.only is None or elements.only is None:
         return None
     return columns.only, elements.only
 
 
-def _in_turn(tasks: Iterable[Callable[[], None]]) -> None:
+def _run_all(tasks: Iterable[Callable[[], None]]) -> None:
     for task in tasks:
         task()
 

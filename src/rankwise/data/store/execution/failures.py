@@ -25,10 +25,10 @@ __all__ = [
     "box_errors",
     "changed_chunks",
     "place_of",
-    "say_loss",
-    "say_losses",
-    "say_slow_arrays",
     "unwritten",
+    "warn_lossy_conversion",
+    "warn_lossy_conversions",
+    "warn_slow_arrays",
 ]
 
 REPLACED = (
@@ -141,7 +141,7 @@ _said: set[str] = set()
 _judged: set[tuple[DType, DType, bool]] = set()
 
 
-def say_slow_arrays(arrays: Iterable[ArrayMeta]) -> None:
+def warn_slow_arrays(arrays: Iterable[ArrayMeta]) -> None:
     """Warn about the first array of each kind that only zarr-python decodes: once per process, on the main rank."""
     for array in arrays:
         why = array.codec.why
@@ -157,7 +157,7 @@ def say_slow_arrays(arrays: Iterable[ArrayMeta]) -> None:
             )
 
 
-def say_losses(request: BoxRequest) -> None:
+def warn_lossy_conversions(request: BoxRequest) -> None:
     """Warn about the first array of each conversion that may lose information: once, on the main rank.
 
     Values that do not fit an integer dtype are not part of this: they raise errors, value by value.
@@ -166,11 +166,11 @@ def say_losses(request: BoxRequest) -> None:
     for stored in {array.dtype for array in request.arrays}:  # called for every plan: it must be cheap
         if (stored, request.dtype, scaled) not in _judged:
             place = next(array.place for array in request.arrays if array.dtype == stored)
-            say_loss(place, stored, request.dtype, scaled=scaled)
+            warn_lossy_conversion(place, stored, request.dtype, scaled=scaled)
 
 
-def say_loss(place: str, stored: DType, wanted: DType, *, scaled: bool = False) -> None:
-    """Warn about one array, as `say_losses` does."""
+def warn_lossy_conversion(place: str, stored: DType, wanted: DType, *, scaled: bool = False) -> None:
+    """Warn about one array, as `warn_lossy_conversions` does."""
     if (stored, wanted, scaled) in _judged:
         return
     _judged.add((stored, wanted, scaled))

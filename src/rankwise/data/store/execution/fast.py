@@ -195,7 +195,7 @@ class FastChunks:
         buffers = self._keeping.buffers(first, last, self._tasks.keep)
         self._attempt(first, last, fetched)
         if self._tasks.status[first:last].any():
-            self._again(first, last)
+            self._retry(first, last)
         for at, buffer in buffers.items():
             # a missing object is requested again, so that it is reported again
             if int(self._chosen[at]) not in self.failed and self._tasks.kind[at] != KIND_FILL:
@@ -238,9 +238,9 @@ class FastChunks:
         self._tasks.status[at] = BAD_FRAME if number is None else OS_ERROR
         self._tasks.detail[at] = number or 0
 
-    def _again(self, first: int, last: int) -> None:
+    def _retry(self, first: int, last: int) -> None:
         """Retry chunks with temporary errors; record the errors that persist."""
-        retries = 0 if self._hopeless else retry_failed(lambda: self._waiting(first, last), self._once_more)
+        retries = 0 if self._hopeless else retry_failed(lambda: self._waiting(first, last), self._retry_chunk)
         with self._lock:
             self.retries += retries
         self._hopeless |= bool(self._waiting(first, last))
@@ -252,7 +252,7 @@ class FastChunks:
         status, detail = self._tasks.status, self._tasks.detail
         return [at for at in range(first, last) if status[at] == OS_ERROR and is_temporary(int(detail[at]))]
 
-    def _once_more(self, at: int) -> None:
+    def _retry_chunk(self, at: int) -> None:
         path = self._plan.files[int(self._plan.chunks.file[self._chosen[at]])].path
         # An old handle may be stale. Threads that read from it keep it open until they are done.
         self._context.handles.forget(path)

@@ -17,7 +17,7 @@ from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.remote import PendingReads, RemoteRange
 from rankwise.errors import DataError
 
-__all__ = ["NO_FILE", "Fetched", "advise_plans", "fused", "open_files", "start_fetch"]
+__all__ = ["NO_FILE", "Fetched", "advise_plans", "merge_ranges", "open_files", "start_fetch"]
 
 NO_FILE = -1
 
@@ -120,8 +120,8 @@ def _range(plan: BoxPlan, chunk: int) -> RemoteRange:
 def _different(files: IntArray) -> list[int]:
     if len(files) and files[0] == files[-1]:  # ascending: one shard has them all
         return [int(files[0])]
-    different: list[int] = np.unique(files).tolist()
-    return different
+    distinct: list[int] = np.unique(files).tolist()
+    return distinct
 
 
 def _needed(tasks: ChunkTasks, first: int, last: int) -> BoolArray:
@@ -154,7 +154,7 @@ def advise_plans(
         if kept is not None:
             wanted &= ~kept(plan)
         file, offset, length = (column[wanted] for column in (chunks.file, chunks.offset, chunks.length))
-        for number, begin, size in zip(*(part.tolist() for part in fused(file, offset, length)), strict=True):
+        for number, begin, size in zip(*(part.tolist() for part in merge_ranges(file, offset, length)), strict=True):
             facts = plan.files[number]
             if facts.is_remote:
                 continue
@@ -178,7 +178,7 @@ def _in_memory(fd: int, offset: int) -> bool:
         return False
 
 
-def fused(file: IntArray, offset: IntArray, length: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+def merge_ranges(file: IntArray, offset: IntArray, length: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Join byte ranges of the same file that touch or nearly touch, up to 8 MiB each.
 
     Args:

@@ -75,14 +75,14 @@ class SlowChunks:
             return held, True
         coords = tuple(table.coords[chunk].tolist())
         # Two reads may decode the same chunk at once: waiting for each other would cost more than it saves.
-        values = self._persistently(lambda: self._context.slow.chunk(serial, meta, coords))
+        values = self._decode_with_retries(lambda: self._context.slow.chunk(serial, meta, coords))
         self._refuse_changed(chunk)
         if self._context.cache.capacity_bytes and self._plan.request.keep:  # slow to decode: keep each at first use
             values = np.ascontiguousarray(values)
             self._context.cache.put(key, values)
         return values, False
 
-    def _persistently(self, decode: Callable[[], NDArray]) -> NDArray:
+    def _decode_with_retries(self, decode: Callable[[], NDArray]) -> NDArray:
         got: NDArray | OSError = OSError()
 
         def attempt(_: int = 0) -> None:

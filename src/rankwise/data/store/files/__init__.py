@@ -17,8 +17,8 @@ from rankwise.data.store.files.handles import (
     file_limit,
     local_identity,
     local_size,
-    say_few_handles,
     system_file_limit,
+    warn_few_handles,
 )
 
 __all__ = [
@@ -34,6 +34,6 @@ __all__ = [
     "local_identity",
     "local_size",
     "retry_failed",
-    "say_few_handles",
     "system_file_limit",
+    "warn_few_handles",
 ]

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from rankwise.data.store.plan.lookup import BoxPlan, ChunkTable, PaddedBox, TargetTable
-from rankwise.data.store.plan.planner import make_plan, name_lacking
+from rankwise.data.store.plan.planner import describe_missing, make_plan
 
-__all__ = ["BoxPlan", "ChunkTable", "PaddedBox", "TargetTable", "make_plan", "name_lacking"]
+__all__ = ["BoxPlan", "ChunkTable", "PaddedBox", "TargetTable", "describe_missing", "make_plan"]

@@ -13,7 +13,7 @@ from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.boxes import BoxError, BoxRequest
 from rankwise.data.store.files import FactsCache, FileAddress, FileFacts
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.plan.grids import different, grid_of, per_file, ravel
+from rankwise.data.store.plan.grids import distinct, grid_of, per_file, ravel
 from rankwise.data.store.shard import MISSING, OUTSIDE
 from rankwise.errors import DataError
 
@@ -77,7 +77,7 @@ def locate(
     file_coords, inside = np.divmod(coords, ratio)
     file_grids = [grid_of(meta.shape, meta.files) for meta in arrays]
     number = ravel(file_coords, np.array(file_grids, dtype=np.int64).reshape(len(arrays), ndim)[array])
-    first, file = different(array, number, [math.prod(grid) for grid in file_grids])
+    first, file = distinct(array, number, [math.prod(grid) for grid in file_grids])
     owners = array[first].tolist()
     serials = {which: serial(arrays[which]) for which in set(owners)}
     keys = [(serials[which], at) for which, at in zip(owners, number[first].tolist(), strict=True)]
@@ -87,7 +87,7 @@ def locate(
     offset, length = offset[file], length[file]
     _look_up(files, file, ravel(inside, ratio), offset, length)
     for k in np.unique(file[offset == OUTSIDE]).tolist():
-        failures.setdefault(k, _cut(files[k].path))
+        failures.setdefault(k, _truncated(files[k].path))
     return Located(files=tuple(files), file=file, offset=offset, length=length, failures=failures)
 
 
@@ -109,7 +109,7 @@ def _facts_of(
     for k, array in enumerate(arrays):
         facts = found[k]
         if isinstance(facts, FileFacts) and not facts.exists and array.place not in there:
-            gone = _gone(array, facts_cache)
+            gone = _array_error(array, facts_cache)
             if gone is None:
                 there.add(array.place)
             else:
@@ -167,7 +167,7 @@ def _failure(path: str, error: DataError | OSError | None) -> LookupFailure:
     return LookupFailure(path, DataError(f"cannot read the status of the file {path}: {error}"), damage=False)
 
 
-def _cut(path: str) -> LookupFailure:
+def _truncated(path: str) -> LookupFailure:
     return LookupFailure(
         path,
         DataError(
@@ -177,7 +177,7 @@ def _cut(path: str) -> LookupFailure:
     )
 
 
-def _gone(array: ArrayMeta, facts_cache: FactsCache) -> DataError | OSError | None:
+def _array_error(array: ArrayMeta, facts_cache: FactsCache) -> DataError | OSError | None:
     """Return the error of an array that was moved or unmounted; else its missing files are the fill value."""
     if array.is_remote:
         return facts_cache.array_check.trouble(array)

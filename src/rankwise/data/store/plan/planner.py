@@ -12,11 +12,11 @@ from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxRequest
 from rankwise.data.store.files import FactsCache
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.plan.grids import Pieces, any_axis, different, expand, grid_of, ravel
+from rankwise.data.store.plan.grids import Pieces, any_axis, distinct, expand, grid_of, ravel
 from rankwise.data.store.plan.lookup import BoxPlan, ChunkTable, Located, PaddedBox, TargetTable, locate
 from rankwise.data.store.shard import MISSING
 
-__all__ = ["make_plan", "name_lacking"]
+__all__ = ["describe_missing", "make_plan"]
 
 _COUNTED = 2**16
 
@@ -33,7 +33,7 @@ def make_plan(
         like: a plan for the same boxes of other arrays: if the chunk grids are equal, only the locations of
             chunks in files are looked up.
     """
-    twin = None if like is None or not _same_boxes(request, like) else _twin(request, like, facts_cache, serial)
+    twin = None if like is None or not _same_boxes(request, like) else _plan_like(request, like, facts_cache, serial)
     if twin is not None:
         return twin
     low, high = request.starts, request.starts + request.extents
@@ -83,7 +83,7 @@ def _same_boxes(request: BoxRequest, like: BoxPlan) -> bool:
     return [(a.shape, a.chunks) for a in request.arrays] == [(a.shape, a.chunks) for a in other.arrays]
 
 
-def _twin(
+def _plan_like(
     request: BoxRequest, like: BoxPlan, facts_cache: FactsCache, serial: Callable[[ArrayMeta], int]
 ) -> BoxPlan | None:
     """Return the same plan with other files; None if their chunks have another order."""
@@ -118,7 +118,7 @@ def _tables(
     array = request.which[pieces.box]
     grids = [grid_of(meta.shape, meta.chunks) for meta in request.arrays]
     number = ravel(pieces.coords, np.array(grids, dtype=np.int64).reshape(len(grids), len(request.shape))[array])
-    first, inverse = different(array, number, [math.prod(grid) for grid in grids])
+    first, inverse = distinct(array, number, [math.prod(grid) for grid in grids])
     located = locate(request.arrays, array[first], pieces.coords[first], facts_cache, serial)
     order = np.lexsort((located.offset, located.file, located.offset < 0))
     chunks = ChunkTable(
@@ -199,7 +199,7 @@ def _inside(axis: IntArray, size: int, pad: str | None) -> IntArray:
 _MOST_NAMED = 3
 
 
-def name_lacking(plan: BoxPlan, box: int) -> str:
+def describe_missing(plan: BoxPlan, box: int) -> str:
     """Return, for example, ``chunks (3,), (4,) of the array PLACE are not in the store``, as far as planning knew.
 
     Args:

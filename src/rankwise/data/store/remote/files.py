@@ -89,11 +89,11 @@ class RemoteFiles:
 
     def read_heads(self, wanted: Iterable[tuple[str, int]]) -> list[Part | DataError | None]:
         """`read_head` for many (URL, number of bytes) at once; an error takes the place of a part that failed."""
-        return self._at_once(read_head, wanted)
+        return self._read_each(read_head, wanted)
 
     def read_tails(self, wanted: Iterable[tuple[str, int]]) -> list[Part | DataError | None]:
         """`read_tail` for many (URL, number of bytes) at once; an error takes the place of a part that failed."""
-        return self._at_once(read_tail, wanted)
+        return self._read_each(read_tail, wanted)
 
     def fetch(self, ranges: Sequence[RemoteRange]) -> list[memoryview | DataError | None]:
         """Return bytes, in the order of `ranges`.
@@ -101,7 +101,7 @@ class RemoteFiles:
         An error takes the place of a piece that could not be read; the others are returned. None stands for a
         whole object that does not exist. Pieces from one request share memory.
         """
-        return _patiently(self.start(ranges))
+        return _collect(self.start(ranges))
 
     def start(self, ranges: Sequence[RemoteRange]) -> PendingReads[memoryview]:
         """Begin a `fetch`, and return at once: take the pieces as they arrive, or all together later."""
@@ -115,7 +115,7 @@ class RemoteFiles:
         pending: PendingReads[memoryview] = PendingReads(len(ranges))
         pending.deliver((index, memoryview(b"")) for index, piece in enumerate(ranges) if piece.length == 0)
         for joined in interleave(joined_ranges):
-            workers.submit(partial(_bring, pending, joined.members, partial(read_joined, client, joined, ranges)))
+            workers.submit(partial(_deliver, pending, joined.members, partial(read_joined, client, joined, ranges)))
         return pending
 
     def list_prefix(self, url: str) -> Listing:
@@ -154,15 +154,15 @@ class RemoteFiles:
                 self._session = _Session(client, Workers(self.options.concurrency, on_end=client.close))
             return self._session
 
-    def _at_once(
+    def _read_each(
         self, read: Callable[[Client, str, int], Part | None], wanted: Iterable[tuple[str, int]]
     ) -> list[Part | DataError | None]:
         calls = list(wanted)
         client, workers = self._open()
         pending: PendingReads[Part] = PendingReads(len(calls))
         for index, (url, num_bytes) in enumerate(calls):
-            workers.submit(partial(_bring, pending, [index], partial(_single, read, client, index, url, num_bytes)))
-        return _patiently(pending)
+            workers.submit(partial(_deliver, pending, [index], partial(_single, read, client, index, url, num_bytes)))
+        return _collect(pending)
 
 
 def _single(
@@ -171,7 +171,7 @@ def _single(
     return [(index, read(client, url, num_bytes))]
 
 
-def _bring(
+def _deliver(
     pending: PendingReads[T], members: Sequence[int], read: Callable[[], Iterable[tuple[int, T | DataError | None]]]
 ) -> None:
     """Read on a worker thread, and deliver the pieces or the error."""
@@ -187,7 +187,7 @@ def _bring(
     pending.deliver(pieces)
 
 
-def _patiently(pending: PendingReads[T]) -> list[T | DataError | None]:
+def _collect(pending: PendingReads[T]) -> list[T | DataError | None]:
     try:
         return pending.result()
     except BaseException:  # a Ctrl-C during the wait: the remaining pieces will not be taken
