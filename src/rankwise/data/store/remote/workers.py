@@ -65,7 +65,7 @@ class Workers:
         self._queue = _Queue()
         self._end = weakref.finalize(self, _end, self._queue, on_end)
         self._end.atexit = False  # the threads have been joined by then
-        _endings.add(self)
+        _exit_hooks.add(self)
 
     def submit(self, task: Callable[[], None]) -> None:
         """Queue a task.
@@ -135,7 +135,7 @@ class _ExitHooks:
                 workers.close()
 
 
-_endings = _ExitHooks()
+_exit_hooks = _ExitHooks()
 
 T = TypeVar("T")
 
