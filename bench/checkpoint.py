@@ -1,12 +1,12 @@
-"""How long a save keeps the training waiting: at once, by a thread, and torch's own, in shuffled blocks.
+"""How long a save blocks training: synchronous, asynchronous, and torch's `async_save`, in shuffled blocks.
 
     python bench/checkpoint.py [--ranks 1 2] [--megabytes 120] [--rounds 12] [--folder DIR]
 
-The state is a model and its AdamW optimizer: on one rank whole, on several sharded by `fully_shard`. Every kind flushes
-its files to the disk. Blocked is the time that the training thread spends in the calls of a save: for a thread's save
-that of `save` and of every `poll` until it is published; for torch's `async_save` the call itself. The first save of
-each kind makes its memory and is left out. Printed: medians, 10th and 90th percentiles, and the limit that blocked
-keeps to: the larger of twice the copy of the state and 0.15 of a save at once.
+The state is a model and its AdamW optimizer: whole on one rank, sharded by `fully_shard` on several. Every kind flushes
+its files to the disk. Blocked time is what the training thread spends in the calls of a save: for an asynchronous save
+`save` and every `poll` until it is published; for torch's `async_save` the call itself. The first save of each kind
+allocates its memory and is left out. Printed: medians, 10th and 90th percentiles, and the limit for the blocked time:
+the larger of twice a copy of the state and 0.15 of a synchronous save.
 """
 
 from __future__ import annotations

@@ -23,19 +23,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from _common.header import print_machine
 from _common.machine import cores, describe, load
-from _common.printing import print_machine
-from _common.statistics_of import ratios
+from _common.spreads import ratios
 from _common.verdicts import Verdict, at_most
 from _crops import datasets, targets
-from _crops.comparing import compare
+from _crops.comparison import compare
+from _crops.consumer_wait import waits
 from _crops.fresh import first_batches
-from _crops.printing import print_comparison
 from _crops.process import ReaderProcess
 from _crops.readers import TITLES, missing
 from _crops.steady import growth
+from _crops.tables import print_comparison
 from _crops.task import Task
-from _crops.waiting import waits
 
 PARTS = ("compare", "sharing", "fresh", "steady", "wait")
 _MIB = 2**20

@@ -1,10 +1,10 @@
-"""How long an end takes: from a rank's death to its traceback on the console and to the end of all, and from Ctrl-C.
+"""Seconds from a rank's death, or from Ctrl-C, to the traceback on the console and to the end of all processes.
 
     python bench/deaths.py --rounds 5 --ranks 4
 
 The ranks have loaded torch and wait in a gloo collective for rank 1, which dies in several ways; for Ctrl-C all of them
-wait. A rank writes the time just before it dies. Printed are the median and the worst of the seconds until the console
-names the rank, until no process of the launch is left, and what is allowed.
+wait. A rank writes the time just before it dies. Printed are median and maximum of the seconds until the console
+names the rank and until no process of the launch is left, with the allowed times.
 """
 
 from __future__ import annotations

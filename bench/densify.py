@@ -1,16 +1,16 @@
-"""Sparse rows into dense batches: elements placed while they are decoded, against decoded first and placed then.
+"""Sparse rows to dense batches: elements placed while chunks are decoded, against a second pass.
 
     python bench/densify.py [--rounds 7] [--rows 30000] [--json FILE]
 
-A CSR matrix of 20,000 columns, 5 % of them set, whole numbers in float32, in the layout of `write_sharded`. An epoch of
-`OrderedLoader` in batches of 256, to dense rows of all columns and of every tenth. Compared are
+A CSR matrix of 20,000 columns, 5 % of them set, whole numbers in float32, in the layout of `write_sharded`. An
+`OrderedLoader` reads an epoch in batches of 256, to dense rows of all columns and of every tenth. Compared are
 
 - fused: ``RowSource(dense=True)``: each element goes to its place in the batch while its chunk is decoded;
-- in two passes: the loader's CSR batches, and a compiled loop (numba) that fills dense rows from them, which is what
-  one would write without the first.
+- in two passes: the loader's CSR batches, and a compiled loop (numba) that fills dense rows from them, as a user would
+  write it.
 
-Each measurement is the second epoch of a fresh process, in CPU time of all its threads; both take turns, ratios are
-taken round by round. Both give the same batches, which the first epoch checks.
+Each measurement is the second epoch of a new process, in CPU time of all its threads. The two alternate; ratios are
+taken round by round. The first epoch checks that both return the same batches.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common.printing import print_machine
-from _common.statistics_of import ratios, spread
+from _common.header import print_machine
+from _common.spreads import ratios, spread
 
 COLUMNS, SHARE, BATCH = 20_000, 0.05, 256
 CASES = {"all": ("all 20,000 columns", 1), "tenth": ("every tenth column", 10)}

@@ -13,7 +13,7 @@ codec is measured. Compared are, in interleaved rounds of one shuffled epoch eac
 - torch's `DataLoader(pin_memory=True)` with 0 and more workers, sample by sample as most programs have it, and with
   `__getitems__`, which gathers a batch at once; `.to(device, non_blocking=True)` and the cast on the device.
 
-Each is read twice: by a loop that does nothing else, and beside a step of `--step-ms` on the device, where the time
+Each is read twice: by a loop that does nothing else, and with a step of `--step-ms` on the device, where the time
 that the device waits is what counts. Printed are GB/s of uint16 pixels that arrived (medians and quartiles), the share
 of the limit, and how many times longer than the steps alone an epoch takes. Copies are waited for by
 `torch.cuda.synchronize`.
@@ -32,8 +32,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from _common.printing import print_machine
-from _common.statistics_of import Spread, spread
+from _common.header import print_machine
+from _common.spreads import Spread, spread
 from torch.utils.data import DataLoader, Dataset
 
 from rankwise import Order
@@ -196,14 +196,14 @@ def check(setting: Setting, readers: dict[str, Any]) -> None:
 
 
 def measure(setting: Setting, readers: dict[str, Any], step: Callable[[], None], rounds: int) -> dict[str, Any]:
-    """Seconds of every reader and round, alone and beside the step."""
-    times: dict[str, dict[str, list[float]]] = {name: {"alone": [], "beside": []} for name in readers}
+    """Seconds of every reader and round, alone and with the step."""
+    times: dict[str, dict[str, list[float]]] = {name: {"alone": [], "with_step": []} for name in readers}
     steps: list[float] = []
     for _ in range(rounds):
         steps.append(steps_s(setting, step))
         for name in random.sample(list(readers), len(readers)):
             times[name]["alone"].append(epoch_s(setting, readers[name], lambda: None))
-            times[name]["beside"].append(epoch_s(setting, readers[name], step))
+            times[name]["with_step"].append(epoch_s(setting, readers[name], step))
     return {"times": times, "steps": steps}
 
 
@@ -216,9 +216,9 @@ def report(setting: Setting, found: dict[str, Any]) -> dict[str, dict[str, Sprea
         rows[name] = {
             "gb_s": spread([num_bytes / s / 1e9 for s in times["alone"]]),
             "share": spread([best / s for best, s in zip(limits, times["alone"], strict=True)]),
-            "beside": spread([s / alone for s, alone in zip(times["beside"], steps, strict=True)]),
+            "with_step": spread([s / alone for s, alone in zip(times["with_step"], steps, strict=True)]),
         }
-        print(f"{name:34}{rows[name]['gb_s']!s:>28}{rows[name]['share']!s:>26}{rows[name]['beside']!s:>28}")
+        print(f"{name:34}{rows[name]['gb_s']!s:>28}{rows[name]['share']!s:>26}{rows[name]['with_step']!s:>28}")
     return rows
 
 
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--workers", type=int, nargs="*", default=[0, 4, 8])
-    parser.add_argument("--step-ms", type=float, default=20.0, help="length of the step that the loaders run beside")
+    parser.add_argument("--step-ms", type=float, default=20.0, help="length of the step")
     parser.add_argument("--device", default="cuda", help="cpu rehearses the program; its numbers say nothing of a GPU")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true", help="few small images, two rounds: does it run?")

@@ -1,10 +1,10 @@
-"""What a guard at its default settings costs a plain DDP loop, in one process group, blocks of 500 steps interleaved.
+"""The cost of a guard with default settings in a plain DDP loop: one process group, interleaved blocks of 500 steps.
 
     python bench/guard.py [--ranks 1 2] [--rounds 10]
 
-Two models: a small MLP (8,970 parameters, batch 32 a rank) and a wider one (400,000). The guarded loop's first block
-holds its first steps, which are looked at closely; each later one holds one look, as all of a long run do. Printed:
-wall and CPU time per step, the first block's ratio, and the paired ratios of the later blocks; the cost of one look.
+Two models: a small MLP (8,970 parameters, batch 32 per rank) and a wider one (400,000). The first block of the guarded
+loop has its first steps, which are checked often; each later block has one check, as in a long run. Printed: wall and
+CPU time per step, the first block's ratio, the paired ratios of the later blocks, and the cost of one check.
 """
 
 from __future__ import annotations

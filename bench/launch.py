@@ -1,14 +1,13 @@
-"""What starting ranks costs, by who starts them: seconds from the command to the first collective, in paired rounds.
+"""Seconds from the command to the first collective, for several launchers, in paired rounds.
 
     python bench/launch.py [--rounds 3] [--ranks 2 4] [--only NAME ...]
 
-Every way starts the same work on N gloo ranks: import torch (at the top of the script, as scripts do, but at the top of
-the function in the row of functions whose caller has no torch), join a group, one all_reduce. Each round runs all ways,
-in changing order. Printed are median and quartiles of the seconds until the last rank has its result, of the CPU
-seconds of the command and everything below it, and the ratios of both to `torchrun` and to `mp.spawn`, round by round:
-under load the ratios say more than the seconds. Then, for `rankwise run`: from a rank's death to its traceback and to
-the command's end, and from Ctrl-C to the command's end, with no process left. What is not installed is left out and
-named.
+Every launcher starts the same work on N gloo ranks: import torch (at the top of the script; in the row "caller without
+torch" at the top of the function), join a group, one all_reduce. Each round runs all launchers in another order.
+Printed are median and quartiles of the seconds until the last rank has its result, of the CPU seconds of the command
+and everything below it, and the ratios of both to `torchrun` and to `mp.spawn`, round by round: under load the ratios
+say more than the seconds. Then, for `rankwise run`: from a rank's death to its traceback and to the command's end, and
+from Ctrl-C to the command's end, with no process left. Launchers that are not installed are left out and named.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from _common.machine import describe
-from _common.statistics_of import ratios, spread
+from _common.spreads import ratios, spread
 
 WORK = """
 import os, time
@@ -60,7 +59,7 @@ def free_port():
 """
 MAIN = "if __name__ == '__main__':\n    import sys\n    size = int(sys.argv[1])\n    "
 FUNCTION = MAIN + "import rankwise, work\n    rankwise.run(work.function, num_ranks=size)\n"
-# a function beside the imports of a script; `mp.spawn` and `rankwise.run` get the same one
+# a function, in a file with imports like those of a script; `mp.spawn` and `rankwise.run` get the same one
 BESIDE = "import os\nimport torch\nimport work\n\ndef each(*_):\n    work.announced()\n\n"
 SCRIPTS = {
     "script.py": "import os\nimport torch\n" + PORT + "import work\n" + MEET + "\nwork.announced()\n",

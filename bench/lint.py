@@ -1,9 +1,9 @@
-"""How fast `rankwise lint` reads a tree, beside ruff and TorchFix where they are installed.
+"""Speed of `rankwise lint`, with ruff and TorchFix on the same files where they are installed.
 
 python bench/lint.py [FOLDER] [--rounds N]
 
-Each round runs each program once, as a process of its own, on the Python files of the folder (default: this project).
-CPU seconds of the process and its children, start of the interpreter included; ours is also measured without it.
+Each round runs each program once, in its own process, on the Python files of the folder (default: this project).
+Reported are CPU seconds of the process and its children, with the start of the interpreter; ours also without it.
 """
 
 from __future__ import annotations

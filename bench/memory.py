@@ -1,11 +1,11 @@
-"""What a rank holds under ddp, zero1 and fsdp: bytes counted from tensors after a step, and the growth of its memory.
+"""Memory of a rank under ddp, zero1 and fsdp: bytes of its tensors after a step, and growth of resident memory.
 
     python bench/memory.py [--ranks 2] [--layers 16] [--width 1024]
 
 The model is a stack of square layers, the optimizer AdamW, everything float32. Counted are parameters, gradients and
-optimizer state as they lie between two steps; the resident memory (RSS) of the process has buckets, gathered layers
-and activations in it as well, after `malloc_trim` has given back what was freed.
-"estimate" is what `strategy="auto"` reckons with. Each strategy runs in new processes.
+optimizer state between two steps. The resident memory (RSS) also holds buckets, gathered layers and activations; it is
+read after `malloc_trim` has returned freed memory. "estimate" is the number that `strategy="auto"` uses. Each strategy
+runs in new processes.
 """
 
 from __future__ import annotations

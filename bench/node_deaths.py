@@ -1,11 +1,11 @@
-"""How long until a run over several hosts goes on, or ends with its reason, after a rank, a node or a link has died.
+"""Seconds until a run over several hosts continues, or ends with its reason, after a rank, a node or a link has died.
 
     sudo python bench/node_deaths.py --rounds 3
 
 Three hosts are network namespaces of this machine, so the ranks share its cores; needs root and iproute2. Each host has
-one rank that has loaded torch and calls gloo's all_reduce without a pause. Measured are the seconds from the deed until
-the consoles say it, and until the next collective after it, which includes the start of new ranks (Python and torch);
-printed are median and worst, and what is allowed on a machine that is not busy.
+one rank that has loaded torch and calls gloo's all_reduce without a pause. Measured are seconds from the fault until
+the consoles report it, and until the next collective after it, with the start of new ranks (Python and torch).
+Printed are median and maximum, and the allowed times on a machine that is not busy.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
     python bench/order.py [--sizes 1e6 1e8 1e9] [--repeats 3] [--emit 1e6] [--quick]
 
-Every measurement runs in a fresh process, after the imports, and reports for one rank
-- first: CPU time until the first index (making the sampler included),
-- ns per index: CPU time of all that was done, divided by the indices that this rank emitted,
-- memory: how much the process grew at its peak.
-torch's sampler walks its whole epoch (its list is built before the first index, whatever is then used). Ours stops
-after `--emit` indices: its cost per index is the same all along. torch is left out above 1e8, and runs once at 1e8.
+Every measurement runs in a new process, after the imports, and reports for one rank
+- first: CPU time until the first index, creation of the sampler included,
+- ns per index: total CPU time divided by the indices that this rank emitted,
+- memory: peak growth of the process.
+torch's sampler builds the list of its whole epoch before the first index. Ours stops after `--emit` indices: its cost
+per index is constant. torch is left out above 1e8, and runs once at 1e8.
 
-Then what a step costs a rank at `--ranks` ranks with 32 samples each: ``order.step`` and `shares`, without
-reading. Of 1e9 samples; each world in a process of its own.
+Then the cost of a step for a rank at `--ranks` ranks with 32 samples each: ``order.step`` and `shares`, without
+reading, over 1e9 samples; each world size in its own process.
 """
 
 from __future__ import annotations

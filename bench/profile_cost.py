@@ -1,9 +1,9 @@
-"""What recording costs: steps of a plain DDP loop alone, with the recorder in it, and while torch.profiler records.
+"""The cost of recording: steps of a plain DDP loop alone, with the recorder, and while torch.profiler records.
 
     python bench/profile_cost.py [--rounds 5] [--width 256]
 
-Two gloo ranks of one thread each; the script writes down its own step times. In each round it runs under `rankwise run`
-Two gloo ranks of one thread each; the script writes its own step times. In each round it runs under `rankwise run`
+Two gloo ranks of one thread each; the script writes its own step times. Each round runs it under `rankwise run` and
+under `rankwise profile`, and reads the steps before and during the recording apart.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from _common.printing import print_machine
-from _common.statistics_of import ratios, spread
+from _common.header import print_machine
+from _common.spreads import ratios, spread
 
 from rankwise.diagnose.profile import Script, profile_script, profile_traces
 

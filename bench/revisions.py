@@ -3,7 +3,7 @@
     python bench/revisions.py REVISION [--rounds 7] [--loops rows crops samples step] [--json FILE]
 
 Each loop is an epoch over a small store, in a fresh process with the `src` of one checkout first on its path; the
-other revision is checked out beside it, into a temporary git worktree. The first epoch compiles, opens and warms up,
+other revision is checked out into a temporary git worktree. The first epoch compiles, opens and warms up,
 the second one is measured: CPU time of all threads of the process. Rounds alternate between the two, so that a busy
 machine disturbs both alike; ratios are taken round by round, this checkout over the other.
 
@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from _common.printing import print_machine
-from _common.statistics_of import ratios, spread
+from _common.header import print_machine
+from _common.spreads import ratios, spread
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH, CROPS = 256, 4

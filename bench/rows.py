@@ -1,20 +1,20 @@
-"""Rows out of AnnData stores: `rankwise.data.rows` against annbatch with zarrs, on the same rows in one run.
+"""Rows of AnnData stores: `rankwise.data.rows` against annbatch with zarrs, on the same rows in one run.
 
     python bench/rows.py --annbatch PYTHON [--layouts ...] [--runs 1 32 64 256 512] [--rounds 9] [--json FILE] [--quick]
 
-The stores (200,000 x 8,000 with 504 elements per row, and 200,000 x 512 dense, Blosc with lz4) are made in `--folder`
-when they are not there yet, and kept. annbatch needs Python >= 3.12, so it runs in the interpreter that `--annbatch`
-names; without one it is left out. Each program runs in a process of its own; the rounds of all readers are interleaved
-in random order. Before that all readers must return the same rows as the whole matrix in memory gives. annbatch reads
-its own layout; with the layout "aligned" we read the same matrix in ours. CPU time counts all threads of a reader.
-Ratios are taken round by round; every number is a median with its quartiles.
+The stores (200,000 x 8,000 with 504 elements per row, and 200,000 x 512 dense, Blosc with lz4) are created in
+`--folder` once and kept. annbatch needs Python >= 3.12, so it runs in the interpreter given by `--annbatch`; without
+one it is left out. Each program runs in its own process; the rounds of all readers are interleaved in random order.
+First, every reader must return the same rows as the whole matrix in memory. annbatch reads its own layout; with the
+layout "aligned" we read the same matrix in ours. CPU time counts all threads of a reader. Ratios are taken round by
+round; every number is a median with its quartiles.
 
-Parts: "requests" reads the same runs of neighbouring rows from anywhere, mixed, with all readers, the floor (every
-chunk that is touched decoded once, out of memory, on one thread) and a process of ours in which zarrs cannot be
-imported; "loaders" reads whole epochs through the public loaders, with the same arguments of samplers; "beside" reads
-epochs in a row beside a step that takes as long as a batch took to load. That step sleeps, as one that waits for its
-device. The first epoch of a row, which waits for its first batch, is told apart from those after it, and read once more
-by loaders that begin to read half a second before, in the place of a model that is made meanwhile.
+Parts:
+- "requests": all readers read the same random runs of neighbouring rows. Also measured are the floor (every touched
+  chunk decoded once from memory on one thread) and our reader without zarrs.
+- "loaders": the public loaders read whole epochs, with the same sampler arguments.
+- "overlap": epochs with a step that sleeps for as long as a batch takes to load. The first epoch waits for its first
+  batch and is reported apart. Loaders with `start_prefetch` read it once more, started half a second earlier.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from _common.header import print_machine
 from _common.machine import cores, describe, load
-from _common.printing import print_machine
 from _common.verdicts import Verdict
 from _rows import parts, stores
 from _rows.annbatch_reader import versions
 from _rows.process import ReaderProcess
 
 PROGRAMS = ("ours", "unaided", "floor", "annbatch", "memory")
-PARTS = ("requests", "loaders", "beside")
+PARTS = ("requests", "loaders", "overlap")
 
 
 def options() -> argparse.Namespace:
@@ -72,7 +72,7 @@ def main() -> None:
     measures = {
         "requests": partial(parts.requests, torch="torch" in theirs),
         "loaders": parts.loaders,
-        "beside": parts.beside,
+        "overlap": parts.overlap,
     }
     with programs(chosen) as processes:
         for name in chosen.parts:

@@ -1,13 +1,12 @@
-"""Memory of very many rows: what a process takes that reads on from mid-epoch, and how soon it has a batch.
+"""Memory and time to the first batch of a process that resumes in mid-epoch over very many rows.
 
     python bench/rows_memory.py [--rows 1e8] [--cases ...] [--ranks 2] [--batches 20] [--json FILE] [--quick]
 
-The store has row pointers and columns of labels of as many rows as asked for; its matrix is one real file under many
-names, so that it fits any disk. Each case runs in a fresh process: all rows; with a column of labels; a third of them
-by mask; splits by donor and by row; draws that balance cell types. Memory is counted from after the imports on: the
-peak while the rows are taken and what is held then, and peak and what is held after the batches, all with a cache of
-256 MiB of decoded chunks and batches of 4,096 rows (16 MiB). With `--ranks` as
-many processes read their shares of all rows at the same time.
+The store has row pointers and label columns for any number of rows; its matrix is one real file under many names, so
+that it fits any disk. Each case runs in a new process: all rows; with a label column; a third by mask; splits by
+donor and by row; draws that balance cell types. Memory is counted beyond imports: peak and held memory while the rows
+are selected, and after the batches, with a 256 MiB cache of decoded chunks and batches of 4,096 rows (16 MiB). With
+`--ranks`, as many processes read their shares of all rows at the same time.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from _common.header import print_machine
 from _common.machine import describe, load
-from _common.printing import print_machine
 from _rows.scale_case import CASES
-from _rows.scaled import ScaledStore
+from _rows.scaled_store import ScaledStore
 
 _MIB = 2**20
 _HEAD = """

@@ -1,9 +1,9 @@
-"""Memory and time of writing a collection, at some memory budgets.
+"""Memory and time of writing a collection, at several memory budgets.
 
     python bench/rows_writing.py [--rows 1e6] [--budgets 64MB 2GB] [--folder ...] [--json FILE] [--quick]
 
 The input is one h5ad file with 50 of 2,000 genes in each row and 20 columns of observations, 4 of them text. Each
-writing runs in a fresh process; memory is its peak beyond what it holds after its imports.
+run is a new process; memory is its peak beyond what it holds after its imports.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from _common.header import print_machine
 from _common.machine import describe, load
-from _common.printing import print_machine
 from _rows.write_case import DATASET_ROWS
 
 _MIB = 2**20

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 import zarr
+from _common.header import print_machine
 from _common.machine import cores, cpu_s, describe, load
-from _common.printing import print_machine
-from _common.statistics_of import ratios, spread
+from _common.spreads import ratios, spread
 from torch.utils.data import DataLoader, Dataset
 from zarr.codecs import BloscCodec, ZstdCodec
 

@@ -1,14 +1,14 @@
-"""What each part of a job costs at 8, 1,024 and 16,384 ranks, from what one machine can measure.
+"""The cost of each part of a job at 8, 1,024 and 16,384 ranks, as far as one machine can measure it.
 
     python bench/scale.py [--ranks 2 4 8 16 32 64] [--sizes 8 1024 16384] [--quick]
 
-Three kinds of numbers, and each line says which it is:
+There are three kinds of numbers, marked in each line:
 
-- *real code at that size*: what rank 0 computes for N ranks runs here for N ranks, against a store in memory that
-  plays the other ranks (the meeting), on N messages (a step's agreement), on N files (a manifest). CPU of one core.
+- *real code at that size*: the work of rank 0 for N ranks: the rendezvous against a store in memory that plays the
+  other ranks, the agreement of a step on N messages, a manifest of N files. CPU time of one core.
 - *measured*: 2 to 64 real processes without torch that meet over TCP; 2 to 32 gloo contexts, a thread each, over TCP.
-- *model*: the line that fits the measured CPU time and counts of messages, read at that size. Processes
-  that share few cores say nothing about the wall time of a cluster: CPU time, messages and bytes are what is fitted.
+- *model*: a line fitted to the measured CPU time and message counts, evaluated at that size. Processes that share few
+  cores say nothing about the wall time of a cluster, so only CPU time, messages and bytes are fitted.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What an exact step costs over a raw DistributedDataParallel step: all kinds in one process group, shuffled blocks.
+"""The cost of an exact step over a raw DistributedDataParallel step: all kinds in one process group, shuffled blocks.
 
     python bench/step.py [--ranks 1 2] [--rounds 25] [--steps 400]
 
-The model is a small MLP (8,970 parameters, batch 32 a rank), so that what is measured is the overhead and not the
-arithmetic. The raw step takes the mean over the rank's own samples, which is exact only because the shares are equal;
-on one rank it steps the plain module, as ours, Accelerate and Fabric do there. Those two are measured where they are
-installed. The Trainer writes metrics.jsonl every ten steps. What it does by the clock, ten times a second, falls into
-its own blocks: with short ones it would pay for the time of the others. Printed: median and 10th to 90th percentile of
-ms per step, and medians of the paired differences to the raw step, in time and in CPU time of the training thread.
+The model is a small MLP (8,970 parameters, batch 32 per rank), so overhead dominates arithmetic. The raw step takes
+the mean over the rank's own samples, which is exact only for equal shares; on one rank it steps the plain module, as
+we, Accelerate and Fabric do. Those two are measured where they are installed. The Trainer writes metrics.jsonl every
+ten steps. It does some work ten times a second, so blocks are long enough to contain it. Printed: median and 10th to
+90th percentile of ms per step, and medians of the paired differences to the raw step, in wall time and in CPU time of
+the training thread.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What the comparisons share: processes that answer, statistics of paired rounds, goals, and the machine."""
+"""Shared by the benchmarks: worker processes, statistics of paired rounds, goals, and the machine."""

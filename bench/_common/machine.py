@@ -1,4 +1,4 @@
-"""What the numbers were measured on, and CPU time of a process with its children."""
+"""The machine that a benchmark ran on, and the CPU time and memory of processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rounds of several readers cost, and how they compare round by round."""
+"""CPU and wall time of several readers by round, and their ratios."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from _common.machine import load
-from _common.statistics_of import Spread, ratios
+from _common.spreads import Spread, ratios
 
 
 @dataclass(kw_only=True)

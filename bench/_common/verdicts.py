@@ -1,11 +1,11 @@
-"""Goals, and whether a run met them."""
+"""Goals of a benchmark, and whether a run met them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from _common.statistics_of import Spread
+from _common.spreads import Spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""A process that does work when told to, and answers in JSON; and what a round of work cost.
+"""A worker process that runs tasks on request and answers in JSON, with the cost of each.
 
-Processes keep thread pools, memory and settings of the compared programs apart, and make CPU time attributable. Only
-one of them is given work at a time.
+Each compared program has its own process. So thread pools, memory and settings stay apart, and CPU time can be
+attributed. Only one process works at a time.
 """
 
 from __future__ import annotations

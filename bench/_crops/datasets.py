@@ -1,8 +1,8 @@
 """The data sets: NGFF 0.5 images of random values in sharded Zarr, one store per codec, kept between runs.
 
-The layout, seeds and values follow the benchmark of damacy: one single-scale image ``z%03d/scale0/image`` per array,
-``numpy.random.default_rng(42 + array)``; "noise" = uniform values where a second uniform draw is below one half, else
-0. "blobs" looks more like microscopy: a smooth field with shot noise.
+Layout, seeds and values follow damacy's benchmark: one single-scale image ``z%03d/scale0/image`` per array, from
+``numpy.random.default_rng(42 + array)``. "noise" has uniform values where a second uniform draw is below one half, else
+0. "blobs" resembles microscopy: a smooth field with shot noise.
 """
 
 from __future__ import annotations

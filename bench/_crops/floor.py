@@ -1,4 +1,4 @@
-"""The floor: the compiled decode-and-cast of the touched chunks, whose bytes lie in memory, with nothing planned."""
+"""The floor: the compiled loop decodes and casts the needed chunks from memory; nothing is planned or read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first batch of a fresh process, beyond imports: with an empty and with a filled cache of compiled code."""
+"""Time to the first batch of a new process, without imports: with an empty and with a filled compile cache."""
 
 from __future__ import annotations
 

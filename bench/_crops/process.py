@@ -1,4 +1,4 @@
-"""A reader in a process of its own: it reads rounds of batches when told to, and says what they cost."""
+"""A process for one reader: it reads rounds of batches on request and returns their cost."""
 
 from __future__ import annotations
 

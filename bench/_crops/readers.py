@@ -1,4 +1,4 @@
-"""The readers that are compared. Each fills batches of a `Task`; all of them are started in processes of their own."""
+"""The compared readers. Each fills batches of a `Task` in its own process."""
 
 from __future__ import annotations
 

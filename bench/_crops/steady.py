@@ -1,4 +1,4 @@
-"""Does a reader that has warmed up keep anything? Python's allocations and resident memory over many batches."""
+"""Whether a warm reader leaks: Python allocations and resident memory over many batches."""
 
 from __future__ import annotations
 

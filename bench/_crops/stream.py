@@ -1,4 +1,4 @@
-"""The stream of crops: the same for every reader, a pure function of seed and batch number."""
+"""The stream of crops: a function of seed and batch number, the same for every reader."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from _common.statistics_of import Spread
+from _common.spreads import Spread
 from _common.verdicts import Verdict, at_least
 
-from _crops.comparing import Comparison
+from _crops.comparison import Comparison
 
 
 def of_comparison(found: Comparison, codec: str) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""`Task`: what every reader of one comparison is asked to read."""
+"""`Task`: what every reader of a comparison reads."""
 
 from __future__ import annotations
 

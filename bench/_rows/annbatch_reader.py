@@ -1,4 +1,4 @@
-"""annbatch with zarrs, given the same requests by a sampler of its own kind; runs in the interpreter that has it."""
+"""annbatch with zarrs, for the same requests through a sampler of annbatch; runs in annbatch's interpreter."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from _common.statistics_of import Spread
+from _common.spreads import Spread
 from _common.verdicts import Verdict, at_least
 
-from _rows.beside import EARLY_S, Beside
-from _rows.comparing import Comparison
+from _rows.comparison import Comparison
+from _rows.overlap import EARLY_S, Overlap
 from _rows.readers import KINDS
 
 # (layout, run): how many times less CPU than annbatch; between two of them the smaller counts
@@ -51,7 +51,7 @@ def of_comparison(found: Comparison, *, torch: bool, full: bool) -> list[Verdict
 def of_loaders(found: Comparison, *, full: bool) -> list[Verdict]:
     """Goals of one layout and one length of runs through the loaders, in whole epochs.
 
-    An `OrderedLoader` mixes chunks of 64 rows, whatever the runs of a sampler are: it is judged beside runs of 64.
+    An `OrderedLoader` mixes chunks of 64 rows, whatever the runs of a sampler are: it is judged by runs of 64.
     """
     run, small = found.task.run, "" if full else SMALL
     bound = _less_cpu("annbatch" if run == _CHUNK and found.layout == "aligned" else found.layout, run)
@@ -66,14 +66,14 @@ def of_loaders(found: Comparison, *, full: bool) -> list[Verdict]:
     return judged + ([_judged(title, genes, 1.0, small)] if genes else [])
 
 
-def of_beside(found: Beside, *, full: bool) -> list[Verdict]:
-    """Goals of our loaders beside a step: epochs after a job's first, and a first one that began early."""
+def of_overlap(found: Overlap, *, full: bool) -> list[Verdict]:
+    """Goals of our loaders with steps: epochs after the first of a job, and a first one with early prefetch."""
     names = [name for name in ("loader", "ordered") if name in found.later_s]
     rows = [(name, "an epoch", found.later_s) for name in names]
     rows += [(name, f"a first epoch begun {EARLY_S} s early", found.early_s) for name in names if name in found.early_s]
     return [
         Verdict(
-            goal=f"{found.title}: {KINDS[name].title}, {which} beside a step as long as a batch "
+            goal=f"{found.title}: {KINDS[name].title}, {which} with steps as long as a batch "
             f"<= {_STRETCH} times the longer of the two",
             seen=f"{found.stretch(name, of)}; the first of a job that does not begin early: "
             f"{found.stretch(name, found.first_s)}",

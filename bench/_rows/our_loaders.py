@@ -1,4 +1,4 @@
-"""Our loaders, as users call them: whole epochs."""
+"""Our public loaders, reading whole epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our own reader, and the floor of what it could cost."""
+"""Our reader without a loader, and the floor."""
 
 from __future__ import annotations
 

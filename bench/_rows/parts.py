@@ -1,4 +1,4 @@
-"""The parts of the comparison: given requests, whole epochs through the loaders, and epochs beside a step."""
+"""The parts of the benchmark: given requests, whole epochs through the loaders, and epochs with steps."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from _common.verdicts import Verdict
 
 from _rows import goals, stores
-from _rows.beside import run_beside
-from _rows.comparing import Comparison, compare
-from _rows.printing import print_comparison
+from _rows.comparison import Comparison, compare
+from _rows.overlap import run_overlap
 from _rows.process import ReaderProcess
 from _rows.readers import KINDS
+from _rows.tables import print_comparison
 from _rows.task import Task
 
 Found = tuple[list[dict[str, Any]], list[Verdict]]
-LOADER_RUNS, GENES_RUN, BESIDE_RUN, WINDOW_BYTES = (32, 64, 512), 64, 512, 128 << 20
+LOADER_RUNS, GENES_RUN, OVERLAP_RUN, WINDOW_BYTES = (32, 64, 512), 64, 512, 128 << 20
 
 
 def requests(chosen: argparse.Namespace, processes: Mapping[str, ReaderProcess], *, torch: bool) -> Found:
@@ -52,17 +52,17 @@ def loaders(chosen: argparse.Namespace, processes: Mapping[str, ReaderProcess]) 
     return facts, verdicts
 
 
-def beside(chosen: argparse.Namespace, processes: Mapping[str, ReaderProcess]) -> Found:
-    """Epochs beside a step."""
+def overlap(chosen: argparse.Namespace, processes: Mapping[str, ReaderProcess]) -> Found:
+    """Epochs with steps."""
     facts, verdicts = [], []
     for layout in chosen.layouts:
         # chunks of a window, no more: a large store leaves nothing for the next epoch either
-        task = replace(make_task(chosen, layout, BESIDE_RUN), cache_bytes=WINDOW_BYTES)
+        task = replace(make_task(chosen, layout, OVERLAP_RUN), cache_bytes=WINDOW_BYTES)
         names = [name for name in _loaders(processes) if KINDS[name].program != "memory"]
-        found = run_beside(f"epochs of {title_of(task, layout)}", task, names, processes, chosen.rounds)
+        found = run_overlap(f"epochs of {title_of(task, layout)}", task, names, processes, chosen.rounds)
         found.print()
         facts.append(found.facts())
-        verdicts += goals.of_beside(found, full=chosen.scale == "full")
+        verdicts += goals.of_overlap(found, full=chosen.scale == "full")
     return facts, verdicts
 
 
@@ -100,6 +100,6 @@ def _readers(found: Comparison, processes: Mapping[str, ReaderProcess]) -> list[
 
 
 def _loaders(processes: Mapping[str, ReaderProcess], *, genes: bool = False) -> list[str]:
-    """Return the loaders of a comparison; those of chosen genes only beside runs of an `OrderedLoader`'s chunks."""
+    """Return the loaders of a comparison; those of chosen genes only for runs of an `OrderedLoader`'s chunks."""
     there = [name for name, kind in KINDS.items() if kind.is_epoch and kind.program in processes]
     return [name for name in there if genes or KINDS[name].output == "rows"]

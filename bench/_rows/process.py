@@ -1,4 +1,4 @@
-"""One process for each program that is compared, which reads when told to and says what that cost."""
+"""A process for one program: it reads on request and returns the cost."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def main() -> None:
             reader.begin_early(first)
             time.sleep(early_s)
         steps = _Steps(step_s)
-        cost = timed(steps.beside(reader.batches(numbers)))
+        cost = timed(steps.interleaved(reader.batches(numbers)))
         return {**cost, "steps_s": steps.taken_s, "ends_s": steps.ends_s, "imported": imported(UNAIDED)}
 
     serve(answer)
@@ -93,7 +93,7 @@ class _Steps:
         self.taken_s = 0.0
         self.ends_s: list[float] = []
 
-    def beside(self, batches: Iterator[Any]) -> Iterator[None]:
+    def interleaved(self, batches: Iterator[Any]) -> Iterator[None]:
         started = time.perf_counter()
         for _ in batches:
             begun = time.perf_counter()

@@ -1,6 +1,6 @@
-"""The readers that are compared; each gives the batches of a `Task`, in the same order of rows.
+"""The compared readers; each returns the batches of a `Task`, with rows in the same order.
 
-Nothing of rankwise or annbatch is imported before a reader is opened: their interpreters differ.
+rankwise and annbatch are imported only when a reader is opened, because they need different interpreters.
 """
 
 from __future__ import annotations

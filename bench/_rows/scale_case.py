@@ -1,4 +1,4 @@
-"""What one way of taking rows of a very large store costs a fresh process: memory, and time to the first batch."""
+"""Memory and time to the first batch of a new process that selects rows of a very large store in one way."""
 
 from __future__ import annotations
 

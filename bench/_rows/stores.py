@@ -1,6 +1,6 @@
 """The AnnData stores: one synthetic CSR matrix in two layouts and one dense matrix, kept between runs.
 
-Each row of the CSR matrix has a Poisson number of elements, one in each of as many equal spans of columns.
+A row of the CSR matrix has a Poisson number of elements, one in each of as many equal column ranges.
 """
 
 from __future__ import annotations

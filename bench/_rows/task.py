@@ -1,4 +1,4 @@
-"""`Task`: which rows every reader of one comparison is asked for."""
+"""`Task`: the rows that every reader of a comparison reads."""
 
 from __future__ import annotations
 

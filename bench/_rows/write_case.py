@@ -1,4 +1,4 @@
-"""What writing a collection costs a fresh process: peak memory beyond its imports, and seconds."""
+"""Peak memory (beyond imports) and time of a new process that writes a collection."""
 
 from __future__ import annotations
 

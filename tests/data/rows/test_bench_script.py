@@ -25,16 +25,16 @@ def test_it_runs(tmp_path):
             assert case["run"] == length
             assert {name: len(spent) for name, spent in case["cpu_s"].items()} == dict.fromkeys(names, 2)
             assert set(case["wall_s"]) == names
-    (beside,) = facts["beside"]
+    (overlap,) = facts["overlap"]
     for name in ("loader", "ordered"):
-        assert len(beside["early_waits_s"][name]) == 2
+        assert len(overlap["early_waits_s"][name]) == 2
         for what in ("load_s", "steps_s", "first_s", "later_s", "early_s", "waits_s"):
-            assert len(beside[what][name]) == 2
-            assert min(beside[what][name]) > 0
+            assert len(overlap[what][name]) == 2
+            assert min(overlap[what][name]) > 0
     assert "begun early = start_prefetch() 0.5 s before" in done.stdout
     assert {verdict["met"] for verdict in facts["verdicts"]} == {None}
     said = " ".join(verdict["goal"] for verdict in facts["verdicts"])
-    for goal in ("share of the floor", "all sparse", "without zarrs", "beside a step as long as a batch"):
+    for goal in ("share of the floor", "all sparse", "without zarrs", "with steps as long as a batch"):
         assert goal in said
 
 
@@ -53,8 +53,8 @@ def test_what_meets_a_goal():
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from types import SimpleNamespace\n"
         "from _rows import goals\n"
-        "from _rows.beside import Beside\n"
-        "from _rows.comparing import Comparison\n"
+        "from _rows.overlap import Overlap\n"
+        "from _rows.comparison import Comparison\n"
         "task = SimpleNamespace(run=512)\n"
         "found = Comparison(title='x', layout='annbatch', task=task, count=1, num_rows=10)\n"
         "found.cpu_s = {'ours': [2.0, 2.0], 'annbatch': [4.0, 4.0], 'floor': [1.0, 1.0], 'ours-unaided': [2.1, 2.1]}\n"
@@ -65,15 +65,15 @@ def test_what_meets_a_goal():
         "print([each.met for each in goals.of_loaders(found, full=True)])\n"
         "found.imported_zarrs = {'ours'}\n"
         "print(goals.of_comparison(found, torch=True, full=True)[-1].met)\n"
-        "beside = Beside(title='x')\n"  # four epochs of two batches: first and last do not count
+        "overlap = Overlap(title='x')\n"  # four epochs of two batches: first and last do not count
         "alone = {'ends_s': [1.0, 2.0, 2.5, 3.0, 3.5, 4.0, 9.0, 9.9]}\n"
-        "beside.add('loader', alone, {'ends_s': [2.0, 4.0, 5.0, 6.0, 7.0, 8.2, 9.0, 9.9], 'steps_s': 8.0})\n"
-        "beside.add_early('loader', {'ends_s': [1.0, 2.5, 3.0, 4.0], 'steps_s': 4.0})\n"
-        "print([each.met for each in goals.of_beside(beside, full=True)])\n"
-        "print(*[round(beside.stretch('loader', of).median, 2) for of in (beside.first_s, None, beside.early_s)])\n"
-        "print(beside.waits_s['loader'], beside.early_waits_s['loader'])\n"
-        "beside.later_s['loader'] = [2.3]\n"
-        "print(goals.of_beside(beside, full=True)[0].met)\n"
+        "overlap.add('loader', alone, {'ends_s': [2.0, 4.0, 5.0, 6.0, 7.0, 8.2, 9.0, 9.9], 'steps_s': 8.0})\n"
+        "overlap.add_early('loader', {'ends_s': [1.0, 2.5, 3.0, 4.0], 'steps_s': 4.0})\n"
+        "print([each.met for each in goals.of_overlap(overlap, full=True)])\n"
+        "print(*[round(overlap.stretch('loader', of).median, 2) for of in (overlap.first_s, None, overlap.early_s)])\n"
+        "print(overlap.waits_s['loader'], overlap.early_waits_s['loader'])\n"
+        "overlap.later_s['loader'] = [2.3]\n"
+        "print(goals.of_overlap(overlap, full=True)[0].met)\n"
     )
     done = run("-c", code, SCRIPT.parent)
     assert done.returncode == 0, done.stderr
@@ -94,14 +94,14 @@ def test_other_rows_are_not_timed():
     """A reader that returns something else ends the run, before anything is timed."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from _rows import comparing\n"
+        "from _rows import comparison\n"
         "class Fake:\n"
         "    def __init__(self, digest): self.digest = digest\n"
         "    def round(self, *_, **__): return {'digest': [self.digest]}\n"
-        "found = comparing.Comparison(title='x', layout='dense', task=None, count=1, num_rows=1)\n"
-        "comparing.check_equal(found, ['ours', 'memory'], {'ours': Fake(1), 'memory': Fake(1)})\n"
+        "found = comparison.Comparison(title='x', layout='dense', task=None, count=1, num_rows=1)\n"
+        "comparison.check_equal(found, ['ours', 'memory'], {'ours': Fake(1), 'memory': Fake(1)})\n"
         "print('equal')\n"
-        "comparing.check_equal(found, ['ours', 'memory'], {'ours': Fake(1), 'memory': Fake(2)})\n"
+        "comparison.check_equal(found, ['ours', 'memory'], {'ours': Fake(1), 'memory': Fake(2)})\n"
     )
     done = run("-c", code, SCRIPT.parent)
     assert done.stdout.strip() == "equal"

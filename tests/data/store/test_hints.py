@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.execution.inputs import fused
+from rankwise.data.store.execution.inputs import merge_ranges
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no hints")
 
@@ -83,4 +83,4 @@ def test_hints_say_nothing(tmp_path):
 def test_ranges_are_joined():
     """Neighbours of one file join, up to gaps of four pages; files never do."""
     file, offset, length = np.array([0, 0, 0, 1]), np.array([0, 100, 90_000, 0]), np.array([100, 50, 10, 7])
-    assert [part.tolist() for part in fused(file, offset, length)] == [[0, 0, 1], [0, 90_000, 0], [150, 10, 7]]
+    assert [part.tolist() for part in merge_ranges(file, offset, length)] == [[0, 0, 1], [0, 90_000, 0], [150, 10, 7]]

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from rankwise.data.contract import FieldSpec, IntArray, NDArray
-from rankwise.data.store import ArrayMeta, BoxError, BoxPlan, BoxReader, BoxReport, BoxRequest, name_lacking
+from rankwise.data.store import ArrayMeta, BoxError, BoxPlan, BoxReader, BoxReport, BoxRequest, describe_missing
 from rankwise.errors import ConfigError, DataError, SampleError
 
 __all__ = ["Column", "MemoryColumn", "StoredColumn"]
@@ -204,8 +204,8 @@ class StoredColumn:
             box=box,
             place=self.place,
             error=DataError(
-                f"{name_lacking(plan, box)} and would be read as the fill value: copy the whole store or allow this by "
-                "missing='fill'"
+                f"{describe_missing(plan, box)} and would be read as the fill value: copy the whole store or allow "
+                "this by missing='fill'"
             ),
         )
 

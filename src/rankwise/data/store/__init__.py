@@ -9,7 +9,7 @@ from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.execution import ReaderStats
 from rankwise.data.store.meta import ArrayMeta, ChunkCodec, StoredNodes, list_arrays, read_meta
-from rankwise.data.store.plan import BoxPlan, name_lacking
+from rankwise.data.store.plan import BoxPlan, describe_missing
 from rankwise.data.store.reader import BoxReader, Keep
 from rankwise.data.store.remote import understands_url
 from rankwise.data.store.zarr_python import load_zarr, require_codecs
@@ -32,10 +32,10 @@ __all__ = [
     "Spread",
     "StoredNodes",
     "build_catalogue",
+    "describe_missing",
     "iter_images",
     "list_arrays",
     "load_zarr",
-    "name_lacking",
     "open_image",
     "open_plate",
     "read_meta",

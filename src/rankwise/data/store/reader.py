@@ -19,19 +19,19 @@ from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.execution import (
     Admission,
     Executor,
+    ReaderContext,
     ReaderStats,
     ScratchPool,
     Serials,
     SlowArrays,
-    Tools,
     WorkCrew,
     chunk_keys,
     reading_threads,
-    say_losses,
-    say_slow_arrays,
+    warn_lossy_conversions,
+    warn_slow_arrays,
 )
 from rankwise.data.store.execution.inputs import advise_plans
-from rankwise.data.store.files import FileBook, HandleCache, local_size
+from rankwise.data.store.files import FactsCache, HandleCache, local_size
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, make_plan
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteStats
@@ -97,7 +97,7 @@ class BoxReader:
         # All that has locks, threads or open files is recreated. The table of adopted arrays is valid after every step
         # of a change, and a child keeps it: its arrays could not be opened again.
         self._remote = RemoteFiles(self._arguments["remote"])
-        self._book = FileBook(self._remote, most_files=self._arguments["max_indexes"])
+        self._book = FactsCache(self._remote, most_files=self._arguments["max_indexes"])
         self._handles = HandleCache(self._arguments["max_open_files"])
         self._counters = Tally(ReaderStats())
         self._serials = Serials()
@@ -184,8 +184,8 @@ class BoxReader:
         started, retries = time.perf_counter(), self._book.num_retries
         for array in request.arrays:
             check_conversion(array.dtype, request.dtype, scaled=request.scale is not None, place=array.place)
-        say_slow_arrays(request.arrays)
-        say_losses(request)
+        warn_slow_arrays(request.arrays)
+        warn_lossy_conversions(request)
         plan = make_plan(request, self._book, self._serials.of, like=like)
         self._counters.add(ReaderStats(plan_s=time.perf_counter() - started, retries=self._book.num_retries - retries))
         return plan
@@ -296,18 +296,18 @@ class BoxReader:
         # `forks_wait` is taken inside; a thread that holds that one never takes a reader's lock.
         with self._lock:
             if self._executor is None:
-                standing = self._book.standing
-                tools = Tools.choose(
+                array_check = self._book.array_check
+                context = ReaderContext.choose(
                     scratches=self._scratches,
                     handles=self._handles,
                     cache=self.cache,
                     admission=self._admission,
-                    slow=SlowArrays(self._remote, self._adopted, standing),
+                    slow=SlowArrays(self._remote, self._adopted, array_check),
                     serial=self._serials.of,
                     remote=self._remote,
-                    standing=standing,
+                    array_check=array_check,
                 )
-                self._executor = Executor(tools, self._crew)
+                self._executor = Executor(context, self._crew)
             return self._executor
 
 

@@ -18,7 +18,7 @@ _KEY = "codec_pipeline.path"
 _PLAIN = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
 
-class _Turns:
+class _ConfigLock:
     """A lock: each holder restores the configuration it found, so overlapping ones would restore each other's."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class _Turns:
         self.lock = RLock()
 
 
-_turns = _Turns()
+_config_lock = _ConfigLock()
 
 
 @contextmanager
@@ -37,12 +37,12 @@ def plain_codecs(zarr: Any) -> Iterator[None]:
     """Let arrays opened inside use zarr-python's own codecs: another pipeline may not support them."""
     # Checked under the lock: otherwise another thread's temporary setting would look like the program's own choice, and
     # be restored while arrays are opened here.
-    with _turns.lock:
+    with _config_lock.lock:
         is_plain = zarr.config.get(_KEY) == _PLAIN
     if is_plain:  # nothing is changed then, so no thread has to wait
         yield
         return
-    with _turns.lock, zarr.config.set({_KEY: _PLAIN}):
+    with _config_lock.lock, zarr.config.set({_KEY: _PLAIN}):
         yield
 
 

@@ -48,14 +48,14 @@ def test_other_bytes_are_not_timed(tmp_path):
     """A reader that returns something else ends the run."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from _crops import comparing\n"
+        "from _crops import comparison\n"
         "class Fake:\n"
         "    def __init__(self, name): self.name = name\n"
         "    def round(self, *_, **__): return {'digest': [len(self.name)]}\n"
-        "found = comparing.Comparison(title='x', task=None, batches=1)\n"
-        "comparing._check_equal({'a': Fake('a'), 'b': Fake('b')}, found)\n"
+        "found = comparison.Comparison(title='x', task=None, batches=1)\n"
+        "comparison._check_equal({'a': Fake('a'), 'b': Fake('b')}, found)\n"
         "print('equal')\n"
-        "comparing._check_equal({'a': Fake('a'), 'bb': Fake('bb')}, found)\n"
+        "comparison._check_equal({'a': Fake('a'), 'bb': Fake('bb')}, found)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(SCRIPT.parent)], capture_output=True, text=True, timeout=240, check=False

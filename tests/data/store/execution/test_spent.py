@@ -5,7 +5,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.execution.admission import used_up
+from rankwise.data.store.execution.admission import mostly_used
 
 ROWS, CHUNK, COLS = 64, 8, 4
 
@@ -40,7 +40,7 @@ def test_seven_eighths_count_as_all(meta):
     """Of each chunk it is told whether its different rows make that many; a row asked for many times is one row."""
     with BoxReader(threads=1) as reader:
         plan = reader.plan(rows_of(meta, [*range(8), *range(8, 15), *range(16, 22), *[24] * 8, *[32, 33] * 4]))
-        by_chunk = dict(zip(plan.chunks.number.tolist(), used_up(plan).tolist(), strict=True))
+        by_chunk = dict(zip(plan.chunks.number.tolist(), mostly_used(plan).tolist(), strict=True))
     assert [by_chunk[number] for number in range(4)] == [True, True, False, False]
 
 

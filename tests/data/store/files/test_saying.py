@@ -2,13 +2,13 @@
 
 import logging
 
-from rankwise.data.store.files import say_few_handles, system_file_limit
+from rankwise.data.store.files import system_file_limit, warn_few_handles
 
 
 def said(caplog, **numbers):
     caplog.clear()
     with caplog.at_level(logging.WARNING, "rankwise"):
-        say_few_handles(**{"wanted": 10, "capacity": 20, "local_ranks": 1, "system_limit": None, **numbers})
+        warn_few_handles(**{"wanted": 10, "capacity": 20, "local_ranks": 1, "system_limit": None, **numbers})
     return [record.getMessage() for record in caplog.records]
 
 

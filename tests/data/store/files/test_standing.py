@@ -6,7 +6,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import read_meta
-from rankwise.data.store.files import Standing
+from rankwise.data.store.files import ArrayCheck
 from rankwise.data.store.remote import TransferError
 
 
@@ -38,20 +38,20 @@ def document(meta):
 def test_an_array_that_is_there_is_asked_for_once(meta):
     """One request for its metadata, until everything is forgotten."""
     objects = Objects(document(meta))
-    standing = Standing(objects)
-    assert [standing.trouble(meta) for _ in range(3)] == [None] * 3
+    array_check = ArrayCheck(objects)
+    assert [array_check.trouble(meta) for _ in range(3)] == [None] * 3
     assert objects.asked == [document(meta)]
-    standing.forget()
-    assert standing.trouble(meta) is None
+    array_check.forget()
+    assert array_check.trouble(meta) is None
     assert len(objects.asked) == 2
 
 
 def test_an_array_that_has_gone(meta):
     """Named, no damage, and not asked for again."""
     objects = Objects()
-    standing = Standing(objects)
+    array_check = ArrayCheck(objects)
     for _ in range(2):
-        trouble = standing.trouble(meta)
+        trouble = array_check.trouble(meta)
         assert "s3://bucket/a was moved or deleted after" in str(trouble)
         assert not trouble.damage
     assert len(objects.asked) == 1
@@ -61,7 +61,7 @@ def test_a_store_that_does_not_answer_is_asked_again(meta):
     """What may pass is not kept."""
     objects = Objects(document(meta))
     objects.broken = True
-    standing = Standing(objects)
-    assert "no answer" in str(standing.trouble(meta))
+    array_check = ArrayCheck(objects)
+    assert "no answer" in str(array_check.trouble(meta))
     objects.broken = False
-    assert standing.trouble(meta) is None
+    assert array_check.trouble(meta) is None

@@ -4,15 +4,15 @@ import errno
 
 import pytest
 
-from rankwise.data.store.files import PAUSES_S, is_passing
+from rankwise.data.store.files import PAUSES_S, is_temporary
 from rankwise.errors import DataError
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EMFILE])
 def test_trouble_that_may_pass(number):
     """By number and as an error alike."""
-    assert is_passing(number)
-    assert is_passing(OSError(number, "trouble"))
+    assert is_temporary(number)
+    assert is_temporary(OSError(number, "trouble"))
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_trouble_that_may_pass(number):
 )
 def test_trouble_that_stays(error):
     """Refusals, damage and anything else are not worth waiting for."""
-    assert not is_passing(error)
+    assert not is_temporary(error)
 
 
 def test_pauses_grow_and_end():

@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import read_meta
-from rankwise.data.store.meta.arrays import KeptMetas
+from rankwise.data.store.meta.arrays import MetaCache
 from rankwise.testing.faults import fork_while_held
 
 HOUR_NS = 3600 * 10**9
@@ -41,14 +41,14 @@ def age(folder, by_ns):
 
 def test_an_array_is_parsed_once(array):
     """Asking again touches no document."""
-    kept, reads = KeptMetas(), Reads()
+    kept, reads = MetaCache(), Reads()
     assert kept.get(str(array), reads) is kept.get(str(array), reads)
     assert len(reads.places) == 1
 
 
 def test_a_document_that_changed_is_read_again(array):
     """Another time of any document that decides counts as a change."""
-    kept, reads = KeptMetas(), Reads()
+    kept, reads = MetaCache(), Reads()
     kept.get(str(array), reads)
     age(array, HOUR_NS)
     kept.get(str(array), reads)
@@ -65,7 +65,7 @@ def test_a_document_that_appears_is_seen(array):
         zarr.create_array(array.parent / "b", shape=(9,), chunks=(2,), dtype="u1")
         (array.parent / "b" / "zarr.json").rename(array / "later")
     age(array, HOUR_NS)
-    kept, reads = KeptMetas(), Reads()
+    kept, reads = MetaCache(), Reads()
     assert kept.get(str(array), reads).zarr_format == 2
     (array / "later").rename(array / "zarr.json")
     assert kept.get(str(array), reads).zarr_format == 3
@@ -74,7 +74,7 @@ def test_a_document_that_appears_is_seen(array):
 def test_what_has_just_been_written_is_not_trusted(array):
     """A file may change twice within one tick of its clock, so a fresh one is read again."""
     age(array, -HOUR_NS)
-    kept, reads = KeptMetas(), Reads()
+    kept, reads = MetaCache(), Reads()
     kept.get(str(array), reads)
     kept.get(str(array), reads)
     assert len(reads.places) == 2
@@ -83,7 +83,7 @@ def test_what_has_just_been_written_is_not_trusted(array):
 def test_a_url_expires():
     """A remote array is asked again after a minute."""
     now = [time.time_ns()]
-    kept, reads = KeptMetas(clock=lambda: now[0]), Reads()
+    kept, reads = MetaCache(clock=lambda: now[0]), Reads()
     for passed_s, asked in ((0, 1), (59, 1), (2, 2)):
         now[0] += passed_s * 10**9
         kept.get("memory://x/a", reads)
@@ -92,7 +92,7 @@ def test_a_url_expires():
 
 def test_only_so_many_are_kept():
     """The oldest go when there are more than the capacity."""
-    kept, reads = KeptMetas(capacity=2), Reads()
+    kept, reads = MetaCache(capacity=2), Reads()
     for name in "abcab":
         kept.get(f"memory://x/{name}", reads)
     assert [place[-1] for place in reads.places] == ["a", "b", "c", "a", "b"]
@@ -101,6 +101,6 @@ def test_only_so_many_are_kept():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_forked_while_a_thread_looks_something_up_goes_on():
     """The thread is not there to give the lock back: the child has one of its own."""
-    setup = "from rankwise.data.store.meta.arrays import KeptMetas; kept = KeptMetas()"
+    setup = "from rankwise.data.store.meta.arrays import MetaCache; kept = MetaCache()"
     child = 'os._exit(kept.get("mem://a", lambda place: len(place)))'
     assert fork_while_held(setup, lock="kept._lock", child=child) == 7

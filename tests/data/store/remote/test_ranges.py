@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.store.remote.parts import RemoteRange, Run, join_ranges, take_turns
+from rankwise.data.store.remote.parts import JoinedRange, RemoteRange, interleave, join_ranges
 from rankwise.errors import ConfigError
 
 ranges = st.builds(
@@ -24,42 +24,48 @@ ranges = st.builds(
 @given(st.lists(ranges, max_size=30), st.integers(0, 30), st.integers(1, 100))
 def test_every_range_is_inside_one_request_of_its_version(wanted, gap, cap):
     """Each but the empty ones belongs to exactly one request, which spans it, of its object and version."""
-    runs = join_ranges(wanted, gap_bytes=gap, max_bytes=cap)
-    members = sorted(index for run in runs for index in run.members)
+    joined_ranges = join_ranges(wanted, gap_bytes=gap, max_bytes=cap)
+    members = sorted(index for joined in joined_ranges for index in joined.members)
     assert members == [index for index, piece in enumerate(wanted) if piece.length != 0]
-    for run in runs:
-        for index in run.members:
+    for joined in joined_ranges:
+        for index in joined.members:
             piece = wanted[index]
-            assert (run.url, run.etag) == (piece.url, piece.etag)
-            assert (run.stop is None) == (piece.length is None)
-            assert run.start <= piece.offset
-            assert run.stop is None or piece.offset + piece.length <= run.stop
+            assert (joined.url, joined.etag) == (piece.url, piece.etag)
+            assert (joined.stop is None) == (piece.length is None)
+            assert joined.start <= piece.offset
+            assert joined.stop is None or piece.offset + piece.length <= joined.stop
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(ranges, max_size=30), st.integers(0, 30), st.integers(1, 100))
 def test_requests_stay_within_the_limits(wanted, gap, cap):
     """No gap is larger, no joined request longer than allowed; and two that could be one are one."""
-    runs = join_ranges(wanted, gap_bytes=gap, max_bytes=cap)
-    for run in (run for run in runs if run.stop is not None):
-        reached = run.start
-        for index in run.members:
+    joined_ranges = join_ranges(wanted, gap_bytes=gap, max_bytes=cap)
+    for joined in (joined for joined in joined_ranges if joined.stop is not None):
+        reached = joined.start
+        for index in joined.members:
             assert wanted[index].offset - reached <= gap
             reached = max(reached, wanted[index].offset + wanted[index].length)
-        assert reached == run.stop
-        longest = max(wanted[index].length for index in run.members)
-        assert run.stop - run.start <= max(cap, longest)
-    for run, following in itertools.pairwise(runs):
-        same = (run.url, run.etag) == (following.url, following.etag)
-        if same and run.stop is not None and following.stop is not None:
-            assert following.start - run.stop > gap or following.stop - run.start > cap
+        assert reached == joined.stop
+        longest = max(wanted[index].length for index in joined.members)
+        assert joined.stop - joined.start <= max(cap, longest)
+    for joined, following in itertools.pairwise(joined_ranges):
+        same = (joined.url, joined.etag) == (following.url, following.etag)
+        if same and joined.stop is not None and following.stop is not None:
+            assert following.start - joined.stop > gap or following.stop - joined.start > cap
 
 
 def test_objects_take_turns_each_in_its_own_order():
     """First the first of each, then the second of each, ...; an object with more goes on alone."""
-    runs = [Run(url=url, etag=None, start=start, stop=start + 1) for url in "ab" for start in (0, 5)]
-    runs.append(Run(url="b", etag=None, start=9, stop=10))
-    assert [(run.url, run.start) for run in take_turns(runs)] == [("a", 0), ("b", 0), ("a", 5), ("b", 5), ("b", 9)]
+    joined = [JoinedRange(url=url, etag=None, start=start, stop=start + 1) for url in "ab" for start in (0, 5)]
+    joined.append(JoinedRange(url="b", etag=None, start=9, stop=10))
+    assert [(one.url, one.start) for one in interleave(joined)] == [
+        ("a", 0),
+        ("b", 0),
+        ("a", 5),
+        ("b", 5),
+        ("b", 9),
+    ]
 
 
 @pytest.mark.parametrize("fields", [{"offset": -1, "length": 2}, {"length": -1}, {"offset": 4}])

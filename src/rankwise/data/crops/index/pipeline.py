@@ -22,7 +22,7 @@ from rankwise.data.feed import FeedLoader, FeedOptions
 from rankwise.data.feed.cursor import CLOSED
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
-from rankwise.data.store.files import say_few_handles, system_file_limit
+from rankwise.data.store.files import system_file_limit, warn_few_handles
 from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
 
@@ -137,7 +137,7 @@ class IndexPipeline(FeedLoader):
         """Warn on the main rank if the steps in flight need more files than stay open."""
         if place.rank == 0:
             crops = math.ceil(self.order.batch_size / place.world_size) * _STEPS_IN_FLIGHT
-            say_few_handles(
+            warn_few_handles(
                 wanted=most_files(self.index, num_crops=crops),
                 capacity=self._crops.reader.max_open_files,
                 local_ranks=place.local_ranks,

@@ -20,7 +20,7 @@ from rankwise.data.crops.tuning import cores_here, pin_thread
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.place import Placer
 from rankwise.data.feed.prefetch import ReadAhead
-from rankwise.data.store.files import say_few_handles, system_file_limit
+from rankwise.data.store.files import system_file_limit, warn_few_handles
 from rankwise.data.store.reader import BoxReader
 from rankwise.data.store.remote import RemoteFiles
 
@@ -200,7 +200,7 @@ def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
         remote=config.remote_options,
     )
     if place.rank == 0:
-        say_few_handles(
+        warn_few_handles(
             # at least one file each; the arrays are not known yet
             wanted=num_slots * config.samples_per_batch * len(config.all_fields),
             capacity=engine.max_open_files,

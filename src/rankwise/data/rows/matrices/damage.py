@@ -12,7 +12,7 @@ import numpy as np
 from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.matrices.plans import MatrixPlan
 from rankwise.data.rows.notices import say_once
-from rankwise.data.store import BoxError, BoxReport, Runs, name_lacking
+from rankwise.data.store import BoxError, BoxReport, Runs, describe_missing
 from rankwise.errors import DataError, SampleError
 
 __all__ = [
@@ -143,7 +143,7 @@ def find_gaps(plan: MatrixPlan, reports: Sequence[BoxReport], indices: NDArray) 
         held = plan.boxes[0]
         place = held.request.arrays[int(held.request.which[assumed[0]])].place
         say_once(
-            f"{name_lacking(held, int(assumed[0]))}: its values count as zeros, for which Zarr writes no file, as "
+            f"{describe_missing(held, int(assumed[0]))}: its values count as zeros, for which Zarr writes no file, as "
             "their column numbers exist. If the store was copied, check that it is complete; further chunks of this "
             "array are not reported",
             key=f"zeros of {place}",
@@ -168,7 +168,7 @@ def _names_twice(rows: IntArray, indices: NDArray, runs: Runs) -> bool:
 def _gap(plan: MatrixPlan, part: int, box: int) -> BoxError:
     held = plan.boxes[part]
     error = DataError(
-        f"{name_lacking(held, box)}: copy it completely or write it again; if all its elements are stored zeros, "
+        f"{describe_missing(held, box)}: copy it completely or write it again; if all its elements are stored zeros, "
         "eliminate_zeros() before writing removes them"
     )
     return BoxError(box=box, place=held.request.arrays[int(held.request.which[box])].place, error=error)

@@ -15,7 +15,7 @@ from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.matrices.plans import MatrixPlan, MatrixStack
 from rankwise.data.store import BoxReader
 from rankwise.data.store.boxes import check_conversion, converted
-from rankwise.data.store.execution import say_loss
+from rankwise.data.store.execution import warn_lossy_conversion
 from rankwise.errors import ConfigError, DataError
 
 __all__ = ["MOST_FILE_BYTES", "HeldMatrix", "HeldStack", "gather_rows"]
@@ -93,7 +93,7 @@ class HeldStack(MatrixStack):
     def __init__(self, matrices: Sequence[HeldMatrix], dtype: DType, *, loose: bool = False) -> None:
         for matrix in matrices:
             check_conversion(matrix.dtype, dtype, scaled=False, place=matrix.place)
-            say_loss(matrix.place, matrix.dtype, dtype)
+            warn_lossy_conversion(matrix.place, matrix.dtype, dtype)
         shape = max(matrix.row_shape for matrix in matrices) if loose else matrices[0].row_shape
         super().__init__(matrices, FieldSpec(shape=shape, dtype=dtype, ragged=matrices[0].num_elements is not None))
         files = [matrix for matrix in matrices if matrix.is_file]

@@ -16,7 +16,7 @@ from rankwise.data.store.catalogue.table import RefRow, Table
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes
-from rankwise.data.store.ngff.discovery import ImageRef, Spot, look, start_spot
+from rankwise.data.store.ngff.discovery import ImageRef, SearchLocation, read_location, start_location
 from rankwise.data.store.ngff.images import image_of
 from rankwise.errors import DataError
 
@@ -39,25 +39,25 @@ class _Search:
     refs: list[tuple[_Key, ImageRef]] = field(default_factory=list)
     bad: dict[str, str] = field(default_factory=dict)
 
-    def begin(self, uri: str) -> Sequence[Spot]:
+    def begin(self, uri: str) -> Sequence[SearchLocation]:
         """Return the first places to search for a URI."""
         try:
-            return [start_spot(uri, self.nodes)]
+            return [start_location(uri, self.nodes)]
         except DataError as error:
             self.bad[resolve_place(uri)] = str(error)
             return []
 
-    def examine(self, key: _Key, spot: Spot) -> Sequence[Spot]:
+    def examine(self, key: _Key, location: SearchLocation) -> Sequence[SearchLocation]:
         """Read a place, open the image there with its labels, and return the places below it."""
         try:
-            seen = look(spot, self.nodes)
-            if seen.ref is not None and seen.node is not None:
-                self._open(seen.ref, seen.node)
-                self.refs.append((key, seen.ref))
+            content = read_location(location, self.nodes)
+            if content.ref is not None and content.node is not None:
+                self._open(content.ref, content.node)
+                self.refs.append((key, content.ref))
         except DataError as error:
-            self.bad[spot.ref.place] = str(error)
+            self.bad[location.ref.place] = str(error)
             return []
-        return seen.more
+        return content.more
 
     def _open(self, ref: ImageRef, node: Node) -> None:
         image = image_of(node, self.nodes)
@@ -105,9 +105,9 @@ def build_catalogue(
 def _run(
     search: _Search, uris: list[str], pool: ThreadPoolExecutor, progress: Callable[[int, int], None] | None
 ) -> None:
-    done: SimpleQueue[tuple[_Key, Future[Sequence[Spot]]]] = SimpleQueue()
+    done: SimpleQueue[tuple[_Key, Future[Sequence[SearchLocation]]]] = SimpleQueue()
 
-    def submit(key: _Key, task: Callable[[], Sequence[Spot]]) -> None:
+    def submit(key: _Key, task: Callable[[], Sequence[SearchLocation]]) -> None:
         pool.submit(task).add_done_callback(lambda future: done.put((key, future)))
 
     for number, uri in enumerate(uris):
@@ -115,10 +115,10 @@ def _run(
     pending = len(uris)
     while pending:
         key, future = done.get()
-        spots = future.result()
-        for number, spot in enumerate(spots):
-            submit((*key, number), partial(search.examine, (*key, number), spot))
-        pending += len(spots) - 1
+        locations = future.result()
+        for number, location in enumerate(locations):
+            submit((*key, number), partial(search.examine, (*key, number), location))
+        pending += len(locations) - 1
         if progress is not None:
             progress(len(search.refs), pending)
 

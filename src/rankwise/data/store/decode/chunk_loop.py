@@ -113,7 +113,7 @@ def _decode_blosc(job: int, chunk: int, frame: int, target: int) -> int:
     got = get(job, _NBYTES)
     if got == entry(job, _SIZE, chunk):
         got = _blosc_part(job, chunk, frame, target)
-    return _judged(job, chunk, got)
+    return _checked_status(job, chunk, got)
 
 
 @inlined
@@ -125,11 +125,11 @@ def _decode_lz4(job: int, chunk: int, frame: int, target: int) -> int:
     got = peek32(frame)
     if got == size:
         got = types.int64(_lz4(frame + 4, target, types.int32(length - 4), types.int32(size)))
-    return _judged(job, chunk, got)
+    return _checked_status(job, chunk, got)
 
 
 @inlined
-def _judged(job: int, chunk: int, got: int) -> int:
+def _checked_status(job: int, chunk: int, got: int) -> int:
     """Return the status for a decoder's result: a number of bytes, or a negative error."""
     if got == entry(job, _SIZE, chunk):
         return _OK
@@ -143,7 +143,7 @@ def _decode(job: int, chunk: int, frame: int, target: int) -> int:
     kind = entry(job, _KIND, chunk)
     if kind == KIND_ZSTD:
         size, length = entry(job, _SIZE, chunk), entry(job, _LENGTH, chunk)
-        return _judged(job, chunk, _zstd(get(job, _CONTEXT), target, size, frame, length))
+        return _checked_status(job, chunk, _zstd(get(job, _CONTEXT), target, size, frame, length))
     if kind == KIND_BLOSC:
         return _decode_blosc(job, chunk, frame, target)
     if kind == KIND_LZ4:
@@ -152,7 +152,7 @@ def _decode(job: int, chunk: int, frame: int, target: int) -> int:
 
 
 @inlined
-def _bring(job: int, chunk: int, target: int) -> int:
+def _load_chunk(job: int, chunk: int, target: int) -> int:
     """Load the encoded bytes of a chunk (of an uncompressed one only those needed), then decode them."""
     frame, length, buffer, low = entry(job, _ENCODED, chunk), entry(job, _LENGTH, chunk), get(job, _READ_BUFFER), 0
     raw, high, size = entry(job, _KIND, chunk) == KIND_RAW, length, entry(job, _SIZE, chunk)
@@ -187,7 +187,7 @@ def _fetch(job: int, chunk: int) -> int:
         target = get(job, _DECODE_BUFFER)
     put(job, _SOURCE, source if source != 0 else target)
     status = ended(job, chunk, _OK, 0)
-    return status if source != 0 else _bring(job, chunk, target)
+    return status if source != 0 else _load_chunk(job, chunk, target)
 
 
 @inlined

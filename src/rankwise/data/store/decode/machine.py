@@ -224,8 +224,8 @@ def _half_casts(word: Any, real: Any, mantissa: int, bias: int) -> tuple[_Cast, 
         own = real(value).view(word)
         size = word(own & unsigned)
         subnormal = word(real(word(size).view(real) + word(magic).view(real)).view(word) - magic)
-        odd = word(word(size >> dropped) & one)
-        result = word(word(word(size - rebias) + word(rounding + odd)) >> dropped)
+        padded = word(word(size >> dropped) & one)
+        result = word(word(word(size - rebias) + word(rounding + padded)) >> dropped)
         result = subnormal if size < least else result
         result = half_infinity if size >= limit else result
         kept = word(word(size >> dropped) & payload)  # of a NaN, which must not become infinite
@@ -258,7 +258,7 @@ def bfloat16_bits(value: Any) -> Any:
     """Return the 16 bits of bfloat16 for a 32-bit float, rounded to nearest even; every NaN becomes the quiet one."""
     own = np.float32(value).view(_bits)
     size = np.uint32(own & _SIZE)
-    odd = np.uint32(np.uint32(size >> _UPPER) & _ONE)
-    rounded = np.uint16(np.uint32(np.uint32(size + np.uint32(_LOWER + odd)) >> _UPPER))
+    padded = np.uint32(np.uint32(size >> _UPPER) & _ONE)
+    rounded = np.uint16(np.uint32(np.uint32(size + np.uint32(_LOWER + padded)) >> _UPPER))
     rounded = _NAN if size > _INFINITY else rounded
     return np.uint16(rounded | np.uint16(np.uint16(own >> _UPPER) & _SIGN))

@@ -51,7 +51,7 @@ def plane_for(stored: DType, wanted: DType, *, scaled: bool) -> PlaneLoop:
     if wanted.kind in "iu" and stored.kind != "b" and not np.can_cast(stored, wanted, "safe"):
         low, high = _limits(stored, wanted)
         return planes.checked_plane(source, source_is, target, low, high)
-    working = _working(stored, wanted, scaled=scaled)
+    working = _cast_dtype(stored, wanted, scaled=scaled)
     return planes.cast_plane(source, source_is, target, target_is, working, scaled=scaled)
 
 
@@ -68,7 +68,7 @@ def _in_memory(dtype: DType) -> tuple[Any, int]:
     return getattr(np, dtype.name), planes.NUMBER
 
 
-def _working(stored: DType, wanted: DType, *, scaled: bool) -> Any:
+def _cast_dtype(stored: DType, wanted: DType, *, scaled: bool) -> Any:
     """Return the intermediate type, as in NumPy: float32 for 16-bit targets, but float64 for half precision."""
     if scaled:
         return np.float64 if wanted == np.float64 else np.float32

@@ -17,7 +17,7 @@ from rankwise.data.store.execution.slabs import chunk_keys
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 
-__all__ = ["Admission", "Keeping", "used_up"]
+__all__ = ["Admission", "PlanCache", "mostly_used"]
 
 _WORTH = 0.15  # share of repeated touches above which every chunk is kept
 _SMOOTHING = 1 / 512  # of the running mean over touches
@@ -100,7 +100,7 @@ class Admission:
 _MOST = 7 / 8
 
 
-def used_up(plan: BoxPlan) -> BoolArray:
+def mostly_used(plan: BoxPlan) -> BoolArray:
     """Return for each chunk of a plan, bool[K], whether its targets use at least seven eighths of its elements.
 
     Not all, because chunks of sparse rows that end with a row have padding elements. Consecutive targets with equal
@@ -118,7 +118,7 @@ def used_up(plan: BoxPlan) -> BoolArray:
     return whole
 
 
-class Keeping:
+class PlanCache:
     """Takes chunks of a plan from the cache, and adds chunks to it.
 
     Args:
@@ -208,4 +208,4 @@ class Keeping:
         """Return which chunks are not worth keeping, because almost all of them is used; None = there are none."""
         metas = {serial: self._plan.request.arrays[which] for which, serial in serials.items()}
         sizes = {serial: math.prod(meta.shape) * meta.dtype.itemsize for serial, meta in metas.items()}
-        return used_up(self._plan)[self._chosen] if self._admission.outgrows(sizes) else None
+        return mostly_used(self._plan)[self._chosen] if self._admission.outgrows(sizes) else None

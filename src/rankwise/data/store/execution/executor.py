@@ -12,14 +12,14 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, DType, IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxReport, Spread, converted
+from rankwise.data.store.execution.context import ReaderContext, ReaderStats
 from rankwise.data.store.execution.failures import ChunkFailure, box_errors, changed_chunks, unwritten
 from rankwise.data.store.execution.fast import FastChunks, States
 from rankwise.data.store.execution.slabs import settled
 from rankwise.data.store.execution.slow_chunks import SlowChunks
 from rankwise.data.store.execution.threads import WorkCrew
-from rankwise.data.store.execution.tools import ReaderStats, Tools
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.plan import BoxPlan, OddBox
+from rankwise.data.store.plan import BoxPlan, PaddedBox
 from rankwise.errors import DataError
 
 __all__ = ["Executor"]
@@ -28,18 +28,18 @@ __all__ = ["Executor"]
 class Executor:
     """Reads plans on a crew of threads."""
 
-    def __init__(self, tools: Tools, crew: WorkCrew) -> None:
-        self._tools = tools
+    def __init__(self, context: ReaderContext, crew: WorkCrew) -> None:
+        self._context = context
         self._crew = crew
 
     @property
     def decoder_name(self) -> str:
         """The decoder in use."""
-        return self._tools.decoder.name
+        return self._context.decoder.name
 
     def run(self, jobs: Sequence[tuple[BoxPlan, NDArray]]) -> tuple[tuple[BoxReport, ...], ReaderStats]:
         """Fill the outputs; return a report for each job, and the counts."""
-        runs = [_Run(plan, out, self._tools) for plan, out in jobs]
+        runs = [_Run(plan, out, self._context) for plan, out in jobs]
         self._crew.run(task for run in runs for task in run.tasks(self._crew.num_threads))
         done = [run.stats for run in runs]
         reports = tuple(run.report(stats) for run, stats in zip(runs, done, strict=True))
@@ -47,7 +47,7 @@ class Executor:
 
     def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
         """Whether `spread` supports plans for these arrays."""
-        return self._tools.spreads(arrays, dtype)
+        return self._context.spreads(arrays, dtype)
 
     def spread(
         self, plans: tuple[BoxPlan, BoxPlan], out: NDArray, spread: Spread
@@ -55,13 +55,13 @@ class Executor:
         """Fill dense rows; return reports, the marks on the columns of each row, and the counts."""
         plan = plans[0]
         pieces = np.bincount(plan.targets.box, minlength=len(plan.request))
-        elements, columns = _Run(plan, out, self._tools, spread), _Run(plans[1], spread.columns, self._tools)
+        elements, columns = _Run(plan, out, self._context, spread), _Run(plans[1], spread.columns, self._context)
         out[pieces != 1] = 0
         num_threads = self._crew.num_threads
-        pair = _alike(columns, elements)
+        pair = _same_targets(columns, elements)
         if pair is not None:  # slab by slab: no thread waits for columns of other slabs
             slabs = pair[1].slabs(num_threads)
-            self._crew.run(partial(_in_turn, [part.task(*slab) for part in pair]) for slab in slabs)
+            self._crew.run(partial(_run_all, [part.task(*slab) for part in pair]) for slab in slabs)
         else:
             self._crew.run(columns.tasks(num_threads))
             self._crew.run(elements.tasks(num_threads))
@@ -73,21 +73,21 @@ class Executor:
 class _Run:
     """One plan being read into one output."""
 
-    def __init__(self, plan: BoxPlan, out: NDArray, tools: Tools, spread: Spread | None = None) -> None:
+    def __init__(self, plan: BoxPlan, out: NDArray, context: ReaderContext, spread: Spread | None = None) -> None:
         self.plan = plan
         self._out = out
-        self._standing = tools.standing
+        self._array_check = context.array_check
         self._unfilled = _prefill(plan, out)
         fast, slow = _split(plan)
-        self._parts: list[FastChunks | SlowChunks] = [FastChunks(plan, chosen, out, tools, spread) for chosen in fast]
-        self._parts.append(SlowChunks(plan, slow, out, tools))
-        self._odd = [_OddRun(odd, plan, tools) for odd in plan.odd]
+        self._parts: list[FastChunks | SlowChunks] = [FastChunks(plan, chosen, out, context, spread) for chosen in fast]
+        self._parts.append(SlowChunks(plan, slow, out, context))
+        self._padded = [_PaddedRead(padded, plan, context) for padded in plan.padded]
 
     def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
         for part in self._parts:
             yield from part.tasks(num_threads)
-        for odd in self._odd:
-            yield from odd.run.tasks(num_threads)
+        for padded in self._padded:
+            yield from padded.run.tasks(num_threads)
 
     @property
     def only(self) -> FastChunks | None:
@@ -106,7 +106,7 @@ class _Run:
     @property
     def stats(self) -> ReaderStats:
         own = ReaderStats(fill_chunks=int((self.plan.chunks.offset == -1).sum()), targets=len(self.plan.targets.box))
-        parts = [part.stats for part in self._parts] + [odd.run.stats for odd in self._odd]
+        parts = [part.stats for part in self._parts] + [padded.run.stats for padded in self._padded]
         return functools.reduce(operator.add, parts, own)
 
     def report(self, stats: ReaderStats) -> BoxReport:
@@ -114,12 +114,12 @@ class _Run:
         failed: dict[int, ChunkFailure] = {}
         for part in self._parts:
             failed |= part.failed
-        failed |= changed_chunks(self.plan, self._standing)
+        failed |= changed_chunks(self.plan, self._array_check)
         absent = [part.absent for part in self._parts if isinstance(part, FastChunks)]
         boxes = unwritten(self.plan, np.concatenate([np.empty(0, dtype=np.int64), *absent]))
         errors = list({error.box: error for error in (*self._unfilled, *box_errors(self.plan, failed))}.values())
-        for odd in self._odd:
-            errors += odd.finish(self._out, boxes)
+        for padded in self._padded:
+            errors += padded.finish(self._out, boxes)
         valid = np.ones(len(self.plan.request), dtype=np.bool_)
         valid[[error.box for error in errors]] = False
         return BoxReport(
@@ -135,32 +135,32 @@ class _Run:
         )
 
 
-def _alike(columns: _Run, elements: _Run) -> tuple[FastChunks, FastChunks] | None:
+def _same_targets(columns: _Run, elements: _Run) -> tuple[FastChunks, FastChunks] | None:
     """Return the chunks of both if chunk k of one always has the targets of chunk k of the other."""
     if columns.plan.targets is not elements.plan.targets or columns.only is None or elements.only is None:
         return None
     return columns.only, elements.only
 
 
-def _in_turn(tasks: Iterable[Callable[[], None]]) -> None:
+def _run_all(tasks: Iterable[Callable[[], None]]) -> None:
     for task in tasks:
         task()
 
 
-class _OddRun:
+class _PaddedRead:
     """A box that is made from a region inside its array."""
 
-    def __init__(self, odd: OddBox, plan: BoxPlan, tools: Tools) -> None:
-        self._odd = odd
-        self._region = np.empty((1, *odd.plan.request.shape), dtype=plan.request.dtype)
-        self.run = _Run(odd.plan, self._region, tools)
+    def __init__(self, padded: PaddedBox, plan: BoxPlan, context: ReaderContext) -> None:
+        self._padded = padded
+        self._region = np.empty((1, *padded.plan.request.shape), dtype=plan.request.dtype)
+        self.run = _Run(padded.plan, self._region, context)
 
     def finish(self, out: NDArray, boxes: tuple[BoolArray, ...]) -> list[BoxError]:
         """Assemble the box; return its errors."""
-        box, report = self._odd.box, self.run.report(self.run.stats)
+        box, report = self._padded.box, self.run.report(self.run.stats)
         for flags, mine in zip(boxes, (report.missing_boxes, report.fill_boxes, report.lost_boxes), strict=True):
             flags[box] = mine[0]
-        out[box] = self._region[0][np.ix_(*self._odd.picks)]
+        out[box] = self._region[0][np.ix_(*self._padded.picks)]
         return [replace(error, box=box) for error in report.errors]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from rankwise._process.place import speaking_rank
 from rankwise.data.contract import BoolArray, DType, IntArray
 from rankwise.data.store.boxes import BoxError, BoxRequest, conversion_loss
-from rankwise.data.store.files import Standing, local_identity
+from rankwise.data.store.files import ArrayCheck, local_identity
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 from rankwise.errors import DataError
@@ -25,10 +25,10 @@ __all__ = [
     "box_errors",
     "changed_chunks",
     "place_of",
-    "say_loss",
-    "say_losses",
-    "say_slow_arrays",
     "unwritten",
+    "warn_lossy_conversion",
+    "warn_lossy_conversions",
+    "warn_slow_arrays",
 ]
 
 REPLACED = (
@@ -113,7 +113,7 @@ def _touched(plan: BoxPlan, chosen: BoolArray) -> BoolArray:
     return touched
 
 
-def changed_chunks(plan: BoxPlan, standing: Standing) -> dict[int, ChunkFailure]:
+def changed_chunks(plan: BoxPlan, array_check: ArrayCheck) -> dict[int, ChunkFailure]:
     """Return the chunks on local disks that differ from what the plan and the caches know.
 
     Their file was replaced, modified, removed, or created, or their whole array was replaced. This asks the system,
@@ -122,14 +122,14 @@ def changed_chunks(plan: BoxPlan, standing: Standing) -> dict[int, ChunkFailure]
     """
     found, now_s = dict[int, ChunkFailure](), time.monotonic()
     for number, facts in enumerate(plan.files):
-        if (facts.index is None and not standing.is_due(facts.path, now_s)) or facts.is_remote:
+        if (facts.index is None and not array_check.is_due(facts.path, now_s)) or facts.is_remote:
             continue
         if facts.identity != local_identity(facts.path):
-            standing.suspect(facts.path)
+            array_check.suspect(facts.path)
             found |= dict.fromkeys(np.flatnonzero(plan.chunks.file == number).tolist(), ChunkFailure(REPLACED))
     for which in np.unique(plan.chunks.array).tolist():
         array = plan.request.arrays[which]
-        error = None if "://" in array.place else standing.changed(array)
+        error = None if "://" in array.place else array_check.changed(array)
         if error is not None:
             members = np.flatnonzero(plan.chunks.array == which).tolist()
             found |= dict.fromkeys(members, ChunkFailure(str(error), damage=False, cause=error))
@@ -141,7 +141,7 @@ _said: set[str] = set()
 _judged: set[tuple[DType, DType, bool]] = set()
 
 
-def say_slow_arrays(arrays: Iterable[ArrayMeta]) -> None:
+def warn_slow_arrays(arrays: Iterable[ArrayMeta]) -> None:
     """Warn about the first array of each kind that only zarr-python decodes: once per process, on the main rank."""
     for array in arrays:
         why = array.codec.why
@@ -157,7 +157,7 @@ def say_slow_arrays(arrays: Iterable[ArrayMeta]) -> None:
             )
 
 
-def say_losses(request: BoxRequest) -> None:
+def warn_lossy_conversions(request: BoxRequest) -> None:
     """Warn about the first array of each conversion that may lose information: once, on the main rank.
 
     Values that do not fit an integer dtype are not part of this: they raise errors, value by value.
@@ -166,11 +166,11 @@ def say_losses(request: BoxRequest) -> None:
     for stored in {array.dtype for array in request.arrays}:  # called for every plan: it must be cheap
         if (stored, request.dtype, scaled) not in _judged:
             place = next(array.place for array in request.arrays if array.dtype == stored)
-            say_loss(place, stored, request.dtype, scaled=scaled)
+            warn_lossy_conversion(place, stored, request.dtype, scaled=scaled)
 
 
-def say_loss(place: str, stored: DType, wanted: DType, *, scaled: bool = False) -> None:
-    """Warn about one array, as `say_losses` does."""
+def warn_lossy_conversion(place: str, stored: DType, wanted: DType, *, scaled: bool = False) -> None:
+    """Warn about one array, as `warn_lossy_conversions` does."""
     if (stored, wanted, scaled) in _judged:
         return
     _judged.add((stored, wanted, scaled))

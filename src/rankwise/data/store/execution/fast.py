@@ -29,12 +29,12 @@ from rankwise.data.store.decode.tasks import (
     describe,
     is_damage,
 )
-from rankwise.data.store.execution.admission import Keeping
+from rankwise.data.store.execution.admission import PlanCache
+from rankwise.data.store.execution.context import ReaderContext, ReaderStats
 from rankwise.data.store.execution.failures import ChunkFailure
 from rankwise.data.store.execution.inputs import NO_FILE, Fetched, open_files, start_fetch
 from rankwise.data.store.execution.slabs import cut_slabs
-from rankwise.data.store.execution.tools import ReaderStats, Tools
-from rankwise.data.store.files import is_passing, try_again
+from rankwise.data.store.files import is_temporary, retry_failed
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 
@@ -52,19 +52,19 @@ class FastChunks:
         plan: the plan.
         chosen: int64[n], which of its chunks, ascending.
         out: [B, *shape], C-contiguous.
-        tools: shared by all runs.
+        context: shared by all runs.
         spread: maps elements to columns of dense rows; `out` is then [B, width], and zero in rows of several
             pieces.
     """
 
     def __init__(
-        self, plan: BoxPlan, chosen: IntArray, out: NDArray, tools: Tools, spread: Spread | None = None
+        self, plan: BoxPlan, chosen: IntArray, out: NDArray, context: ReaderContext, spread: Spread | None = None
     ) -> None:
         self._plan = plan
         self._chosen = chosen
         self._out = out
-        self._tools = tools
-        self._keeping = Keeping(plan, chosen, tools.cache, tools.admission, tools.serial)
+        self._context = context
+        self._keeping = PlanCache(plan, chosen, context.cache, context.admission, context.serial)
         self._box, self._tasks = self._tables()
         self._dense = None if spread is None else _dense_rows(plan, spread, self._box)
         # A slab is one task. It writes its own range of the tables, its own places in `out`, its own keys of these:
@@ -128,7 +128,7 @@ class FastChunks:
     def task(self, first: int, last: int) -> Callable[[], None]:
         """Return a task; requests its bytes behind URLs immediately."""
         # In the thread that makes the tasks: the bytes of all slabs are requested before the first slab is decoded.
-        fetched = start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last)
+        fetched = start_fetch(self._plan, self._chosen, self._tasks, self._context, first=first, last=last)
         return partial(self._run, first, last, fetched)
 
     @property
@@ -195,7 +195,7 @@ class FastChunks:
         buffers = self._keeping.buffers(first, last, self._tasks.keep)
         self._attempt(first, last, fetched)
         if self._tasks.status[first:last].any():
-            self._again(first, last)
+            self._retry(first, last)
         for at, buffer in buffers.items():
             # a missing object is requested again, so that it is reported again
             if int(self._chosen[at]) not in self.failed and self._tasks.kind[at] != KIND_FILL:
@@ -205,7 +205,7 @@ class FastChunks:
 
     def _attempt(self, first: int, last: int, fetched: Fetched | None) -> None:
         """Provide the bytes of chunks and decode them, once each; the tables have the results."""
-        files = self._plan, self._chosen, self._tasks, self._tools.handles
+        files = self._plan, self._chosen, self._tasks, self._context.handles
         held, unread = open_files(*files, first=first, last=last)
         pieces: list[object] = []
         if fetched is not None:
@@ -219,11 +219,11 @@ class FastChunks:
 
     def _decode(self, first: int, last: int) -> None:
         try:
-            with self._tools.scratches.borrow() as scratch:
+            with self._context.scratches.borrow() as scratch:
                 if self._dense is None:
-                    self._tools.decoder.run(self._tasks, first, last, self._out, scratch)
+                    self._context.decoder.run(self._tasks, first, last, self._out, scratch)
                 else:
-                    self._tools.spreader.spread(self._tasks, self._dense, first, last, self._out, scratch)
+                    self._context.spreader.spread(self._tasks, self._dense, first, last, self._out, scratch)
         except MemoryError as error:
             if last - first > 1:  # it may be one chunk of an absurd size
                 for at in range(first, last):
@@ -238,9 +238,9 @@ class FastChunks:
         self._tasks.status[at] = BAD_FRAME if number is None else OS_ERROR
         self._tasks.detail[at] = number or 0
 
-    def _again(self, first: int, last: int) -> None:
+    def _retry(self, first: int, last: int) -> None:
         """Retry chunks with temporary errors; record the errors that persist."""
-        retries = 0 if self._hopeless else try_again(lambda: self._waiting(first, last), self._once_more)
+        retries = 0 if self._hopeless else retry_failed(lambda: self._waiting(first, last), self._retry_chunk)
         with self._lock:
             self.retries += retries
         self._hopeless |= bool(self._waiting(first, last))
@@ -250,12 +250,12 @@ class FastChunks:
     def _waiting(self, first: int, last: int) -> list[int]:
         """Return the chunks whose errors may be temporary."""
         status, detail = self._tasks.status, self._tasks.detail
-        return [at for at in range(first, last) if status[at] == OS_ERROR and is_passing(int(detail[at]))]
+        return [at for at in range(first, last) if status[at] == OS_ERROR and is_temporary(int(detail[at]))]
 
-    def _once_more(self, at: int) -> None:
+    def _retry_chunk(self, at: int) -> None:
         path = self._plan.files[int(self._plan.chunks.file[self._chosen[at]])].path
         # An old handle may be stale. Threads that read from it keep it open until they are done.
-        self._tools.handles.forget(path)
+        self._context.handles.forget(path)
         self._trouble.pop(at, None)
         self._attempt(at, at + 1, None)
 

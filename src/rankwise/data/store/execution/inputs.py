@@ -10,14 +10,14 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.decode import KIND_FILL, ChunkTasks, address_of
+from rankwise.data.store.execution.context import ReaderContext
 from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
-from rankwise.data.store.execution.tools import Tools
 from rankwise.data.store.files import FileFacts, HandleCache, OpenFile
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.remote import PendingReads, RemoteRange
 from rankwise.errors import DataError
 
-__all__ = ["NO_FILE", "Fetched", "advise_plans", "fused", "open_files", "start_fetch"]
+__all__ = ["NO_FILE", "Fetched", "advise_plans", "merge_ranges", "open_files", "start_fetch"]
 
 NO_FILE = -1
 
@@ -93,7 +93,7 @@ class Fetched:
 
 
 def start_fetch(
-    plan: BoxPlan, chosen: IntArray, tasks: ChunkTasks, tools: Tools, *, first: int, last: int
+    plan: BoxPlan, chosen: IntArray, tasks: ChunkTasks, context: ReaderContext, *, first: int, last: int
 ) -> Fetched | None:
     """Request the bytes of those chunks that are behind URLs; None if there are none."""
     far = [facts.is_remote for facts in plan.files]
@@ -104,8 +104,8 @@ def start_fetch(
     ranges = [_range(plan, int(chosen[first + at])) for at in wanted.tolist()]
     return Fetched(
         places=first + wanted,
-        pending=tools.remote.start(ranges),
-        trouble=lambda at: tools.standing.trouble(plan.request.arrays[int(plan.chunks.array[chosen[at]])]),
+        pending=context.remote.start(ranges),
+        trouble=lambda at: context.array_check.trouble(plan.request.arrays[int(plan.chunks.array[chosen[at]])]),
     )
 
 
@@ -120,8 +120,8 @@ def _range(plan: BoxPlan, chunk: int) -> RemoteRange:
 def _different(files: IntArray) -> list[int]:
     if len(files) and files[0] == files[-1]:  # ascending: one shard has them all
         return [int(files[0])]
-    different: list[int] = np.unique(files).tolist()
-    return different
+    distinct: list[int] = np.unique(files).tolist()
+    return distinct
 
 
 def _needed(tasks: ChunkTasks, first: int, last: int) -> BoolArray:
@@ -148,13 +148,13 @@ def advise_plans(
     if not hasattr(os, "posix_fadvise"):
         return
     for plan in plans:
-        advise_plans([odd.plan for odd in plan.odd], handles, kept=kept)
+        advise_plans([padded.plan for padded in plan.padded], handles, kept=kept)
         chunks = plan.chunks
         wanted = chunks.offset >= 0
         if kept is not None:
             wanted &= ~kept(plan)
         file, offset, length = (column[wanted] for column in (chunks.file, chunks.offset, chunks.length))
-        for number, begin, size in zip(*(part.tolist() for part in fused(file, offset, length)), strict=True):
+        for number, begin, size in zip(*(part.tolist() for part in merge_ranges(file, offset, length)), strict=True):
             facts = plan.files[number]
             if facts.is_remote:
                 continue
@@ -178,7 +178,7 @@ def _in_memory(fd: int, offset: int) -> bool:
         return False
 
 
-def fused(file: IntArray, offset: IntArray, length: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+def merge_ranges(file: IntArray, offset: IntArray, length: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Join byte ranges of the same file that touch or nearly touch, up to 8 MiB each.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.store.adoption import AdoptedArrays
-from rankwise.data.store.files import Standing
+from rankwise.data.store.files import ArrayCheck
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.data.store.zarr_python import plain_codecs
@@ -31,13 +31,13 @@ class SlowArrays:
     Args:
         remote: the reader of object stores.
         adopted: arrays in zarr-python's own stores.
-        standing: knows the error of a whole array behind a URL; asked when one of its objects is missing.
+        array_check: knows the error of a whole array behind a URL; asked when one of its objects is missing.
     """
 
-    def __init__(self, remote: RemoteFiles, adopted: AdoptedArrays, standing: Standing) -> None:
+    def __init__(self, remote: RemoteFiles, adopted: AdoptedArrays, array_check: ArrayCheck) -> None:
         self._remote = remote
         self._adopted = adopted
-        self._standing = standing
+        self._array_check = array_check
         self._opened: OrderedDict[int, Any] = OrderedDict()
         # Also held while an array is opened: the crew's threads meet its first chunks together, and each would read its
         # documents. `plain_codecs` takes its lock inside; it never calls back here.
@@ -90,7 +90,7 @@ class SlowArrays:
         if adopted is not None:
             return StorePath(CheckedStore(adopted.store), adopted.path)
         if array.is_remote:
-            return CheckedStore(self._remote.zarr_store(array.place), trouble=partial(self._standing.trouble, array))
+            return CheckedStore(self._remote.zarr_store(array.place), trouble=partial(self._array_check.trouble, array))
         return CheckedStore(LocalStore(array.place, read_only=True))
 
 

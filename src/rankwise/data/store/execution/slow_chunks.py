@@ -11,10 +11,10 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes import converted
+from rankwise.data.store.execution.context import ReaderContext, ReaderStats
 from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
 from rankwise.data.store.execution.slabs import chunk_keys
-from rankwise.data.store.execution.tools import ReaderStats, Tools
-from rankwise.data.store.files import is_passing, local_identity, try_again
+from rankwise.data.store.files import is_temporary, local_identity, retry_failed
 from rankwise.data.store.plan import BoxPlan
 from rankwise.errors import DataError
 
@@ -27,11 +27,11 @@ _NO_MEMORY = "cannot be decoded: there is not enough memory"
 class SlowChunks:
     """Chunks that zarr-python decodes one by one, and NumPy copies to their places."""
 
-    def __init__(self, plan: BoxPlan, chosen: IntArray, out: NDArray, tools: Tools) -> None:
+    def __init__(self, plan: BoxPlan, chosen: IntArray, out: NDArray, context: ReaderContext) -> None:
         self._plan = plan
         self._chosen = chosen
         self._out = out
-        self._tools = tools
+        self._context = context
         # Each chunk is one task, so no key has two writers, and the crew has ended before the keys are read. The same
         # holds for `out`: no place in it belongs to two chunks.
         self.failed: dict[int, ChunkFailure] = {}
@@ -68,21 +68,21 @@ class SlowChunks:
         """Return the values of a chunk, and whether they were in the cache."""
         table = self._plan.chunks
         meta = self._plan.request.arrays[int(table.array[chunk])]
-        serial = self._tools.serial(meta)
+        serial = self._context.serial(meta)
         (key,) = chunk_keys(serial, table.number[chunk : chunk + 1])
-        (held,) = self._tools.cache.peek([key])
+        (held,) = self._context.cache.peek([key])
         if held is not None:
             return held, True
         coords = tuple(table.coords[chunk].tolist())
         # Two reads may decode the same chunk at once: waiting for each other would cost more than it saves.
-        values = self._persistently(lambda: self._tools.slow.chunk(serial, meta, coords))
+        values = self._decode_with_retries(lambda: self._context.slow.chunk(serial, meta, coords))
         self._refuse_changed(chunk)
-        if self._tools.cache.capacity_bytes and self._plan.request.keep:  # expensive to decode: keep each at first use
+        if self._context.cache.capacity_bytes and self._plan.request.keep:  # slow to decode: keep each at first use
             values = np.ascontiguousarray(values)
-            self._tools.cache.put(key, values)
+            self._context.cache.put(key, values)
         return values, False
 
-    def _persistently(self, decode: Callable[[], NDArray]) -> NDArray:
+    def _decode_with_retries(self, decode: Callable[[], NDArray]) -> NDArray:
         got: NDArray | OSError = OSError()
 
         def attempt(_: int = 0) -> None:
@@ -93,11 +93,11 @@ class SlowChunks:
                 got = error
 
         attempt()
-        retries = try_again(lambda: [0] if is_passing(got) and not self._hopeless else [], attempt)
+        retries = retry_failed(lambda: [0] if is_temporary(got) and not self._hopeless else [], attempt)
         with self._lock:
             self.stats += ReaderStats(retries=retries)
         if isinstance(got, OSError):
-            self._hopeless |= is_passing(got)  # only ever set: a thread that sees it late has paused once in vain
+            self._hopeless |= is_temporary(got)  # only ever set: a thread that sees it late has paused once in vain
             raise got
         return got
 

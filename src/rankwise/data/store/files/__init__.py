@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rankwise.data.store.files.facts import (
     PAUSES_S,
+    ArrayCheck,
+    FactsCache,
     FileAddress,
-    FileBook,
     FileFacts,
-    Standing,
-    is_passing,
-    try_again,
+    is_temporary,
+    retry_failed,
 )
 from rankwise.data.store.files.handles import (
     HandleCache,
@@ -17,23 +17,23 @@ from rankwise.data.store.files.handles import (
     file_limit,
     local_identity,
     local_size,
-    say_few_handles,
     system_file_limit,
+    warn_few_handles,
 )
 
 __all__ = [
     "PAUSES_S",
+    "ArrayCheck",
+    "FactsCache",
     "FileAddress",
-    "FileBook",
     "FileFacts",
     "HandleCache",
     "OpenFile",
-    "Standing",
     "file_limit",
-    "is_passing",
+    "is_temporary",
     "local_identity",
     "local_size",
-    "say_few_handles",
+    "retry_failed",
     "system_file_limit",
-    "try_again",
+    "warn_few_handles",
 ]

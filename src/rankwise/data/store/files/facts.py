@@ -21,7 +21,7 @@ from rankwise.data.store.remote import Part, RemoteFiles, TransferError
 from rankwise.data.store.shard import IndexLayout, decode_index, read_index
 from rankwise.errors import DataError
 
-__all__ = ["PAUSES_S", "FileAddress", "FileBook", "FileFacts", "Standing", "is_passing", "try_again"]
+__all__ = ["PAUSES_S", "ArrayCheck", "FactsCache", "FileAddress", "FileFacts", "is_temporary", "retry_failed"]
 
 PAUSES_S = (0.05, 0.25, 1.0)
 
@@ -33,13 +33,13 @@ _PASSING = frozenset(
 )
 
 
-def is_passing(error: object) -> bool:
+def is_temporary(error: object) -> bool:
     """Whether an error, or an errno, may be gone at the next attempt."""
     number = error.errno if isinstance(error, OSError) else error
     return isinstance(number, int) and number in _PASSING
 
 
-def try_again(failed: Callable[[], list[int]], again: Callable[[int], None]) -> int:
+def retry_failed(failed: Callable[[], list[int]], again: Callable[[int], None]) -> int:
     """Repeat reads that failed but may succeed, all of them after each pause; return how many were repeated.
 
     Args:
@@ -63,7 +63,7 @@ LOOK_AGAIN_S = 0.5
 _V3 = 3
 
 
-class Standing:
+class ArrayCheck:
     """Checks the metadata of arrays again; thread-safe.
 
     Behind a URL it checks once, when the first of an array's objects is missing: missing objects are the fill value
@@ -204,7 +204,7 @@ class FileAddress:
         return f"{self.array.place}/{self.array.keys.key(self.coords)}"
 
 
-class FileBook:
+class FactsCache:
     """Reads the facts of each file once and remembers the most recent ones; thread-safe.
 
     Missing files are remembered too; if one is created later, reading it raises an error (`changed_chunks`).
@@ -215,7 +215,7 @@ class FileBook:
         most_files: limit for remembered files; None = as many as the bytes allow.
 
     Attributes:
-        standing: checks whether arrays behind URLs still exist.
+        array_check: checks whether arrays behind URLs still exist.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class FileBook:
         self._held_bytes = 0
         # Guards the table, its bytes and the counts. Facts never change: they may be used without it.
         self._lock = threading.Lock()
-        self.standing = Standing(remote)
+        self.array_check = ArrayCheck(remote)
         self.num_looked_at = self.num_recalled = 0
         self.num_retries = 0
 
@@ -238,9 +238,9 @@ class FileBook:
         with self._lock:
             self._held.clear()
             self._held_bytes = 0
-        self.standing.forget()
+        self.array_check.forget()
 
-    def recall(self, keys: Sequence[tuple[int, int]]) -> list[FileFacts | None]:
+    def cached(self, keys: Sequence[tuple[int, int]]) -> list[FileFacts | None]:
         """Return the known facts of files, None for the others; a key is serial and number of a `FileAddress`."""
         with self._lock:
             found = [self._touch(key) for key in keys]
@@ -268,7 +268,7 @@ class FileBook:
         def again(at: int) -> None:
             found[at] = _caught(files[at])
 
-        retries = try_again(lambda: [at for at, answer in enumerate(found) if is_passing(answer)], again)
+        retries = retry_failed(lambda: [at for at, answer in enumerate(found) if is_temporary(answer)], again)
         with self._lock:
             self.num_retries += retries
         for at in absent:

@@ -18,8 +18,8 @@ __all__ = [
     "identity_of",
     "local_identity",
     "local_size",
-    "say_few_handles",
     "system_file_limit",
+    "warn_few_handles",
 ]
 
 _RESERVED = 64  # for sockets, logs, libraries and other files of the process
@@ -150,7 +150,7 @@ def system_file_limit(path: Path = _FILE_MAX) -> int | None:
         return None
 
 
-def say_few_handles(*, wanted: int, capacity: int, local_ranks: int, system_limit: int | None) -> None:
+def warn_few_handles(*, wanted: int, capacity: int, local_ranks: int, system_limit: int | None) -> None:
     """Warn if files will be reopened all the time, or if all ranks together may open too many.
 
     Reopening is not an error: the most recently used files stay open, the others are opened again.

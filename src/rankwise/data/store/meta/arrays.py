@@ -16,7 +16,7 @@ from rankwise.data.store.meta.parser import parse_array
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
-__all__ = ["KeptMetas", "array_of"]
+__all__ = ["MetaCache", "array_of"]
 
 
 def array_of(node: Node) -> ArrayMeta:
@@ -43,7 +43,7 @@ _NAMES = ("zarr.json", ".zarray", ".zattrs")
 _Stamps = tuple[Stamp | None, ...]
 
 
-class KeptMetas:
+class MetaCache:
     """Caches the last `capacity` arrays by place; thread-safe.
 
     The documents of a local array are checked each time (one stat call in version 3, three in version 2); a

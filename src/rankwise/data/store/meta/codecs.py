@@ -17,7 +17,7 @@ from rankwise.data.store.shard import IndexLayout
 __all__ = [
     "Coding",
     "UnreadableError",
-    "UnusualError",
+    "UnsupportedError",
     "core_dtype",
     "fill_scalar",
     "index_layout",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-class UnusualError(Exception):
+class UnsupportedError(Exception):
     """A part of a document that we do not support exactly: zarr-python interprets it. Never leaves this package.
 
     The message is short, for example "gzip" or "big-endian": it becomes `ChunkCodec.why`.
@@ -51,10 +51,10 @@ def positive_ints(value: Any, what: str, *, least: int = 1) -> tuple[int, ...]:
     """Return a list of integers as a tuple; all of them at least `least`.
 
     Raises:
-        UnusualError: it is anything else.
+        UnsupportedError: it is anything else.
     """
     if type(value) is not list or not all(is_int(item) and item >= least for item in value):
-        raise UnusualError(f"{what} {value!r}")
+        raise UnsupportedError(f"{what} {value!r}")
     return tuple(value)
 
 
@@ -62,13 +62,13 @@ def named(value: Any, what: str) -> tuple[str, dict[str, Any]]:
     """Return name and configuration of {"name": ..., "configuration": {...}}; a missing configuration is empty.
 
     Raises:
-        UnusualError: it is anything else, or has more keys.
+        UnsupportedError: it is anything else, or has more keys.
     """
     if type(value) is not dict or type(value.get("name")) is not str or not value.keys() <= {"name", "configuration"}:
-        raise UnusualError(f"{what} {value!r}")
+        raise UnsupportedError(f"{what} {value!r}")
     config = value.get("configuration", {})
     if type(config) is not dict:
-        raise UnusualError(f"{what} {value['name']} with the configuration {config!r}")
+        raise UnsupportedError(f"{what} {value['name']} with the configuration {config!r}")
     return value["name"], config
 
 
@@ -76,10 +76,10 @@ def subset(config: dict[str, Any], allowed: set[str], what: str) -> None:
     """Check that a configuration has no keys but the allowed ones.
 
     Raises:
-        UnusualError: it has other keys.
+        UnsupportedError: it has other keys.
     """
     if not config.keys() <= allowed:
-        raise UnusualError(f"{what} with {', '.join(sorted(config.keys() - allowed))}")
+        raise UnsupportedError(f"{what} with {', '.join(sorted(config.keys() - allowed))}")
 
 
 _Kind = Literal["raw", "zstd", "blosc", "lz4"]
@@ -124,10 +124,10 @@ def v3_coding(codecs: Any, grid: tuple[int, ...], dtype: DType) -> Coding:
         dtype: dtype of the elements.
 
     Raises:
-        UnusualError: our decoders do not support the codecs.
+        UnsupportedError: our decoders do not support the codecs.
     """
     if type(codecs) is not list or not codecs:
-        raise UnusualError(f"codecs {codecs!r}")
+        raise UnsupportedError(f"codecs {codecs!r}")
     if _name(codecs[0]) != "sharding_indexed":
         return Coding(chunks=grid, files=grid, codec=ChunkCodec(kind=_chain(codecs, dtype)), index=None)
     index = _index_layout(codecs, grid)
@@ -141,14 +141,14 @@ def v2_coding(document: Mapping[str, Any], chunks: tuple[int, ...], *, big_endia
     """Return the coding from a version 2 document.
 
     Raises:
-        UnusualError: our decoders do not support it.
+        UnsupportedError: our decoders do not support it.
     """
     if document.get("filters") not in (None, []):
-        raise UnusualError(f"filter {_ids(document['filters'])}")
+        raise UnsupportedError(f"filter {_ids(document['filters'])}")
     if document.get("order") != "C" and len(chunks) > 1:
-        raise UnusualError(f"order {document.get('order')}")
+        raise UnsupportedError(f"order {document.get('order')}")
     if big_endian:
-        raise UnusualError("big-endian")
+        raise UnsupportedError("big-endian")
     kind = _compressor(document.get("compressor"))
     return Coding(chunks=chunks, files=chunks, codec=ChunkCodec(kind=kind), index=None)
 
@@ -157,29 +157,29 @@ def index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout | None:
     """Return the index layout of an array's shards, None if there are no shards or the index is unsupported."""
     try:
         return _index_layout(codecs, grid)
-    except UnusualError:
+    except UnsupportedError:
         return None
 
 
 def _index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout:
     name, config = named(_listed(codecs)[0], "codec")
     if name != "sharding_indexed":
-        raise UnusualError(name)
+        raise UnsupportedError(name)
     if len(codecs) > 1:
-        raise UnusualError(f"{_name(codecs[1])} after sharding")
+        raise UnsupportedError(f"{_name(codecs[1])} after sharding")
     subset(config, {"chunk_shape", "codecs", "index_codecs", "index_location"}, name)
     chunks = positive_ints(config.get("chunk_shape"), "inner chunk shape")
     if len(chunks) != len(grid) or any(whole % part for whole, part in zip(grid, chunks, strict=True)):
-        raise UnusualError(f"inner chunk shape {list(chunks)}")
+        raise UnsupportedError(f"inner chunk shape {list(chunks)}")
     index_codecs = [named(codec, "index codec") for codec in _listed(config.get("index_codecs"))]
     if index_codecs not in (
         [("bytes", {"endian": "little"})],
         [("bytes", {"endian": "little"}), ("crc32c", {})],
     ):
-        raise UnusualError("a shard index of another kind")
+        raise UnsupportedError("a shard index of another kind")
     location = config.get("index_location", "end")
     if location not in ("start", "end"):
-        raise UnusualError(f"a shard index at {location!r}")
+        raise UnsupportedError(f"a shard index at {location!r}")
     return IndexLayout(
         chunks_per_shard=tuple(whole // part for whole, part in zip(grid, chunks, strict=True)),
         at_end=location == "end",
@@ -192,14 +192,14 @@ def _chain(codecs: Any, dtype: DType) -> _Kind:
     parts = [named(codec, "codec") for codec in _listed(codecs)]
     names = [name for name, _ in parts]
     if names[:1] != ["bytes"]:
-        raise UnusualError(
+        raise UnsupportedError(
             "nested sharding" if names[:1] == ["sharding_indexed"] else " then ".join(names[:1]) or "none"
         )
     _check_bytes(parts[0][1], dtype)
     if len(parts) == 1:
         return "raw"
     if len(parts) > 2:
-        raise UnusualError(" then ".join(names[1:]))
+        raise UnsupportedError(" then ".join(names[1:]))
     return _v3_compressor(codecs[1])
 
 
@@ -209,14 +209,14 @@ def _check_bytes(config: dict[str, Any], dtype: DType) -> None:
     if dtype.itemsize == 1 and endian in (None, "little", "big"):
         return
     if endian != "little":
-        raise UnusualError("big-endian" if endian == "big" else f"bytes of endian {endian!r}")
+        raise UnsupportedError("big-endian" if endian == "big" else f"bytes of endian {endian!r}")
 
 
 def _compressor(config: Any) -> _Kind:
     if config is None:
         return "raw"
     if type(config) is not dict or type(config.get("id")) is not str:
-        raise UnusualError(f"compressor {config!r}")
+        raise UnsupportedError(f"compressor {config!r}")
     rest = {key: value for key, value in config.items() if key != "id"}
     return _kind(config["id"], rest, _NUMBERED_SHUFFLES)
 
@@ -225,23 +225,23 @@ def _v3_compressor(codec: dict[str, Any]) -> _Kind:
     name, config = named(codec, "codec")
     plain = name.removeprefix("numcodecs.")  # the compressors of version 2
     if name == "lz4" or plain not in _SETTINGS:
-        raise UnusualError(plain)
+        raise UnsupportedError(plain)
     if "configuration" not in codec:
-        raise UnusualError(f"{name} without a configuration")
+        raise UnsupportedError(f"{name} without a configuration")
     return _kind(plain, config, _SHUFFLES if plain == name else _NUMBERED_SHUFFLES)
 
 
 def _kind(name: str, config: dict[str, Any], shuffles: tuple[Any, ...]) -> _Kind:
     settings = _SETTINGS.get(name)
     if settings is None:
-        raise UnusualError(name)
+        raise UnsupportedError(name)
     if name == "blosc":
         settings = settings | {"shuffle": lambda value: type(value) in {int, str} and value in shuffles}
         config = {"cname": None, "clevel": None} | config  # required: None is none of their values
     subset(config, set(settings), name)
     for key, value in config.items():
         if not settings[key](value):
-            raise UnusualError(f"{name} with {value if key == 'cname' else f'{key} {value!r}'}")
+            raise UnsupportedError(f"{name} with {value if key == 'cname' else f'{key} {value!r}'}")
     return cast("_Kind", name)
 
 
@@ -251,7 +251,7 @@ def _name(codec: Any) -> Any:
 
 def _listed(codecs: Any) -> list[Any]:
     if type(codecs) is not list or not codecs:
-        raise UnusualError(f"codecs {codecs!r}")
+        raise UnsupportedError(f"codecs {codecs!r}")
     return codecs
 
 
@@ -275,10 +275,10 @@ def core_dtype(name: Any) -> DType:
     """Return the dtype for a name in a version 3 document.
 
     Raises:
-        UnusualError: it is not in Zarr's core set.
+        UnsupportedError: it is not in Zarr's core set.
     """
     if type(name) is not str or name not in _CORE:
-        raise UnusualError(f"dtype {name!r}")
+        raise UnsupportedError(f"dtype {name!r}")
     return _CORE[name]
 
 
@@ -291,10 +291,10 @@ def v2_dtype(text: Any) -> tuple[DType, bool]:
     """Return the dtype for a name in a version 2 document, in native byte order, and whether it is stored big-endian.
 
     Raises:
-        UnusualError: it is not numeric, or has a form that zarr-python does not write.
+        UnsupportedError: it is not numeric, or has a form that zarr-python does not write.
     """
     if type(text) is not str or text not in _V2:
-        raise UnusualError(f"dtype {text!r}")
+        raise UnsupportedError(f"dtype {text!r}")
     return _V2[text], text[0] == ">"
 
 
@@ -305,7 +305,7 @@ def fill_scalar(dtype: DType, value: Any, *, zarr_format: int) -> Any:
     "-Infinity"; complex numbers are pairs.
 
     Raises:
-        UnusualError: it has another form, or does not fit.
+        UnsupportedError: it has another form, or does not fit.
     """
     if value is None and zarr_format == 2:
         return np.zeros((), dtype)[()]
@@ -319,7 +319,7 @@ def fill_scalar(dtype: DType, value: Any, *, zarr_format: int) -> Any:
         return _rounded(dtype, _real(value, zarr_format))
     elif dtype.kind == "c" and type(value) is list and len(value) == 2:
         return _rounded(dtype, complex(_real(value[0], zarr_format), _real(value[1], zarr_format)))
-    raise UnusualError(f"fill value {value!r}")
+    raise UnsupportedError(f"fill value {value!r}")
 
 
 def _rounded(dtype: DType, value: complex) -> Any:
@@ -334,4 +334,4 @@ def _real(value: Any, zarr_format: int) -> float:
         return _SPECIAL[value]
     if type(value) is str and zarr_format == 3 and _HEX_DIGITS.fullmatch(value) and len(value) - 2 in _HEX:
         return float(struct.unpack(_HEX[len(value) - 2], bytes.fromhex(value[2:]))[0])
-    raise UnusualError(f"fill value {value!r}")
+    raise UnsupportedError(f"fill value {value!r}")

@@ -16,7 +16,7 @@ from rankwise.data.contract import DType
 from rankwise.data.store.meta.codecs import (
     Coding,
     UnreadableError,
-    UnusualError,
+    UnsupportedError,
     core_dtype,
     fill_scalar,
     index_layout,
@@ -31,10 +31,10 @@ from rankwise.data.store.meta.codecs import (
 from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec, KeyEncoding
 from rankwise.data.store.zarr_python import load_zarr, plain_codecs
 
-__all__ = ["Vetted", "parse_array", "vet"]
+__all__ = ["InterpretedArray", "interpret", "parse_array"]
 
 
-class Vetted(NamedTuple):
+class InterpretedArray(NamedTuple):
     """What zarr-python makes of a document; for the fields see `ArrayMeta`."""
 
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class Vetted(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def vet(text: str, *, zarr_format: int) -> Vetted:
+def interpret(text: str, *, zarr_format: int) -> InterpretedArray:
     """Return zarr-python's interpretation of the text of a zarr.json or .zarray.
 
     Raises:
@@ -72,7 +72,7 @@ def _memory_store(text: str, zarr_format: int) -> Any:
     return MemoryStore({name: default_buffer_prototype().buffer.from_bytes(text.encode())})
 
 
-def _facts(array: Any, zarr_format: int) -> Vetted:
+def _facts(array: Any, zarr_format: int) -> InterpretedArray:
     stored = np.dtype(array.dtype)
     if stored.hasobject or stored.kind in "OT":
         raise UnreadableError(
@@ -80,7 +80,7 @@ def _facts(array: Any, zarr_format: int) -> Vetted:
             "store numbers (or codes and a list of categories)"
         )
     dtype = stored.newbyteorder("=")
-    return Vetted(
+    return InterpretedArray(
         shape=tuple(array.shape),
         chunks=tuple(array.chunks),
         files=tuple(array.shards or array.chunks),
@@ -125,16 +125,16 @@ def parse_array(document: Mapping[str, Any], attributes: Mapping[str, Any], *, z
         _refuse_extensions(document)
     try:
         meta = (_strict_v2 if zarr_format == 2 else _strict_v3)(document, attributes)
-    except UnusualError as unusual:
+    except UnsupportedError as unusual:
         meta = _looked_up(document, attributes, zarr_format, str(unusual))
     return _checked(meta)
 
 
 def _strict_v3(document: Mapping[str, Any], attributes: Mapping[str, Any]) -> ArrayMeta:
     if document.get("zarr_format") != 3 or document.get("node_type") != "array" or "fill_value" not in document:
-        raise UnusualError("document")
+        raise UnsupportedError("document")
     if document.get("storage_transformers") not in (None, []):
-        raise UnusualError("storage transformers")
+        raise UnsupportedError("storage transformers")
     shape = positive_ints(document.get("shape"), "shape", least=0)
     dtype = core_dtype(document.get("data_type"))
     return _meta(
@@ -152,12 +152,12 @@ def _strict_v3(document: Mapping[str, Any], attributes: Mapping[str, Any]) -> Ar
 def _strict_v2(document: Mapping[str, Any], attributes: Mapping[str, Any]) -> ArrayMeta:
     needed = {"shape", "chunks", "dtype", "fill_value", "order", "compressor", "filters"}
     if document.get("zarr_format") != 2 or not document.keys() >= needed or document["order"] not in ("C", "F"):
-        raise UnusualError("document")
+        raise UnsupportedError("document")
     shape = positive_ints(document["shape"], "shape", least=0)
     chunks = positive_ints(document["chunks"], "chunks")
     dtype, big_endian = v2_dtype(document["dtype"])
     if len(chunks) != len(shape):
-        raise UnusualError("chunks")
+        raise UnsupportedError("chunks")
     return _meta(
         document,
         attributes,
@@ -175,7 +175,7 @@ def _looked_up(document: Mapping[str, Any], attributes: Mapping[str, Any], zarr_
     bare = {key: value for key, value in document.items() if key != "attributes"}
     if bare.get("filters") == []:
         bare["filters"] = None  # equivalent, but zarr-python warns
-    found = vet(json.dumps(bare), zarr_format=zarr_format)
+    found = interpret(json.dumps(bare), zarr_format=zarr_format)
     return _meta(
         document,
         attributes,
@@ -188,10 +188,10 @@ def _looked_up(document: Mapping[str, Any], attributes: Mapping[str, Any], zarr_
     )
 
 
-def _coding(document: Mapping[str, Any], found: Vetted, zarr_format: int, why: str) -> Coding:
+def _coding(document: Mapping[str, Any], found: InterpretedArray, zarr_format: int, why: str) -> Coding:
     try:
         coding = _strict_coding(document, found, zarr_format)
-    except UnusualError as unusual:
+    except UnsupportedError as unusual:
         index = index_layout(document["codecs"], found.files) if zarr_format == 3 else None
         codec = ChunkCodec(kind="zarr", why=str(unusual) if is_core(found.dtype) else why)
         return Coding(chunks=found.chunks, files=found.files, codec=codec, index=index)
@@ -200,9 +200,9 @@ def _coding(document: Mapping[str, Any], found: Vetted, zarr_format: int, why: s
     return coding
 
 
-def _strict_coding(document: Mapping[str, Any], found: Vetted, zarr_format: int) -> Coding:
+def _strict_coding(document: Mapping[str, Any], found: InterpretedArray, zarr_format: int) -> Coding:
     if not is_core(found.dtype):
-        raise UnusualError(f"dtype {found.dtype}")
+        raise UnsupportedError(f"dtype {found.dtype}")
     if zarr_format == 3:
         return v3_coding(document["codecs"], found.files, found.dtype)
     return v2_coding(document, found.chunks, big_endian=v2_dtype(document["dtype"])[1])
@@ -237,10 +237,10 @@ def _meta(
 def _grid(grid: Any, ndim: int) -> tuple[int, ...]:
     name, config = named(grid, "chunk grid")
     if name != "regular" or config.keys() != {"chunk_shape"}:
-        raise UnusualError(f"chunk grid {name}")
+        raise UnsupportedError(f"chunk grid {name}")
     chunk_shape = positive_ints(config["chunk_shape"], "chunk shape")
     if len(chunk_shape) != ndim:
-        raise UnusualError(f"chunk shape {list(chunk_shape)}")
+        raise UnsupportedError(f"chunk shape {list(chunk_shape)}")
     return chunk_shape
 
 
@@ -248,14 +248,14 @@ def _key_encoding(encoding: Any) -> KeyEncoding:
     name, config = named(encoding, "chunk key encoding")
     subset(config, {"separator"}, f"chunk key encoding {name}")
     if name not in {"default", "v2"}:
-        raise UnusualError(f"chunk key encoding {name}")
+        raise UnsupportedError(f"chunk key encoding {name}")
     separator = _separator(config.get("separator", "/" if name == "default" else "."))
     return KeyEncoding(prefix="c" if name == "default" else "", separator=separator)
 
 
 def _separator(value: Any) -> str:
     if value not in (".", "/"):
-        raise UnusualError(f"separator {value!r}")
+        raise UnsupportedError(f"separator {value!r}")
     return str(value)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
-from rankwise.data.store.meta.arrays import KeptMetas, array_of
+from rankwise.data.store.meta.arrays import MetaCache, array_of
 from rankwise.data.store.meta.documents import list_folders, resolve_place
 from rankwise.data.store.meta.nodes import Node, absent, consolidated_children, natural_order, ome_attributes, read_node
 from rankwise.data.store.meta.values import ArrayMeta
@@ -64,7 +64,7 @@ class StoredNodes:
 
     def __init__(self, remote: RemoteFiles | None = None) -> None:
         self._remote = remote
-        self._kept = KeptMetas()
+        self._kept = MetaCache()
 
     def node(self, place: str) -> Node | None:
         """Return the array or group at a place."""

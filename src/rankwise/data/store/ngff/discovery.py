@@ -16,7 +16,7 @@ from rankwise.data.store.ngff.images import Image, open_image, set_state, state_
 from rankwise.data.store.ngff.plates import fields_of, plate_of
 from rankwise.errors import DataError
 
-__all__ = ["ImageRef", "Seen", "Spot", "iter_images", "look", "start_spot"]
+__all__ = ["ImageRef", "LocationContent", "SearchLocation", "iter_images", "read_location", "start_location"]
 
 _DEEPEST = 64  # links between folders may form cycles
 
@@ -58,7 +58,7 @@ class ImageRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spot:
+class SearchLocation:
     """A place that still has to be searched.
 
     Attributes:
@@ -73,23 +73,23 @@ class Spot:
     node: Node | None = None
     depth: int = 0
 
-    def known(self, **facts: Any) -> Spot:
-        """Return the same spot with more facts about its image."""
+    def known(self, **facts: Any) -> SearchLocation:
+        """Return the same location with more facts about its image."""
         return replace(self, ref=replace(self.ref, **facts))
 
 
-class Seen(NamedTuple):
-    """The content of a spot.
+class LocationContent(NamedTuple):
+    """The content of a location.
 
     Attributes:
         ref: the image there, if there is one.
         node: its node.
-        more: spots below it that still have to be searched.
+        more: locations below it that still have to be searched.
     """
 
     ref: ImageRef | None = None
     node: Node | None = None
-    more: Sequence[Spot] = ()
+    more: Sequence[SearchLocation] = ()
 
 
 def iter_images(
@@ -108,22 +108,22 @@ def iter_images(
     Raises:
         DataError: there is nothing, or a part is damaged or missing.
     """
-    pending = [start_spot(uri, nodes)]
+    pending = [start_location(uri, nodes)]
     while pending:
-        spot = pending.pop()
+        location = pending.pop()
         try:
-            seen = look(spot, nodes)
+            content = read_location(location, nodes)
         except DataError as error:
             if bad is None:
                 raise
-            bad[spot.ref.place] = error
+            bad[location.ref.place] = error
             continue
-        if seen.ref is not None:
-            yield seen.ref
-        pending.extend(reversed(seen.more))
+        if content.ref is not None:
+            yield content.ref
+        pending.extend(reversed(content.more))
 
 
-def start_spot(uri: str | os.PathLike[str], nodes: Nodes) -> Spot:
+def start_location(uri: str | os.PathLike[str], nodes: Nodes) -> SearchLocation:
     """Return the start of a search.
 
     Raises:
@@ -134,53 +134,54 @@ def start_spot(uri: str | os.PathLike[str], nodes: Nodes) -> Spot:
     if node is None and not nodes.inside(place, None) and not os.path.isdir(place):  # noqa: PTH112
         raise nodes.missing(place)
     name = "" if node is None else place.rsplit("/", 1)[-1]
-    return Spot(ref=ImageRef(place=place, kind="image", name=name, nodes=nodes), node=node)
+    return SearchLocation(ref=ImageRef(place=place, kind="image", name=name, nodes=nodes), node=node)
 
 
-def look(spot: Spot, nodes: Nodes) -> Seen:
-    """Read a spot.
+def read_location(location: SearchLocation, nodes: Nodes) -> LocationContent:
+    """Read a location.
 
     Raises:
         DataError: an expected part is missing or damaged.
     """
-    node = spot.node or nodes.node(spot.ref.place)
+    node = location.node or nodes.node(location.ref.place)
     if node is None:
-        if spot.expect != "any":
-            raise DataError(f"there is no Zarr group at {spot.ref.place}, but its parent's metadata name it")
-        return Seen(more=_children(spot, None, nodes))
+        if location.expect != "any":
+            raise DataError(f"there is no Zarr group at {location.ref.place}, but its parent's metadata name it")
+        return LocationContent(more=_children(location, None, nodes))
     if node.kind == "array":
-        return Seen(ref=replace(spot.ref, kind="array"), node=node)
-    return _look_into(spot, node, nodes)
+        return LocationContent(ref=replace(location.ref, kind="array"), node=node)
+    return _read_group(location, node, nodes)
 
 
-def _look_into(spot: Spot, group: Node, nodes: Nodes) -> Seen:
+def _read_group(location: SearchLocation, group: Node, nodes: Nodes) -> LocationContent:
     ome = ome_attributes(group)
-    if "plate" in ome and spot.expect == "any":
-        return Seen(more=_wells(spot, group, nodes))
-    if "well" in ome and spot.expect != "image":
-        return Seen(more=_fields(spot, group, nodes))
+    if "plate" in ome and location.expect == "any":
+        return LocationContent(more=_wells(location, group, nodes))
+    if "well" in ome and location.expect != "image":
+        return LocationContent(more=_fields(location, group, nodes))
     if "multiscales" in ome:
-        return Seen(ref=spot.ref, node=group)
-    if spot.expect != "any":
-        raise DataError(f"the group {spot.ref.place} has no 'multiscales', but its parent names it as an image")
-    return Seen(more=_series(spot, group, nodes) or _children(spot, group, nodes))
+        return LocationContent(ref=location.ref, node=group)
+    if location.expect != "any":
+        raise DataError(f"the group {location.ref.place} has no 'multiscales', but its parent names it as an image")
+    return LocationContent(more=_series(location, group, nodes) or _children(location, group, nodes))
 
 
-def _wells(spot: Spot, node: Node, nodes: Nodes) -> list[Spot]:
+def _wells(location: SearchLocation, node: Node, nodes: Nodes) -> list[SearchLocation]:
     wells = plate_of(node, nodes).wells
     return [
-        replace(_inner(spot, well.path), expect="well").known(plate=spot.ref.name, well=well.path) for well in wells
+        replace(_inner(location, well.path), expect="well").known(plate=location.ref.name, well=well.path)
+        for well in wells
     ]
 
 
-def _fields(spot: Spot, node: Node, nodes: Nodes) -> list[Spot]:
+def _fields(location: SearchLocation, node: Node, nodes: Nodes) -> list[SearchLocation]:
     return [
-        replace(_inner(spot, one.path), expect="image").known(field=one.path, acquisition=one.acquisition)
+        replace(_inner(location, one.path), expect="image").known(field=one.path, acquisition=one.acquisition)
         for one in fields_of(node, nodes)
     ]
 
 
-def _series(spot: Spot, node: Node, nodes: Nodes) -> list[Spot]:
+def _series(location: SearchLocation, node: Node, nodes: Nodes) -> list[SearchLocation]:
     """Return the images of a store written by bioformats2raw, in the order that it states."""
     if "bioformats2raw.layout" not in ome_attributes(node):
         return []
@@ -188,21 +189,21 @@ def _series(spot: Spot, node: Node, nodes: Nodes) -> list[Spot]:
     names = (
         take_list(dict(ome_attributes(listing)), "series", f"the group {listing.place}", default=[]) if listing else []
     )
-    return [replace(_inner(spot, str(name)), expect="image") for name in names]
+    return [replace(_inner(location, str(name)), expect="image") for name in names]
 
 
-def _children(spot: Spot, node: Node | None, nodes: Nodes) -> list[Spot]:
-    if spot.depth >= _DEEPEST:
-        raise DataError(f"{spot.ref.place} is {_DEEPEST} folders deep; check for circular links")
-    inside = nodes.inside(spot.ref.place, node)
-    return [replace(_inner(spot, name), node=known) for name, known in inside.items()]
+def _children(location: SearchLocation, node: Node | None, nodes: Nodes) -> list[SearchLocation]:
+    if location.depth >= _DEEPEST:
+        raise DataError(f"{location.ref.place} is {_DEEPEST} folders deep; check for circular links")
+    inside = nodes.inside(location.ref.place, node)
+    return [replace(_inner(location, name), node=known) for name, known in inside.items()]
 
 
-def _inner(spot: Spot, path: str) -> Spot:
-    """Return the spot at a path below another one."""
+def _inner(location: SearchLocation, path: str) -> SearchLocation:
+    """Return the location at a path below another one."""
     ref = replace(
-        spot.ref,
-        place=f"{spot.ref.place}/{path}",
-        name=f"{spot.ref.name}/{path}" if spot.ref.name else path,
+        location.ref,
+        place=f"{location.ref.place}/{path}",
+        name=f"{location.ref.name}/{path}" if location.ref.name else path,
     )
-    return Spot(ref=ref, depth=spot.depth + 1)
+    return SearchLocation(ref=ref, depth=location.depth + 1)

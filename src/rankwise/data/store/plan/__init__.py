@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.plan.lookup import BoxPlan, ChunkTable, OddBox, TargetTable
-from rankwise.data.store.plan.planner import make_plan, name_lacking
+from rankwise.data.store.plan.lookup import BoxPlan, ChunkTable, PaddedBox, TargetTable
+from rankwise.data.store.plan.planner import describe_missing, make_plan
 
-__all__ = ["BoxPlan", "ChunkTable", "OddBox", "TargetTable", "make_plan", "name_lacking"]
+__all__ = ["BoxPlan", "ChunkTable", "PaddedBox", "TargetTable", "describe_missing", "make_plan"]

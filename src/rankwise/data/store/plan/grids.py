@@ -10,7 +10,7 @@ import numpy as np
 from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.meta import ArrayMeta
 
-__all__ = ["Pieces", "any_axis", "different", "expand", "grid_of", "per_file", "ravel"]
+__all__ = ["Pieces", "any_axis", "distinct", "expand", "grid_of", "per_file", "ravel"]
 
 _LARGEST = 2**63 - 1
 _SPARSEST = 8  # up to this ratio of values to rows, marking is faster than sorting
@@ -51,7 +51,7 @@ def any_axis(marks: BoolArray) -> BoolArray:
     return found
 
 
-def different(array: IntArray, number: IntArray, sizes: list[int]) -> tuple[IntArray, IntArray]:
+def distinct(array: IntArray, number: IntArray, sizes: list[int]) -> tuple[IntArray, IntArray]:
     """Return one row index for each distinct (array, number), in order, and for each row the index of its pair.
 
     Args:

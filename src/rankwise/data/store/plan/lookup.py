@@ -11,13 +11,13 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.boxes import BoxError, BoxRequest
-from rankwise.data.store.files import FileAddress, FileBook, FileFacts
+from rankwise.data.store.files import FactsCache, FileAddress, FileFacts
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.plan.grids import different, grid_of, per_file, ravel
+from rankwise.data.store.plan.grids import distinct, grid_of, per_file, ravel
 from rankwise.data.store.shard import MISSING, OUTSIDE
 from rankwise.errors import DataError
 
-__all__ = ["UNREADABLE", "BoxPlan", "ChunkTable", "Located", "LookupFailure", "OddBox", "TargetTable", "locate"]
+__all__ = ["UNREADABLE", "BoxPlan", "ChunkTable", "Located", "LookupFailure", "PaddedBox", "TargetTable", "locate"]
 
 UNREADABLE = -2  # offset of a chunk whose location in its file is unknown
 
@@ -57,7 +57,11 @@ class Located:
 
 
 def locate(
-    arrays: tuple[ArrayMeta, ...], array: IntArray, coords: IntArray, book: FileBook, serial: Callable[[ArrayMeta], int]
+    arrays: tuple[ArrayMeta, ...],
+    array: IntArray,
+    coords: IntArray,
+    facts_cache: FactsCache,
+    serial: Callable[[ArrayMeta], int],
 ) -> Located:
     """Return the locations of chunks; failures are reported, not raised.
 
@@ -65,7 +69,7 @@ def locate(
         arrays: the distinct arrays.
         array: int64[K], the array of each chunk.
         coords: int64[K, ndim], coordinates of each chunk in its array's grid.
-        book: facts about files.
+        facts_cache: facts about files.
         serial: returns a number that identifies an array.
     """
     ndim = coords.shape[1]
@@ -73,31 +77,31 @@ def locate(
     file_coords, inside = np.divmod(coords, ratio)
     file_grids = [grid_of(meta.shape, meta.files) for meta in arrays]
     number = ravel(file_coords, np.array(file_grids, dtype=np.int64).reshape(len(arrays), ndim)[array])
-    first, file = different(array, number, [math.prod(grid) for grid in file_grids])
+    first, file = distinct(array, number, [math.prod(grid) for grid in file_grids])
     owners = array[first].tolist()
     serials = {which: serial(arrays[which]) for which in set(owners)}
     keys = [(serials[which], at) for which, at in zip(owners, number[first].tolist(), strict=True)]
-    files, failures = _facts_of([arrays[which] for which in owners], keys, file_coords[first], book)
+    files, failures = _facts_of([arrays[which] for which in owners], keys, file_coords[first], facts_cache)
     whole = np.array([not meta.is_remote and meta.files == meta.chunks for meta in arrays], dtype=np.bool_)
     offset, length = _whole_files(files, failures, whole[array[first]])
     offset, length = offset[file], length[file]
     _look_up(files, file, ravel(inside, ratio), offset, length)
     for k in np.unique(file[offset == OUTSIDE]).tolist():
-        failures.setdefault(k, _cut(files[k].path))
+        failures.setdefault(k, _truncated(files[k].path))
     return Located(files=tuple(files), file=file, offset=offset, length=length, failures=failures)
 
 
 def _facts_of(
-    arrays: list[ArrayMeta], keys: list[tuple[int, int]], coords: IntArray, book: FileBook
+    arrays: list[ArrayMeta], keys: list[tuple[int, int]], coords: IntArray, facts_cache: FactsCache
 ) -> tuple[list[FileFacts], dict[int, LookupFailure]]:
     """Return the facts of files, and the failures of some of them."""
-    found: list[FileFacts | DataError | OSError | None] = [*book.recall(keys)]
+    found: list[FileFacts | DataError | OSError | None] = [*facts_cache.cached(keys)]
     new = [k for k, facts in enumerate(found) if facts is None]
     addresses = [
         FileAddress(serial=keys[k][0], number=keys[k][1], array=arrays[k], coords=tuple(coords[k].tolist()))
         for k in new
     ]
-    for k, answer in zip(new, book.look(addresses) if new else (), strict=True):
+    for k, answer in zip(new, facts_cache.look(addresses) if new else (), strict=True):
         found[k] = answer
     files: list[FileFacts] = []
     failures: dict[int, LookupFailure] = {}
@@ -105,7 +109,7 @@ def _facts_of(
     for k, array in enumerate(arrays):
         facts = found[k]
         if isinstance(facts, FileFacts) and not facts.exists and array.place not in there:
-            gone = _gone(array, book)
+            gone = _array_error(array, facts_cache)
             if gone is None:
                 there.add(array.place)
             else:
@@ -163,7 +167,7 @@ def _failure(path: str, error: DataError | OSError | None) -> LookupFailure:
     return LookupFailure(path, DataError(f"cannot read the status of the file {path}: {error}"), damage=False)
 
 
-def _cut(path: str) -> LookupFailure:
+def _truncated(path: str) -> LookupFailure:
     return LookupFailure(
         path,
         DataError(
@@ -173,10 +177,10 @@ def _cut(path: str) -> LookupFailure:
     )
 
 
-def _gone(array: ArrayMeta, book: FileBook) -> DataError | OSError | None:
+def _array_error(array: ArrayMeta, facts_cache: FactsCache) -> DataError | OSError | None:
     """Return the error of an array that was moved or unmounted; else its missing files are the fill value."""
     if array.is_remote:
-        return book.standing.trouble(array)
+        return facts_cache.array_check.trouble(array)
     if any((Path(array.place) / name).exists() for name in ("zarr.json", ".zarray")):
         return None
     return FileNotFoundError(f"the array {array.place} was moved, deleted or unmounted after it was opened: restore it")
@@ -228,7 +232,7 @@ class TargetTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OddBox:
+class PaddedBox:
     """A box that extends beyond its array and is made from a region inside it ("edge", "reflect").
 
     Attributes:
@@ -252,7 +256,7 @@ class BoxPlan:
         chunks: its distinct chunks.
         targets: the places that they fill.
         filled: bool[B], boxes to initialise with the fill value, because they extend beyond their array.
-        odd: boxes that are made from another region.
+        padded: boxes that are made from another region.
         failed: errors of boxes that are known before reading.
         read_bytes: encoded bytes to read, as far as known without reading the data.
         decode_bytes: bytes to decode.
@@ -263,7 +267,7 @@ class BoxPlan:
     chunks: ChunkTable
     targets: TargetTable
     filled: BoolArray
-    odd: tuple[OddBox, ...]
+    padded: tuple[PaddedBox, ...]
     failed: tuple[BoxError, ...]
     read_bytes: int
     decode_bytes: int
@@ -271,4 +275,4 @@ class BoxPlan:
     @property
     def num_chunks(self) -> int:
         """Number of distinct chunks that it needs."""
-        return len(self.chunks) + sum(odd.plan.num_chunks for odd in self.odd)
+        return len(self.chunks) + sum(padded.plan.num_chunks for padded in self.padded)

@@ -10,45 +10,45 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxRequest
-from rankwise.data.store.files import FileBook
+from rankwise.data.store.files import FactsCache
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.plan.grids import Pieces, any_axis, different, expand, grid_of, ravel
-from rankwise.data.store.plan.lookup import BoxPlan, ChunkTable, Located, OddBox, TargetTable, locate
+from rankwise.data.store.plan.grids import Pieces, any_axis, distinct, expand, grid_of, ravel
+from rankwise.data.store.plan.lookup import BoxPlan, ChunkTable, Located, PaddedBox, TargetTable, locate
 from rankwise.data.store.shard import MISSING
 
-__all__ = ["make_plan", "name_lacking"]
+__all__ = ["describe_missing", "make_plan"]
 
 _COUNTED = 2**16
 
 
 def make_plan(
-    request: BoxRequest, book: FileBook, serial: Callable[[ArrayMeta], int], *, like: BoxPlan | None = None
+    request: BoxRequest, facts_cache: FactsCache, serial: Callable[[ArrayMeta], int], *, like: BoxPlan | None = None
 ) -> BoxPlan:
     """Return the plan for a request. Reads facts of files and shard indexes, not data.
 
     Args:
         request: the request.
-        book: facts about files.
+        facts_cache: facts about files.
         serial: returns a number that identifies an array.
         like: a plan for the same boxes of other arrays: if the chunk grids are equal, only the locations of
             chunks in files are looked up.
     """
-    twin = None if like is None or not _same_boxes(request, like) else _twin(request, like, book, serial)
+    twin = None if like is None or not _same_boxes(request, like) else _plan_like(request, like, facts_cache, serial)
     if twin is not None:
         return twin
     low, high = request.starts, request.starts + request.extents
-    outside = odd = np.zeros(len(request), dtype=np.bool_)
+    outside = padded = np.zeros(len(request), dtype=np.bool_)
     if request.pad is not None:  # else the request has refused boxes that extend beyond their array
         shapes = _by_box(request, "shape")
         outside = any_axis((low < 0) | (high > shapes))
         low, high = np.clip(low, 0, shapes), np.clip(high, 0, shapes)
     if request.pad in ("edge", "reflect"):
-        odd = outside
-        high[odd] = low[odd]  # an odd box has no pieces of its own
+        padded = outside
+        high[padded] = low[padded]  # a padded box has no pieces of its own
     pieces = expand(low, high, _by_box(request, "chunks"))
-    chunks, targets, located = _tables(request, pieces, book, serial)
-    odd_boxes = tuple(_odd_box(request, int(box), book, serial) for box in np.flatnonzero(odd))
-    return _finished(request, chunks, targets, located, filled=outside & ~odd, odd=odd_boxes)
+    chunks, targets, located = _tables(request, pieces, facts_cache, serial)
+    padded_boxes = tuple(_odd_box(request, int(box), facts_cache, serial) for box in np.flatnonzero(padded))
+    return _finished(request, chunks, targets, located, filled=outside & ~padded, padded=padded_boxes)
 
 
 def _finished(
@@ -58,7 +58,7 @@ def _finished(
     located: Located,
     *,
     filled: BoolArray,
-    odd: tuple[OddBox, ...] = (),
+    padded: tuple[PaddedBox, ...] = (),
 ) -> BoxPlan:
     sizes: NDArray = np.array([meta.chunk_bytes for meta in request.arrays], dtype=np.int64)
     return BoxPlan(
@@ -67,7 +67,7 @@ def _finished(
         chunks=chunks,
         targets=targets,
         filled=filled,
-        odd=odd,
+        padded=padded,
         failed=_failed(located, chunks, targets),
         read_bytes=int(chunks.length[chunks.length > 0].sum()),
         decode_bytes=int(sizes[chunks.array[chunks.offset >= 0]].sum()),
@@ -83,9 +83,11 @@ def _same_boxes(request: BoxRequest, like: BoxPlan) -> bool:
     return [(a.shape, a.chunks) for a in request.arrays] == [(a.shape, a.chunks) for a in other.arrays]
 
 
-def _twin(request: BoxRequest, like: BoxPlan, book: FileBook, serial: Callable[[ArrayMeta], int]) -> BoxPlan | None:
+def _plan_like(
+    request: BoxRequest, like: BoxPlan, facts_cache: FactsCache, serial: Callable[[ArrayMeta], int]
+) -> BoxPlan | None:
     """Return the same plan with other files; None if their chunks have another order."""
-    located = locate(request.arrays, like.chunks.array, like.chunks.coords, book, serial)
+    located = locate(request.arrays, like.chunks.array, like.chunks.coords, facts_cache, serial)
     keys = (located.offset < 0, located.file, located.offset)
     if not _ascending(keys):
         return None
@@ -111,13 +113,13 @@ def _by_box(request: BoxRequest, name: str) -> IntArray:
 
 
 def _tables(
-    request: BoxRequest, pieces: Pieces, book: FileBook, serial: Callable[[ArrayMeta], int]
+    request: BoxRequest, pieces: Pieces, facts_cache: FactsCache, serial: Callable[[ArrayMeta], int]
 ) -> tuple[ChunkTable, TargetTable, Located]:
     array = request.which[pieces.box]
     grids = [grid_of(meta.shape, meta.chunks) for meta in request.arrays]
     number = ravel(pieces.coords, np.array(grids, dtype=np.int64).reshape(len(grids), len(request.shape))[array])
-    first, inverse = different(array, number, [math.prod(grid) for grid in grids])
-    located = locate(request.arrays, array[first], pieces.coords[first], book, serial)
+    first, inverse = distinct(array, number, [math.prod(grid) for grid in grids])
+    located = locate(request.arrays, array[first], pieces.coords[first], facts_cache, serial)
     order = np.lexsort((located.offset, located.file, located.offset < 0))
     chunks = ChunkTable(
         array=array[first][order],
@@ -162,7 +164,7 @@ def _failed(located: Located, chunks: ChunkTable, targets: TargetTable) -> tuple
     return tuple(failed[box] for box in sorted(failed))
 
 
-def _odd_box(request: BoxRequest, box: int, book: FileBook, serial: Callable[[ArrayMeta], int]) -> OddBox:
+def _odd_box(request: BoxRequest, box: int, facts_cache: FactsCache, serial: Callable[[ArrayMeta], int]) -> PaddedBox:
     which = int(request.which[box])
     picked = [
         _inside(np.arange(start, start + extent), size, request.pad)
@@ -182,7 +184,7 @@ def _odd_box(request: BoxRequest, box: int, book: FileBook, serial: Callable[[Ar
         offset=None if request.offset is None else request.offset[which : which + 1],
     )
     picks = tuple(axis - first for axis, first in zip(picked, low, strict=True))
-    return OddBox(box=box, plan=make_plan(region, book, serial), picks=picks)
+    return PaddedBox(box=box, plan=make_plan(region, facts_cache, serial), picks=picks)
 
 
 def _inside(axis: IntArray, size: int, pad: str | None) -> IntArray:
@@ -197,7 +199,7 @@ def _inside(axis: IntArray, size: int, pad: str | None) -> IntArray:
 _MOST_NAMED = 3
 
 
-def name_lacking(plan: BoxPlan, box: int) -> str:
+def describe_missing(plan: BoxPlan, box: int) -> str:
     """Return, for example, ``chunks (3,), (4,) of the array PLACE are not in the store``, as far as planning knew.
 
     Args:

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
-from rankwise.data.store.remote.attempts import Requests
+from rankwise.data.store.remote.client import Client
 from rankwise.data.store.remote.options import RemoteOptions, RemoteStats, locate
 from rankwise.data.store.remote.parts import (
     Listing,
     RemoteRange,
+    interleave,
     join_ranges,
     list_below,
     read_head,
-    read_run,
+    read_joined,
     read_size,
     read_tail,
     read_whole,
-    take_turns,
 )
 from rankwise.data.store.remote.requests import Part
 from rankwise.data.store.remote.stores import load_obstore
@@ -38,7 +38,7 @@ T = TypeVar("T")
 class _Session(NamedTuple):
     """The parts that closing releases and the next read recreates."""
 
-    requests: Requests
+    client: Client
     workers: Workers
 
 
@@ -68,32 +68,32 @@ class RemoteFiles:
 
     def read_document(self, url: str) -> bytes | None:
         """Return a whole object (a metadata document), None if there is none."""
-        part = read_whole(self._open().requests, url)
+        part = read_whole(self._open().client, url)
         return None if part is None else bytes(part.data)
 
     def size(self, url: str) -> tuple[int, str | None] | None:
         """Return size and version of an object, None if there is none."""
-        part = read_size(self._open().requests, url)
+        part = read_size(self._open().client, url)
         return None if part is None else (part.size, part.etag)
 
     def read_head(self, url: str, num_bytes: int) -> Part | None:
         """Return the first bytes of an object (fewer if it has fewer), its size and version; None if there is none."""
-        return read_head(self._open().requests, url, num_bytes)
+        return read_head(self._open().client, url, num_bytes)
 
     def read_tail(self, url: str, num_bytes: int) -> Part | None:
         """Return the last bytes of an object (fewer if it has fewer), its size and version; None if there is none.
 
         One request; two on stores that cannot count from the end (Azure).
         """
-        return read_tail(self._open().requests, url, num_bytes)
+        return read_tail(self._open().client, url, num_bytes)
 
     def read_heads(self, wanted: Iterable[tuple[str, int]]) -> list[Part | DataError | None]:
         """`read_head` for many (URL, number of bytes) at once; an error takes the place of a part that failed."""
-        return self._at_once(read_head, wanted)
+        return self._read_each(read_head, wanted)
 
     def read_tails(self, wanted: Iterable[tuple[str, int]]) -> list[Part | DataError | None]:
         """`read_tail` for many (URL, number of bytes) at once; an error takes the place of a part that failed."""
-        return self._at_once(read_tail, wanted)
+        return self._read_each(read_tail, wanted)
 
     def fetch(self, ranges: Sequence[RemoteRange]) -> list[memoryview | DataError | None]:
         """Return bytes, in the order of `ranges`.
@@ -101,24 +101,26 @@ class RemoteFiles:
         An error takes the place of a piece that could not be read; the others are returned. None stands for a
         whole object that does not exist. Pieces from one request share memory.
         """
-        return _patiently(self.start(ranges))
+        return _collect(self.start(ranges))
 
     def start(self, ranges: Sequence[RemoteRange]) -> PendingReads[memoryview]:
         """Begin a `fetch`, and return at once: take the pieces as they arrive, or all together later."""
         for url in {piece.url for piece in ranges}:
             locate(url)
-        runs = join_ranges(ranges, gap_bytes=self.options.coalesce_gap_bytes, max_bytes=self.options.max_read_bytes)
+        joined_ranges = join_ranges(
+            ranges, gap_bytes=self.options.coalesce_gap_bytes, max_bytes=self.options.max_read_bytes
+        )
         # Both from one session, for this whole call: if another thread closes the reader, these workers refuse.
-        requests, workers = self._open()
+        client, workers = self._open()
         pending: PendingReads[memoryview] = PendingReads(len(ranges))
         pending.deliver((index, memoryview(b"")) for index, piece in enumerate(ranges) if piece.length == 0)
-        for run in take_turns(runs):
-            workers.submit(partial(_bring, pending, run.members, partial(read_run, requests, run, ranges)))
+        for joined in interleave(joined_ranges):
+            workers.submit(partial(_deliver, pending, joined.members, partial(read_joined, client, joined, ranges)))
         return pending
 
     def list_prefix(self, url: str) -> Listing:
         """Return the folders and objects directly below a URL."""
-        return list_below(self._open().requests, url)
+        return list_below(self._open().client, url)
 
     def zarr_store(self, url: str) -> Store:
         """Return a read-only zarr-python store over the objects below a URL, for data that only zarr-python decodes."""
@@ -148,28 +150,28 @@ class RemoteFiles:
         with self._lock:
             if self._session is None:
                 # the end is signalled through its requests: a reference to this reader would keep it alive
-                requests = Requests(self.options, self._counters)
-                self._session = _Session(requests, Workers(self.options.concurrency, on_end=requests.close))
+                client = Client(self.options, self._counters)
+                self._session = _Session(client, Workers(self.options.concurrency, on_end=client.close))
             return self._session
 
-    def _at_once(
-        self, read: Callable[[Requests, str, int], Part | None], wanted: Iterable[tuple[str, int]]
+    def _read_each(
+        self, read: Callable[[Client, str, int], Part | None], wanted: Iterable[tuple[str, int]]
     ) -> list[Part | DataError | None]:
         calls = list(wanted)
-        requests, workers = self._open()
+        client, workers = self._open()
         pending: PendingReads[Part] = PendingReads(len(calls))
         for index, (url, num_bytes) in enumerate(calls):
-            workers.submit(partial(_bring, pending, [index], partial(_single, read, requests, index, url, num_bytes)))
-        return _patiently(pending)
+            workers.submit(partial(_deliver, pending, [index], partial(_single, read, client, index, url, num_bytes)))
+        return _collect(pending)
 
 
 def _single(
-    read: Callable[[Requests, str, int], Part | None], requests: Requests, index: int, url: str, num_bytes: int
+    read: Callable[[Client, str, int], Part | None], client: Client, index: int, url: str, num_bytes: int
 ) -> list[tuple[int, Part | DataError | None]]:
-    return [(index, read(requests, url, num_bytes))]
+    return [(index, read(client, url, num_bytes))]
 
 
-def _bring(
+def _deliver(
     pending: PendingReads[T], members: Sequence[int], read: Callable[[], Iterable[tuple[int, T | DataError | None]]]
 ) -> None:
     """Read on a worker thread, and deliver the pieces or the error."""
@@ -185,7 +187,7 @@ def _bring(
     pending.deliver(pieces)
 
 
-def _patiently(pending: PendingReads[T]) -> list[T | DataError | None]:
+def _collect(pending: PendingReads[T]) -> list[T | DataError | None]:
     try:
         return pending.result()
     except BaseException:  # a Ctrl-C during the wait: the remaining pieces will not be taken

@@ -1,6 +1,6 @@
 """Reads parts of objects: joined ranges, heads, tails, sizes, and listings.
 
-Every read raises the errors of `Requests.ask`, or a TransferError if the server does not support ranges.
+Every read raises the errors of `Client.request`, or a TransferError if the server does not support ranges.
 """
 
 from __future__ import annotations
@@ -9,130 +9,131 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from rankwise.data.store.remote.attempts import BeyondError, NoRangesError, Requests
+from rankwise.data.store.remote.client import BeyondError, Client, NoRangesError
 from rankwise.data.store.remote.options import Location, RemoteStats, locate
-from rankwise.data.store.remote.requests import Ask, ObjectChangedError, Part, TransferError
+from rankwise.data.store.remote.requests import ObjectChangedError, ObjectRequest, Part, TransferError
 from rankwise.errors import ConfigError, DataError
 
 __all__ = [
+    "JoinedRange",
     "Listing",
     "RemoteRange",
-    "Run",
+    "interleave",
     "join_ranges",
     "list_below",
     "read_head",
+    "read_joined",
     "read_part",
-    "read_run",
     "read_size",
     "read_tail",
     "read_whole",
-    "take_turns",
 ]
 
 
-def read_whole(requests: Requests, url: str, etag: str | None = None) -> Part | None:
+def read_whole(client: Client, url: str, etag: str | None = None) -> Part | None:
     """Return an object, None if there is none."""
-    return _counted(requests, requests.ask(Ask(url=url, etag=etag)))
+    return _counted(client, client.request(ObjectRequest(url=url, etag=etag)))
 
 
-def read_size(requests: Requests, url: str) -> Part | None:
+def read_size(client: Client, url: str) -> Part | None:
     """Return size and version of an object without its bytes, None if there is none."""
-    return requests.ask(Ask(url=url, body=False))
+    return client.request(ObjectRequest(url=url, body=False))
 
 
-def read_part(requests: Requests, url: str, start: int, length: int | None) -> Part | None:
+def read_part(client: Client, url: str, start: int, length: int | None) -> Part | None:
     """Return bytes of an object from `start` on, up to the end without a `length`; None if there is none.
 
     Raises:
         ObjectChangedError: it ends before the last byte.
     """
-    ask = Ask(url=url, start=start, length=length)
-    part = _asked(requests, ask)
+    request = ObjectRequest(url=url, start=start, length=length)
+    part = _requested(client, request)
     if part is not None and length is not None and part.data.nbytes < length:
         raise _past_end(url, start, length, part.size)
-    return _counted(requests, part)
+    return _counted(client, part)
 
 
-def read_head(requests: Requests, url: str, num_bytes: int) -> Part | None:
+def read_head(client: Client, url: str, num_bytes: int) -> Part | None:
     """Return the first bytes of an object (fewer if it has fewer), None if there is none."""
     try:
-        return _counted(requests, requests.ask(Ask(url=url, length=num_bytes)))
+        return _counted(client, client.request(ObjectRequest(url=url, length=num_bytes)))
     except BeyondError:
-        return read_size(requests, url)
+        return read_size(client, url)
     except NoRangesError as error:
         raise _no_ranges(url) from error
 
 
-def read_tail(requests: Requests, url: str, num_bytes: int) -> Part | None:
+def read_tail(client: Client, url: str, num_bytes: int) -> Part | None:
     """Return the last bytes of an object (fewer if it has fewer), None if there is none.
 
     One request; two if the store cannot count from the end (Azure), or the object is empty.
     """
     try:
-        return _counted(requests, requests.ask(Ask(url=url, start=-num_bytes)))
+        return _counted(client, client.request(ObjectRequest(url=url, start=-num_bytes)))
     except (BeyondError, NoRangesError):
-        return _tail_by_size(requests, url, num_bytes)
+        return _tail_by_size(client, url, num_bytes)
 
 
-def _tail_by_size(requests: Requests, url: str, num_bytes: int) -> Part | None:
-    whole = read_size(requests, url)
+def _tail_by_size(client: Client, url: str, num_bytes: int) -> Part | None:
+    whole = read_size(client, url)
     if whole is None or whole.size == 0:
         return whole
     length = min(num_bytes, whole.size)
     try:
-        part = requests.ask(Ask(url=url, start=whole.size - length, length=length, etag=whole.etag))
+        part = client.request(ObjectRequest(url=url, start=whole.size - length, length=length, etag=whole.etag))
     except NoRangesError as error:
         raise _no_ranges(url) from error
     except BeyondError as error:
         raise ObjectChangedError(f"{url} was truncated while it was opened", url=url) from error
-    return _counted(requests, part)
+    return _counted(client, part)
 
 
-def read_run(
-    requests: Requests, run: Run, ranges: Sequence[RemoteRange]
+def read_joined(
+    client: Client, joined: JoinedRange, ranges: Sequence[RemoteRange]
 ) -> Iterator[tuple[int, memoryview | DataError | None]]:
-    """Yield the pieces of a run: (index, bytes), with an error for each piece that extends beyond the object's end.
+    """Yield the pieces of a joined range: (index, bytes), with an error for each piece beyond the end of the object.
 
     None stands for a whole object that does not exist.
 
     Raises:
         ObjectChangedError: an object of which a part was requested does not exist any more.
     """
-    if run.stop is None:
-        whole = read_whole(requests, run.url, run.etag)
-        yield from ((index, None if whole is None else whole.data) for index in run.members)
+    if joined.stop is None:
+        whole = read_whole(client, joined.url, joined.etag)
+        yield from ((index, None if whole is None else whole.data) for index in joined.members)
         return
-    part = _ask_run(requests, run, run.stop)
-    for index in run.members:
+    part = _request_joined(client, joined, joined.stop)
+    for index in joined.members:
         piece = ranges[index]
-        start = piece.offset - run.start
+        start = piece.offset - joined.start
         stop = start + (piece.length or 0)
         if stop > part.data.nbytes:
-            yield index, _past_end(run.url, piece.offset, stop - start, part.size)
+            yield index, _past_end(joined.url, piece.offset, stop - start, part.size)
         else:
-            requests.counters.add(RemoteStats(wanted_bytes=stop - start))
+            client.counters.add(RemoteStats(wanted_bytes=stop - start))
             yield index, part.data[start:stop]
 
 
-def _ask_run(requests: Requests, run: Run, stop: int) -> Part:
-    ask = Ask(url=run.url, start=run.start, length=stop - run.start, etag=run.etag)
-    part = _asked(requests, ask)
+def _request_joined(client: Client, joined: JoinedRange, stop: int) -> Part:
+    request = ObjectRequest(url=joined.url, start=joined.start, length=stop - joined.start, etag=joined.etag)
+    part = _requested(client, request)
     if part is None:
         raise ObjectChangedError(
-            f"{run.url}: requested {ask.span}, but the object no longer exists: it was deleted", url=run.url
+            f"{joined.url}: requested {request.span}, but the object no longer exists: it was deleted", url=joined.url
         )
     return part
 
 
-def _asked(requests: Requests, ask: Ask) -> Part | None:
+def _requested(client: Client, request: ObjectRequest) -> Part | None:
     """Request a part, with errors that may be shown."""
     try:
-        return requests.ask(ask)
+        return client.request(request)
     except NoRangesError as error:
-        raise _no_ranges(ask.url) from error
+        raise _no_ranges(request.url) from error
     except BeyondError as error:
         raise ObjectChangedError(
-            f"{ask.url}: requested {ask.span}, but the object is shorter: it was truncated or replaced", url=ask.url
+            f"{request.url}: requested {request.span}, but the object is shorter: it was truncated or replaced",
+            url=request.url,
         ) from error
 
 
@@ -151,9 +152,9 @@ def _no_ranges(url: str) -> TransferError:
     )
 
 
-def _counted(requests: Requests, part: Part | None) -> Part | None:
+def _counted(client: Client, part: Part | None) -> Part | None:
     if part is not None:
-        requests.counters.add(RemoteStats(wanted_bytes=part.data.nbytes))
+        client.counters.add(RemoteStats(wanted_bytes=part.data.nbytes))
     return part
 
 
@@ -170,7 +171,7 @@ class Listing:
     objects: tuple[str, ...]
 
 
-def list_below(requests: Requests, url: str) -> Listing:
+def list_below(client: Client, url: str) -> Listing:
     """Return the folders and objects directly below a URL.
 
     Raises:
@@ -178,9 +179,9 @@ def list_below(requests: Requests, url: str) -> Listing:
         TransferError: the store could not be reached, refused, or does not support listings (most web servers).
     """
     location = locate(url)
-    store = requests.store(location)
+    store = client.store(location)
     try:
-        found = requests.run(lambda: store.list_with_delimiter(location.path or None), url=url, what="a listing")
+        found = client.retry(lambda: store.list_with_delimiter(location.path or None), url=url, what="a listing")
     except (NoRangesError, BeyondError) as error:
         raise TransferError(f"{url}: the server does not list objects", url=url) from error
     except TransferError as error:
@@ -230,7 +231,7 @@ class RemoteRange:
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class JoinedRange:
     """One request, and the ranges that it covers.
 
     Attributes:
@@ -248,7 +249,7 @@ class Run:
     members: list[int] = field(default_factory=list)
 
 
-def join_ranges(ranges: Sequence[RemoteRange], *, gap_bytes: int, max_bytes: int) -> list[Run]:
+def join_ranges(ranges: Sequence[RemoteRange], *, gap_bytes: int, max_bytes: int) -> list[JoinedRange]:
     """Return the requests for ranges, by (URL, version, start). Empty ranges need none.
 
     Args:
@@ -259,37 +260,43 @@ def join_ranges(ranges: Sequence[RemoteRange], *, gap_bytes: int, max_bytes: int
     order = sorted(
         (piece.url, piece.etag or "", piece.offset, index) for index, piece in enumerate(ranges) if piece.length != 0
     )
-    runs: list[Run] = []
-    last: Run | None = None
+    joined_ranges: list[JoinedRange] = []
+    last: JoinedRange | None = None
     for url, _, offset, index in order:
         length = ranges[index].length
         stop = None if length is None else offset + length
         etag = ranges[index].etag
         if last is None or not _joins(last, (url, etag), offset, stop, gap_bytes=gap_bytes, max_bytes=max_bytes):
-            last = Run(url=url, etag=etag, start=offset, stop=stop)
-            runs.append(last)
+            last = JoinedRange(url=url, etag=etag, start=offset, stop=stop)
+            joined_ranges.append(last)
         elif stop is not None and last.stop is not None and stop > last.stop:
             last.stop = stop
         last.members.append(index)
-    return runs
+    return joined_ranges
 
 
 def _joins(
-    run: Run, version: tuple[str, str | None], start: int, stop: int | None, *, gap_bytes: int, max_bytes: int
+    joined: JoinedRange,
+    version: tuple[str, str | None],
+    start: int,
+    stop: int | None,
+    *,
+    gap_bytes: int,
+    max_bytes: int,
 ) -> bool:
-    if version != (run.url, run.etag):
+    if version != (joined.url, joined.etag):
         return False
-    if stop is None or run.stop is None:
-        return stop is run.stop
-    # a range inside the run has no extra cost, however long the run is
-    return stop <= run.stop or (start - run.stop <= gap_bytes and stop - run.start <= max_bytes)
+    if stop is None or joined.stop is None:
+        return stop is joined.stop
+    # a range inside costs nothing more, however long the joined range is
+    return stop <= joined.stop or (start - joined.stop <= gap_bytes and stop - joined.start <= max_bytes)
 
 
-def take_turns(runs: Iterable[Run]) -> list[Run]:
+def interleave(joined_ranges: Iterable[JoinedRange]) -> list[JoinedRange]:
     """Order requests so that objects alternate, each in its own order: concurrent requests to one object slow down."""
     seen: dict[str, int] = {}
-    turns: list[tuple[int, Run]] = []
-    for run in runs:
-        turn = seen[run.url] = seen.get(run.url, -1) + 1
-        turns.append((turn, run))
-    return [run for _, run in sorted(turns, key=lambda item: item[0])]
+    turns: list[tuple[int, JoinedRange]] = []
+    for joined in joined_ranges:
+        turn = seen[joined.url] = seen.get(joined.url, -1) + 1
+        turns.append((turn, joined))
+    return [joined for _, joined in sorted(turns, key=lambda item: item[0])]

@@ -10,14 +10,14 @@ from rankwise.data.store.remote.options import Location
 from rankwise.errors import DataError
 
 __all__ = [
-    "Ask",
+    "Failure",
+    "FailureKind",
     "ObjectChangedError",
+    "ObjectRequest",
     "Part",
     "TransferError",
-    "Trouble",
-    "TroubleKind",
     "TruncatedError",
-    "judge",
+    "classify",
     "send",
 ]
 
@@ -58,10 +58,10 @@ class TruncatedError(Exception):
     """An answer has another length than announced: it was truncated during transfer."""
 
 
-TroubleKind: TypeAlias = Literal["passing", "missing", "changed", "beyond", "no_ranges", "denied", "refused"]
+FailureKind: TypeAlias = Literal["passing", "missing", "changed", "beyond", "no_ranges", "denied", "refused"]
 
 
-class Trouble(NamedTuple):
+class Failure(NamedTuple):
     """The meaning of an exception from a store.
 
     Attributes:
@@ -72,7 +72,7 @@ class Trouble(NamedTuple):
         mend: how to fix it, "" if unknown.
     """
 
-    kind: TroubleKind
+    kind: FailureKind
     reason: str
     mend: str = ""
 
@@ -84,77 +84,77 @@ _CREDENTIALS = (
 )
 
 
-def judge(error: BaseException) -> Trouble:
+def classify(error: BaseException) -> Failure:
     """Return the meaning of an exception that obstore raised."""
     if isinstance(error, TruncatedError):
-        return Trouble("passing", f"the response was truncated: {error}")
+        return Failure("passing", f"the response was truncated: {error}")
     text = str(error)
     if "NoSuchBucket" in text or "ContainerNotFound" in text:
-        return Trouble("refused", "no such bucket or container", "check its name, the endpoint and the region")
+        return Failure("refused", "no such bucket or container", "check its name, the endpoint and the region")
     if isinstance(error, FileNotFoundError):
-        return Trouble("missing", "no such object")
+        return Failure("missing", "no such object")
     return _by_type(type(error).__name__, text) or _by_place(text) or _by_status(text) or _by_kind(text)
 
 
-def _by_type(name: str, text: str) -> Trouble | None:
+def _by_type(name: str, text: str) -> Failure | None:
     if name == "PreconditionError":
-        return Trouble("changed", "it was replaced after it was opened")
+        return Failure("changed", "it was replaced after it was opened")
     if name in ("PermissionDeniedError", "UnauthenticatedError"):
         return _denied(text)
     if name == "NotSupportedError":
-        return Trouble("no_ranges", "the server does not support range requests for it")
+        return Failure("no_ranges", "the server does not support range requests for it")
     return None
 
 
-def _by_place(text: str) -> Trouble | None:
+def _by_place(text: str) -> Failure | None:
     # the addresses where cloud machines get credentials: tried last, if no other source gave any
     if "169.254." in text or "metadata.google.internal" in text:
-        return Trouble("denied", "no credentials were found", _CREDENTIALS)
+        return Failure("denied", "no credentials were found", _CREDENTIALS)
     if "LocalFileSystem" in text or "InMemory" in text:
         return _local(text)
     return None
 
 
-def _denied(text: str) -> Trouble:
+def _denied(text: str) -> Failure:
     mend = _CREDENTIALS
     if "<Code>AccessDenied</Code>" in text:
         mend += "; S3 also answers this way for objects that do not exist when listing the bucket is not allowed"
-    return Trouble("denied", _status(text) or "access is denied", mend)
+    return Failure("denied", _status(text) or "access is denied", mend)
 
 
-def _local(text: str) -> Trouble:
+def _local(text: str) -> Failure:
     if "StartTooLarge" in text:
-        return Trouble("beyond", "it ends before the range begins")
+        return Failure("beyond", "it ends before the range begins")
     # a path below a file: treated like a missing path
-    kind: TroubleKind = "missing" if "NotADirectory" in text else "refused"
-    return Trouble(kind, _first_line(text))
+    kind: FailureKind = "missing" if "NotADirectory" in text else "refused"
+    return Failure(kind, _first_line(text))
 
 
-def _by_status(text: str) -> Trouble | None:
+def _by_status(text: str) -> Failure | None:
     found = re.search(r"status code: (\d{3})", text)
     if found is None:
         return None
     status = int(found[1])
     if status == 416:
-        return Trouble("beyond", "it ends before the range begins")
+        return Failure("beyond", "it ends before the range begins")
     passing = status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_STATUS)
     mend = "send fewer requests at once: lower RemoteOptions.concurrency" if status in (429, 503) else ""
-    return Trouble("passing" if passing else "refused", _status(text), mend)
+    return Failure("passing" if passing else "refused", _status(text), mend)
 
 
-def _by_kind(text: str) -> Trouble:
+def _by_kind(text: str) -> Failure:
     if "NotPartial" in text:
-        return Trouble("no_ranges", "the server does not support range requests for it")
+        return Failure("no_ranges", "the server does not support range requests for it")
     if "redirect" in text:
-        return Trouble("refused", "the store redirects to another location", "check the endpoint and the region")
+        return Failure("refused", "the store redirects to another location", "check the endpoint and the region")
     if re.search(r"certificate|UnknownIssuer", text):
-        return Trouble("refused", _first_line(text), 'its certificate is not trusted: store={"root_certificate": ...}')
+        return Failure("refused", _first_line(text), 'its certificate is not trusted: store={"root_certificate": ...}')
     found = re.search(r"kind: (Timeout|Interrupted|Connect|Request|Decode),", text)
     if found is not None:
-        return Trouble("passing", _network_reason(found[1], text))
+        return Failure("passing", _network_reason(found[1], text))
     if "UnexpectedRange" in text:
-        return Trouble("passing", _first_line(text))
-    return Trouble("refused", _first_line(text))
+        return Failure("passing", _first_line(text))
+    return Failure("refused", _first_line(text))
 
 
 def _network_reason(kind: str, text: str) -> str:
@@ -180,7 +180,7 @@ def _first_line(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class ObjectRequest:
     """A request for one object.
 
     Attributes:
@@ -228,7 +228,7 @@ class Part(NamedTuple):
     etag: str | None
 
 
-def send(store: Any, location: Location, ask: Ask) -> Part:
+def send(store: Any, location: Location, request: ObjectRequest) -> Part:
     """Send one request, once.
 
     Raises:
@@ -238,32 +238,32 @@ def send(store: Any, location: Location, ask: Ask) -> Part:
     """
     import obstore
 
-    if not ask.body:
+    if not request.body:
         meta = obstore.head(store, location.path)
         data = memoryview(b"")
     else:
-        result = obstore.get(store, location.path, options=_options(ask))  # type: ignore[arg-type]
+        result = obstore.get(store, location.path, options=_options(request))  # type: ignore[arg-type]
         meta, (first, last) = result.meta, result.range
         data = memoryview(result.bytes())
         if data.nbytes != last - first:
             raise TruncatedError(f"{data.nbytes} bytes arrived, but {last - first} were announced")
     part = Part(data, int(meta["size"]), _version(meta))
-    if ask.etag is not None and part.etag is not None and part.etag != ask.etag:
-        raise ObjectChangedError(_replaced(ask, part), url=ask.url)
+    if request.etag is not None and part.etag is not None and part.etag != request.etag:
+        raise ObjectChangedError(_replaced(request, part), url=request.url)
     return part
 
 
-def _options(ask: Ask) -> dict[str, Any]:
+def _options(request: ObjectRequest) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    if ask.start < 0:
-        options["range"] = {"suffix": -ask.start}
-    elif ask.length is not None:
-        options["range"] = (ask.start, ask.start + ask.length)
-    elif ask.start > 0:
-        options["range"] = {"offset": ask.start}
+    if request.start < 0:
+        options["range"] = {"suffix": -request.start}
+    elif request.length is not None:
+        options["range"] = (request.start, request.start + request.length)
+    elif request.start > 0:
+        options["range"] = {"offset": request.start}
     # a weak tag never matches here (RFC 9110, 13.1.1); it is compared with that of the answer
-    if ask.etag is not None and ask.etag.startswith('"'):
-        options["if_match"] = ask.etag
+    if request.etag is not None and request.etag.startswith('"'):
+        options["if_match"] = request.etag
     return options
 
 
@@ -275,8 +275,8 @@ def _version(meta: Any) -> str | None:
     return f"{meta['last_modified'].isoformat()} {meta['size']}"
 
 
-def _replaced(ask: Ask, part: Part) -> str:
+def _replaced(request: ObjectRequest, part: Part) -> str:
     return (
-        f"{ask.url} was replaced while it was open: its version was {ask.etag}, now {part.etag} "
+        f"{request.url} was replaced while it was open: its version was {request.etag}, now {part.etag} "
         f"({part.size} bytes). Reopen the data, and do not write to data while they are read"
     )

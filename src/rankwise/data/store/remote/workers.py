@@ -65,7 +65,7 @@ class Workers:
         self._queue = _Queue()
         self._end = weakref.finalize(self, _end, self._queue, on_end)
         self._end.atexit = False  # the threads have been joined by then
-        _endings.add(self)
+        _exit_hooks.add(self)
 
     def submit(self, task: Callable[[], None]) -> None:
         """Queue a task.
@@ -84,7 +84,7 @@ class Workers:
                 return
             # Started inside the lock, so that a thread counts exactly if it lives; otherwise others would wait for one
             # that failed to start. `start` does not wait for the thread's first step, which is to take the lock. Not a
-            # daemon: the interpreter must not exit during a call of obstore. `_Endings` ends the threads in time.
+            # daemon: the interpreter must not exit during a call of obstore. `_ExitHooks` ends the threads in time.
             try:
                 threading.Thread(target=queue.serve, name="rankwise-remote").start()
             except RuntimeError:
@@ -108,7 +108,7 @@ def _end(queue: _Queue, on_end: Callable[[], None]) -> None:
     queue.close()
 
 
-class _Endings:
+class _ExitHooks:
     """Closes all open workers when the main thread ends; otherwise their threads would keep the program alive."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class _Endings:
                 workers.close()
 
 
-_endings = _Endings()
+_exit_hooks = _ExitHooks()
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
-from rankwise.data.store.remote.attempts import Requests
+from rankwise.data.store.remote.client import Client
 from rankwise.data.store.remote.options import locate
 from rankwise.data.store.remote.parts import list_below, read_part, read_size, read_tail, read_whole
 from rankwise.data.store.remote.workers import Workers
@@ -31,7 +31,7 @@ class ZarrView(Store):
         session: returns the requests and threads to use; called each time, so that a closed reader reopens.
     """
 
-    def __init__(self, url: str, session: Callable[[], tuple[Requests, Workers]]) -> None:
+    def __init__(self, url: str, session: Callable[[], tuple[Client, Workers]]) -> None:
         super().__init__(read_only=True)
         self._url = url.rstrip("/")
         self._encoded = locate(url).kind == "http"
@@ -50,7 +50,7 @@ class ZarrView(Store):
     ) -> Buffer | None:
         """Return an object or a part of it, None if there is none."""
         url = self._below(key)
-        part = await self._on_worker(lambda requests: _read(requests, url, byte_range))
+        part = await self._on_worker(lambda client: _read(client, url, byte_range))
         return None if part is None else (prototype or default_buffer_prototype()).buffer.from_bytes(part)
 
     async def get_partial_values(
@@ -62,7 +62,7 @@ class ZarrView(Store):
     async def exists(self, key: str) -> bool:
         """Whether there is such an object."""
         url = self._below(key)
-        return await self._on_worker(lambda requests: read_size(requests, url)) is not None
+        return await self._on_worker(lambda client: read_size(client, url)) is not None
 
     supports_writes = supports_deletes = False
     supports_partial_writes: Literal[False] = False
@@ -107,7 +107,7 @@ class ZarrView(Store):
         waiting = [self._below(folder)]
         while waiting:
             url = waiting.pop()
-            found = await self._on_worker(lambda requests, url=url: list_below(requests, url))  # type: ignore[misc]
+            found = await self._on_worker(lambda client, url=url: list_below(client, url))  # type: ignore[misc]
             waiting.extend(found.folders)
             for key in (each.removeprefix(f"{self._url}/") for each in found.objects):
                 if key.startswith(prefix):
@@ -116,15 +116,15 @@ class ZarrView(Store):
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Yield the names directly below a prefix."""
         url = self._below(prefix.rstrip("/"))
-        found = await self._on_worker(lambda requests: list_below(requests, url))
+        found = await self._on_worker(lambda client: list_below(client, url))
         for each in (*found.folders, *found.objects):
             yield each.rpartition("/")[2]
 
     def _below(self, key: str) -> str:
         return f"{self._url}/{quote(key) if self._encoded else key}" if key else self._url
 
-    async def _on_worker(self, read: Callable[[Requests], T]) -> T:
-        requests, workers = self._session()
+    async def _on_worker(self, read: Callable[[Client], T]) -> T:
+        client, workers = self._session()
         future: Future[T] = Future()
 
         def work() -> None:
@@ -133,7 +133,7 @@ class ZarrView(Store):
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                future.set_result(read(requests))
+                future.set_result(read(client))
             except BaseException as error:  # noqa: BLE001  (it is raised where it is waited for)
                 future.set_exception(error)
 
@@ -141,13 +141,13 @@ class ZarrView(Store):
         return await asyncio.wrap_future(future)
 
 
-def _read(requests: Requests, url: str, wanted: ByteRequest | None) -> memoryview | None:
+def _read(client: Client, url: str, wanted: ByteRequest | None) -> memoryview | None:
     if wanted is None:
-        part = read_whole(requests, url)
+        part = read_whole(client, url)
     elif isinstance(wanted, SuffixByteRequest):
-        part = read_tail(requests, url, wanted.suffix)
+        part = read_tail(client, url, wanted.suffix)
     elif isinstance(wanted, RangeByteRequest):
-        part = read_part(requests, url, wanted.start, wanted.end - wanted.start)
+        part = read_part(client, url, wanted.start, wanted.end - wanted.start)
     elif isinstance(wanted, OffsetByteRequest):
-        part = read_part(requests, url, wanted.offset, None)
+        part = read_part(client, url, wanted.offset, None)
     return None if part is None else part.data

@@ -10,19 +10,19 @@ from typing import Any, NoReturn, TypeVar
 
 from rankwise.data.store.remote.options import Location, RemoteOptions, RemoteStats, locate
 from rankwise.data.store.remote.requests import (
-    Ask,
+    Failure,
     ObjectChangedError,
+    ObjectRequest,
     Part,
     TransferError,
-    Trouble,
     TruncatedError,
-    judge,
+    classify,
     send,
 )
 from rankwise.data.store.remote.stores import open_store
 from rankwise.data.store.stats import Tally
 
-__all__ = ["BeyondError", "NoRangesError", "Requests"]
+__all__ = ["BeyondError", "Client", "NoRangesError"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class NoRangesError(Exception):
     """The server does not support this kind of range. Handled by callers, never shown."""
 
 
-class Requests:
+class Client:
     """Sends requests for one reader; thread-safe.
 
     Args:
@@ -59,7 +59,7 @@ class Requests:
         """Send no more requests; give up those that wait for a further attempt."""
         self._closing.set()
 
-    def ask(self, ask: Ask) -> Part | None:
+    def request(self, request: ObjectRequest) -> Part | None:
         """Return a part of an object, None if there is no such object.
 
         Raises:
@@ -69,16 +69,16 @@ class Requests:
             ObjectChangedError: it is not the requested version.
             TransferError: the store could not be reached, or refused.
         """
-        location = locate(ask.url)
+        location = locate(request.url)
         store = self.store(location)
         try:
-            part = self.run(lambda: send(store, location, ask), url=ask.url, what=ask.span)
+            part = self.retry(lambda: send(store, location, request), url=request.url, what=request.span)
         except (BeyondError, NoRangesError) as error:
-            if ask.is_part:
+            if request.is_part:
                 raise
             self.counters.add(RemoteStats(failures=1))
             raise TransferError(
-                f"{ask.url} ({ask.span}): the store answered as if a part had been requested", url=ask.url
+                f"{request.url} ({request.span}): the store answered as if a part had been requested", url=request.url
             ) from error
         if part is not None:
             self.counters.add(RemoteStats(fetched_bytes=part.data.nbytes))
@@ -95,11 +95,11 @@ class Requests:
             store = self._stores[location.root] = open_store(location, self.options)
         return store
 
-    def run(self, call: Callable[[], T], *, url: str, what: str) -> T | None:
+    def retry(self, call: Callable[[], T], *, url: str, what: str) -> T | None:
         """Return the result of a request, with retries for temporary errors; None if the object does not exist.
 
         Raises:
-            BeyondError, NoRangesError, ObjectChangedError, TransferError: as `ask`.
+            BeyondError, NoRangesError, ObjectChangedError, TransferError: as `request`.
         """
         from obstore.exceptions import BaseError
 
@@ -113,13 +113,13 @@ class Requests:
                 self.counters.add(RemoteStats(failures=1))
                 raise
             except (BaseError, OSError, ValueError, TruncatedError) as error:
-                trouble = judge(error)
-                if trouble.kind == "missing":
+                failure = classify(error)
+                if failure.kind == "missing":
                     return None
                 elapsed_s = time.monotonic() - began
-                if not self._may_retry(trouble, attempt, elapsed_s):
+                if not self._may_retry(failure, attempt, elapsed_s):
                     self._give_up(
-                        trouble, f"{url} ({what})", url=url, attempts=attempt, elapsed_s=elapsed_s, error=error
+                        failure, f"{url} ({what})", url=url, attempts=attempt, elapsed_s=elapsed_s, error=error
                     )
             self._wait(attempt)
         raise TransferError(f"{url} ({what}): not read, because its reader was closed", url=url, attempts=attempt)
@@ -133,9 +133,9 @@ class Requests:
                 taken_s = time.monotonic() - began
                 self.counters.add(RemoteStats(requests=1, retries=int(retried), request_s=taken_s))
 
-    def _may_retry(self, trouble: Trouble, attempt: int, elapsed_s: float) -> bool:
+    def _may_retry(self, failure: Failure, attempt: int, elapsed_s: float) -> bool:
         within = attempt <= self.options.retries and elapsed_s < self.options.retry_deadline_s
-        return trouble.kind == "passing" and within and not self._closing.is_set()
+        return failure.kind == "passing" and within and not self._closing.is_set()
 
     def _wait(self, attempt: int) -> None:
         longest_s = min(self.options.backoff_s * 2 ** (attempt - 1), self.options.max_backoff_s)
@@ -144,28 +144,28 @@ class Requests:
         self._closing.wait(delay_s)
 
     def _give_up(
-        self, trouble: Trouble, where: str, *, url: str, attempts: int, elapsed_s: float, error: Exception
+        self, failure: Failure, where: str, *, url: str, attempts: int, elapsed_s: float, error: Exception
     ) -> NoReturn:
-        if trouble.kind == "beyond":
+        if failure.kind == "beyond":
             raise BeyondError from error
-        if trouble.kind == "no_ranges":
+        if failure.kind == "no_ranges":
             raise NoRangesError from error
         self.counters.add(RemoteStats(failures=1))
         # Credentials in the environment may be fixed before the next request; requests in flight keep their store.
         self._stores.clear()
-        mend = f". {trouble.mend[:1].upper()}{trouble.mend[1:]}" if trouble.mend else ""
-        if trouble.kind == "changed":
+        mend = f". {failure.mend[:1].upper()}{failure.mend[1:]}" if failure.mend else ""
+        if failure.kind == "changed":
             raise ObjectChangedError(
-                f"{where}: {trouble.reason}. Reopen the data, and do not write to data while they are read", url=url
+                f"{where}: {failure.reason}. Reopen the data, and do not write to data while they are read", url=url
             ) from error
-        if trouble.kind == "passing":
+        if failure.kind == "passing":
             raise TransferError(
                 f"{where}: given up after {attempts} attempt{'s' * (attempts > 1)} in {elapsed_s:.1f} s "
                 f"(RemoteOptions allows {self.options.retries} retries within {self.options.retry_deadline_s:g} s); "
-                f"the last: {trouble.reason}{mend}",
+                f"the last: {failure.reason}{mend}",
                 url=url,
                 attempts=attempts,
             ) from error
         raise TransferError(
-            f"{where}: the store refused the request: {trouble.reason}{mend}", url=url, attempts=attempts
+            f"{where}: the store refused the request: {failure.reason}{mend}", url=url, attempts=attempts
         ) from error

@@ -1,9 +1,9 @@
-"""Loaders beside a step that takes as long as a batch takes to load: how much longer is an epoch than its longer part?
+"""How well loading overlaps with steps: the length of an epoch relative to the longer of loading and steps.
 
-The step sleeps, as one does that waits for its device: it leaves the processor to the loader, which a machine with few
-cores needs for a fair answer. Epochs are read in a row, as a job does: the first one, which nothing was read ahead of,
-the ones after it, and a last one, which does not count, as nothing is read ahead at its end. Loaders that can begin
-early read a first epoch once more: they begin a while before the clock starts, in place of making a model.
+A step sleeps for as long as a batch takes to load, like one that waits for its device. So the loader has the cores to
+itself, which is needed for a fair result on a machine with few cores. A run reads several epochs: the first one starts
+without prefetched batches; the last one is not counted, because nothing is prefetched at its end. Loaders with
+`start_prefetch` read a first epoch once more, started some time before the clock, as if a model were built meanwhile.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
+from _common.header import span_of
 from _common.machine import load
-from _common.printing import span_of
-from _common.statistics_of import Spread, ratios, spread
+from _common.spreads import Spread, ratios, spread
 
 from _rows.process import ReaderProcess
 from _rows.readers import KINDS
@@ -29,7 +29,7 @@ _EARLY_EPOCHS = 2
 
 
 @dataclass(kw_only=True)
-class Beside:
+class Overlap:
     """What epochs with and without steps took, in seconds of wall time.
 
     Attributes:
@@ -86,7 +86,7 @@ class Beside:
 
     def print(self) -> None:
         """Print one row for each loader: medians with quartiles; and what its first epochs wait for."""
-        print(f"\n{self.title}, beside a step as long as a batch; {len(self.loads)} rounds; load {span_of(self.loads)}")
+        print(f"\n{self.title}, with steps as long as a batch; {len(self.loads)} rounds; load {span_of(self.loads)}")
         print("| loader | epoch alone, s | its steps, s | both, s | both / the longer |")
         print("|---|---|---|---|---|")
         for name in self.later_s:
@@ -118,9 +118,11 @@ def _wait_s(both: Mapping[str, Any]) -> float:
     return max(0.0, both["ends_s"][0] - both["steps_s"] / len(both["ends_s"]))
 
 
-def run_beside(title: str, task: Task, names: list[str], processes: Mapping[str, ReaderProcess], rounds: int) -> Beside:
+def run_overlap(
+    title: str, task: Task, names: list[str], processes: Mapping[str, ReaderProcess], rounds: int
+) -> Overlap:
     """Let loaders read epochs alone and then with steps of the length that a batch of them took, in turn."""
-    found, shuffle = Beside(title=title), random.Random(0)
+    found, shuffle = Overlap(title=title), random.Random(0)
     for name in names:
         processes[KINDS[name].program].round(name, task, 0, 1)  # warms up
     for number in range(rounds):

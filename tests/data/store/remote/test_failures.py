@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from rankwise.data.store.remote import ObjectChangedError, TransferError
-from rankwise.data.store.remote.requests import TruncatedError, judge
+from rankwise.data.store.remote.requests import TruncatedError, classify
 
 
 class GenericError(Exception):
@@ -44,10 +44,10 @@ def status(code):
 )
 def test_failures_are_told_apart(error, kind, reason):
     """By status, by what the network said, and with a reason of one line; what is unknown is not tried for ever."""
-    trouble = judge(error)
-    assert trouble.kind == kind
-    assert reason in trouble.reason
-    assert "\n" not in trouble.reason
+    failure = classify(error)
+    assert failure.kind == kind
+    assert reason in failure.reason
+    assert "\n" not in failure.reason
 
 
 def test_errors_survive_pickling():

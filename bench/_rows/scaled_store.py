@@ -1,8 +1,8 @@
-"""A store of as many rows as one likes on a small disk: real row pointers and labels, matrix shards that are one file.
+"""A store with any number of rows on a small disk: real row pointers and labels, but one matrix shard under many names.
 
-The pointers of all rows are written, and two columns of labels; of the matrix one shard of each array is, and every
-other is a hard link to it. So all that is kept for each row is as large as in a real store, and every chunk that is
-read is read and decoded. Rows have 488 to 519 elements.
+The pointers of all rows and two label columns are written in full. Of each matrix array one shard is written, and all
+others are hard links to it. So everything kept per row is as large as in a real store, and every wanted chunk is read
+and decoded. Rows have 488 to 519 elements.
 """
 
 from __future__ import annotations

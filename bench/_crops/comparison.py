@@ -1,4 +1,4 @@
-"""One comparison: several readers, the same batches, interleaved rounds."""
+"""Compares several readers on the same batches, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from _common.rounds import Rounds
-from _common.statistics_of import Spread, spread
+from _common.spreads import Spread, spread
 
 from _crops.process import ReaderProcess
 from _crops.task import Task

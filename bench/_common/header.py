@@ -1,4 +1,4 @@
-"""What every comparison prints first."""
+"""The first lines that every benchmark prints."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Tables on standard output."""
+"""Prints the tables."""
 
 from __future__ import annotations
 
-from _common.printing import span_of
+from _common.header import span_of
 
-from _crops.comparing import Comparison
+from _crops.comparison import Comparison
 from _crops.readers import TITLES
 
 

@@ -1,4 +1,4 @@
-"""One comparison: several readers, the same rows, interleaved rounds."""
+"""Compares several readers on the same rows, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from _common.rounds import Rounds
-from _common.statistics_of import Spread, spread
+from _common.spreads import Spread, spread
 
 from _rows.process import ReaderProcess
 from _rows.readers import KINDS

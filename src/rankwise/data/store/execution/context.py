@@ -15,12 +15,12 @@ from rankwise.data.store.cache import ChunkCache
 from rankwise.data.store.decode import Decoder, Scratch, Spreader, choose_decoder, is_castable
 from rankwise.data.store.execution.admission import Admission
 from rankwise.data.store.execution.slow import SlowArrays
-from rankwise.data.store.files import HandleCache, Standing
+from rankwise.data.store.files import ArrayCheck, HandleCache
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.data.store.stats import added
 
-__all__ = ["ReaderStats", "ScratchPool", "Tools"]
+__all__ = ["ReaderContext", "ReaderStats", "ScratchPool"]
 
 _ITEMSIZES = (1, 2, 4, 8)
 _LOG = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class ScratchPool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tools:
+class ReaderContext:
     """Shared by the runs of one reader; every part is thread-safe.
 
     Attributes:
@@ -64,7 +64,7 @@ class Tools:
         slow: arrays opened with zarr-python.
         serial: returns a number that identifies an array.
         remote: the reader of object stores.
-        standing: checks whether arrays and their files have changed.
+        array_check: checks whether arrays and their files have changed.
     """
 
     decoder: Decoder
@@ -75,14 +75,14 @@ class Tools:
     slow: SlowArrays
     serial: Callable[[ArrayMeta], int]
     remote: RemoteFiles
-    standing: Standing
+    array_check: ArrayCheck
 
     @classmethod
     def choose(cls, **parts: Any) -> Self:
-        """Return tools with the best decoder that works here; warn once if that is not the kernel."""
+        """Return a context with the best decoder that works here; warn once if that is not the kernel."""
         decoder, why = choose_decoder()
         if why:
-            _say_slower(why)
+            _warn_slow_decoder(why)
         return cls(decoder=decoder, **parts)
 
     @property
@@ -101,7 +101,7 @@ class Tools:
 
 
 @functools.cache
-def _say_slower(why: str) -> None:
+def _warn_slow_decoder(why: str) -> None:
     """Warn once per process, for any number of readers."""
     _LOG.warning("chunks are decoded by Python threads, which is slower than the compiled kernel: %s", why)
 

@@ -1,4 +1,4 @@
-"""How long a consumer waits for data that takes as long for its own work as a batch takes to read."""
+"""How long a consumer waits for batches if its own work takes as long as reading one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WARM_UP = 5
 def waits(task: Task, *, batches: int) -> dict[str, float]:
     """Return seconds per batch of a consumer without work, and the share of waiting of one with as much work."""
     done = subprocess.run(
-        [sys.executable, "-m", "_crops.waiting", task.to_json(), str(batches)],
+        [sys.executable, "-m", "_crops.consumer_wait", task.to_json(), str(batches)],
         cwd=Path(__file__).parents[1],
         stdout=subprocess.PIPE,
         text=True,

@@ -1,4 +1,4 @@
-"""Medians, spreads and ratios of paired rounds."""
+"""Medians, quartiles and ratios of paired rounds."""
 
 from __future__ import annotations
 
