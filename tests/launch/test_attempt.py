@@ -45,6 +45,27 @@ def test_a_signal_to_the_supervisor_leaves_nothing(launcher, is_alive, wait_unti
     assert not Path(launcher.text("vitals-0")).exists()
 
 
+def test_ctrl_c_while_a_rank_imports(launcher):
+    """A rank that gets Ctrl-C before its script runs ends without a traceback."""
+    launcher.script(
+        """
+        import os, signal, time
+        if "RANKWISE_VITALS" in os.environ:
+            os.kill(os.getppid(), signal.SIGINT)
+            while signal.SIGINT not in signal.sigpending():  # until the supervisor has passed it on
+                time.sleep(0.01)
+            os.write(2, b"pending\\n")
+        """,
+        name="sitecustomize.py",
+    )
+    paths = os.pathsep.join(filter(None, [str(launcher.folder), os.environ.get("PYTHONPATH")]))
+    done = launcher.run("--nproc", 1, launcher.script("print('ran')"), env={"PYTHONPATH": paths})
+    assert done.returncode == 128 + signal.SIGINT
+    assert "pending" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
 def test_kill_9_of_the_supervisor_leaves_nothing(launcher, is_alive, wait_until):
     """When the supervisor itself is killed, no rank, no process of a rank and no folder stays behind."""
     process, pids = start_family(launcher)

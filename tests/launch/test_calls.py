@@ -121,11 +121,31 @@ def test_a_value_that_cannot_be_sent():
         rankwise.run(lambda: {"a": [0, threading.Lock()]}, num_ranks=1)
 
 
-@pytest.mark.parametrize("options", [{"num_ranks": 0}, {"num_ranks": 1, "tee": "loud"}, {"num_ranks": True + 0.5}])
+@pytest.mark.parametrize(
+    "options", [{"num_ranks": 0}, {"num_ranks": 10**8}, {"num_ranks": 1, "tee": "loud"}, {"num_ranks": True + 0.5}]
+)
 def test_wrong_options_are_refused(options):
     """Options are judged before anything is started."""
     with pytest.raises(ConfigError):
         rankwise.run(print, **options)
+
+
+async def asynchronous():
+    pass
+
+
+def generator():
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "why"),
+    [(5, "a function to call, got 5"), (asynchronous, "is asynchronous"), (generator, "is a generator function")],
+)
+def test_what_cannot_be_called_on_ranks_is_refused(fn, why):
+    """Judged before anything is started: a coroutine or a generator would run nothing."""
+    with pytest.raises(ConfigError, match=why):
+        rankwise.run(fn, num_ranks=1)
 
 
 def test_output_reaches_a_replaced_stdout(capsys):

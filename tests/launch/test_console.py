@@ -199,3 +199,13 @@ def test_on_a_terminal_too(launcher):
     assert process.wait(240) == 0
     assert sum(len(parse(line)[0]) for line in shown.split(b"\r\n") if line.endswith(b"same")) == 2
     assert b"same" in shown
+
+
+def test_a_full_disk_is_said(launcher):
+    """Output that cannot be written does not end the run, but the other stream says that it is missing."""
+    script = launcher.script("print('step 1')")
+    with Path("/dev/full").open("w") as full:
+        process = launcher.start("--nproc", 2, script, stdout=full)
+        _, err = process.communicate(timeout=240)
+    assert process.returncode == 0
+    assert "stdout cannot be written any more (No space left on device)" in err

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.errors import CheckpointError, DesyncError
+from rankwise.launch.failures.outcome import describe_failure
 from rankwise.launch.failures.report import Report, make_report
 from rankwise.launch.failures.verdict import RankEnd, decide, is_collateral
 
@@ -150,3 +151,13 @@ def test_against_a_slow_reference(fates):
         assert verdict is None
         return
     assert fates[verdict.rank] == (wanted, first[wanted])
+
+
+def test_a_very_long_message_is_cut_on_the_console():
+    """An exception that prints a whole array shows its beginning and its end, and says how much is left out."""
+    failure = decide([raised(0, 1.0)])
+    text = describe_failure(replace(failure, detail="begin " + "x" * 5_000_000 + " end"), 1, ())
+    assert len(text) < 70_000
+    assert "begin x" in text
+    assert "x end\n" in text
+    assert "characters are not shown here" in text

@@ -58,6 +58,7 @@ def main(argv: list[str]) -> None:
         end_well()
     _rank_pid = pid = os.getpid()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
         invoke(Target(kind=cast("Kind", argv[2]), name=argv[3], args=tuple(argv[4:])), rank)
     except BaseException as error:
         if os.getpid() != pid:

@@ -13,6 +13,7 @@ from rankwise._process.cores import cpu_mask, usable_cores
 from rankwise.errors import ConfigError
 
 __all__ = [
+    "MAX_RANKS",
     "Topology",
     "count_ranks",
     "format_numbers",
@@ -22,6 +23,7 @@ __all__ = [
     "read_topology",
 ]
 
+MAX_RANKS = 16_384  # of one machine; more is a typing error, and would exhaust memory or process numbers
 _SYS = Path("/sys")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 _DXG = Path("/dev/dxg")  # NVIDIA under WSL
@@ -39,7 +41,8 @@ def count_ranks(word: str, option: str, *, ranks_per_gpu: int | None = None) -> 
             number above that for all GPUs is an error.
 
     Raises:
-        ConfigError: an unknown word, a number below 1, "gpu" without a GPU, or more ranks than the GPUs allow.
+        ConfigError: an unknown word, a number below 1 or above `MAX_RANKS`, "gpu" without a GPU, or more ranks than
+            the GPUs allow.
     """
     is_number = word.isdigit() and int(word) > 0
     if word not in {"auto", "gpu", "cpu"} and not is_number:
@@ -47,6 +50,8 @@ def count_ranks(word: str, option: str, *, ranks_per_gpu: int | None = None) -> 
     if ranks_per_gpu is not None:
         return _count_sharers(word, option, ranks_per_gpu)
     if is_number:
+        if int(word) > MAX_RANKS:
+            raise ConfigError(f"{option} {word}: a machine runs at most {MAX_RANKS:,} ranks; use --nnodes for more")
         return int(word)
     if word == "cpu":
         return num_usable_cores()

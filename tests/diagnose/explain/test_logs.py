@@ -134,3 +134,14 @@ def test_a_rotated_log_may_be_compressed(tmp_path):
     log.write_bytes(packed[:-12])
     with pytest.raises(ConfigError, match=r"rank-0.*ended before"):
         explain_logs([log])
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_log_in_utf16(tmp_path, encoding):
+    """PowerShell redirects output as UTF-16, with a mark at its beginning."""
+    log = tmp_path / "job.log"
+    text = "\ufeffstep 1\r\nRuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.\r\n"
+    log.write_bytes(text.encode(encoding))
+    (finding,) = explain_logs([log])
+    assert finding.text == "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert finding.places == [f"{log}:2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -180,7 +181,9 @@ def _add_frame(finding: Finding, above: bytes, rank: int | None) -> None:
 
 
 def _unpacked(stream: BufferedReader) -> BinaryIO:
-    """Return the content of a rotated log that was compressed with gzip; any other stream as it is."""
+    """Return the content of a log that is compressed with gzip, or UTF-16 with its mark; any other stream as it is."""
+    if stream.peek(2)[:2] in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}:  # as PowerShell redirects output
+        return cast("BinaryIO", codecs.EncodedFile(stream, "utf-8", "utf-16", errors="replace"))
     if not stream.peek(2).startswith(b"\x1f\x8b"):
         return stream
     import gzip

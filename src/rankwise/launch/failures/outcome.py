@@ -12,6 +12,7 @@ from rankwise.launch.failures.verdict import Failure, RankEnd, is_collateral, si
 __all__ = ["Outcome", "describe_failure", "describe_others"]
 
 _WIDTH = 72
+_CHARACTERS = 1 << 16  # most of a traceback on the console; the log of the rank has all of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +51,17 @@ def describe_failure(failure: Failure, num_ranks: int, others: Sequence[str]) ->
     if failure.detail:
         witness = failure.rank if failure.witness is None else failure.witness
         title = f"---- rank {witness} on {host} "
-        lines += [title + "-" * (_WIDTH - len(title)), failure.detail.rstrip("\n"), "-" * _WIDTH]
+        lines += [title + "-" * (_WIDTH - len(title)), _shorten(failure.detail.rstrip("\n")), "-" * _WIDTH]
     return "\n".join([*lines, *others])
+
+
+def _shorten(text: str) -> str:
+    """Cut out the middle of a very long text: a message may hold a whole array."""
+    left_out = len(text) - _CHARACTERS
+    if left_out <= 0:
+        return text
+    half = _CHARACTERS // 2
+    return f"{text[:half]}\n... {left_out:,} characters are not shown here ...\n{text[-half:]}"
 
 
 def describe_others(ends: Sequence[RankEnd], failure: Failure) -> list[str]:

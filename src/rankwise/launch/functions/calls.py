@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.functions.bound import is_loading_main
 from rankwise.launch.functions.client import call_ranks
-from rankwise.launch.hardware import count_ranks
+from rankwise.launch.hardware import MAX_RANKS, count_ranks
 
 if TYPE_CHECKING:
     from rankwise.launch.functions.pickled_call import Packed
@@ -103,8 +103,8 @@ def launch_packed(pack: Callable[[], Packed], options: Mapping[str, Any], fn: An
             "a rank reached another launch while importing the main script: put the launch under "
             'if __name__ == "__main__":'
         )
-    if not isinstance(options["num_ranks"], int) or options["num_ranks"] < 1:
-        raise ConfigError(f"num_ranks must be an integer of at least 1, got {options['num_ranks']!r}")
+    if not isinstance(options["num_ranks"], int) or not 1 <= options["num_ranks"] <= MAX_RANKS:
+        raise ConfigError(f"num_ranks must be an integer from 1 to {MAX_RANKS:,}, got {options['num_ranks']!r}")
     code = None if fn is None or options["env"] else getattr(fn, "__code__", None)
     hint = (code.co_filename, code.co_name) if code is not None and options["num_ranks"] > 1 else None
 

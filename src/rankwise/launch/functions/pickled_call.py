@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import io
 import os
 import pickle
@@ -107,6 +108,11 @@ def pack_call(
         ConfigError: the function or an argument cannot be sent; the message says which.
     """
     name = getattr(fn, "__qualname__", repr(fn))
+    if not callable(fn):
+        raise ConfigError(f"the ranks need a function to call, got {fn!r} ({type(fn).__name__})")
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
+        kind = "asynchronous" if inspect.iscoroutinefunction(fn) else "a generator function"
+        raise ConfigError(f"{name} is {kind}: its ranks would return before it runs; run it inside a plain function")
     reference = _reference(fn)
     packer = _Packer(name=name, main=_describe_main())
     if reference is None and getattr(fn, "__module__", _MAIN) not in {_MAIN, "builtins"}:

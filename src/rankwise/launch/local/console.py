@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import errno
 import os
 import select
 import threading
@@ -20,6 +21,7 @@ from rankwise.launch.hardware import format_numbers
 __all__ = ["Console", "Merger", "Voice"]
 
 _FDS = {"out": 1, "err": 2}
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _LIMIT_BYTES = 1 << 20  # of output that wait for the console's reader
 _SLICE_BYTES = 4096  # what a pipe accepts at once; the unit in which a slow reader's progress is measured
 _STALL_S = 5.0  # without progress of the reader: treat it as stopped
@@ -174,11 +176,20 @@ class _Outlet:
                 data = data[os.write(fd, data) :]
             except BlockingIOError:
                 select.select([], [fd], [], 1.0)  # another program made this terminal non-blocking
-            except OSError:
+            except OSError as error:
                 self._lost.add(fd)
+                if error.errno in _DISK_ERRORS:
+                    self._say_lost(fd, error)
         with self._changed:
             self._num_bytes -= num_bytes
             self._idle_s, self._looked_s = 0.0, time.monotonic()
+
+    def _say_lost(self, fd: int, error: OSError) -> None:
+        """Say on the other stream that a full disk takes no more; a closed terminal or pipe needs no message."""
+        name = "stdout" if fd == _FDS["out"] else "stderr"
+        text = f"rankwise: {name} cannot be written any more ({error.strerror}): the run and its logs go on\n"
+        with contextlib.suppress(OSError):
+            os.write(_FDS["err"] if fd == _FDS["out"] else _FDS["out"], text.encode())
 
 
 def _is_same(one: int, other: int) -> bool:

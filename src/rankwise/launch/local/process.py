@@ -157,12 +157,17 @@ def _start_interpreter(
 ) -> subprocess.Popen[bytes]:
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001  (as multiprocessing does)
     command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.child", str(os.getpid()), str(report_fd)]
-    return subprocess.Popen(  # noqa: S603
-        [*command, target.kind, target.name, *target.args],
-        env=env,
-        stdin=stdin,
-        stdout=out,
-        stderr=err,
-        pass_fds=(report_fd,),
-        start_new_session=True,
-    )
+    # The rank inherits the mask: Ctrl-C during its imports stays pending until `child.main` can end quietly.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(  # noqa: S603
+            [*command, target.kind, target.name, *target.args],
+            env=env,
+            stdin=stdin,
+            stdout=out,
+            stderr=err,
+            pass_fds=(report_fd,),
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
