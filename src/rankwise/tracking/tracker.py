@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from rankwise.errors import ConfigError, RunDirError
 from rankwise.tracking.config import as_json
@@ -17,13 +17,11 @@ from rankwise.tracking.jsonl import JsonlSink
 from rankwise.tracking.metrics_file import RESERVED
 from rankwise.tracking.run_dir import RunDir
 from rankwise.tracking.services.mlflow import MlflowSink
-from rankwise.tracking.services.outbox import Outbox, RunFacts, Service, Table
+from rankwise.tracking.services.outbox import Outbox, RunFacts, Service, Table, is_nonfinite
 from rankwise.tracking.services.wandb import WandbSink
 from rankwise.tracking.sink import Sink, TableSink
-from rankwise.tracking.verdict import on_main, world_or_current
-
-if TYPE_CHECKING:
-    from rankwise.world import World
+from rankwise.tracking.verdict import on_main
+from rankwise.world import World
 
 __all__ = ["SinkName", "Tracker"]
 
@@ -67,7 +65,7 @@ class Tracker:
                 raise ConfigError(
                     f"a sink must be {names}, a service, or an object with start, log and close; got {sink!r}"
                 )
-        world = world_or_current(world)
+        world = World.current() if world is None else world
         self._sinks: list[Sink] = []
         self._outboxes: list[Outbox] = []
         self._run: RunDir | Path = run_dir if isinstance(run_dir, RunDir) else Path(run_dir)
@@ -138,7 +136,8 @@ class Tracker:
         Args:
             step: optimizer steps done.
             name: name of the table.
-            columns: a value for each row, by column: one-dimensional lists, arrays or tensors of numbers or texts.
+            columns: a value for each row, by column: one-dimensional lists, arrays or tensors of numbers or texts. NaN
+                and infinities are kept: in the file as null, with their kind by row under ``"nonfinite"``.
 
         Raises:
             ConfigError: the columns have different lengths, or values that JSON does not support.
@@ -147,7 +146,10 @@ class Tracker:
         if not self._sinks:
             return
         listed = {
-            key: [as_json(value, what=f"the column {key!r}") for value in _listed(values)]
+            key: [
+                value if is_nonfinite(value) else as_json(value, what=f"the column {key!r}")
+                for value in _listed(values)
+            ]
             for key, values in columns.items()
         }
         lengths = {key: len(values) for key, values in listed.items()}
@@ -157,7 +159,7 @@ class Tracker:
         folder = self._folder / "tables" / name
         with self._run.fence() if isinstance(self._run, RunDir) else contextlib.nullcontext():
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / f"step-{made.step:08}.json", {"step": made.step, "columns": made.columns})
+            write_json(folder / f"step-{made.step:08}.json", _table_record(made))
         for sink in self._sinks:
             if isinstance(sink, TableSink):
                 sink.table(made)
@@ -249,6 +251,15 @@ class Tracker:
             with fence:
                 write_json(self._folder / "trackers.json", known)
             self._known = known
+
+
+def _table_record(table: Table) -> dict[str, Any]:
+    odd = {
+        key: {str(row): str(value) for row, value in enumerate(cells) if is_nonfinite(value)}
+        for key, cells in table.columns.items()
+    }
+    odd = {key: found for key, found in odd.items() if found}
+    return {"step": table.step, "columns": table.json_columns, **({"nonfinite": odd} if odd else {})}
 
 
 def _listed(values: Any) -> list[Any]:
