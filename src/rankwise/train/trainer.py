@@ -134,7 +134,6 @@ class Trainer:
             tensorboard=tensorboard,
             sinks=(*trackers, *sinks),
             options=self.options,
-            may_change=self.options.may_change,
             fresh=fresh,
             init_from=init_from,
         )
@@ -231,7 +230,8 @@ class Trainer:
         losses = []
         for batches in train:
             for _ in range(steps):
-                means.add_step(step(batches))
+                report = step(batches)
+                means.add_all(report.loss, report.metrics)
                 losses.append(means.reduce(self.world)["loss"])
             break
         return losses
