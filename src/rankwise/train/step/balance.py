@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.contract import BaseLoader, whole_speeds
 from rankwise.errors import ConfigError
+from rankwise.guard.check import replicas_in
 from rankwise.train.loaders.foreign import as_loader, kind_of
 from rankwise.train.models.sharding import is_sharded, watch_gradients
-from rankwise.train.models.wrapped_models import replicas_of, unwrapped
+from rankwise.train.models.wrapped_models import unwrapped
 from rankwise.train.step.checks import lone_sample
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
@@ -184,7 +185,7 @@ class _Stopwatch:
     def attach(self) -> None:
         """Register gradient hooks; they stay between steps, since changing them would recompile a compiled model."""
         self._handles = watch_gradients(self._model, lambda _: self._mark())
-        replicas: Any = replicas_of(self._model)
+        replicas: Any = replicas_in(self._model)
         if replicas is not None and replicas.will_sync_module_buffers():
             # DistributedDataParallel sends rank 0's buffers before the forward: fast ranks wait there
             self._handles.append(unwrapped(self._model).register_forward_pre_hook(lambda *_: self._begin_again()))
