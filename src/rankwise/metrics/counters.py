@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rankwise.metrics.host import to_host
 from rankwise.metrics.values import Sum
-
-if TYPE_CHECKING:
-    from rankwise.world import World
+from rankwise.world import World
 
 __all__ = ["Counters"]
 
@@ -49,9 +47,7 @@ class Counters:
             world: default ``World.current()``.
             reset: remove the local sums afterwards.
         """
-        from rankwise.world import World as _World
-
-        world = _World.current() if world is None else world
+        world = World.current() if world is None else world
         sums = self.read_states(world.all_gather_object(self.state_dict()))
         if reset:
             self.reset()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankwise.errors import ConfigError, DesyncError
 from rankwise.metrics.host import to_host
 from rankwise.metrics.metric import Metric
 from rankwise.metrics.torchmetric import TorchMetricAdapter, is_torchmetric
-
-if TYPE_CHECKING:
-    from rankwise.world import World
+from rankwise.world import World
 
 __all__ = ["flatten", "reduce"]
 
@@ -35,9 +33,7 @@ def reduce(metrics: Mapping[str, Any], world: World | None = None, *, reset: boo
         ConfigError: a value is not a metric, or cannot be merged exactly.
         DesyncError: the ranks have different names or kinds of metrics; the message lists them.
     """
-    from rankwise.world import World as _World
-
-    world = _World.current() if world is None else world
+    world = World.current() if world is None else world
     error: Exception | None = None
     flat: dict[str, Any] = {}
     mine: dict[str, Any] = {}
