@@ -30,10 +30,10 @@ def test_sums_go_on_after_a_checkpoint(before):
     """To the bit what they are without one, and in a log line."""
     at_once, asked = RunningMeans(), RunningMeans()
     for means in (at_once, asked):
-        means.add("loss", before, 1.0)
+        means.add(((before, 1.0), {}))
     for value in (1e16, 1.0, -1e16, 3.0, 0.1, 7.0):
-        at_once.add_all((value, 0.1 * value), {"seen": (3, 2)})
-        asked.add_all((value, 0.1 * value), {"seen": (3, 2)})
+        at_once.add(((value, 0.1 * value), {"seen": (3, 2)}))
+        asked.add(((value, 0.1 * value), {"seen": (3, 2)}))
         again = RunningMeans()
         again.load_state_dict(asked.state_dict())
         asked = again
@@ -45,14 +45,15 @@ def test_sums_go_on_after_a_checkpoint(before):
 def test_sums_of_a_value_are_its_elements():
     """Arrays and tensors count with all elements, of their value then; integers stay integers; ranks' sums merge."""
     means, kept = RunningMeans(), torch.tensor([1, 2])
-    means.add("right", kept, np.array([1.0, 1.0]))
+    means.add(((0.0, 0.0), {"right": (kept, np.array([1.0, 1.0]))}))
     kept += 5
-    means.add("right", True, 2)
+    means.add(((0.0, 0.0), {"right": (True, 2)}))
     state = means.state_dict()
-    assert state == {"sum right": {"ints": 4, "floats": None}, "weight right": {"ints": 0, "floats": 4.0}}
+    assert state["sum right"] == {"ints": 4, "floats": None}
+    assert state["weight right"] == {"ints": 0, "floats": 4.0}
     merged = RunningMeans()
     merged.load_state_dict(means.merge_states([state, state, {}]))
-    assert merged.reduce(World.single()) == {"right": 1.0}
+    assert merged.reduce(World.single())["right"] == 1.0
 
 
 def test_sums_of_earlier_checkpoints_load():

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rankwise.data.contract import Batch, Share
 from rankwise.guard import Guard
 from rankwise.metrics.amounts import weighted_sum
-from rankwise.metrics.host import to_host
+from rankwise.metrics.host import is_tensor, to_host
 from rankwise.train.step.exact import StepReport
 from rankwise.train.step.health import Health
 from rankwise.train.step.output import on_host
@@ -21,7 +21,8 @@ from rankwise.world import World
 
 __all__ = ["Ledger", "RunningMeans"]
 
-_PAIR = ("sum", "weight")
+# a step's loss, and its metrics by name; each as (sum, weight)
+_Taken = tuple[tuple[Any, Any], Mapping[str, tuple[Any, Any]]]
 
 
 class Ledger:
@@ -58,18 +59,18 @@ class Ledger:
     def settle(self) -> None:
         """Add up the losses and metrics of the stored steps, in order, and record whether they were finite."""
         kept, self._kept = self._kept, []
-        on_cpu = self.health.on_host
+        on_cpu, taken = self.health.on_host, list[_Taken]()
         for report, gradient, shares, module in kept:
-            total, weight = report.loss
-            metrics = report.metrics
             if report.overflowed:  # it was skipped: its numbers do not belong to the training
-                total, weight, metrics = 0.0, 0.0, {}
-            else:
-                if type(total) is not float:
-                    total = total.item() if on_cpu else on_host(total)
-                self.health.note(shares, total, gradient, module)
-            self.recent.add_all((total, weight), metrics)
-            self.whole.add_all((total, weight), metrics)
+                taken.append(((0.0, 0.0), {}))
+                continue
+            total, weight = report.loss
+            if type(total) is not float:
+                total = total.item() if on_cpu else on_host(total)
+            self.health.note(shares, total, gradient, module)
+            taken.append(((total, weight), report.metrics))
+        self.recent.add(*taken)
+        self.whole.add(*taken)
 
 
 class RunningMeans:
@@ -81,22 +82,16 @@ class RunningMeans:
     scope: Literal["reduced"] = "reduced"
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[Any, Any]] = {}
+        self._sums: dict[str, Any] = {}  # by "sum <name>" and "weight <name>", as in a checkpoint
 
-    def add(self, name: str, total: Any, weight: Any) -> None:
-        """Add a weighted sum and its weight. No synchronisation."""
-        if type(total) is not float:
-            total = _amount(total)
-        if type(weight) is not float:
-            weight = _amount(weight)
-        before = self._sums.get(name)
-        self._sums[name] = (total, weight) if before is None else (before[0] + total, before[1] + weight)
-
-    def add_all(self, loss: tuple[Any, Any], metrics: Mapping[str, tuple[Any, Any]]) -> None:
-        """Add the losses and metrics of a step or a batch, each as (sum, weight)."""
-        self.add("loss", *loss)
-        for name, (total, weight) in metrics.items():
-            self.add(name, total, weight)
+    def add(self, *taken: _Taken) -> None:
+        """Add the loss and the metrics of steps or batches, each as (sum, weight), in order. No synchronisation."""
+        sums = self._sums
+        for loss, metrics in taken:
+            for name, (total, weight) in (("loss", loss), *metrics.items()):
+                for key, number in ((f"sum {name}", total), (f"weight {name}", weight)):
+                    amount = number if type(number) is float else _amount(number)
+                    sums[key] = sums[key] + amount if key in sums else amount
 
     def reduce(self, world: World, *, reset: bool = True) -> dict[str, float]:
         """Return the means over all ranks; NaN if the weights sum to zero. Every rank calls it.
@@ -109,22 +104,23 @@ class RunningMeans:
 
     def reduce_noted(self, world: World, note: Any, *, reset: bool = True) -> tuple[dict[str, float], list[Any]]:
         """Reduce like `reduce`, and return the notes of all ranks, by rank: small objects in the same collective."""
-        mine = self._on_host()
+        mine = to_host(self._sums)
         gathered = [(mine, note)] if world.world_size == 1 else world.all_gather_object((mine, note))
-        sums = _added(held for held, _ in gathered)
+        ranks, notes = zip(*gathered, strict=True)
+        sums = _added(ranks)
         if reset:
             self._sums = {}
-        means = {name: total / weight if weight else math.nan for name, (total, weight) in sorted(sums.items())}
-        return means, [noted for _, noted in gathered]
-
-    def _on_host(self) -> dict[str, tuple[Any, Any]]:
-        """Return this rank's sums as numbers; waits for the device."""
-        cells = to_host({(name, part): cell for name, pair in self._sums.items() for part, cell in enumerate(pair)})
-        return {name: (cells[name, 0], cells[name, 1]) for name in self._sums}
+        means = dict[str, float]()
+        for key in sorted(sums):
+            kind, _, name = key.partition(" ")
+            if kind == "sum":
+                weight = sums[f"weight {name}"]
+                means[name] = sums[key] / weight if weight else math.nan
+        return means, list(notes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's sums; waits for the device."""
-        return _state_of(self._on_host())
+        return _state_of(to_host(self._sums))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore sums."""
@@ -138,32 +134,31 @@ class RunningMeans:
 def _amount(value: Any) -> Any:
     """Return what a value adds: a number, or a tensor on its device, of which all elements count."""
     value = on_host(value)
-    return value if type(value) in (float, int) else weighted_sum(value, 1)[0]
+    if type(value) in (float, int):
+        return value
+    # a copy, as the user may change it; of one element without the operations of a weighted sum
+    return value.clone() if is_tensor(value) and not value.ndim else weighted_sum(value, 1)[0]
 
 
-def _added(ranks: Iterable[Mapping[str, tuple[Any, Any]]]) -> dict[str, tuple[Any, Any]]:
-    sums: dict[str, tuple[Any, Any]] = {}
+def _added(ranks: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    sums: dict[str, Any] = {}
     for held in ranks:
-        for name, (total, weight) in held.items():
-            before = sums.get(name, (0, 0))
-            sums[name] = (before[0] + total, before[1] + weight)
+        for key, number in held.items():
+            sums[key] = sums.get(key, 0) + number
     return sums
 
 
-def _state_of(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+def _state_of(sums: Mapping[str, Any]) -> dict[str, Any]:
     """Return sums in the form of a checkpoint: integers and floats apart, as `Counters` has them."""
-    named = {f"{what} {name}": number for name, pair in sums.items() for what, number in zip(_PAIR, pair, strict=True)}
     return {
         key: {"ints": 0, "floats": number} if type(number) is float else {"ints": number, "floats": None}
-        for key, number in named.items()
+        for key, number in sums.items()
     }
 
 
-def _sums_in(state: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _sums_in(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sums of a checkpoint; in those of earlier versions a cell may have integers, floats and a rest."""
-    numbers = {
+    return {
         key: cell["ints"] if cell["floats"] is None else cell["ints"] + cell["floats"] + cell.get("rest", 0.0)
         for key, cell in state.items()
     }
-    names = dict.fromkeys(key.partition(" ")[2] for key in numbers)
-    return {name: (numbers[f"sum {name}"], numbers[f"weight {name}"]) for name in names}

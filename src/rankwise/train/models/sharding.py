@@ -24,6 +24,7 @@ __all__ = [
     "check_sharded",
     "is_sharded",
     "local_part",
+    "lone_norms",
     "note_prepared",
     "over_groups",
     "prepare_optimizer",
@@ -179,8 +180,6 @@ def check_sharded(model: nn.Module, world: World) -> None:
     Raises:
         ConfigError: the message says how to fix the model.
     """
-    from torch import nn
-
     outside = [name for name, p in model.named_parameters() if p.requires_grad and not is_dtensor(p)]
     if outside and world.world_size > 1:
         raise ConfigError(
@@ -195,10 +194,8 @@ def check_sharded(model: nn.Module, world: World) -> None:
                 f"{name} is sharded over a mesh of shape {tuple(mesh.shape)}, but this world has {world.world_size} "
                 "ranks: the exact step supports only meshes of one dimension over all ranks"
             )
-    for name, module in model.named_modules():
-        norm = isinstance(module, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001  (the only common base)
-        alone = norm and not (isinstance(module, nn.SyncBatchNorm) or hasattr(module, "joins_ranks"))
-        if alone and module.track_running_stats and world.world_size > 1:
+    for name, norm in lone_norms(model):
+        if norm.track_running_stats and world.world_size > 1:
             raise ConfigError(
                 f"{name} of the model tracks batch statistics, which fully_shard leaves different on each rank: use "
                 "strategy='ddp' or 'zero1', sync_batchnorm=True, or another norm (GroupNorm)"
@@ -207,6 +204,18 @@ def check_sharded(model: nn.Module, world: World) -> None:
         # Window undoes this factor, whatever its earlier value; the second name is that of older versions
         set_factor = getattr(part, "set_gradient_divide_factor", None) or part.set_reduce_scatter_divide_factor
         set_factor(float(world.world_size))
+
+
+def lone_norms(model: nn.Module) -> list[tuple[str, Any]]:
+    """Return the layers whose batch statistics are those of this rank's samples alone, with their names."""
+    from torch import nn
+
+    kind = nn.modules.batchnorm._BatchNorm  # noqa: SLF001  (the only common base)
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, kind) and not (isinstance(module, nn.SyncBatchNorm) or hasattr(module, "joins_ranks"))
+    ]
 
 
 @contextmanager

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Balance", "check_balance", "wished_balance"]
+__all__ = ["Balance", "check_balance"]
 
 _LOG = logging.getLogger("rankwise.train")
 _NUM_FIRST = 2  # steps of a pass that are not measured: caches and allocators warm up
@@ -233,20 +233,6 @@ class _Stopwatch:
 def _between(begin: Any, end: Any) -> float:
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1000
-
-
-def wished_balance(wish: Any, model: nn.Module, loader: Any, world: World) -> Balance | None:
-    """Return the balance for a trainer's ``balance=``, None without one. Collective if one is requested.
-
-    Raises:
-        ConfigError: the model or the loader does not support it.
-        DesyncError: that of another rank does not.
-    """
-    if wish is None:
-        return None
-    balance = Balance(model, world, speeds=wish)
-    balance.check(loader)
-    return balance
 
 
 def check_balance(wish: Any) -> None:

@@ -13,7 +13,7 @@ from rankwise.errors import StepError
 from rankwise.guard.check import replicas_in
 from rankwise.guard.findings import listed
 from rankwise.train.models.passes import kept_buffers, kept_random_state
-from rankwise.train.models.sharding import watched_units
+from rankwise.train.models.sharding import lone_norms, watched_units
 from rankwise.train.models.wrapped_models import finds_unused, unwrapped
 from rankwise.train.step.output import read_output
 from rankwise.world import World
@@ -83,7 +83,6 @@ def warm_up(model: nn.Module, step_fn: Any, batch: Batch, world: World) -> First
 @contextmanager
 def _watched_norms(model: nn.Module, found: list[str], num_samples: int) -> Iterator[None]:
     """Record layers with batch statistics that see one value per channel of each sample: a single one fails there."""
-    from torch import nn
 
     def look(name: str, values: tuple[Any, ...]) -> None:
         given = values[0]
@@ -92,10 +91,8 @@ def _watched_norms(model: nn.Module, found: list[str], num_samples: int) -> Iter
 
     handles = [
         module.register_forward_pre_hook(lambda _, values, name=name: look(name, values))
-        for name, module in unwrapped(model).named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001  (the only common base)
-        and not (isinstance(module, nn.SyncBatchNorm) or hasattr(module, "joins_ranks"))
-        and module.training
+        for name, module in lone_norms(unwrapped(model))
+        if module.training
     ]
     try:
         yield
