@@ -55,6 +55,15 @@ def test_dry_run_starts_nothing(run, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
+def test_a_folder_has_a_name(run, tmp_path):
+    """An empty variable, as in --run-dir "$RUN", does not write into the current folder."""
+    for option in (("--run-dir", ""), ("--run-dir=",), ("--log-dir", "")):
+        done = run(*option, "script.py")
+        assert done.returncode == 2
+        assert 'it names a folder, got ""' in " ".join(done.stderr.replace("│", " ").split())
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
 def test_help_is_for_the_command_only_before_the_script(run):
     """`rankwise run --help` explains; `rankwise run script.py --help` is the script's."""
     assert "--max-restarts" in run("--help").stdout

@@ -337,6 +337,12 @@ def test_the_fence_can_be_nested(tmp_path):
         run.finish({})
 
 
+def test_a_run_has_a_path():
+    """An empty text is no name of the current folder."""
+    with pytest.raises(ConfigError, match='needs a path, got ""'):
+        RunDir.open("", config={}, world=World.single())
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -1,6 +1,7 @@
 """Numbers reach MLflow and W&B, whatever these do to the training: nothing; and attempts continue one curve."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -143,7 +144,12 @@ def make_trainer(**options):
 
 
 def sides(model, batch):
-    return {"sample": ["left", "right"], "side": model(batch).argmax(1), "training": [model.training] * 2}
+    return {
+        "sample": ["left", "right"],
+        "side": model(batch).argmax(1),
+        "training": [model.training] * 2,
+        "odd": [math.nan, 0.5],
+    }
 
 
 PREDICTIONS = Predictions(sides, torch.tensor([[9.0, 0, 0, 0], [-9.0, 0, 0, 0]]).double(), every=2)
@@ -188,7 +194,7 @@ def test_a_restart_continues_the_curves_without_doubled_points(server, tmp_path)
     columns = json.loads(table.read_text())["columns"]
     assert table.name == "step-00000008.json"
     assert sorted(columns.pop("side")) == [0, 1]
-    assert columns == {"sample": ["left", "right"], "training": [False, False]}
+    assert columns == {"sample": ["left", "right"], "training": [False, False], "odd": [None, 0.5]}
     assert [file.path for file in client(server).list_artifacts(run.info.run_id, "predictions")] == [
         "predictions/step-00000008.json"
     ]

@@ -183,6 +183,27 @@ def test_lines_that_may_wait_are_written_together(tmp_path):
     assert all(line["time"] <= after["time"] for line, after in itertools.pairwise(lines))
 
 
+def test_a_table_keeps_what_json_lacks(tmp_path):
+    """A prediction may be NaN or infinite: the file says which with null, and sinks get the numbers."""
+    taken = []
+
+    class Tables(ListSink):
+        def table(self, table):
+            taken.append(table)
+
+    columns = {"name": ["a", "b", "c"], "score": np.array([1.0, math.nan, -math.inf])}
+    with Tracker(tmp_path, world=World.single(), sinks=[Tables()]) as tracker:
+        tracker.table(3, "scores", columns)
+    assert json.loads(
+        (tmp_path / "tables" / "scores" / "step-00000003.json").read_text(), parse_constant=pytest.fail
+    ) == {
+        "step": 3,
+        "columns": {"name": ["a", "b", "c"], "score": [1.0, None, None]},
+        "nonfinite": {"score": {"1": "nan", "2": "-inf"}},
+    }
+    assert [str(value) for value in taken[0].columns["score"]] == ["1.0", "nan", "-inf"]
+
+
 def test_a_sink_that_does_not_close_takes_no_lines_along(tmp_path):
     """What waits is written all the same, and the error is told."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 from rankwise.checkpoint.commit import Disk, Fence, Storage, folder_name
 from rankwise.checkpoint.format.manifest import (
@@ -31,9 +31,7 @@ from rankwise.checkpoint.storage.object_path import ObjectPath
 from rankwise.checkpoint.together import take_together
 from rankwise.data.contract import JSON
 from rankwise.errors import CheckpointError, ConfigError, Interrupted
-
-if TYPE_CHECKING:
-    from rankwise.world import World
+from rankwise.world import World
 
 __all__ = ["Checkpointer"]
 
@@ -86,14 +84,12 @@ class Checkpointer:
         store_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._keeping = Keeping(keep=keep, keep_every=keep_every, keep_best=keep_best, metric=metric, mode=mode)
-        from rankwise.world import World as _World
-
         self._storage: Storage = (
             Bucket(str(folder), store_options or {}) if is_url(folder) else Disk(Path(folder).absolute())
         )
         self.folder = cast("Path", self._storage.root)
         self.published: Path | None = None
-        self._world = _World.current() if world is None else world
+        self._world = World.current() if world is None else world
         self._fence = fence
         self._attempt = attempt
         self._host = HostBuffers() if asynchronous else None

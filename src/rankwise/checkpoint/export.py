@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -29,14 +30,14 @@ def find_one(path: str) -> CheckpointInfo:
         CheckpointError: there is none, or it is damaged.
         OSError: it cannot be read now.
     """
-    found = _found(path)
-    for number, folder in enumerate(found):
-        try:
+    *before, last = _found(path)
+    for folder in before:
+        with contextlib.suppress(CheckpointError):
             return verify(folder)
-        except CheckpointError as error:
-            if number == len(found) - 1:
-                raise CheckpointError(f"{folder} is damaged: {error}") from error
-    raise CheckpointError(f"there is no checkpoint in {path}: neither a manifest.json nor a step-* folder")
+    try:
+        return verify(last)
+    except CheckpointError as error:
+        raise CheckpointError(f"{last} is damaged: {error}") from error
 
 
 def check_all(path: str) -> dict[str, str | None]:
@@ -52,8 +53,6 @@ def check_all(path: str) -> dict[str, str | None]:
             checked[str(folder)] = None
         except (CheckpointError, OSError) as error:
             checked[str(folder)] = str(error)
-    if not checked:
-        raise CheckpointError(f"there is no checkpoint in {path}: neither a manifest.json nor a step-* folder")
     return checked
 
 
@@ -81,8 +80,6 @@ def describe(path: str) -> list[dict[str, Any]]:
         }
         keys = ("step", "attempt", "world_size", "time", "versions", "meta", "metrics")
         facts.append({"path": str(folder), **{key: getattr(info, key) for key in keys}, "parts": parts})
-    if not facts:
-        raise CheckpointError(f"there is no checkpoint in {path}: neither a manifest.json nor a step-* folder")
     return facts
 
 
@@ -154,9 +151,17 @@ def export_part(info: CheckpointInfo, out: Path, *, part: str = "model", to: For
 
 
 def _found(path: str) -> list[Any]:
+    """Return the folders of the checkpoints at a path, best first.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     root: Any = Bucket(path, {}).root if is_url(path) else Path(path)
     is_one = "manifest.json" in root.names() if is_url(path) else (root / "manifest.json").exists()
-    return [root] if is_one else list(folders(root)) or list(folders(root / "checkpoints"))
+    found = [root] if is_one else list(folders(root)) or list(folders(root / "checkpoints"))
+    if not found:
+        raise CheckpointError(f"there is no checkpoint in {path}: neither a manifest.json nor a step-* folder")
+    return found
 
 
 def _pt(state: Any, out: Path) -> None:

@@ -10,15 +10,13 @@ import sys
 import threading
 import time
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
 from rankwise import vitals
 from rankwise.errors import ConfigError, DesyncError, Interrupted
-
-if TYPE_CHECKING:
-    from rankwise.world import World
+from rankwise.world import World
 
 __all__ = ["Interruption"]
 
@@ -69,9 +67,7 @@ class Interruption:
         signals: bool = True,
         within_s: float = 2.0,
     ) -> None:
-        from rankwise.world import World as _World
-
-        self._world = _World.current() if world is None else world
+        self._world = World.current() if world is None else world
         self._limit_s = _limit(max_seconds)
         self._within_s = within_s
         self._begun_s, self._asked_s = time.monotonic(), -math.inf

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["ModelState", "OptimizerState"]
+__all__ = ["ModelState", "OptimizerState", "is_dtensor"]
 
 
 class ModelState:
@@ -36,12 +36,12 @@ class ModelState:
     @property
     def scope(self) -> Literal["replicated", "sharded"]:
         """Whether the ranks have shards ("sharded") or equal copies ("replicated")."""
-        return "sharded" if any(map(_is_sharded, self._part.obj.parameters())) else "replicated"
+        return "sharded" if any(map(is_dtensor, self._part.obj.parameters())) else "replicated"
 
     def state_dict(self) -> Any:
         """Return the state by name; for a sharded tensor the piece of this rank, if it has one to write."""
         state = self._part.state_dict()
-        pieces = ((name, _piece(value) if _is_sharded(value) else value) for name, value in state.items())
+        pieces = ((name, _piece(value) if is_dtensor(value) else value) for name, value in state.items())
         return mapping_like(state, [(name, value) for name, value in pieces if value is not None])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ class OptimizerState:
     @property
     def scope(self) -> Literal["replicated", "sharded"]:
         """Whether the ranks have shards ("sharded") or equal copies ("replicated")."""
-        sharded = self._is_split or any(_is_sharded(param) for param in _params(self._optimizer))
+        sharded = self._is_split or any(is_dtensor(param) for param in _params(self._optimizer))
         return "sharded" if sharded else "replicated"
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class OptimizerState:
             return values
         pieces: dict[str, Any] = {}
         for key, value in values.items():
-            if _is_sharded(value):
+            if is_dtensor(value):
                 pieces[key] = _piece(value)
             elif self._is_split:
                 shape = tuple(getattr(value, "shape", ()))
@@ -156,7 +156,8 @@ def _params(optimizer: Any) -> Iterator[Any]:
         yield from group["params"]
 
 
-def _is_sharded(value: Any) -> bool:
+def is_dtensor(value: Any) -> bool:
+    """Whether it is a tensor of which each rank has a shard; does not import torch."""
     tensors = sys.modules.get("torch.distributed.tensor")
     return tensors is not None and isinstance(value, tensors.DTensor)
 
@@ -179,7 +180,7 @@ def _piece(tensor: Any) -> Piece | None:
 
 def _fitted(value: Any, like: Any, name: str) -> Any:
     """Return a saved value in the form of `like`: this rank's shard of it if that is sharded, else all of it."""
-    if not _is_sharded(like) or not hasattr(value, "shape"):
+    if not is_dtensor(like) or not hasattr(value, "shape"):
         return value.whole() if isinstance(value, Pieces) else value
     from torch.distributed.tensor import DTensor
 
@@ -199,7 +200,7 @@ def _fitted_state(values: Any, param: Any, name: str) -> Any:
     shape = tuple(param.shape)
     same = {key: tuple(getattr(value, "shape", ())) == shape and bool(shape) for key, value in values.items()}
     odd = [key for key, value in values.items() if not same[key] and math.prod(getattr(value, "shape", ())) > 1]
-    if odd and _is_sharded(param):
+    if odd and is_dtensor(param):
         raise ConfigError(
             f"the optimizer's state {odd[0]!r} of {name} has the shape {list(values[odd[0]].shape)}, the parameter "
             f"{list(shape)}: fully_shard needs states of the parameter's shape. Continue with strategy='ddp' or 'zero1'"

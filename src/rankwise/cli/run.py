@@ -12,12 +12,19 @@ from rankwise.cli.options import RunOptions
 from rankwise.cli.slurm import SlurmOptions
 from rankwise.cli.start import start_ranks
 
-__all__ = ["run_command"]
+__all__ = ["as_folder", "run_command"]
 
 _TORCHRUN = "torchrun's options"
 _NODES = "Several nodes"
 _OUTPUT = "Output"
 _FAILURE = "Failures and time limits"
+
+
+def as_folder(text: str) -> Path:
+    """Return the folder that an option names: an empty text, as of a variable that is not set, would be this folder."""
+    if not text:
+        raise typer.BadParameter('it names a folder, got "": leave the option out, or give "." for the current folder')
+    return Path(text)
 
 
 def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
@@ -50,7 +57,10 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     ] = "auto",
     module: Annotated[bool, typer.Option("-m", "--module", help="TARGET is a module name, as in python -m.")] = False,
     run_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run directory: checkpoints, metrics and logs are stored there.")
+        Path | None,
+        typer.Option(
+            parser=as_folder, metavar="DIR", help="Run directory: checkpoints, metrics and logs are stored there."
+        ),
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start a new run even if the run directory contains one.")
@@ -165,6 +175,7 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         Path | None,
         typer.Option(
             "--log-dir",
+            parser=as_folder,
             metavar="DIR",
             help="Folder for attempt-N/rank-R.out and .err. Default: logs/ in the run directory, if one is given.",
             rich_help_panel=_OUTPUT,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rankwise.cli.run import as_folder
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Run directory: traces/ and profile.json are stored there. Default: runs/<script>."
+            parser=as_folder,
+            metavar="DIR",
+            help="Run directory: traces/ and profile.json are stored there. Default: runs/<script>.",
         ),
     ] = None,
     sweep: Annotated[
@@ -168,7 +171,9 @@ def scaling_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Run directory: scaling.json is stored there. Default: runs/<script>."),
+        typer.Option(
+            parser=as_folder, metavar="DIR", help="Run directory: scaling.json is stored there. Default: runs/<script>."
+        ),
     ] = None,
     num_threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of threads per rank.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from rankwise.metrics.host import to_host
+from rankwise.metrics.host import partials_on_host
 from rankwise.metrics.values import Sum
-
-if TYPE_CHECKING:
-    from rankwise.world import World
+from rankwise.world import World
 
 __all__ = ["Counters"]
 
@@ -49,9 +47,7 @@ class Counters:
             world: default ``World.current()``.
             reset: remove the local sums afterwards.
         """
-        from rankwise.world import World as _World
-
-        world = _World.current() if world is None else world
+        world = World.current() if world is None else world
         sums = self.read_states(world.all_gather_object(self.state_dict()))
         if reset:
             self.reset()
@@ -63,11 +59,7 @@ class Counters:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's sums; synchronises with the device."""
-        cells = {(name, part): cell for name, metric in self._sums.items() for part, cell in metric.partial().items()}
-        state: dict[str, Any] = {name: {} for name in self._sums}
-        for (name, part), number in to_host(cells).items():
-            state[name][part] = number
-        return state
+        return partials_on_host(self._sums)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load sums."""

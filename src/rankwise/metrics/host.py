@@ -6,7 +6,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["is_tensor", "to_host"]
+from rankwise.metrics.metric import Metric
+
+__all__ = ["is_tensor", "partials_on_host", "to_host"]
 
 
 def is_tensor(value: Any) -> bool:
@@ -17,14 +19,22 @@ def is_tensor(value: Any) -> bool:
 
 def to_host(cells: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the mapping with every 0-d tensor as a Python number. Only here do metrics synchronise with a device."""
-    found = {key: value for key, value in cells.items() if not is_tensor(value)}
-    waiting: dict[Any, list[Any]] = {}
+    found, waiting = dict(cells), dict[Any, list[Any]]()
     for key, value in cells.items():
-        if key not in found:
+        if is_tensor(value):
             waiting.setdefault((value.device, value.dtype), []).append(key)
     for keys in waiting.values():
         import torch
 
         numbers = torch.stack([cells[key] for key in keys]).tolist()
         found.update(zip(keys, numbers, strict=True))
-    return {key: found[key] for key in cells}
+    return found
+
+
+def partials_on_host(metrics: Mapping[str, Metric]) -> dict[str, dict[str, Any]]:
+    """Return the partials by name with their numbers on the host, copied together."""
+    cells = {(name, part): cell for name, metric in metrics.items() for part, cell in metric.partial().items()}
+    partials: dict[str, dict[str, Any]] = {name: {} for name in metrics}
+    for (name, part), number in to_host(cells).items():
+        partials[name][part] = number
+    return partials

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankwise.errors import ConfigError, DesyncError
-from rankwise.metrics.host import to_host
+from rankwise.metrics.host import partials_on_host
 from rankwise.metrics.metric import Metric
 from rankwise.metrics.torchmetric import TorchMetricAdapter, is_torchmetric
-
-if TYPE_CHECKING:
-    from rankwise.world import World
+from rankwise.world import World
 
 __all__ = ["flatten", "reduce"]
 
@@ -35,15 +33,15 @@ def reduce(metrics: Mapping[str, Any], world: World | None = None, *, reset: boo
         ConfigError: a value is not a metric, or cannot be merged exactly.
         DesyncError: the ranks have different names or kinds of metrics; the message lists them.
     """
-    from rankwise.world import World as _World
-
-    world = _World.current() if world is None else world
+    world = World.current() if world is None else world
     error: Exception | None = None
     flat: dict[str, Any] = {}
     mine: dict[str, Any] = {}
     try:
         flat = flatten(metrics)
-        mine = _partials(flat)
+        own = {name: metric for name, metric in flat.items() if not isinstance(metric, TorchMetricAdapter)}
+        whole = {name: metric.state_dict() for name, metric in flat.items() if name not in own}
+        mine = {**partials_on_host(own), **whole}
     except Exception as caught:  # noqa: BLE001  (the other ranks are in the collective: they must hear of it)
         error = caught
     kinds = {name: type(getattr(metric, "metric", metric)).__name__ for name, metric in flat.items()}
@@ -85,21 +83,6 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             raise ConfigError(f"two metrics have the name {taken[0]!r} after the names are joined by '/'; rename one")
         flat |= found
     return flat
-
-
-def _partials(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return all partials with their numbers on the host, copied together."""
-    whole = {name: metric.state_dict() for name, metric in flat.items() if isinstance(metric, TorchMetricAdapter)}
-    cells = {
-        (name, part): cell
-        for name, metric in flat.items()
-        if name not in whole
-        for part, cell in metric.partial().items()
-    }
-    partials: dict[str, dict[str, Any]] = {name: {} for name in flat} | whole
-    for (name, part), number in to_host(cells).items():
-        partials[name][part] = number
-    return partials
 
 
 def _refuse_failed(failures: list[str | None]) -> None:

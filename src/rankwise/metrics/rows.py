@@ -9,10 +9,10 @@ import numpy as np
 
 from rankwise.errors import ConfigError, DesyncError
 from rankwise.metrics.host import is_tensor
+from rankwise.world import World
 
 if TYPE_CHECKING:
     from rankwise.data.contract import IntArray
-    from rankwise.world import World
 
 __all__ = ["gather_rows"]
 
@@ -38,9 +38,7 @@ def gather_rows(
         ConfigError: the lengths differ.
         DesyncError: another rank failed, or the ranks' rows have different types.
     """
-    from rankwise.world import World as _World
-
-    world = _World.current() if world is None else world
+    world = World.current() if world is None else world
     error: Exception | None = None
     mine: tuple[dict[str | None, Any], IntArray | None] = ({}, None)
     try:

@@ -52,7 +52,7 @@ class TorchMetricAdapter:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load states."""
-        _put(self.metric, state, touched=True)
+        _put(self.metric, state)
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Merge the states of several ranks, in rank order."""
@@ -69,7 +69,7 @@ class TorchMetricAdapter:
         twin.sync_on_compute = False
         twin.reset()
         twin._to_sync = False  # noqa: SLF001
-        _put(twin, state, touched=True)
+        _put(twin, state)
         return _as_numbers(twin.compute())
 
 
@@ -125,13 +125,13 @@ def _merged(op: str, values: list[Any]) -> Any:
     return total.amin(0) if op == "min" else total.amax(0)
 
 
-def _put(metric: Any, state: Mapping[str, Any], *, touched: bool) -> None:
+def _put(metric: Any, state: Mapping[str, Any]) -> None:
     for name, value in state.items():
         place = metric.device
         was_list = isinstance(metric._defaults[name], list)  # noqa: SLF001
         moved = [item.to(place) for item in value] if isinstance(value, list) else value.to(place)
         setattr(metric, name, moved if was_list or not isinstance(moved, list) else moved[0])
-    metric._update_count = int(touched)  # noqa: SLF001
+    metric._update_count = 1  # noqa: SLF001
     metric._computed = None  # noqa: SLF001
 
 

@@ -12,17 +12,15 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from rankwise.errors import ConfigError, DesyncError, FencedError, RunDirError
 from rankwise.tracking.config import as_json, masked
 from rankwise.tracking.files import read_json, write_json
 from rankwise.tracking.lock import FileLock
 from rankwise.tracking.ownership import FINISHED_HERE, WAYS, Claim, claim
-from rankwise.tracking.verdict import on_main, world_or_current
-
-if TYPE_CHECKING:
-    from rankwise.world import World
+from rankwise.tracking.verdict import on_main
+from rankwise.world import World
 
 __all__ = ["RunDir"]
 
@@ -111,12 +109,14 @@ class RunDir:
         Raises:
             RunDirError: the configuration differs (the message lists how), the run is in use, `resume` does not fit,
                 this process itself finished the run, or the directory holds other files. Raised on every rank.
-            ConfigError: an argument is not JSON, or `resume` is unknown.
+            ConfigError: an argument is not JSON, `path` is empty, or `resume` is unknown.
             DesyncError: the ranks have different configurations.
         """
         if resume not in ("auto", "must", "never"):
             raise ConfigError(f"resume must be 'auto', 'must' or 'never', got {resume!r}")
-        world = world_or_current(world)
+        if path == "":
+            raise ConfigError('a run directory needs a path, got ""; use "." for the current folder')
+        world = World.current() if world is None else world
         place = Path(path).absolute()
         made_of = masked(as_json(config, what="the run's configuration"))
         around = masked(as_json(environment or {}, what="the run's environment"))

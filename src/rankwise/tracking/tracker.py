@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from rankwise.errors import ConfigError, RunDirError
 from rankwise.tracking.config import as_json
@@ -17,13 +17,11 @@ from rankwise.tracking.jsonl import JsonlSink
 from rankwise.tracking.metrics_file import RESERVED
 from rankwise.tracking.run_dir import RunDir
 from rankwise.tracking.services.mlflow import MlflowSink
-from rankwise.tracking.services.outbox import Outbox, RunFacts, Service, Table
+from rankwise.tracking.services.outbox import Outbox, RunFacts, Service, Table, is_nonfinite
 from rankwise.tracking.services.wandb import WandbSink
 from rankwise.tracking.sink import Sink, TableSink
-from rankwise.tracking.verdict import on_main, world_or_current
-
-if TYPE_CHECKING:
-    from rankwise.world import World
+from rankwise.tracking.verdict import on_main
+from rankwise.world import World
 
 __all__ = ["SinkName", "Tracker"]
 
@@ -67,18 +65,20 @@ class Tracker:
                 raise ConfigError(
                     f"a sink must be {names}, a service, or an object with start, log and close; got {sink!r}"
                 )
-        world = world_or_current(world)
+        world = World.current() if world is None else world
         self._sinks: list[Sink] = []
         self._outboxes: list[Outbox] = []
-        self._run: RunDir | Path = run_dir if isinstance(run_dir, RunDir) else Path(run_dir)
-        self._attempt, self._hold_s = 1, hold_s
+        self._run = run_dir if isinstance(run_dir, RunDir) else None
+        self._folder = run_dir.path if isinstance(run_dir, RunDir) else Path(run_dir)
+        self._fence = contextlib.nullcontext if self._run is None else self._run.fence
+        self._attempt = 1
         self._lines: JsonlSink | None = None
         self._started = False
         self._ids: dict[str, str] = {}
         self._known: dict[str, Any] = {}
         self._checked: list[str] = []  # names of the last line
         wanted = [*sinks, "tensorboard"] if tensorboard and "tensorboard" not in sinks else list(sinks)
-        on_main(world, lambda: self._open(wanted))
+        on_main(world, lambda: self._open(wanted, hold_s))
 
     @property
     def ids(self) -> dict[str, str]:
@@ -138,7 +138,8 @@ class Tracker:
         Args:
             step: optimizer steps done.
             name: name of the table.
-            columns: a value for each row, by column: one-dimensional lists, arrays or tensors of numbers or texts.
+            columns: a value for each row, by column: one-dimensional lists, arrays or tensors of numbers or texts. NaN
+                and infinities are kept: in the file as null, with their kind by row under ``"nonfinite"``.
 
         Raises:
             ConfigError: the columns have different lengths, or values that JSON does not support.
@@ -147,7 +148,10 @@ class Tracker:
         if not self._sinks:
             return
         listed = {
-            key: [as_json(value, what=f"the column {key!r}") for value in _listed(values)]
+            key: [
+                value if is_nonfinite(value) else as_json(value, what=f"the column {key!r}")
+                for value in _listed(values)
+            ]
             for key, values in columns.items()
         }
         lengths = {key: len(values) for key, values in listed.items()}
@@ -155,9 +159,9 @@ class Tracker:
             raise ConfigError(f"a table needs a name and columns of equal length, got {name!r} with {lengths}")
         made = Table(name=name, step=int(step), columns=listed)
         folder = self._folder / "tables" / name
-        with self._run.fence() if isinstance(self._run, RunDir) else contextlib.nullcontext():
+        with self._fence():
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / f"step-{made.step:08}.json", {"step": made.step, "columns": made.columns})
+            write_json(folder / f"step-{made.step:08}.json", _table_record(made))
         for sink in self._sinks:
             if isinstance(sink, TableSink):
                 sink.table(made)
@@ -190,19 +194,17 @@ class Tracker:
     ) -> None:
         self.close()
 
-    def _open(self, sinks: Sequence[Any]) -> None:
+    def _open(self, sinks: Sequence[Any], hold_s: float) -> None:
         run, folder = self._run, self._folder
-        if isinstance(run, RunDir):
-            lines = JsonlSink(
-                run.metrics,
-                attempt=run.attempt,
-                fence=run.fence,
-                is_undisturbed=run.is_undisturbed,
-                hold_s=self._hold_s,
-            )
-        else:
+        if run is None:
             folder.mkdir(parents=True, exist_ok=True)
-            lines = JsonlSink(folder / "metrics.jsonl", hold_s=self._hold_s)
+        lines = JsonlSink(
+            folder / "metrics.jsonl",
+            attempt=None if run is None else run.attempt,
+            fence=self._fence,
+            is_undisturbed=None if run is None else run.is_undisturbed,
+            hold_s=hold_s,
+        )
         self._lines = lines
         self._attempt = lines.attempt
         self._known = read_json(folder / "trackers.json") or {}
@@ -220,17 +222,13 @@ class Tracker:
                 opened.append(sink)
         self._sinks = [*opened, *self._outboxes]
 
-    @property
-    def _folder(self) -> Path:
-        return self._run.path if isinstance(self._run, RunDir) else self._run
-
     def _is_done(self) -> bool:
         """Whether the run is finished; a tracker without a run counts as finished when it is closed."""
-        return self._run.finished is not None if isinstance(self._run, RunDir) else True
+        return self._run is None or self._run.finished is not None
 
     def _facts(self, restored_step: int | None) -> RunFacts:
         """Return the facts for the services, from the run directory."""
-        record = (read_json(self._folder / "config.json") or {}) if isinstance(self._run, RunDir) else {}
+        record = {} if self._run is None else read_json(self._folder / "config.json") or {}
         run_id = record.get("run") or self._known.setdefault("run", uuid.uuid4().hex)
         return RunFacts(
             run_id=run_id,
@@ -245,10 +243,18 @@ class Tracker:
         """Record the services' ids once they are known: services may answer long after the start."""
         known = {**self._known, "ids": self.ids}
         if known != self._known:
-            fence = self._run.fence() if isinstance(self._run, RunDir) else contextlib.nullcontext()
-            with fence:
+            with self._fence():
                 write_json(self._folder / "trackers.json", known)
             self._known = known
+
+
+def _table_record(table: Table) -> dict[str, Any]:
+    odd = {
+        key: {str(row): str(value) for row, value in enumerate(cells) if is_nonfinite(value)}
+        for key, cells in table.columns.items()
+    }
+    odd = {key: found for key, found in odd.items() if found}
+    return {"step": table.step, "columns": table.json_columns, **({"nonfinite": odd} if odd else {})}
 
 
 def _listed(values: Any) -> list[Any]:

@@ -10,18 +10,9 @@ from rankwise.errors import RankwiseError, RunDirError
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["on_main", "world_or_current"]
+__all__ = ["on_main"]
 
 T = TypeVar("T")
-
-
-def world_or_current(world: World | None) -> World:
-    """Return `world`, or the current one when it is None."""
-    if world is not None:
-        return world
-    from rankwise.world import World as _World
-
-    return _World.current()
 
 
 def on_main(world: World, act: Callable[[], T]) -> T:

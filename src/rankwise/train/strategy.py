@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from rankwise.data.contract import BaseLoader
 from rankwise.errors import ConfigError
 from rankwise.guard import check_signature
+from rankwise.guard.findings import listed
 from rankwise.train.loaders.streams import StreamLoader
 from rankwise.train.models.passes import kept_buffers, kept_random_state, seed_training
 from rankwise.train.models.sharding import (
@@ -46,7 +47,6 @@ __all__ = ["Decision", "Evidence", "decide", "prepare", "prepare_training", "wra
 _LOG = logging.getLogger("rankwise.train")
 _FEW_SAMPLES = 16  # of one rank in one pass: batch statistics of fewer are too noisy
 _SHARE = 0.5  # of a device's memory; the rest is for activations, whose size is unknown
-_MOST_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +120,12 @@ def decide(model: nn.Module, world: World, evidence: Evidence) -> Decision:
     batches = [size for size in world.all_gather_object(evidence.batch_per_rank) if size is not None]
     few = bool(norms and batches and min(batches) < _FEW_SAMPLES)
     if norms:
-        reasons.append(f"{_some(norms)} tracks batch statistics, which fsdp would leave different on each rank")
+        reasons.append(f"{listed(norms)} tracks batch statistics, which fsdp would leave different on each rank")
     if few:
         reasons.append(f"batch statistics of {min(batches)} samples a rank are noisy: sync_batchnorm=True")
     unused = _unused(model, world, evidence) if strategy != "fsdp" else None
     if unused:
-        reasons.append(f"the first pass left {_some(unused)} without a gradient: find_unused=True")
+        reasons.append(f"the first pass left {listed(unused)} without a gradient: find_unused=True")
     elif unused is None:
         reasons.append("unused parameters were not looked for")
     decision = Decision(
@@ -207,10 +207,6 @@ def _memory_bytes(world: World) -> int:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**28 else f"{num_bytes / 2**20:.1f} MiB"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_MOST_NAMES]) + (f", ... ({len(names)} in all)" if len(names) > _MOST_NAMES else "")
 
 
 def prepare(

@@ -26,7 +26,7 @@ from rankwise.train.loop.parts import checked_parts, training_parts
 from rankwise.train.loop.session import Resume, RunChoice, Session
 from rankwise.train.loop.validation import evaluate
 from rankwise.train.models.wrapped_models import Strategy, uncompiled, unwrapped
-from rankwise.train.step.balance import Balance, wished_balance
+from rankwise.train.step.balance import Balance
 from rankwise.train.step.checks import lone_sample
 from rankwise.train.step.exact import ExactStep, StepFn
 from rankwise.train.step.health import Health
@@ -134,7 +134,6 @@ class Trainer:
             tensorboard=tensorboard,
             sinks=(*trackers, *sinks),
             options=self.options,
-            may_change=self.options.may_change,
             fresh=fresh,
             init_from=init_from,
         )
@@ -173,7 +172,10 @@ class Trainer:
         check_val(val)
         if self._wrapping is not None:
             self._wrap(train)
-        balance = wished_balance(self.options.balance, self.model, train, self.world)
+        balance = None
+        if self.options.balance is not None:
+            balance = Balance(self.model, self.world, speeds=self.options.balance)
+            balance.check(train)
         recent, whole = RunningMeans(), RunningMeans()
         parts = training_parts(self.model, self.optimizer, self.scheduler, train, self._parts, scaler=self._scaler)
         with ExitStack() as stack:
@@ -231,7 +233,8 @@ class Trainer:
         losses = []
         for batches in train:
             for _ in range(steps):
-                means.add_step(step(batches))
+                report = step(batches)
+                means.add((report.loss, report.metrics))
                 losses.append(means.reduce(self.world)["loss"])
             break
         return losses

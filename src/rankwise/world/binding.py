@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -13,14 +12,13 @@ from typing import Any
 
 from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
 from rankwise._process.place import Place, find_place, given_place
-from rankwise._version import __version__
 from rankwise.errors import ConfigError, Interrupted, WorldError
 from rankwise.world import adopt, group
 from rankwise.world.collectives.channel import keep_for_ever
 from rankwise.world.devices import choose_device, default_backend, ranks_per_gpu, visible_devices
-from rankwise.world.keys import seed_generators
+from rankwise.world.keys import check_seed, seed_generators
 from rankwise.world.rendezvous.addresses import say_once
-from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Card, Company, host_id, judge, meet, survey
+from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Card, Company, judge, meet, own_card, survey
 from rankwise.world.value import World, make_world
 
 __all__ = ["bind", "keeps_store", "kept_store"]
@@ -42,8 +40,7 @@ class _Wishes:
     local_rank: int | None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed must be an integer from 0 to 2**32 - 1 (the range of NumPy), got {self.seed}")
+        check_seed(self.seed)
         if self.timeout <= timedelta(0):
             raise ConfigError(f"timeout must be positive, in seconds or as a timedelta, got {self.timeout}")
         if (self.rank is None) != (self.world_size is None) or (self.rank is None and self.local_rank is not None):
@@ -155,8 +152,6 @@ def _leave(world: World, process: int, *, in_peace: bool, ours: bool) -> None:
 
 
 def _join(place: Place, wishes: _Wishes) -> World:
-    import torch
-
     device, trouble = _take_device(place, wishes)
     if place.world_size == 1:
         if trouble is not None:
@@ -165,28 +160,22 @@ def _join(place: Place, wishes: _Wishes) -> World:
         store = group.local_store() if wishes.always_group else None
     else:
         whole = kept_store(place, wishes.timeout)
-        company = _meet(whole, place, wishes, device, trouble)
+        company = meet(
+            whole,
+            _card(place, wishes, device, trouble),
+            timeout=wishes.timeout,
+            allow_shared_device=wishes.allow_shared_device or ranks_per_gpu(os.environ) > 1,
+            secret=os.environ.get(SECRET_VARIABLE, ""),
+            trouble=trouble,
+        )
         store = group.prefixed(whole, company.prefix)
-    mask = cpu_mask()
-    threads = choose_threads(wishes.threads, environ=os.environ, cores=usable_cores(len(mask)), sharers=company.sharers)
-    _seed_and_thread(wishes.seed, threads)
     backend = wishes.backend or default_backend(device, sharers=ranks_per_gpu(os.environ))
     channel = None if store is None else group.open_group(store, place, backend, device, wishes.timeout)
-    return make_world(
-        place,
-        company,
-        channel,
-        device=torch.device(device),
-        backend="none" if channel is None else backend,
-        seed=wishes.seed,
-        threads=threads,
-    )
+    return _made(place, company, channel, wishes, device=device, backend="none" if channel is None else backend)
 
 
 def _take_over(theirs: World, wishes: _Wishes) -> World:
     """Return a world on Ray's group; the ranks exchange their cards over this group instead of a store."""
-    import torch
-
     place = Place(
         family="ray",
         rank=theirs.rank,
@@ -202,17 +191,19 @@ def _take_over(theirs: World, wishes: _Wishes) -> World:
     error = judge(cards, world_size=place.world_size, allow_shared_device=wishes.allow_shared_device)
     if error:
         raise trouble or WorldError(error)
-    company, mask = survey(cards)[place.rank], cpu_mask()
-    threads = choose_threads(wishes.threads, environ=os.environ, cores=usable_cores(len(mask)), sharers=company.sharers)
-    _seed_and_thread(wishes.seed, threads)
+    return _made(place, survey(cards)[place.rank], theirs.channel, wishes, device=device, backend=theirs.backend)
+
+
+def _made(place: Place, company: Company, channel: Any, wishes: _Wishes, *, device: str, backend: str) -> World:
+    """Return the world, after this process's threads and generators are set."""
+    import torch
+
+    cores = usable_cores(len(cpu_mask()))
+    threads = choose_threads(wishes.threads, environ=os.environ, cores=cores, sharers=company.sharers)
+    torch.set_num_threads(threads)
+    seed_generators(wishes.seed)
     return make_world(
-        place,
-        company,
-        theirs.channel,
-        device=torch.device(device),
-        backend=theirs.backend,
-        seed=wishes.seed,
-        threads=threads,
+        place, company, channel, device=torch.device(device), backend=backend, seed=wishes.seed, threads=threads
     )
 
 
@@ -272,42 +263,6 @@ def _take_device(place: Place, wishes: _Wishes) -> tuple[str, Exception | None]:
 def _card(place: Place, wishes: _Wishes, device: str, trouble: Exception | None) -> Card:
     import torch
 
-    return Card(
-        rank=place.rank,
-        world_size=place.world_size,
-        host=host_id(),
-        mask=",".join(map(str, cpu_mask())),
-        gpu=_gpu_id(device),
-        place=f"host {platform.node()}, process {os.getpid()}",
-        error="" if trouble is None else f"{type(trouble).__name__}: {trouble}",
-        same={"seed": str(wishes.seed), "torch": torch.__version__.partition("+")[0], "rankwise": __version__},
-    )
-
-
-def _meet(store: Any, place: Place, wishes: _Wishes, device: str, trouble: Exception | None) -> Company:
-    card = _card(place, wishes, device, trouble)
-    try:
-        return meet(
-            store,
-            card,
-            timeout=wishes.timeout,
-            allow_shared_device=wishes.allow_shared_device or ranks_per_gpu(os.environ) > 1,
-            secret=os.environ.get(SECRET_VARIABLE, ""),
-        )
-    except WorldError:
-        if trouble is not None:
-            raise trouble from None
-        raise
-
-
-def _gpu_id(device: str) -> str:
-    import torch
-
-    return str(torch.cuda.get_device_properties(device).uuid) if device.startswith("cuda") else ""
-
-
-def _seed_and_thread(seed: int, threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
-    seed_generators(seed)
+    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.startswith("cuda") else ""
+    version = torch.__version__.partition("+")[0]
+    return own_card(place, gpu=gpu, trouble=trouble, seed=str(wishes.seed), torch=version)

@@ -13,7 +13,6 @@ import contextlib
 import inspect
 import logging
 import os
-import platform
 import random
 import socket
 import sys
@@ -25,13 +24,13 @@ from typing import Any
 
 from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
 from rankwise._process.place import Place, find_place
-from rankwise._version import __version__
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world import adopt
 from rankwise.world.collectives.channel import KeyChannel
 from rankwise.world.jax_state import devices_started, import_jax, jax_client, jax_numbers
+from rankwise.world.keys import check_seed
 from rankwise.world.rendezvous.addresses import listening_address, say_once, warn_of_public
-from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Card, Company, await_key, host_id, meet
+from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Company, await_key, meet, own_card
 from rankwise.world.rendezvous.small_store import open_small_store
 from rankwise.world.value import World, make_world
 
@@ -65,8 +64,7 @@ class JaxWishes:
     preemption_service: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed must be an integer from 0 to 2**32 - 1 (the range of NumPy), got {self.seed}")
+        check_seed(self.seed)
         if self.timeout < timedelta(seconds=1):
             raise ConfigError(f"timeout must be at least one second, in seconds or as a timedelta, got {self.timeout}")
 
@@ -129,7 +127,9 @@ def _join(jax: Any, place: Place, wishes: JaxWishes) -> Company:
     store = _open_store(place, wishes.timeout)
     try:
         trouble = ConfigError(_STARTED) if devices_started() else None
-        company = _meet(store, place, wishes, trouble)
+        card = own_card(place, trouble=trouble, seed=str(wishes.seed))
+        secret = os.environ.get(SECRET_VARIABLE, "")
+        company = meet(store, card, timeout=wishes.timeout, secret=secret, trouble=trouble)
         key, own = f"{company.prefix}/jax", None
         if place.rank == 0:
             own = choose_coordinator(place)
@@ -155,24 +155,6 @@ def _open_store(place: Place, timeout: timedelta) -> Any:
     from rankwise.world.group import open_store
 
     return open_store(place, timeout)
-
-
-def _meet(store: Any, place: Place, wishes: JaxWishes, trouble: ConfigError | None) -> Company:
-    card = Card(
-        rank=place.rank,
-        world_size=place.world_size,
-        host=host_id(),
-        mask=",".join(map(str, cpu_mask())),
-        place=f"host {platform.node()}, process {os.getpid()}",
-        error="" if trouble is None else f"{type(trouble).__name__}: {trouble}",
-        same={"seed": str(wishes.seed), "rankwise": __version__},
-    )
-    try:
-        return meet(store, card, timeout=wishes.timeout, secret=os.environ.get(SECRET_VARIABLE, ""))
-    except WorldError:
-        if trouble is not None:
-            raise trouble from None
-        raise
 
 
 def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, wishes: JaxWishes) -> None:

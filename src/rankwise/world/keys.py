@@ -15,7 +15,7 @@ from rankwise.world.jax_state import import_jax
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["jax_key", "numpy_generator", "seed_generators", "torch_generator"]
+__all__ = ["check_seed", "jax_key", "numpy_generator", "seed_generators", "torch_generator"]
 
 
 def _digest(seed: int, key: tuple[int | str, ...]) -> bytes:
@@ -31,6 +31,16 @@ def _digest(seed: int, key: tuple[int | str, ...]) -> bytes:
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16, person=b"rankwise-key").digest()
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that NumPy does not accept.
+
+    Raises:
+        ConfigError: it is out of range.
+    """
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed must be an integer from 0 to 2**32 - 1 (the range of NumPy), got {seed}")
+
+
 def seed_generators(seed: int) -> None:
     """Seed the global generators: `random`, NumPy's, and, if torch is installed, torch's on every device.
 
@@ -42,8 +52,7 @@ def seed_generators(seed: int) -> None:
     Raises:
         ConfigError: the seed is out of range.
     """
-    if not 0 <= seed < 2**32:
-        raise ConfigError(f"seed must be an integer from 0 to 2**32 - 1 (the range of NumPy), got {seed}")
+    check_seed(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  (libraries draw from the global generator)
     with contextlib.suppress(ImportError):

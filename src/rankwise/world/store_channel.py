@@ -5,19 +5,17 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import platform
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 from rankwise._process.place import Place
-from rankwise._version import __version__
 from rankwise.errors import WorldError
 from rankwise.world.binding import keeps_store, kept_store
 from rankwise.world.collectives.channel import KeyChannel
 from rankwise.world.rendezvous.addresses import warn_of_public
-from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Card, Mail, host_id, meet
+from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Mail, meet, own_card
 from rankwise.world.rendezvous.small_store import SmallStore, open_small_store
 from rankwise.world.value import World, make_world
 
@@ -69,15 +67,8 @@ def store_world(place: Place) -> Iterator[World]:
 
 def _met(store: Any, place: Place) -> World:
     secret = os.environ.get(SECRET_VARIABLE, "")
-    card = Card(
-        rank=place.rank,
-        world_size=place.world_size,
-        host=host_id(),
-        place=f"host {platform.node()}, process {os.getpid()}",
-        same={"rankwise": __version__},
-    )
     try:
-        company = meet(store, card, timeout=_MEET, secret=secret)
+        company = meet(store, own_card(place), timeout=_MEET, secret=secret)
         keys = StoreKeys(store, company.prefix, secret)
         if isinstance(store, SmallStore):
             store.stop_listening()  # all are connected: release the port for a process group or the next meeting

@@ -64,7 +64,7 @@ def train(world, form, micro_batch, batch_size=10, **more):
         for batches in loader:
             report = step(batches)
             loader.mark_done(report.resume)
-            means.add_step(report)
+            means.add((report.loss, report.metrics))
             values.append(means.reduce(world))
             ids.append(np.concatenate([b.ids for b in batches]).tolist())
             if stop == len(ids):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,13 +107,13 @@ def join_ranks(trees: Sequence[Any]) -> Any:
     return mapping_like(first, items)
 
 
-def whole_tree(tree: Any, whole: Callable[[Pieces], Any] = Pieces.whole) -> Any:
+def whole_tree(tree: Any) -> Any:
     """Return a tree from `join_ranks` with whole tensors."""
     if isinstance(tree, Pieces):
-        return whole(tree)
+        return tree.whole()
     if not isinstance(tree, Mapping):
         return tree
-    items = [(key, whole_tree(value, whole)) for key, value in tree.items()]
+    items = [(key, whole_tree(value)) for key, value in tree.items()]
     return mapping_like(tree, items)
 
 

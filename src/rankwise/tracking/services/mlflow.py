@@ -95,10 +95,10 @@ class MlflowSink:
 
     def send_table(self, table: Table) -> None:
         """Write the table as a JSON file among the run's artifacts, in the layout of MLflow's own tables."""
-        columns = list(table.columns)
-        rows = [list(row) for row in zip(*table.columns.values(), strict=True)]
+        columns = table.json_columns
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
         place = f"{_ODD.sub('_', table.name)}/step-{table.step:08}.json"
-        self._client.log_dict(self._run_id, {"columns": columns, "data": rows}, place)
+        self._client.log_dict(self._run_id, {"columns": list(columns), "data": rows}, place)
 
     def finish(self, *, done: bool) -> None:
         """Close the MLflow run."""

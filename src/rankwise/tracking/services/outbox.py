@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Line", "Outbox", "Refused", "RunFacts", "Service", "Table", "TableService"]
+__all__ = ["Line", "Outbox", "Refused", "RunFacts", "Service", "Table", "TableService", "is_nonfinite"]
 
 _BATCH = 500  # lines of one delivery
 _LIMIT = 10_000  # lines that wait; a line of ten numbers is about 2 kB
@@ -46,12 +47,22 @@ class Table:
     Attributes:
         name: name of the table; a table replaces one of the same name and step.
         step: optimizer steps done.
-        columns: JSON values by column, all of one length.
+        columns: JSON values by column, all of one length; numbers may be NaN or infinite.
     """
 
     name: str
     step: int
     columns: Mapping[str, Sequence[Any]]
+
+    @property
+    def json_columns(self) -> dict[str, list[Any]]:
+        """The columns with null for NaN and infinities, which JSON lacks."""
+        return {key: [None if is_nonfinite(value) else value for value in cells] for key, cells in self.columns.items()}
+
+
+def is_nonfinite(value: Any) -> bool:
+    """Whether it is a number that JSON lacks."""
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

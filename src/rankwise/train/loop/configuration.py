@@ -17,6 +17,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise._version import __version__
+from rankwise.checkpoint.parts import plain_name
 from rankwise.data.contract import JSON, BaseLoader
 from rankwise.errors import ConfigError
 from rankwise.train.models.sharding import is_sharded, shards_state
@@ -215,7 +216,7 @@ def _told(constant: Any) -> str:
 def _model_record(model: nn.Module) -> dict[str, JSON]:
     model = uncompiled(model)  # a compiled model is the same model
     state = model.state_dict(keep_vars=True)
-    shapes = {name.replace("_orig_mod.", ""): [*p.shape, str(p.dtype)] for name, p in state.items()}
+    shapes = {plain_name(name): [*p.shape, str(p.dtype)] for name, p in state.items()}
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
     return {
         "class": _plain_name(model),

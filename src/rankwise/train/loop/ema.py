@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from rankwise.checkpoint.parts import plain_name
 from rankwise.errors import CheckpointError, ConfigError
 from rankwise.train.models.sharding import is_sharded
 from rankwise.train.models.wrapped_models import unwrapped
@@ -59,7 +60,7 @@ class EMA:
         self.num_updates = 0
         self._decay, self._ramp = decay, ramp
         named = unwrapped(model).named_parameters()
-        self._model = {name.replace("_orig_mod.", ""): p for name, p in named if p.is_floating_point()}
+        self._model = {plain_name(name): p for name, p in named if p.is_floating_point()}
         # no narrower than float32: in bfloat16 an average that moves by less than 1/256 of itself stays where it is
         self._averages = {name: widened(p.detach()).clone() for name, p in self._model.items()}
 

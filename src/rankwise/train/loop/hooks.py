@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwise.checkpoint import Replicated
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EVENTS", "HookChain", "Hooks"]
 
-EVENTS = (
-    *("fit_start", "step_end", "numbers", "rank_numbers", "log", "validation_end", "epoch_end"),
-    *("checkpoint_begin", "checkpoint_end", "failure", "fit_end"),
-)
 _LOG = logging.getLogger("rankwise.train")
 Values = Mapping[str, float]
 
@@ -62,6 +58,9 @@ class Hooks:
     checkpoint_end: Callable[[Trainer, int], None] | None = None
     failure: Callable[[Trainer, Exception], None] | None = None
     fit_end: Callable[[Trainer], None] | None = None
+
+
+EVENTS = tuple(field.name for field in fields(Hooks))
 
 
 class Told(NamedTuple):

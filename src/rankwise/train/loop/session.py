@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -45,9 +45,8 @@ class RunChoice:
         resume: None = RANKWISE_RESUME, else "auto".
         tensorboard: also write TensorBoard event files.
         sinks: see `rankwise.tracking.Tracker`.
-        options: which checkpoints to keep, and how to write them.
+        options: which checkpoints to keep, how to write them, and what may change.
         fresh: move an existing run aside and start over; None = RANKWISE_FRESH=1. A restart of this start continues.
-        may_change: see `TrainOptions`.
         init_from: run directory, or folder of checkpoints; a new run takes the weights from its newest checkpoint.
     """
 
@@ -57,7 +56,6 @@ class RunChoice:
     sinks: Sequence[SinkName | Sink | Service] = ()
     options: TrainOptions = field(default_factory=TrainOptions)
     fresh: bool | None = None
-    may_change: Collection[str] = ()
     init_from: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
@@ -129,13 +127,12 @@ class Session:
         self._take_run(reopen=True)
 
     def _take_run(self, *, reopen: bool) -> None:
-        path = self.choice.path or os.environ.get("RANKWISE_RUN_DIR") or default_run_dir()
         self.run_dir = run_dir = RunDir.open(
-            Path(path),
+            Path(self.choice.path or default_run_dir()),
             config=self.record,
             environment=environment_record(self.world),
             world=self.world,
-            may_change=(*MAY_CHANGE, *(RELEASED[name] for name in self.choice.may_change)),
+            may_change=(*MAY_CHANGE, *(RELEASED[name] for name in self.choice.options.may_change)),
             resume=self.choice.chosen_resume,
             fresh=self.choice.chosen_fresh and not reopen,
             reopen=reopen,

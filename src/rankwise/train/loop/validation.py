@@ -76,7 +76,7 @@ def evaluate(
                     step_fn(module, held)  # all ranks gather the parameters together
                 if len(batch.ids):
                     output = read_output(step_fn(module, batch), batch)
-                    means.add_all((output.total.detach(), output.weight), output.metrics)
+                    means.add(((output.total.detach(), output.weight), output.metrics))
     return means.reduce(world)
 
 

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from rankwise.checkpoint.states import is_dtensor
 from rankwise.errors import ConfigError
+from rankwise.guard.findings import listed
 from rankwise.world import World
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ __all__ = [
     "check_sharded",
     "is_sharded",
     "local_part",
+    "lone_norms",
     "note_prepared",
     "over_groups",
     "prepare_optimizer",
@@ -36,7 +39,6 @@ __all__ = [
 ]
 
 _MIN_UNIT_BYTES = 1 << 20  # smaller units cost more in all-gathers than they save in memory
-_MOST_NAMES = 8
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:
@@ -58,17 +60,12 @@ def shards_state(optimizer: Any) -> bool:
     for any optimizer over parameters of `fully_shard` (a part of each tensor on each rank, as DTensors).
     """
     groups = getattr(optimizer, "param_groups", ())
-    return hasattr(optimizer, "consolidate_state_dict") or any(_is_dtensor(p) for g in groups for p in g["params"])
-
-
-def _is_dtensor(tensor: Any) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return hasattr(optimizer, "consolidate_state_dict") or any(is_dtensor(p) for g in groups for p in g["params"])
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a sharded tensor, over the same memory; any other tensor unchanged."""
-    part: torch.Tensor = tensor.to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    part: torch.Tensor = tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
     return part
 
 
@@ -171,7 +168,7 @@ def _send_to_all(module: nn.Module, group: Any) -> None:
 
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
-            if not _is_dtensor(tensor):
+            if not is_dtensor(tensor):
                 sent = tensor.detach().contiguous()
                 dist.broadcast(sent, group=group, group_src=0)
                 tensor.copy_(sent)
@@ -183,13 +180,11 @@ def check_sharded(model: nn.Module, world: World) -> None:
     Raises:
         ConfigError: the message says how to fix the model.
     """
-    from torch import nn
-
-    outside = [name for name, p in model.named_parameters() if p.requires_grad and not _is_dtensor(p)]
+    outside = [name for name, p in model.named_parameters() if p.requires_grad and not is_dtensor(p)]
     if outside and world.world_size > 1:
         raise ConfigError(
             f"{len(outside)} trainable parameters are outside what fully_shard was applied to, and are not averaged "
-            f"over the ranks: {', '.join(outside[:_MOST_NAMES])}. Apply it to the whole model as well, or use "
+            f"over the ranks: {listed(outside)}. Apply it to the whole model as well, or use "
             "rankwise.prepare(model, world, strategy='fsdp')"
         )
     for name, p in model.named_parameters():
@@ -199,10 +194,8 @@ def check_sharded(model: nn.Module, world: World) -> None:
                 f"{name} is sharded over a mesh of shape {tuple(mesh.shape)}, but this world has {world.world_size} "
                 "ranks: the exact step supports only meshes of one dimension over all ranks"
             )
-    for name, module in model.named_modules():
-        norm = isinstance(module, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001  (the only common base)
-        alone = norm and not (isinstance(module, nn.SyncBatchNorm) or hasattr(module, "joins_ranks"))
-        if alone and module.track_running_stats and world.world_size > 1:
+    for name, norm in lone_norms(model):
+        if norm.track_running_stats and world.world_size > 1:
             raise ConfigError(
                 f"{name} of the model tracks batch statistics, which fully_shard leaves different on each rank: use "
                 "strategy='ddp' or 'zero1', sync_batchnorm=True, or another norm (GroupNorm)"
@@ -211,6 +204,18 @@ def check_sharded(model: nn.Module, world: World) -> None:
         # Window undoes this factor, whatever its earlier value; the second name is that of older versions
         set_factor = getattr(part, "set_gradient_divide_factor", None) or part.set_reduce_scatter_divide_factor
         set_factor(float(world.world_size))
+
+
+def lone_norms(model: nn.Module) -> list[tuple[str, Any]]:
+    """Return the layers whose batch statistics are those of this rank's samples alone, with their names."""
+    from torch import nn
+
+    kind = nn.modules.batchnorm._BatchNorm  # noqa: SLF001  (the only common base)
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, kind) and not (isinstance(module, nn.SyncBatchNorm) or hasattr(module, "joins_ranks"))
+    ]
 
 
 @contextmanager
@@ -240,7 +245,7 @@ def watch_gradients(model: nn.Module, note: Callable[[int], None]) -> list[Any]:
 
     def meet(named: Iterable[tuple[str, Any]]) -> None:
         for name, p in named:
-            if name in numbers and not _is_dtensor(p) and id(p) not in met:
+            if name in numbers and not is_dtensor(p) and id(p) not in met:
                 met.add(id(p))
                 handles.append(p.register_hook(lambda _, number=numbers[name]: note(number)))
 
@@ -334,7 +339,7 @@ def _take_shards(optimizer: Any, model: nn.Module, prepared: Prepared) -> None:
         return now[name]
 
     for group in optimizer.param_groups:
-        group["params"] = [p if _is_dtensor(p) else shard_of(p) for p in group["params"]]
+        group["params"] = [p if is_dtensor(p) else shard_of(p) for p in group["params"]]
 
 
 def over_groups(optimizer: Any, groups: list[dict[str, Any]], *, hooks: bool = True) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import ConfigError
+from rankwise.guard.check import replicas_in
 from rankwise.train.models.sharding import prepared_as
 from rankwise.world import World
 
@@ -25,7 +26,6 @@ __all__ = [
     "group_of",
     "reduced_options",
     "refuse_strategies",
-    "replicas_of",
     "replicate",
     "uncompiled",
     "unwrapped",
@@ -119,16 +119,9 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return inside
 
 
-def replicas_of(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel of the model, possibly inside another wrapper; None without one."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    return next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
-
-
 def finds_unused(model: nn.Module) -> bool:
     """Whether ranks may leave different parameters of a replicated or sharded model without a gradient."""
-    replicas = replicas_of(model)
+    replicas = replicas_in(model)
     if replicas is not None:
         return bool(replicas.find_unused_parameters)
     return prepared_as(model).find_unused

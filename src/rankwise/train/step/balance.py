@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.contract import BaseLoader, whole_speeds
 from rankwise.errors import ConfigError
+from rankwise.guard.check import replicas_in
 from rankwise.train.loaders.foreign import as_loader, kind_of
 from rankwise.train.models.sharding import is_sharded, watch_gradients
-from rankwise.train.models.wrapped_models import replicas_of, unwrapped
+from rankwise.train.models.wrapped_models import unwrapped
 from rankwise.train.step.checks import lone_sample
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Balance", "check_balance", "wished_balance"]
+__all__ = ["Balance", "check_balance"]
 
 _LOG = logging.getLogger("rankwise.train")
 _NUM_FIRST = 2  # steps of a pass that are not measured: caches and allocators warm up
@@ -184,7 +185,7 @@ class _Stopwatch:
     def attach(self) -> None:
         """Register gradient hooks; they stay between steps, since changing them would recompile a compiled model."""
         self._handles = watch_gradients(self._model, lambda _: self._mark())
-        replicas: Any = replicas_of(self._model)
+        replicas: Any = replicas_in(self._model)
         if replicas is not None and replicas.will_sync_module_buffers():
             # DistributedDataParallel sends rank 0's buffers before the forward: fast ranks wait there
             self._handles.append(unwrapped(self._model).register_forward_pre_hook(lambda *_: self._begin_again()))
@@ -232,20 +233,6 @@ class _Stopwatch:
 def _between(begin: Any, end: Any) -> float:
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1000
-
-
-def wished_balance(wish: Any, model: nn.Module, loader: Any, world: World) -> Balance | None:
-    """Return the balance for a trainer's ``balance=``, None without one. Collective if one is requested.
-
-    Raises:
-        ConfigError: the model or the loader does not support it.
-        DesyncError: that of another rank does not.
-    """
-    if wish is None:
-        return None
-    balance = Balance(model, world, speeds=wish)
-    balance.check(loader)
-    return balance
 
 
 def check_balance(wish: Any) -> None:

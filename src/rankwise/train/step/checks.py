@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 import weakref
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from rankwise.checkpoint.parts import plain_name
 from rankwise.data.contract import BaseLoader, num_micro_batches, share_sizes, whole_speeds
 from rankwise.errors import ConfigError
+from rankwise.guard.check import replicas_in
+from rankwise.guard.findings import listed
 from rankwise.train.models.sharding import check_sharded, is_sharded, prepared_as, shards_state
-from rankwise.train.models.wrapped_models import refuse_strategies, replicas_of, unwrapped
+from rankwise.train.models.wrapped_models import refuse_strategies, unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["check_model", "check_optimizer", "check_scheduler", "lone_sample"]
 
 _LOG = logging.getLogger("rankwise.train")
-_MOST_NAMES = 8
-# checked once: a Window is made at every step
-_checked: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 _said: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -68,10 +67,8 @@ def check_model(model: nn.Module, world: World) -> None:
     Raises:
         ConfigError: the message says how to fix the model.
     """
-    if _checked.get(model) == world.world_size:
-        return
     refuse_strategies(model)
-    replicas = replicas_of(model)
+    replicas = replicas_in(model)
     if is_sharded(model):
         check_sharded(model, world)
     elif replicas is not None:
@@ -86,7 +83,7 @@ def check_model(model: nn.Module, world: World) -> None:
         if outside:
             raise ConfigError(
                 f"{len(outside)} trainable parameters are outside the part of this model that DistributedDataParallel "
-                f"wraps, and are not averaged over the ranks: {_some(outside)}. Wrap the whole model: "
+                f"wraps, and are not averaged over the ranks: {listed(outside)}. Wrap the whole model: "
                 "rankwise.prepare(model, world)"
             )
     elif world.world_size > 1 and not hasattr(model, "no_sync") and any(p.requires_grad for p in model.parameters()):
@@ -95,7 +92,6 @@ def check_model(model: nn.Module, world: World) -> None:
             "their gradients: each rank would train its own model. Wrap it first: model = rankwise.prepare(model, "
             "world), or DistributedDataParallel"
         )
-    _checked[model] = world.world_size
 
 
 def check_optimizer(model: nn.Module, optimizer: Any, world: World) -> None:
@@ -135,7 +131,7 @@ def _check_parameters(model: nn.Module, optimizer: Any, world: World) -> None:
     if strange := [f"group {index}" for key, index in held.items() if key not in named]:
         raise ConfigError(
             f"{len(strange)} of the {len(held)} tensors of the optimizer are not parameters of the model "
-            f"({_some(dict.fromkeys(strange))}): their gradients are not averaged over ranks, or they belong to "
+            f"({listed(dict.fromkeys(strange))}): their gradients are not averaged over ranks, or they belong to "
             "another instance and the model would not train. Make the optimizer from this model's parameters(); if it "
             "is the loss module that learns, put it into the model"
         )
@@ -154,7 +150,7 @@ def _check_parameters(model: nn.Module, optimizer: Any, world: World) -> None:
             "%d trainable parameters are in no group of the optimizer and will not change: %s. Add them, or freeze "
             "them with requires_grad_(False)",
             len(left),
-            _some(name.replace("_orig_mod.", "") for name in left),
+            listed(map(plain_name, left)),
         )
 
 
@@ -197,9 +193,3 @@ def _needed(function: Any) -> list[str]:
         return []
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [p.name for p in parameters if p.kind in plain and p.default is p.empty and p.name != "self"]
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f", ... ({len(listed)} in all)" if len(listed) > _MOST_NAMES else ""
-    return ", ".join(listed[:_MOST_NAMES]) + more

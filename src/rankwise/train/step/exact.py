@@ -314,9 +314,8 @@ class ExactStep:
 
     def _refuse(self, batches: tuple[Batch, ...], loss: Any, gradient: float, after: str) -> NoReturn:
         """Raise on every rank; the gradient, or its check, is equal on all ranks, so all of them call this."""
-        step, ids = batches[0].share.step, [batch.ids for batch in batches]
         health = Health(self._model)
-        health.note(epoch=step.epoch, step=step.index, ids=ids, loss=loss, gradient=gradient)
+        health.note([batch.share for batch in batches], loss, gradient)
         raise StepError(describe_trouble(self._world.all_gather_object(health.look()), after))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from rankwise.data.contract import IntArray
+from rankwise.data.contract import Share
 from rankwise.train.models.sharding import local_part
 
 if TYPE_CHECKING:
@@ -40,15 +40,6 @@ class Trouble:
     module: str = ""
 
 
-class _Note(NamedTuple):
-    epoch: int
-    step: int
-    ids: Sequence[IntArray]
-    loss: Any
-    gradient: Any
-    module: str
-
-
 class Health:
     """Records of the steps since the last check, as numbers that may still be on the device.
 
@@ -66,8 +57,9 @@ class Health:
         self._parameters: list[torch.Tensor] = [p for _, p in self._named]
         # gradients are on the device of their parameters; sparse ones are detected on use
         self.on_host = all(p.device.type == "cpu" and type(p.data) is torch.Tensor for p in self._parameters)
-        self._notes: list[_Note] = []
-        self._last: tuple[int, int, Sequence[IntArray], Any, Any, str] | None = None  # a `_Note`, made when it is read
+        # the last step, and those that are not known to be finite: shares, loss, gradient, module
+        self._last: tuple[Sequence[Share], Any, Any, str] | None = None
+        self._notes: list[tuple[Sequence[Share], Any, Any, str]] = []
         self._found, self._one = torch.zeros(1), torch.ones(())
         self._seen = memoryview(self._found.numpy())  # type: ignore[arg-type]  # the same memory: read for a tenth of what `item` costs
         # the function that GradScaler uses: one pass; multiplying by 1 changes no bit
@@ -78,25 +70,19 @@ class Health:
         """Whether steps were taken since the last check; equal on all ranks."""
         return self._last is not None
 
-    def note(
-        self, *, epoch: int, step: int, ids: Sequence[IntArray], loss: Any, gradient: float | None, module: str = ""
-    ) -> None:
+    def note(self, shares: Sequence[Share], loss: Any, gradient: Any, module: str = "") -> None:
         """Record a completed step; never waits for the device.
 
         Args:
-            epoch: epoch of the step.
-            step: its number in the epoch.
-            ids: this rank's samples, an array for each micro-batch.
+            shares: this rank's share of the step, by micro-batch.
             loss: this rank's sum of losses.
-            gradient: the gradient's norm if known; None computes a check of the gradient.
+            gradient: the gradient's norm, or what `look_at_gradients` returned.
             module: the module that produced a non-finite value, if examined.
         """
-        if gradient is None:
-            gradient = self.look_at_gradients()
-        self._last = (epoch, step, ids, loss, gradient, module)
+        self._last = (shares, loss, gradient, module)
         # values known to be finite need no further check
         if type(gradient) is not float or type(loss) is not float or not math.isfinite(gradient + loss):
-            self._notes.append(_Note(*self._last))
+            self._notes.append(self._last)
 
     def look(self) -> Trouble | None:
         """Return this rank's first trouble since the last check; waits for the device, does not communicate."""
@@ -104,16 +90,16 @@ class Health:
         self._notes, self._last = [], None
         if last is None:
             return None
-        for note in notes:
-            for what, value in (("loss", note.loss), ("gradient", note.gradient)):
+        for shares, loss, gradient, module in notes:
+            for what, value in (("loss", loss), ("gradient", gradient)):
                 if not math.isfinite(number := float(value)):
-                    return _trouble(what, number, note)
+                    return _trouble(what, number, shares, module)
         # the gradient was finite but the update was not: a learning rate, or the optimizer's state, overflowed
         if self._are_finite():
             return None
         for name, parameter in self._named:
             if not math.isfinite(number := float(_norm([parameter.detach()]))):
-                return _trouble(name, number, _Note(*last))
+                return _trouble(name, number, last[0], last[3])
         return None
 
     def look_at_gradients(self) -> Any:
@@ -147,9 +133,9 @@ class Health:
         return math.isfinite(float(_norm(p.detach() for p in self._parameters)))
 
 
-def _trouble(what: str, value: float, note: _Note) -> Trouble:
-    ids = tuple(int(i) for part in note.ids for i in part)
-    return Trouble(what=what, value=value, epoch=note.epoch, step=note.step, ids=ids, module=note.module)
+def _trouble(what: str, value: float, shares: Sequence[Share], module: str) -> Trouble:
+    step, ids = shares[0].step, tuple(int(i) for share in shares for i in share.ids)
+    return Trouble(what=what, value=value, epoch=step.epoch, step=step.index, ids=ids, module=module)
 
 
 def _norm(tensors: Iterable[torch.Tensor]) -> Any:

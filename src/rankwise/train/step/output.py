@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import Batch
 from rankwise.errors import StepError
@@ -29,7 +29,6 @@ _FORMS = (
     "a step function must return per-sample losses of shape [B], (sum of losses, sum of weights), or a scalar mean "
     "over its samples, each optionally followed by a dictionary of metrics"
 )
-_TAKEN = ("loss",)
 _FLOAT_BYTES = 4
 
 
@@ -60,20 +59,20 @@ def read_output(answer: Any, batch: Batch) -> StepOutput:
     if isinstance(answer, tuple | list) and answer and isinstance(answer[-1], Mapping):
         rest, metrics = tuple(answer[:-1]), answer[-1]
         answer = rest[0] if len(rest) == 1 else rest
-    if isinstance(answer, tuple | list):
-        total, weight = _read_pair(answer, batch)
-        form: Literal["pair", "samples", "mean"] = "pair"
-    else:
-        total, weight, form = _read_tensor(answer, batch)
-    if not total.requires_grad and _grad_enabled():
-        raise StepError(
-            "the loss that the step function returned has no graph, so no gradient can follow: compute it from the "
-            "model's output without .detach(), .item() or torch.no_grad()"
-        )
+    counted = not isinstance(answer, tuple | list)
+    total, weight = _read_tensor(answer, batch) if counted else _read_pair(answer, batch)
+    if not total.requires_grad:
+        import torch
+
+        if torch.is_grad_enabled():
+            raise StepError(
+                "the loss that the step function returned has no graph, so no gradient can follow: compute it from the "
+                "model's output without .detach(), .item() or torch.no_grad()"
+            )
     return StepOutput(
         total=total,
         weight=weight,
-        counted=form != "pair",
+        counted=counted,
         metrics={k: _read_metric(k, v, batch) for k, v in metrics.items()} if metrics else metrics,
     )
 
@@ -90,12 +89,6 @@ def on_host(value: Any) -> Any:
     if value.is_cpu:
         return value.item() if value.ndim == 0 else value
     return value if value.device.type == "mps" else value.double()
-
-
-def _grad_enabled() -> bool:
-    import torch
-
-    return torch.is_grad_enabled()
 
 
 def _read_pair(answer: Any, batch: Batch) -> tuple[torch.Tensor, float | torch.Tensor]:
@@ -121,7 +114,7 @@ def _read_pair(answer: Any, batch: Batch) -> tuple[torch.Tensor, float | torch.T
     return total, weight if type(weight) is float else on_host(weight)
 
 
-def _read_tensor(answer: Any, batch: Batch) -> tuple[torch.Tensor, float, Literal["samples", "mean"]]:
+def _read_tensor(answer: Any, batch: Batch) -> tuple[torch.Tensor, float]:
     import torch
 
     num_samples = len(batch.ids)
@@ -134,13 +127,13 @@ def _read_tensor(answer: Any, batch: Batch) -> tuple[torch.Tensor, float, Litera
                 "samples are padding or missing, so the mean cannot be turned into a sum: return per-sample losses "
                 "(reduction='none'), or (sum of losses, sum of weights)"
             )
-        return widened(answer) * num_samples, float(num_samples), "mean"
+        return widened(answer) * num_samples, float(num_samples)
     if answer.shape != (num_samples,):
         raise StepError(
             f"per-sample losses must have the shape [{num_samples}], one for each sample of the micro-batch; the step "
             f"function returned the shape {list(answer.shape)}: reduce the other axes, or return (sum, weight)"
         )
-    return _weighted_sum(answer, batch), float(batch.count), "samples"
+    return _weighted_sum(answer, batch), float(batch.count)
 
 
 def _weighted_sum(values: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -163,7 +156,7 @@ def _weighted_sum(values: torch.Tensor, batch: Batch) -> torch.Tensor:
 def _read_metric(name: str, value: Any, batch: Batch) -> tuple[Any, Any]:
     import torch
 
-    if name in _TAKEN:
+    if name == "loss":
         raise StepError(
             f"the step function returned a metric named {name!r}: the loss is already reduced and logged under that "
             "name. Leave it out, or rename the metric"

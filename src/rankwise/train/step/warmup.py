@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import Batch
 from rankwise.errors import StepError
+from rankwise.guard.check import replicas_in
+from rankwise.guard.findings import listed
 from rankwise.train.models.passes import kept_buffers, kept_random_state
-from rankwise.train.models.sharding import watched_units
-from rankwise.train.models.wrapped_models import finds_unused, replicas_of, unwrapped
+from rankwise.train.models.sharding import lone_norms, watched_units
+from rankwise.train.models.wrapped_models import finds_unused, unwrapped
 from rankwise.train.step.output import read_output
 from rankwise.world import World
 
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["FirstPass", "explained", "held_sample", "unused_text", "warm_up"]
-
-_MOST_NAMES = 8
 
 
 def held_sample(batches: tuple[Batch, ...], world: World) -> Batch:
@@ -83,7 +83,6 @@ def warm_up(model: nn.Module, step_fn: Any, batch: Batch, world: World) -> First
 @contextmanager
 def _watched_norms(model: nn.Module, found: list[str], num_samples: int) -> Iterator[None]:
     """Record layers with batch statistics that see one value per channel of each sample: a single one fails there."""
-    from torch import nn
 
     def look(name: str, values: tuple[Any, ...]) -> None:
         given = values[0]
@@ -92,10 +91,8 @@ def _watched_norms(model: nn.Module, found: list[str], num_samples: int) -> Iter
 
     handles = [
         module.register_forward_pre_hook(lambda _, values, name=name: look(name, values))
-        for name, module in unwrapped(model).named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001  (the only common base)
-        and not (isinstance(module, nn.SyncBatchNorm) or hasattr(module, "joins_ranks"))
-        and module.training
+        for name, module in lone_norms(unwrapped(model))
+        if module.training
     ]
     try:
         yield
@@ -105,7 +102,7 @@ def _watched_norms(model: nn.Module, found: list[str], num_samples: int) -> Iter
 
 
 def _without_gradient(model: nn.Module) -> tuple[str, ...]:
-    replicas = replicas_of(model)
+    replicas = replicas_in(model)
     if replicas is None or replicas.find_unused_parameters or replicas.static_graph:
         return ()
     ignored = replicas.parameters_to_ignore
@@ -115,10 +112,9 @@ def _without_gradient(model: nn.Module) -> tuple[str, ...]:
 
 def unused_text(names: Sequence[str], where: str) -> str:
     """Return which parameters got no gradient, and how to fix it."""
-    listed = ", ".join(names[:_MOST_NAMES]) + (f", ... ({len(names)} in all)" if len(names) > _MOST_NAMES else "")
     return (
-        f"the loss does not depend on these trainable parameters {where}: {listed}. The ranks wait for the gradients "
-        'of all of them: pass Trainer(ddp={"find_unused_parameters": True}), or prepare(model, world, '
+        f"the loss does not depend on these trainable parameters {where}: {listed(names)}. The ranks wait for the "
+        'gradients of all of them: pass Trainer(ddp={"find_unused_parameters": True}), or prepare(model, world, '
         "find_unused=True), if the step function uses them only sometimes; else freeze them with "
         "requires_grad_(False), or leave them out"
     )
@@ -126,7 +122,7 @@ def unused_text(names: Sequence[str], where: str) -> str:
 
 def explained(error: RuntimeError, model: nn.Module) -> Exception:
     """Return torch's errors about unused parameters (by name) and about a second backward pass; others unchanged."""
-    replicas, text = replicas_of(model), str(error)
+    replicas, text = replicas_in(model), str(error)
     if "backward through the graph a second time" in text:
         made = StepError(
             "the loss's graph has been used already: the step function returns the loss and does not call backward() "

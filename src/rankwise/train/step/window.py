@@ -21,10 +21,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError, StepError
+from rankwise.guard.check import replicas_in
 from rankwise.train.loaders.streams import StreamLoader, after_step, counted_samples
 from rankwise.train.models.passes import held_pass
 from rankwise.train.models.sharding import is_sharded, local_part, unsynchronised
-from rankwise.train.models.wrapped_models import replicas_of
 from rankwise.train.step.checks import check_model
 from rankwise.train.step.output import on_host
 from rankwise.world import World
@@ -142,7 +142,7 @@ class Window:
                 "the last window of this model was not finished: call window.finish(), which completes the gradients, "
                 "after its last backward and before optimizer.step()"
             )
-        replicas = replicas_of(self._model) if self._num_micro > 1 and not self._past.synchronised else None
+        replicas = replicas_in(self._model) if self._num_micro > 1 and not self._past.synchronised else None
         if replicas is not None and replicas.static_graph:
             raise ConfigError(
                 "with static_graph=True the first backward pass must synchronise, but that of several micro-batches "

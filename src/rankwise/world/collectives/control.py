@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.errors import ConfigError
 from rankwise.world.collectives.channel import Channel, KeyChannel
-from rankwise.world.collectives.handshake import Call, call_place, carry, exchange
+from rankwise.world.collectives.handshake import Call, Message, call_place, carry, exchange
 
 if TYPE_CHECKING:
     from rankwise.world.value import World
@@ -17,33 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["barrier", "raise_together", "subgroup"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Nothing:
-    """An offer without payload."""
-
-    structure: str = ""
-    payload_bytes: int = 0
-
-    def payload(self) -> bytes:
-        return b""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Standing:
-    """A rank's offer for `subgroup`: the number of its process groups."""
-
-    structure: str
-    num_groups: int
-    payload_bytes: int = 8
-
-    def payload(self) -> bytes:
-        return self.num_groups.to_bytes(self.payload_bytes, "little")
-
-
 def barrier(world: World) -> None:
     """See `World.barrier`."""
     if world.channel is not None:
-        exchange(world, Call("barrier", call_place()), _Nothing)
+        exchange(world, Call("barrier", call_place()), Message)
 
 
 def raise_together(world: World, error: BaseException | None) -> None:
@@ -53,10 +30,10 @@ def raise_together(world: World, error: BaseException | None) -> None:
             raise error
         return
 
-    def prepare() -> _Nothing:
+    def prepare() -> Message:
         if error is not None:
             raise error
-        return _Nothing()
+        return Message()
 
     exchange(world, Call("raise_together", call_place()), prepare)
 
@@ -68,9 +45,9 @@ def subgroup(world: World, ranks: Sequence[int]) -> World | None:
         _check_members(world, members)
         return world
 
-    def prepare() -> _Standing:
+    def prepare() -> Message:
         _check_members(world, members)
-        return _Standing(f"ranks {members}", max(_num_groups(world), _first_unused))
+        return Message(max(_num_groups(world), _first_unused).to_bytes(8, "little"), structure=f"ranks {members}")
 
     call = Call("subgroup", call_place())
     _, frames = exchange(world, call, prepare)
@@ -120,10 +97,10 @@ def _open(world: World, members: list[int], call: Call, most: int) -> Channel | 
     whole_job = world.world_size == dist.get_world_size()
     if not (whole_job or world.rank in members):
         return None
-    ranks, groups = [world.global_ranks[rank] for rank in members], list[object]()
+    ranks = [world.global_ranks[rank] for rank in members]
     fill = 0 if whole_job else most - _num_groups(world)
-    carry(world, call, lambda: groups.append(_open_group(ranks, parent.timeout, alone=not whole_job, fill=fill)))
-    return Channel(groups[0], parent.timeout, device=parent.device)
+    group = carry(world, call, lambda: _open_group(ranks, parent.timeout, alone=not whole_job, fill=fill))
+    return Channel(group, parent.timeout, device=parent.device)
 
 
 def _open_group(ranks: list[int], timeout: timedelta, *, alone: bool, fill: int) -> object:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwise.errors import ConfigError
 from rankwise.world.collectives.channel import Channel
-from rankwise.world.collectives.handshake import INLINE, Call, Frame, call_place, exchange
+from rankwise.world.collectives.handshake import INLINE, Call, Frame, Message, call_place, exchange
 from rankwise.world.collectives.reductions import check_root
 from rankwise.world.collectives.transfer import broadcast_bytes, gather_bytes
 from rankwise.world.collectives.tree import Leaf, describe, flatten, rebuild
@@ -238,27 +238,12 @@ def _all_gather_with_grad(world: World, tree: Any) -> list[Any]:
     leaves = flatten(tree)
     tracked = [i for i, leaf in enumerate(leaves) if leaf.kind == "tensor" and leaf.value.requires_grad]
     if world.channel is not None:
-        _agree_on_tracked(world, tracked)
+        structure = f"gradients of the leaves {tracked}"
+        exchange(world, Call("grad_gather", call_place()), lambda: Message(structure=structure))
     gathered = world.all_gather([leaf.value for leaf in leaves])
     if not tracked:
         return [rebuild(tree, iter(values)) for values in gathered]
     return _with_grad(world, tree, leaves, tracked, gathered)
-
-
-class _Tracked:
-    """An offer that says which leaves require a gradient."""
-
-    payload_bytes = 0
-
-    def __init__(self, tracked: list[int]) -> None:
-        self.structure = f"gradients of the leaves {tracked}"
-
-    def payload(self) -> bytes:
-        return b""
-
-
-def _agree_on_tracked(world: World, tracked: list[int]) -> None:
-    exchange(world, Call("grad_gather", call_place()), lambda: _Tracked(tracked))
 
 
 def _with_grad(world: World, tree: Any, leaves: list[Leaf], tracked: list[int], gathered: list[list[Any]]) -> list[Any]:

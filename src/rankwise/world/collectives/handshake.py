@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from rankwise.errors import DesyncError, WorldError
 from rankwise.world.collectives.channel import Channel, KeyChannel
@@ -29,6 +29,7 @@ __all__ = [
     "INLINE",
     "Call",
     "Frame",
+    "Message",
     "Offer",
     "call_place",
     "carry",
@@ -159,6 +160,23 @@ class Offer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An offer of bytes that are there already, or of none."""
+
+    data: bytes = b""
+    structure: str = ""
+
+    @property
+    def payload_bytes(self) -> int:
+        """See `Offer`."""
+        return len(self.data)
+
+    def payload(self) -> memoryview:
+        """See `Offer`."""
+        return memoryview(self.data)
+
+
 def call_place() -> str:
     """Return file and line of the user's code that made this call, and the public name that it called."""
     frame, name = sys._getframe(1), ""  # noqa: SLF001  (a traceback object would cost 100 times as much, at every call)
@@ -179,6 +197,7 @@ def _short(path: str) -> str:
 
 
 OfferT = TypeVar("OfferT", bound=Offer)
+T = TypeVar("T")
 
 
 def exchange(world: World, call: Call, offer: Callable[[], OfferT]) -> tuple[OfferT, list[Frame]]:
@@ -233,9 +252,7 @@ def _text_of(error: Exception) -> bytes:
 def _swap(world: World, call: Call, raw: bytes) -> list[Frame]:
     channel = world.channel
     if isinstance(channel, KeyChannel):
-        found: list[bytes] = []
-        carry(world, call, lambda: found.extend(channel.swap(raw)))
-        return [decode_frame(memoryview(frame)) for frame in found]
+        return [decode_frame(memoryview(frame)) for frame in carry(world, call, lambda: channel.swap(raw))]
     assert channel is not None
     return _swap_tensors(world, call, channel, raw)
 
@@ -251,8 +268,8 @@ def _swap_tensors(world: World, call: Call, channel: Channel, raw: bytes) -> lis
     return [decode_frame(whole[start : start + FRAME_BYTES]) for start in range(0, len(whole), FRAME_BYTES)]
 
 
-def carry(world: World, call: Call, transport: Callable[[], Any]) -> None:
-    """Run a collective of torch or JAX; if it fails, mark the group as broken.
+def carry(world: World, call: Call, transport: Callable[[], T]) -> T:
+    """Run a collective of torch or JAX and return its result; if it fails, mark the group as broken.
 
     Raises:
         WorldError: it failed; names the rank, the call and the reason.
@@ -260,7 +277,7 @@ def carry(world: World, call: Call, transport: Callable[[], Any]) -> None:
     channel = world.channel
     assert channel is not None
     try:
-        transport()
+        return transport()
     except RuntimeError as error:
         rank = world.global_ranks[world.rank]
         channel.broken = f"{call.title} failed on rank {rank}: {error}"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rankwise.errors import ConfigError
-from rankwise.world.collectives.handshake import INLINE, Call, Frame, call_place, exchange
+from rankwise.world.collectives.handshake import INLINE, Call, Frame, Message, call_place, exchange
 from rankwise.world.collectives.reductions import check_root
 from rankwise.world.collectives.transfer import broadcast_raw, gather_raw
 
@@ -20,28 +19,13 @@ __all__ = ["all_gather_object", "broadcast_object", "from_main", "gather_object"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Pickled:
-    """This rank's object as bytes."""
-
-    data: bytes
-    structure: str = ""
-
-    @property
-    def payload_bytes(self) -> int:
-        return len(self.data)
-
-    def payload(self) -> memoryview:
-        return memoryview(self.data)
-
-
 def broadcast_object(world: World, obj: Any, src: int) -> Any:
     """See `World.broadcast_object`."""
     call = Call("broadcast_object", call_place(), root=src)
 
-    def prepare() -> _Pickled:
+    def prepare() -> Message:
         check_root(world, src, "src")
-        return _pickled(obj) if world.rank == src else _Pickled(b"")
+        return _pickled(obj) if world.rank == src else Message()
 
     if world.channel is None:
         return pickle.loads(prepare().data)  # noqa: S301  (pickled one line above)
@@ -58,9 +42,9 @@ def from_main(world: World, make: Callable[[], T]) -> T:
     call = Call("from_main", call_place(), root=0)
     made: list[T] = []
 
-    def prepare() -> _Pickled:
+    def prepare() -> Message:
         if world.rank != 0:
-            return _Pickled(b"")
+            return Message()
         made.append(make())
         return _pickled(made[0])
 
@@ -83,7 +67,7 @@ def all_gather_object(world: World, obj: Any) -> list[Any]:
 
 
 def _gather(world: World, obj: Any, call: Call) -> list[Any] | None:
-    def prepare() -> _Pickled:
+    def prepare() -> Message:
         if call.op == "gather_object":
             check_root(world, call.root, "dst")
         return _pickled(obj)
@@ -101,8 +85,8 @@ def _from_frames(frames: list[Frame]) -> list[Any]:
     return [pickle.loads(frame.payload) for frame in frames]  # noqa: S301
 
 
-def _pickled(obj: Any) -> _Pickled:
+def _pickled(obj: Any) -> Message:
     try:
-        return _Pickled(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL))
+        return Message(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL))
     except Exception as error:
         raise ConfigError(f"the object, a {type(obj).__name__}, cannot be pickled: {error}") from error

@@ -69,11 +69,10 @@ def start_sum(world: World, numbers: Sequence[float]) -> Callable[[], list[float
         return lambda: done
     call = Call("all_reduce", "a step", reduce="sum")
     sums = torch.tensor(numbers, dtype=torch.float64, device=channel.device)
-    works: list[Any] = []
-    carry(world, call, lambda: works.append(dist.all_reduce(sums, group=channel.group, async_op=True)))
+    work: Any = carry(world, call, lambda: dist.all_reduce(sums, group=channel.group, async_op=True))
 
     def finish() -> list[float]:
-        carry(world, call, works[0].wait)
+        carry(world, call, work.wait)
         return sums.tolist()
 
     return finish

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import os
 import platform
 import secrets
 import time
@@ -24,9 +25,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from rankwise._process.cores import cpu_mask
+from rankwise._process.place import Place
+from rankwise._version import __version__
 from rankwise.errors import WorldError
 
-__all__ = ["SECRET_VARIABLE", "Card", "Company", "Mail", "await_key", "host_id", "judge", "meet", "survey"]
+__all__ = ["SECRET_VARIABLE", "Card", "Company", "Mail", "await_key", "judge", "meet", "own_card", "survey"]
 
 SECRET_VARIABLE = "RANKWISE_SECRET"  # noqa: S105  (its name)
 
@@ -83,7 +87,28 @@ class Company:
     sharers: int = 1
 
 
-def host_id() -> str:
+def own_card(place: Place, *, gpu: str = "", trouble: Exception | None = None, **same: str) -> Card:
+    """Return this process's card.
+
+    Args:
+        place: its place.
+        gpu: UUID of its CUDA device, "" without one.
+        trouble: why it cannot go on, None if it can.
+        **same: values that must be equal on all ranks, besides the version of rankwise.
+    """
+    return Card(
+        rank=place.rank,
+        world_size=place.world_size,
+        host=_host_id(),
+        mask=",".join(map(str, cpu_mask())),
+        gpu=gpu,
+        place=f"host {platform.node()}, process {os.getpid()}",
+        error="" if trouble is None else f"{type(trouble).__name__}: {trouble}",
+        same={"rankwise": __version__, **same},
+    )
+
+
+def _host_id() -> str:
     """Return host name and boot id: machines may share a host name, and containers of one machine share a boot id."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else ''}"
@@ -174,7 +199,15 @@ class Mail:
         return f"{_PREFIX}/{self.seal('prefix', salt)[:16]}"
 
 
-def meet(store: Any, card: Card, *, timeout: timedelta, allow_shared_device: bool = False, secret: str = "") -> Company:
+def meet(
+    store: Any,
+    card: Card,
+    *,
+    timeout: timedelta,
+    allow_shared_device: bool = False,
+    secret: str = "",
+    trouble: Exception | None = None,
+) -> Company:
     """Meet the other ranks; every rank calls it, with a store of the same server.
 
     Args:
@@ -183,14 +216,25 @@ def meet(store: Any, card: Card, *, timeout: timedelta, allow_shared_device: boo
         timeout: how long the ranks wait for each other.
         allow_shared_device: whether two ranks may compute on one GPU.
         secret: the same on all ranks; a process without it cannot join. "": every process that reaches the store can.
+        trouble: the card's error, which this rank raises instead of the common one.
 
     Raises:
         WorldError: a rank did not arrive in time, or the ranks cannot form a world; every rank that arrived raises.
     """
     mail = Mail(store, secret)
     deadline = time.monotonic() + timeout.total_seconds()
-    if card.rank == 0:
-        return _host(mail, card, deadline, allow_shared_device=allow_shared_device)
+    try:
+        if card.rank == 0:
+            return _host(mail, card, deadline, allow_shared_device=allow_shared_device)
+        return _arrive(mail, card, deadline)
+    except WorldError:
+        if trouble is not None:
+            raise trouble from None
+        raise
+
+
+def _arrive(mail: Mail, card: Card, deadline: float) -> Company:
+    store = mail.store
     nonce = secrets.token_hex(8)
     number = store.add(f"{_PREFIX}/knocks", 1)
     mail.put(f"{_PREFIX}/knock/{number}", nonce)
