@@ -10,30 +10,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray, Share
+from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.csr import csr_parts, quiet_csr, scipy_csr, torch_csr
-from rankwise.data.feed.memory.lease import Done
 from rankwise.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PlaceableBuffer", "Placed", "Placer", "make_placer"]
+__all__ = ["Placed", "Placer", "make_placer"]
 
 _DENSE: Mapping[str, int] = MappingProxyType({})
-
-
-class PlaceableBuffer(Protocol):
-    """The part of a buffer that a placer needs; `HostBuffer` implements it.
-
-    Attributes:
-        busy: what must happen before the buffer is refilled.
-    """
-
-    busy: Done | None
-
-    def arrays(self, field: str) -> tuple[NDArray, ...]:
-        """Return the arrays of a field."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +43,8 @@ class Placer(Protocol):
         """Whether the result of `place` lies in the buffer itself, so that the buffer must wait for the consumer."""
         ...
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
-        """Return the fields of a buffer; the reader thread calls it. It may start a copy and set `buffer.busy`.
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+        """Return the fields of a buffer; the reader thread calls it. It may start a copy, which the lease awaits.
 
         Args:
             buffer: holds the fields.
@@ -104,7 +90,7 @@ def make_placer(device: str | torch.device | None) -> Placer:
 
 
 def _fields(
-    buffer: PlaceableBuffer,
+    buffer: HostBuffer,
     names: Iterable[str],
     num_cols: Mapping[str, int],
     convert: Callable[[str, NDArray], Any] | None,
@@ -129,7 +115,7 @@ class _NumpyPlacer(_Unpadded):
     pinned = False
     shares_memory = True
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
         return Placed(_fields(buffer, names, num_cols, None, scipy_csr))
 
     def receive(self, placed: Placed) -> dict[str, Any]:
@@ -158,7 +144,7 @@ class _TensorPlacer(_Unpadded):
     pinned = False
     shares_memory = True
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
         return Placed(_fields(buffer, names, num_cols, _tensor, torch_csr))
 
     def receive(self, placed: Placed) -> dict[str, Any]:
@@ -177,7 +163,7 @@ class _CopyPlacer(_Unpadded):
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
         return Placed(_fields(buffer, names, num_cols, lambda n, a: _tensor(n, a).to(self._device), torch_csr))
 
     def receive(self, placed: Placed) -> dict[str, Any]:
@@ -199,7 +185,7 @@ class _CudaPlacer(_Unpadded):
         self._device = device
         self._stream = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
         import torch
 
         with torch.cuda.stream(self._stream):
@@ -207,7 +193,7 @@ class _CudaPlacer(_Unpadded):
             # the buffer may be refilled once the copy is done, whatever the consumer does
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
-        buffer.busy = copied
+        buffer.lease.wait_for(copied)
         return Placed(fields, copied)
 
     def receive(self, placed: Placed) -> dict[str, Any]:

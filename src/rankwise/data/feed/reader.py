@@ -15,7 +15,7 @@ import numpy as np
 from rankwise.data.contract import BoolArray, IntArray, ReadReport, Share, Source, Step, sample_keys
 from rankwise.data.feed.batch import ReadBatch, ReadStep
 from rankwise.data.feed.groups import Reading, Shares, read_alone, read_together
-from rankwise.data.feed.memory.buffer import HostBuffer, Lent
+from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.csr import num_cols_of
 from rankwise.data.feed.memory.lease import Leases
 from rankwise.data.feed.memory.pool import MemoryPool
@@ -295,13 +295,13 @@ class StepReader:
         yield
         self._paused_s -= time.perf_counter() - paused
 
-    def _kept(self, report: ReadReport, share: Share, into: Lent) -> Share:
+    def _kept(self, report: ReadReport, share: Share, into: HostBuffer) -> Share:
         """Drop the samples that the budget skips, from the memory and from the share."""
         kept = self._budget.kept(report, share)
         into.keep(kept)
         return _kept_share(share, kept)
 
-    def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: Lent) -> HostBuffer | None:
+    def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: HostBuffer) -> HostBuffer | None:
         """Return the transformed samples; None when reading ends."""
         if transform.specs is None and len(share.ids) == 0:
             self._learn(transform, step, share)
