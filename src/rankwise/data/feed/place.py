@@ -74,7 +74,7 @@ def make_placer(device: str | torch.device | None) -> Placer:
         ConfigError: torch does not know the device.
     """
     if device is None:
-        return _NumpyPlacer()
+        return _HostPlacer(_array, scipy_csr, shares_memory=True)
     with needs_extra(
         f"batches on device {device} are torch tensors: pip install 'rankwise[train]', or device=None for NumPy"
     ):
@@ -86,43 +86,29 @@ def make_placer(device: str | torch.device | None) -> Placer:
     quiet_csr()
     if where.type == "cuda":
         return _CudaPlacer(where)
-    return _TensorPlacer() if where.type == "cpu" else _CopyPlacer(where)
+    if where.type == "cpu":
+        return _HostPlacer(_tensor, torch_csr, shares_memory=True)
+    # streams of other devices (MPS, XPU, ...) are not used: a blocking copy on the reader thread
+    return _HostPlacer(lambda name, array: _tensor(name, array).to(where), torch_csr, shares_memory=False)
 
 
 def _fields(
     buffer: HostBuffer,
     names: Iterable[str],
     num_cols: Mapping[str, int],
-    convert: Callable[[str, NDArray], Any] | None,
+    convert: Callable[[str, NDArray], Any],
     sparse: Callable[[tuple[Any, ...], int], Any],
 ) -> dict[str, Any]:
-    """`convert` makes a tensor of each array (None = they stay arrays); `sparse` makes a ragged field of its three."""
+    """`convert` makes an array or tensor of each array; `sparse` makes a ragged field of its three."""
     fields = {}
     for name in names:
-        arrays: tuple[Any, ...] = buffer.arrays(name)
-        if convert is not None:
-            arrays = tuple(convert(name, array) for array in arrays)
-        fields[name] = arrays[0] if len(arrays) == 1 else sparse(arrays, num_cols[name])
+        arrays = [convert(name, array) for array in buffer.arrays(name)]
+        fields[name] = arrays[0] if len(arrays) == 1 else sparse(tuple(arrays), num_cols[name])
     return fields
 
 
-class _Unpadded:
-    def weights(self, _share: Share) -> None:
-        return None
-
-
-class _NumpyPlacer(_Unpadded):
-    pinned = False
-    shares_memory = True
-
-    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
-        return Placed(_fields(buffer, names, num_cols, None, scipy_csr))
-
-    def receive(self, placed: Placed) -> dict[str, Any]:
-        return placed.fields
-
-    def keys(self, keys: IntArray) -> Any:
-        return keys
+def _array(_: str, array: NDArray) -> NDArray:
+    return array
 
 
 def _tensor(name: str, array: NDArray) -> torch.Tensor:
@@ -140,40 +126,34 @@ def _tensor(name: str, array: NDArray) -> torch.Tensor:
         ) from error
 
 
-class _TensorPlacer(_Unpadded):
+class _HostPlacer:
+    """Arrays or tensors made on the reader thread, ready when they are made."""
+
     pinned = False
-    shares_memory = True
+
+    def __init__(
+        self,
+        convert: Callable[[str, NDArray], Any],
+        sparse: Callable[[tuple[Any, ...], int], Any],
+        *,
+        shares_memory: bool,
+    ) -> None:
+        self._convert, self._sparse, self.shares_memory = convert, sparse, shares_memory
 
     def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
-        return Placed(_fields(buffer, names, num_cols, _tensor, torch_csr))
+        return Placed(_fields(buffer, names, num_cols, self._convert, self._sparse))
 
     def receive(self, placed: Placed) -> dict[str, Any]:
         return placed.fields
 
     def keys(self, keys: IntArray) -> Any:
-        return _tensor("key", keys)
+        return self._convert("key", keys)
+
+    def weights(self, _share: Share) -> None:
+        return None
 
 
-class _CopyPlacer(_Unpadded):
-    """For devices whose streams we do not use (MPS, XPU, ...): a blocking copy on the reader thread."""
-
-    pinned = False
-    shares_memory = False
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
-        return Placed(_fields(buffer, names, num_cols, lambda n, a: _tensor(n, a).to(self._device), torch_csr))
-
-    def receive(self, placed: Placed) -> dict[str, Any]:
-        return placed.fields
-
-    def keys(self, keys: IntArray) -> Any:
-        return _tensor("key", keys).to(self._device)
-
-
-class _CudaPlacer(_Unpadded):
+class _CudaPlacer:
     """Copies from page-locked memory on a separate stream; the consumer's stream waits for the copy, not the host."""
 
     pinned = True
@@ -208,6 +188,9 @@ class _CudaPlacer(_Unpadded):
 
     def keys(self, keys: IntArray) -> Any:
         return _tensor("key", keys).to(self._device)
+
+    def weights(self, _share: Share) -> None:
+        return None
 
     def _sent(self, name: str, array: NDArray) -> torch.Tensor:
         return _tensor(name, array).to(self._device, non_blocking=True)
