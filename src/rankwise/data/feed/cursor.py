@@ -96,6 +96,7 @@ class Cursor:
         speeds: of each rank, as `shares` takes them; None cuts equal shares. A pass under way keeps its speeds.
         equal_because: why this loader must cut equal shares; "" if speeds may cut them.
         follows_world: whether rank and size come from `World.current()`; each iteration then checks them.
+        starts: the memory by which workers of a DataLoader, which get a copy of this object, learn the position.
 
     Raises:
         ConfigError: the rank is not in the world, or `micro_batch` is below 1.
@@ -118,43 +119,25 @@ class Cursor:
         self.speeds: tuple[int, ...] | None = None
         self.equal_because = ""
         self._done = self.order.start(0)
-        self._starts: PassStarts | None = None
         self._code = self._coded()
+        self.starts = PassStarts(self._done.epoch, self._done.position, self._code)
         self._was_chosen = False
 
     @property
     def done(self) -> OrderState:
         """The last state marked done or set; if a DataLoader has begun another epoch since, the start of that epoch."""
-        starts = self._starts
-        if starts is not None and not starts.is_quiet and (begun := starts.begun()) is not None:
+        if (begun := self.starts.begun()) is not None:
             self._done = self._state(*begun)
         return self._done
 
     @done.setter
     def done(self, state: OrderState) -> None:
-        self._done, starts = state, self._starts
-        if starts is None:
-            return
-        if starts.is_quiet:
-            starts.unsaid = state, self._code
-            if starts.is_quiet:  # check again: another thread may have forked in between
-                return
-            starts.unsaid = None
-        starts.say(state.epoch, state.position, self._code)
+        self._done = state
+        self.starts.say(state.epoch, state.position, self._code)
 
     def _coded(self) -> int:
         """Return a number that identifies order and speeds; see `PassStarts`."""
         return order_code(self.order.recipe + ("" if self.speeds is None else str(self.speeds)))
-
-    def share(self) -> None:
-        """Share the position with workers of a DataLoader, which get a copy of this object."""
-        self._starts = PassStarts(self._done.epoch, self._done.position, self._code)
-
-    @property
-    def starts(self) -> PassStarts:
-        """The memory that workers of a DataLoader share with this cursor; `share` creates it."""
-        assert self._starts is not None
-        return self._starts
 
     def check_ranks(self) -> None:
         """Check that the ranks are still those that the loader was made for; called when an iteration begins.

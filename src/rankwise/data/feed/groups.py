@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,27 +17,10 @@ __all__ = ["Reading", "Shares", "read_alone", "read_together"]
 
 Shares: TypeAlias = tuple[Step, tuple[Share, ...]]
 
-_HINTED_STEPS = 2
-
-
+# waits for a buffer and returns it; None when the leases are closed and reading ends
 Acquire: TypeAlias = Callable[[], HostBuffer | None]
 
-
-class Reading(Protocol):
-    """One share that is about to be read."""
-
-    @property
-    def share(self) -> Share:
-        """The share."""
-        ...
-
-    def read(self, acquire: Acquire) -> tuple[ReadReport, HostBuffer] | None:
-        """Read it; return the report and the memory, or None when the leases are closed and reading ends.
-
-        Args:
-            acquire: waits for a buffer and returns it, for shares that need one of their own; None when reading ends.
-        """
-        ...
+_HINTED_STEPS = 2
 
 
 def read_alone(source: Source, steps: Iterable[Shares]) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
@@ -117,6 +100,7 @@ class _Alone:
             self._plan = None
 
     def read(self, acquire: Acquire) -> tuple[ReadReport, HostBuffer] | None:
+        """Read it; return the report and the memory, or None when reading ends."""
         return _read(self._source, self.share, self._plan, acquire)
 
 
@@ -200,6 +184,7 @@ class _Part:
     copied: bool
 
     def read(self, acquire: Acquire) -> tuple[ReadReport, HostBuffer] | None:
+        """Return its part of what the group has read, see `_Alone.read`; `acquire` gives the memory of a copy."""
         whole, share = self.whole, self.share
         read = whole.read()
         if read is None:
@@ -224,3 +209,6 @@ class _Part:
         finally:
             part.give_back()
         return None if lent is None else (report, lent)
+
+
+Reading: TypeAlias = _Alone | _Part  # one share that is about to be read

@@ -16,7 +16,7 @@ from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.csr import fill_rows, is_sparse, one_row, row_spec
 from rankwise.errors import ConfigError
 
-__all__ = ["BatchTransform", "SampleTransform", "Transform", "counted_samples", "fused_source", "other_way"]
+__all__ = ["BatchTransform", "SampleTransform", "Transform", "counted_samples", "other_way"]
 
 BatchTransform: TypeAlias = Callable[[dict[str, Any], Any], Mapping[str, Any]]
 
@@ -103,12 +103,6 @@ def counted_samples(source: Source, order: Order) -> Source:
         )
     bound: Source = source.bound_to(order)
     return bound
-
-
-def fused_source(source: Source, batch_transform: BatchTransform | None) -> tuple[Source, BatchTransform | None]:
-    """Let the source do the batch transform itself, if it can. Return the source and the transform that remains."""
-    fused = None if batch_transform is None else source.fused_with(batch_transform)
-    return (source, batch_transform) if fused is None else (fused, None)
 
 
 Transform: TypeAlias = Callable[[dict[str, Any], int], Mapping[str, Any]]
