@@ -15,7 +15,7 @@ from rankwise.data.feed.batch import FeedBatch, LoaderStats, ReadBatch
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.memory.csr import num_cols_of
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.feed.passes import Passes, Repeats, Running
+from rankwise.data.feed.passes import Passes, Running
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
 from rankwise.data.feed.prefetch import close_at_exit
@@ -117,7 +117,6 @@ class FeedLoader(CursorLoader):
         wanted = self.source.stateless if across_epochs is None else across_epochs
         self._across_epochs, self._is_last = bool(wanted and depth), False
         self._before: OrderState | None = None
-        self._repeats = Repeats(order, rank=rank)
         self._kept: Running | None = None
         self._under_way: list[Callable[[], None]] = []
         self._stopped: Callable[[], Exception] | None = None
@@ -225,7 +224,7 @@ class FeedLoader(CursorLoader):
             reading.ask(goes_on=goes_on)
         self._before = reading.passes.start
         if self._worker is None:
-            self._repeats.begins(reading.passes.start, chosen=self._cursor.take_choice())
+            self._repeats.begins(reading.passes.start)
         return reading
 
     def _new_reading(self, *, goes_on: bool) -> Running:
