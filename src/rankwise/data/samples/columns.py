@@ -172,7 +172,9 @@ class StoredColumn:
             plan: the plan by which they were read.
             report: the report of that read.
         """
-        found = {error.box: _sample_error(int(ids[error.box]), error) for error in report.errors}
+        found: dict[int, SampleError] = {}
+        for error in report.errors:
+            found[error.box] = _sample_error(int(ids[error.box]), error)
         if self._missing == "error":
             for box in np.flatnonzero(report.missing_boxes).tolist():
                 found.setdefault(box, _sample_error(int(ids[box]), self._incomplete(box, plan)))
