@@ -4,28 +4,40 @@ import pytest
 
 from rankwise import Order
 from rankwise.data.contract import BaseOrder, OrderState
-from rankwise.data.feed import Cursor, check_fits
+from rankwise.data.feed import Cursor, CursorLoader, check_fits
 from rankwise.errors import ConfigError
 
 
-def cursor(order=None, **options):
-    return Cursor(order or Order(50, batch_size=8), **{"rank": 0, "world_size": 1, "micro_batch": None, **options})
+class Steps(CursorLoader):
+    """A loader that yields its steps."""
+
+    def __iter__(self):
+        return self._cursor.steps()
+
+    @property
+    def done(self):
+        return self._cursor.done
+
+
+def loader_of(order=None, **options):
+    made = {"rank": 0, "world_size": 1, "micro_batch": None, **options}
+    return Steps(Cursor(order or Order(50, batch_size=8), **made))
 
 
 def test_pulling_steps_does_not_move_the_state():
     """Steps may be pulled to the end of the epoch; only mark_done moves the state."""
-    mine = cursor()
-    steps = list(mine.steps())
+    mine = loader_of()
+    steps = list(mine)
     assert (len(steps), len(mine), mine.done.position) == (7, 7, 0)
     mine.mark_done(steps[2].resume)
     assert (len(mine), mine.done.position) == (4, 24)
-    assert next(mine.steps()).ids.tolist() == steps[3].ids.tolist()
+    assert next(iter(mine)).ids.tolist() == steps[3].ids.tolist()
 
 
 def test_set_epoch_keeps_a_position_inside_it():
     """A state inside the epoch stays; another epoch begins at its start."""
-    mine = cursor()
-    mine.mark_done(next(mine.steps()).resume)
+    mine = loader_of()
+    mine.mark_done(next(iter(mine)).resume)
     mine.set_epoch(0)
     assert mine.done.position == 8
     mine.set_epoch(3)
@@ -34,19 +46,19 @@ def test_set_epoch_keeps_a_position_inside_it():
 
 def test_state_survives_another_batch_size():
     """A state goes through JSON into a loader with another batch size and world; lanes come out of the state."""
-    old = cursor(Order(1000, batch_size=16, chunk_samples=10))
-    old.mark_done(next(old.steps()).resume)
-    new = cursor(Order(1000, batch_size=48, chunk_samples=10), rank=1, world_size=3)
+    old = loader_of(Order(1000, batch_size=16, chunk_samples=10))
+    old.mark_done(next(iter(old)).resume)
+    new = loader_of(Order(1000, batch_size=48, chunk_samples=10), rank=1, world_size=3)
     assert new.order.recipe != old.order.recipe
     new.load_state_dict(old.state_dict())
     assert new.done == old.done
-    old_rest = {i for step in old.steps() for i in step.ids.tolist()}
-    assert {i for step in new.steps() for i in step.ids.tolist()} == old_rest
+    old_rest = {i for step in old for i in step.ids.tolist()}
+    assert {i for step in new for i in step.ids.tolist()} == old_rest
 
 
 def test_foreign_states_are_refused():
     """A state of other data or another seed is an error for loading and for marking."""
-    mine = cursor()
+    mine = loader_of()
     for other in (Order(51, batch_size=8), Order(50, batch_size=8, seed=3)):
         with pytest.raises(ConfigError):
             mine.load_state_dict(other.start().to_json())
@@ -69,7 +81,7 @@ def test_orders_that_adopt_nothing_are_compared():
 
         num_steps = step = num_samples
 
-    mine = cursor(Plain())
+    mine = loader_of(Plain())
     wanted = OrderState(seed=1, epoch=2, position=5, recipe="plain")
     mine.load_state_dict(wanted.to_json())
     assert mine.done == wanted
@@ -80,11 +92,11 @@ def test_orders_that_adopt_nothing_are_compared():
 def test_ranks_and_micro_batches_are_checked_at_once():
     """A rank outside the world, a micro-batch below one and something that is no order are errors of construction."""
     with pytest.raises(ConfigError, match="rank 2 of 2"):
-        cursor(rank=2, world_size=2)
+        loader_of(rank=2, world_size=2)
     with pytest.raises(ConfigError, match="at least 1; got 0"):
-        cursor(micro_batch=0)
+        loader_of(micro_batch=0)
     with pytest.raises(ConfigError, match=r"must be a rankwise\.Order"):
-        cursor(order=[1, 2])
+        loader_of(order=[1, 2])
 
 
 def test_an_order_of_other_data_is_refused():

@@ -54,7 +54,7 @@ def test_memory_is_not_filled_before_the_result_is_there():
     for event in (array, None):
         buffer = HostBuffer(memory)
         buffer.reserve(spec, 100, {})
-        buffer.busy = done_of(event)
+        buffer.lease.wait_for(done_of(event))
         if event is None:
             assert array.asked == ["block_until_ready"]
         del buffer
@@ -71,7 +71,7 @@ def test_memory_that_waits_for_nothing_goes_first():
     free, waiting = HostBuffer(memory), HostBuffer(memory)
     for buffer in (free, waiting):
         buffer.reserve(spec, 100, {})
-    waiting.busy = done_of(array)
+    waiting.lease.wait_for(done_of(array))
     del free, waiting, buffer
     taken = HostBuffer(memory)
     taken.reserve(spec, 100, {})

@@ -9,7 +9,7 @@ import pytest
 
 from rankwise.data.contract import FieldSpec
 from rankwise.data.feed.memory import pool as memory_module
-from rankwise.data.feed.memory.buffer import HostBuffer, SharedBuffer
+from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.lease import Lease, Leases
 from rankwise.data.feed.memory.pool import MemoryPool, allocate_bytes
 from rankwise.errors import ConfigError
@@ -48,7 +48,7 @@ class Event:
 def test_parts_lie_in_the_buffer():
     """Values are views of it; row pointers begin at 0."""
     whole = filled()
-    part = SharedBuffer(whole).part(SPECS, 2, 5)
+    part = whole.part(2, 5)
     assert values(part) == [[[2, 2], [3, 3], [4, 4]], [2, 2, 2, 3], [0, 1, 2, 0], [0, 3, 4, 4]]
     assert np.shares_memory(part.arrays("x")[0], whole.arrays("x")[0])
     assert all(np.shares_memory(part.arrays("rows")[k], whole.arrays("rows")[k]) for k in (0, 1))
@@ -57,8 +57,8 @@ def test_parts_lie_in_the_buffer():
 
 def test_rows_of_a_part_move_within_it():
     """What is dropped from one leaves its neighbours as they are."""
-    shared = SharedBuffer(filled())
-    one, other = shared.part(SPECS, 0, 3), shared.part(SPECS, 3, 6)
+    shared = filled()
+    one, other = shared.part(0, 3), shared.part(3, 6)
     one.keep(np.array([False, True, True]))
     assert values(one) == [[[1, 1], [2, 2]], [2, 2, 2], [0, 1, 2], [0, 0, 3]]
     assert values(other) == [[[3, 3], [4, 4], [5, 5]], [3, 5, 5], [0, 0, 1], [0, 1, 1, 3]]
@@ -67,7 +67,7 @@ def test_rows_of_a_part_move_within_it():
 def test_a_copy_of_a_part():
     """All fields, in memory of their own."""
     whole, into = filled(), HostBuffer()
-    part = SharedBuffer(whole).part(SPECS, 2, 5)
+    part = whole.part(2, 5)
     part.copy_to(into, SPECS, 3)
     copied = values(into)
     assert copied == values(part)
@@ -85,8 +85,8 @@ def test_a_buffer_is_left_with_its_last_part(order):
     """Who lends is one of its users; leaving twice changes nothing."""
     told = []
     lease = told_by(told)
-    shared = SharedBuffer(filled(lease=lease))
-    users = [shared.close, shared.part(SPECS, 0, 3).give_back, shared.part(SPECS, 3, 6).give_back]
+    shared = filled(lease=lease)
+    users = [shared.give_back, shared.part(0, 3).give_back, shared.part(3, 6).give_back]
     for number in order:
         assert told == []
         users[number]()
@@ -98,13 +98,13 @@ def test_the_lease_ends_with_the_last_view_of_any_part():
     """A slice of one part keeps the memory of all that was read with it, and nothing else does."""
     told, memory = [], MemoryPool()
     lease = told_by(told)
-    shared = SharedBuffer(filled(memory, lease))
-    parts = [shared.part(SPECS, 0, 3), shared.part(SPECS, 3, 6)]
+    shared = filled(memory, lease)
+    parts = [shared.part(0, 3), shared.part(3, 6)]
     del lease
     view = parts[1].arrays("x")[0][1:].T
     for part in parts:
         part.give_back()
-    shared.close()
+    shared.give_back()
     del shared, parts, part
     assert told == [0]
     filled(memory).arrays("x")[0][:] = -1
@@ -116,13 +116,13 @@ def test_the_lease_ends_with_the_last_view_of_any_part():
 def test_it_is_filled_again_when_all_consumers_are_done():
     """Each part may have something to wait for; the memory waits for all of these."""
     memory, waited, lease = MemoryPool(), [], Lease()
-    shared = SharedBuffer(filled(memory, lease))
-    parts = [shared.part(SPECS, first, first + 2) for first in (0, 2, 4)]
+    shared = filled(memory, lease)
+    parts = [shared.part(first, first + 2) for first in (0, 2, 4)]
     events = [Event(waited), None, Event(waited)]
     for part, event in zip(parts, events, strict=True):
-        part.busy = event
+        part.lease.wait_for(event)
         part.give_back()
-    shared.close()
+    shared.give_back()
     del shared
     assert waited == []
     again = HostBuffer(memory)
@@ -133,8 +133,8 @@ def test_it_is_filled_again_when_all_consumers_are_done():
 def test_a_part_may_be_too_large():
     """The limit is that of a batch, not that of all that are read together."""
     with pytest.raises(ConfigError, match="at least 172 bytes, but a batch buffer may use 100"):
-        SharedBuffer(filled(), limit_bytes=100).part(SPECS, 0, 6)
-    assert SharedBuffer(filled(), limit_bytes=100).part(SPECS, 0, 3).num_bytes <= 100
+        filled().part(0, 6, limit_bytes=100)
+    assert filled().part(0, 3, limit_bytes=100).num_bytes <= 100
 
 
 def acquired(leases, limit):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rankwise import Order
+from rankwise.data.crops import IndexPipeline
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
@@ -34,6 +35,18 @@ def test_ranks_share_and_the_context_closes():
             seen += [x for (batch,) in loader for x in batch["x"].tolist()]
     assert sorted(seen) == list(range(10))
     assert (source.closed, source.asked) == (3, 10)
+
+
+def test_an_unknown_argument_is_said_by_the_class_that_was_called():
+    """The message lists the arguments close to it; without any, all there are."""
+    source = ArraySource({"x": np.arange(10)})
+    order = Order(source, batch_size=4)
+    with pytest.raises(TypeError, match=r"^SampleLoader has no argument bacth_transform=: did you mean batch_trans"):
+        SampleLoader(source, order=order, bacth_transform=None)
+    with pytest.raises(TypeError, match=r"^SampleLoader has no argument rank=: it has across_epochs, .*, world$"):
+        SampleLoader(source, order=order, rank=0)
+    with pytest.raises(TypeError, match=r"^IndexPipeline has no argument microbatch=: did you mean micro_batch=\?$"):
+        IndexPipeline(None, order=order, microbatch=2)
 
 
 def test_an_order_of_other_data_is_refused():

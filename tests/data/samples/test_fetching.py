@@ -28,7 +28,7 @@ def made():
 def test_batches_and_their_shares():
     """What comes is what the order asks for, each batch with its share, from where the loader stands."""
     loader, requests, cursor = made()
-    cursor.mark_done(cursor.order.step(cursor.done).resume)
+    cursor.done = cursor.order.step(cursor.done).resume
     fetching = Fetching(loader, requests, cursor)
     for step in cursor.steps():
         ids, _ = next(fetching.batches)
@@ -42,9 +42,9 @@ def test_it_is_next_while_the_loader_stands_where_it_began():
     fetching, start = Fetching(loader, requests, cursor), cursor.done
     for moved in (cursor.order.start(2), cursor.order.step(start).resume):
         assert fetching.is_next
-        cursor.mark_done(moved)
+        cursor.done = moved
         assert not fetching.is_next
-        cursor.mark_done(start)
+        cursor.done = start
     cursor.order = Order(20, batch_size=10)
     assert not fetching.is_next
 

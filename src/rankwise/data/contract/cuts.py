@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,20 @@ import numpy.typing as npt
 from rankwise.data.contract.values import IntArray, Share, Step
 from rankwise.errors import ConfigError
 
-__all__ = ["num_micro_batches", "sample_keys", "share_sizes", "shares", "smallest_share", "whole_speeds"]
+__all__ = [
+    "GOLDEN",
+    "WordArray",
+    "mix_words",
+    "num_micro_batches",
+    "sample_keys",
+    "share_sizes",
+    "shares",
+    "smallest_share",
+    "whole_speeds",
+]
 
+WordArray: TypeAlias = npt.NDArray[np.uint64]
+GOLDEN = 0x9E3779B97F4A7C15
 _MOST_SPEED = 64  # so a step's cut moves by at least 1.6 %
 
 
@@ -150,14 +163,17 @@ def sample_keys(seed: int, epoch: int, ids: IntArray) -> IntArray:
         ids: int64[B], sample ids.
     """
     mask = (1 << 64) - 1
-    with np.errstate(over="ignore"):
-        mixed = _mix(np.array([seed & mask], dtype=np.uint64))
-        mixed = _mix(mixed ^ np.uint64(epoch))
-        return _mix(mixed ^ ids.astype(np.int64).view(np.uint64)).view(np.int64)
+    mixed = mix_words(np.array([seed & mask], dtype=np.uint64))
+    mixed = mix_words(mixed ^ np.uint64(epoch))
+    return mix_words(mixed ^ ids.astype(np.int64).view(np.uint64)).view(np.int64)
 
 
-def _mix(word: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    word = word + np.uint64(0x9E3779B97F4A7C15)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))
+def mix_words(words: WordArray) -> WordArray:
+    """Return mixed words, uint64 of the same shape: a bijection of each word."""
+    mixed = words + np.uint64(GOLDEN)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed

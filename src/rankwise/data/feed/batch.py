@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from rankwise.data.contract import IntArray, ReadReport, Share, sample_keys
-from rankwise.data.feed.memory.buffer import Lent
+from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.csr import copied_field, first_twice
 from rankwise.data.feed.memory.lease import done_of
 from rankwise.data.feed.place import Placed
@@ -82,7 +82,7 @@ class FeedBatch(ShareView):
         share: Share,
         fields: dict[str, Any],
         *,
-        lent: Lent | None = None,
+        lent: HostBuffer | None = None,
         is_view: bool = False,
         num_lost: int = 0,
         may_skip: bool = False,
@@ -156,7 +156,7 @@ class FeedBatch(ShareView):
         lent, self._lent, self._fields = self._lent, None, None
         return self._again(fields, lent)
 
-    def _again(self, fields: dict[str, Any], lent: Lent | None = None) -> Self:
+    def _again(self, fields: dict[str, Any], lent: HostBuffer | None = None) -> Self:
         return type(self)(
             self.share,
             fields,
@@ -190,7 +190,7 @@ class FeedBatch(ShareView):
         try:
             done = done_of(event)
             if lent is not None and self._is_view and done is not None:
-                lent.busy = done  # set before the fields are dropped, which may drop the last views
+                lent.lease.wait_for(done)  # before the fields are dropped, which may drop the last views
         finally:
             self._fields = None
             if lent is not None:
@@ -216,7 +216,7 @@ class ReadBatch:
     """
 
     share: Share
-    lent: Lent
+    lent: HostBuffer
     placed: Placed
     report: ReadReport
     num_lost: int = 0

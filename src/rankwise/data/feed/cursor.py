@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
@@ -25,7 +26,9 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     from rankwise.data.feed.workers.torch_dataset import LoaderDataset
 
-__all__ = ["CLOSED", "Cursor", "CursorLoader", "FullLength", "check_fits", "is_sequential"]
+__all__ = ["CLOSED", "Cursor", "CursorLoader", "FullLength", "check_fits"]
+
+_LOG = logging.getLogger("rankwise.data")
 
 CLOSED = "the loader was closed: create a new one and load this one's state"
 
@@ -84,7 +87,7 @@ class FullLength(BaseLoader):
 
 
 class Cursor:
-    """The state of a loader on one rank, and the shares of the steps that follow it.
+    """Where a loader on one rank stands, and the shares of the steps that follow; reader threads have it, too.
 
     Args:
         order: which samples form which step.
@@ -96,6 +99,7 @@ class Cursor:
         speeds: of each rank, as `shares` takes them; None cuts equal shares. A pass under way keeps its speeds.
         equal_because: why this loader must cut equal shares; "" if speeds may cut them.
         follows_world: whether rank and size come from `World.current()`; each iteration then checks them.
+        starts: the memory by which workers of a DataLoader, which get a copy of this object, learn the position.
 
     Raises:
         ConfigError: the rank is not in the world, or `micro_batch` is below 1.
@@ -118,43 +122,30 @@ class Cursor:
         self.speeds: tuple[int, ...] | None = None
         self.equal_because = ""
         self._done = self.order.start(0)
-        self._starts: PassStarts | None = None
         self._code = self._coded()
-        self._was_chosen = False
+        self.starts = PassStarts(self._done.epoch, self._done.position, self._code)
 
     @property
     def done(self) -> OrderState:
         """The last state marked done or set; if a DataLoader has begun another epoch since, the start of that epoch."""
-        starts = self._starts
-        if starts is not None and not starts.is_quiet and (begun := starts.begun()) is not None:
+        if (begun := self.starts.begun()) is not None:
             self._done = self._state(*begun)
         return self._done
 
     @done.setter
     def done(self, state: OrderState) -> None:
-        self._done, starts = state, self._starts
-        if starts is None:
-            return
-        if starts.is_quiet:
-            starts.unsaid = state, self._code
-            if starts.is_quiet:  # check again: another thread may have forked in between
-                return
-            starts.unsaid = None
-        starts.say(state.epoch, state.position, self._code)
+        self._done = state
+        self.starts.say(state.epoch, state.position, self._code)
+
+    def go_to(self, state: OrderState, *, order: Order, speeds: tuple[int, ...] | None) -> None:
+        """Stand at a state of an order; from there shares are cut by speeds."""
+        self.order, self.speeds = order, speeds
+        self._code = self._coded()
+        self.done = state
 
     def _coded(self) -> int:
         """Return a number that identifies order and speeds; see `PassStarts`."""
         return order_code(self.order.recipe + ("" if self.speeds is None else str(self.speeds)))
-
-    def share(self) -> None:
-        """Share the position with workers of a DataLoader, which get a copy of this object."""
-        self._starts = PassStarts(self._done.epoch, self._done.position, self._code)
-
-    @property
-    def starts(self) -> PassStarts:
-        """The memory that workers of a DataLoader share with this cursor; `share` creates it."""
-        assert self._starts is not None
-        return self._starts
 
     def check_ranks(self) -> None:
         """Check that the ranks are still those that the loader was made for; called when an iteration begins.
@@ -174,7 +165,7 @@ class Cursor:
         Raises:
             ConfigError: the loader got another order or other speeds after this worker was started.
         """
-        start = self.starts.begin(worker, repeats=is_sequential(self.order))
+        start = self.starts.begin(worker, repeats=_is_sequential(self.order))
         if start.order != self._code:
             raise ConfigError(
                 "the loader resumed an order with other lanes or other shares, which workers that were "
@@ -186,15 +177,6 @@ class Cursor:
     def _state(self, epoch: int, position: int) -> OrderState:
         start = self.order.start(epoch)
         return start if position == start.position else replace(start, position=position)
-
-    def __len__(self) -> int:
-        """Steps from the last one marked done to the end of its epoch."""
-        return self.order.num_steps(self.done)
-
-    @property
-    def num_epoch_steps(self) -> int:
-        """Steps of the whole epoch that the state lies in."""
-        return self.order.num_steps(self.order.start(self.done.epoch))
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps from the last one marked done to the end of its epoch; this does not mark them done."""
@@ -210,70 +192,6 @@ class Cursor:
         num_micro = num_micro_batches(step.size, world_size=size, micro_batch=self.micro_batch, speeds=speeds)
         return shares(step, rank=self.rank, world_size=size, num_micro=num_micro, speeds=speeds)
 
-    def set_speeds(self, speeds: Sequence[float] | None) -> None:
-        """Cut the shares of the passes that begin from now on in proportion to speeds; None makes them equal.
-
-        Raises:
-            ConfigError: there is not one for each rank, one is not a positive number, or this loader cuts equal shares.
-        """
-        if speeds is not None and self.equal_because:
-            raise ConfigError(f"this loader cuts equal shares only: {self.equal_because}; remove the speeds")
-        self.speeds = None if speeds is None else whole_speeds(speeds, world_size=self.world_size)
-        self._code = self._coded()
-        self.done = self.done  # publishes the code to workers
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch, unless the state lies inside it already."""
-        self._was_chosen = True
-        self.done = self.done if epoch == self.done.epoch else self.order.start(epoch)
-
-    def take_choice(self) -> bool:
-        """Return whether `set_epoch` was called since the last call of this method."""
-        chosen, self._was_chosen = self._was_chosen, False
-        return chosen
-
-    def mark_done(self, state: OrderState) -> None:
-        """Record that the step which ends at `state` has completed.
-
-        Raises:
-            ConfigError: the state belongs to another order.
-        """
-        mine = self._done
-        if state.recipe != mine.recipe or state.seed != mine.seed:
-            raise ConfigError(
-                f"mark_done got the state of another order (recipe {state.recipe}, seed {state.seed}); this loader has "
-                f"{mine.recipe}, seed {mine.seed}: pass batch.resume of a batch of this loader"
-            )
-        self.done = state
-
-    def state_dict(self) -> dict[str, JSON]:
-        """Return the last state marked done, and the speeds if the shares are not equal."""
-        state = self.done.to_json()
-        return state if self.speeds is None else {**state, "speeds": list(self.speeds)}
-
-    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Continue after `state`. An order that derived its lanes from the batch size adopts the lanes of the state.
-
-        Saved speeds are dropped if the number of ranks has changed; the shares are then equal.
-
-        Raises:
-            ConfigError: the state belongs to other data, another kind of order or another seed.
-        """
-        speeds: Any = state.get("speeds")
-        wanted = OrderState.from_json({name: value for name, value in state.items() if name != "speeds"})
-        order = self.order.resumed(wanted)
-        now = order.start(wanted.epoch)
-        if (now.recipe, now.seed) != (wanted.recipe, wanted.seed):
-            raise ConfigError(
-                f"the saved state belongs to another order: it has recipe {wanted.recipe} and seed {wanted.seed}, this "
-                f"loader's order has {now.recipe} and {now.seed}. Use the same data, kind of order and seed, "
-                "or start over"
-            )
-        self.speeds = tuple(map(int, speeds)) if speeds and len(speeds) == self.world_size else None
-        self.order = order
-        self._code = self._coded()
-        self.done = wanted
-
 
 class CursorLoader(BaseLoader):
     """The part of the contract's `BatchLoader` that a cursor implements; subclasses add the iteration.
@@ -284,6 +202,7 @@ class CursorLoader(BaseLoader):
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
+        self._repeats = Repeats(cursor.order, rank=cursor.rank)
 
     @property
     def order(self) -> Order:
@@ -324,15 +243,20 @@ class CursorLoader(BaseLoader):
             ConfigError: there is not one for each rank, one is not a positive number, or this loader cuts equal shares
                 only.
         """
-        self._cursor.set_speeds(speeds)
+        cursor = self._cursor
+        if speeds is not None and cursor.equal_because:
+            raise ConfigError(f"this loader cuts equal shares only: {cursor.equal_because}; remove the speeds")
+        whole = None if speeds is None else whole_speeds(speeds, world_size=cursor.world_size)
+        cursor.go_to(cursor.done, order=cursor.order, speeds=whole)
 
     def __len__(self) -> int:
-        return len(self._cursor)
+        return self._cursor.order.num_steps(self._cursor.done)
 
     @property
     def num_epoch_steps(self) -> int:
         """Steps of the whole epoch, done or not; ``len`` counts the remaining ones."""
-        return self._cursor.num_epoch_steps
+        order = self._cursor.order
+        return order.num_steps(order.start(self._cursor.done.epoch))
 
     def with_full_length(self) -> FullLength:
         """Return this loader for a loop that counts steps from the beginning of an epoch, as Lightning does.
@@ -352,19 +276,86 @@ class CursorLoader(BaseLoader):
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""
-        self._cursor.set_epoch(epoch)
+        cursor, self._repeats.is_chosen = self._cursor, True
+        cursor.done = cursor.done if epoch == cursor.done.epoch else cursor.order.start(epoch)
 
     def mark_done(self, state: OrderState) -> None:
-        """Record that the step which ends at `state` (``batch.resume``) has completed; ConfigError: another order's."""
-        self._cursor.mark_done(state)
+        """Record that the step which ends at `state` (``batch.resume``) has completed.
+
+        Raises:
+            ConfigError: the state belongs to another order.
+        """
+        mine = self._cursor.done
+        if state.recipe != mine.recipe or state.seed != mine.seed:
+            raise ConfigError(
+                f"mark_done got the state of another order (recipe {state.recipe}, seed {state.seed}); this loader has "
+                f"{mine.recipe}, seed {mine.seed}: pass batch.resume of a batch of this loader"
+            )
+        self._cursor.done = state
 
     def state_dict(self) -> dict[str, JSON]:
-        """Return the last state marked done. Steps that were pulled but not marked done do not count."""
-        return self._cursor.state_dict()
+        """Return the last state marked done, and the speeds if the shares are not equal.
+
+        Steps that were pulled but not marked done do not count.
+        """
+        state, speeds = self._cursor.done.to_json(), self._cursor.speeds
+        return state if speeds is None else {**state, "speeds": list(speeds)}
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Continue after `state`, at any world size. ConfigError: it belongs to other data, order kind or seed."""
-        self._cursor.load_state_dict(state)
+        """Continue after `state`, at any world size.
+
+        An order that derived its lanes from the batch size adopts the lanes of the state. Saved speeds are dropped if
+        the number of ranks has changed; the shares are then equal.
+
+        Raises:
+            ConfigError: the state belongs to other data, another kind of order or another seed.
+        """
+        speeds: Any = state.get("speeds")
+        wanted = OrderState.from_json({name: value for name, value in state.items() if name != "speeds"})
+        order = self._cursor.order.resumed(wanted)
+        now = order.start(wanted.epoch)
+        if (now.recipe, now.seed) != (wanted.recipe, wanted.seed):
+            raise ConfigError(
+                f"the saved state belongs to another order: it has recipe {wanted.recipe} and seed {wanted.seed}, this "
+                f"loader's order has {now.recipe} and {now.seed}. Use the same data, kind of order and seed, "
+                "or start over"
+            )
+        same_ranks = speeds and len(speeds) == self._cursor.world_size
+        self._cursor.go_to(wanted, order=order, speeds=tuple(map(int, speeds)) if same_ranks else None)
+
+
+class Repeats:
+    """Remembers the last pass of a loader, and warns once if the next one is the same.
+
+    Args:
+        order: orders that are not shuffled repeat by design.
+        rank: only rank 0 warns.
+
+    Attributes:
+        is_chosen: whether the caller has set the next epoch, as an evaluation does each time: then it may repeat.
+    """
+
+    def __init__(self, order: Order, *, rank: int) -> None:
+        self._quiet = rank != 0 or _is_sequential(order)
+        self._shown: OrderState | None = None
+        self.is_chosen = False
+
+    def begins(self, start: OrderState) -> None:
+        """Check a pass that begins there."""
+        chosen, self.is_chosen = self.is_chosen, False
+        if self._quiet or chosen or self._shown != start:
+            return
+        self._quiet = True
+        _LOG.warning(
+            "epoch %d was read completely, but no step was marked done: the same batches are read again. For the next "
+            "epoch call loader.mark_done(batch.resume) after each step, or loader.set_epoch(n); for held-out data "
+            'Order(..., kind="sequential") silences this warning',
+            start.epoch,
+        )
+
+    def ends(self, start: OrderState, *, whole: bool) -> None:
+        """Remember a pass that ends."""
+        self._shown = start if whole else None
 
 
 def check_fits(order: Order, *, num_samples: int, fingerprint: str | None) -> None:
@@ -391,6 +382,6 @@ def check_fits(order: Order, *, num_samples: int, fingerprint: str | None) -> No
         )
 
 
-def is_sequential(order: Order) -> bool:
+def _is_sequential(order: Order) -> bool:
     """Whether each epoch of an order is the same by design."""
     return order.kind == "sequential" and order.draw is None

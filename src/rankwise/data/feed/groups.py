@@ -5,39 +5,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from rankwise.data.contract import Plan, ReadReport, Share, Source, Step
-from rankwise.data.feed.memory.buffer import HostBuffer, Lent, SharedBuffer
+from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.errors import RankwiseError
 
 __all__ = ["Reading", "Shares", "read_alone", "read_together"]
 
 Shares: TypeAlias = tuple[Step, tuple[Share, ...]]
 
-_HINTED_STEPS = 2
-
-
+# waits for a buffer and returns it; None when the leases are closed and reading ends
 Acquire: TypeAlias = Callable[[], HostBuffer | None]
 
-
-class Reading(Protocol):
-    """One share that is about to be read."""
-
-    @property
-    def share(self) -> Share:
-        """The share."""
-        ...
-
-    def read(self, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
-        """Read it; return the report and the memory, or None when the leases are closed and reading ends.
-
-        Args:
-            acquire: waits for a buffer and returns it, for shares that need one of their own; None when reading ends.
-        """
-        ...
+_HINTED_STEPS = 2
 
 
 def read_alone(source: Source, steps: Iterable[Shares]) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
@@ -116,7 +99,8 @@ class _Alone:
         except Exception:  # noqa: BLE001  (it fails again)
             self._plan = None
 
-    def read(self, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
+    def read(self, acquire: Acquire) -> tuple[ReadReport, HostBuffer] | None:
+        """Read it; return the report and the memory, or None when reading ends."""
         return _read(self._source, self.share, self._plan, acquire)
 
 
@@ -145,8 +129,8 @@ class _Together:
         copied: bool,
     ) -> None:
         self.source, self._steps, self._copied = source, steps, copied
-        self._stage, self._limit_bytes = stage, limit_bytes
-        self._read: tuple[ReadReport, SharedBuffer] | None = None
+        self._stage, self.limit_bytes = stage, limit_bytes
+        self._read: tuple[ReadReport, HostBuffer] | None = None
         self.counted = False
         parts = [share for _, shares in steps for share in shares]
         # one share of all samples, in order; it names the first step: all steps have its epoch and seed
@@ -177,19 +161,16 @@ class _Together:
                 yield step, tuple(readings)
         finally:
             if self._read is not None:
-                self._read[1].close()
+                self._read[1].give_back()
                 self._read = None
 
-    def read(self) -> tuple[ReadReport, SharedBuffer] | None:
+    def read(self) -> tuple[ReadReport, HostBuffer] | None:
         """Read all samples, at the first call. None when reading ends, or if they cannot be read as one: no `plan`."""
         if self._read is None and self.plan is not None:
             try:
-                found = _read(self.source, self._share, self.plan, self._stage)
+                self._read = _read(self.source, self._share, self.plan, self._stage)
             except RankwiseError:
                 self.plan = None
-            else:
-                limit = self._limit_bytes
-                self._read = None if found is None else (found[0], SharedBuffer(found[1], limit_bytes=limit))
         return self._read
 
 
@@ -202,7 +183,8 @@ class _Part:
     first: int
     copied: bool
 
-    def read(self, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
+    def read(self, acquire: Acquire) -> tuple[ReadReport, HostBuffer] | None:
+        """Return its part of what the group has read, see `_Alone.read`; `acquire` gives the memory of a copy."""
         whole, share = self.whole, self.share
         read = whole.read()
         if read is None:
@@ -217,7 +199,7 @@ class _Part:
             report = ReadReport(valid=valid, errors=errors)
         else:  # the first share that is read gets the chunk counts
             whole.counted, report = True, replace(report, valid=valid, errors=errors)
-        part = stage.part(whole.source.fields, self.first, last)
+        part = stage.part(self.first, last, limit_bytes=whole.limit_bytes)
         if not self.copied:
             return report, part
         try:
@@ -227,3 +209,6 @@ class _Part:
         finally:
             part.give_back()
         return None if lent is None else (report, lent)
+
+
+Reading: TypeAlias = _Alone | _Part  # one share that is about to be read

@@ -15,12 +15,12 @@ from rankwise.data.feed.batch import FeedBatch, LoaderStats, ReadBatch
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.memory.csr import num_cols_of
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.feed.passes import Passes, Repeats, Running
+from rankwise.data.feed.passes import Passes, Running
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
 from rankwise.data.feed.prefetch import close_at_exit
 from rankwise.data.feed.reader import OnBadSample, SkipBudget, StepReader
-from rankwise.data.feed.transform import BatchTransform, SampleTransform, Transform, counted_samples, fused_source
+from rankwise.data.feed.transform import BatchTransform, SampleTransform, Transform, counted_samples
 from rankwise.data.feed.workers import (
     SentBatch,
     check_sendable,
@@ -68,7 +68,6 @@ class FeedLoader(CursorLoader):
         fields: the fields to read; None = all.
         on_bad_sample: "raise", or how many damaged samples this rank may skip, over all epochs: `ids`, `key` and
             `count` cover the samples that arrived. Storage errors are never skipped. Pass the same on all ranks.
-        buffer_limit_bytes: most bytes of one micro-batch in host memory; None = any.
         on_thread: called once on each background thread before it reads, for example to bind it to cores.
         across_epochs: whether to read the first `depth` steps of the next epoch while the last steps of this one are in
             use, within the same memory; they are dropped if the next iteration begins elsewhere. None = only if the
@@ -93,7 +92,6 @@ class FeedLoader(CursorLoader):
         batch_transform: BatchTransform | None = None,
         fields: Sequence[str] | None = None,
         on_bad_sample: OnBadSample = "raise",
-        buffer_limit_bytes: int | None = None,
         on_thread: Callable[[], None] | None = None,
         across_epochs: bool | None = None,
     ) -> None:
@@ -106,25 +104,25 @@ class FeedLoader(CursorLoader):
         self._device, self._depth, self._transform = device, depth, transform
         if is_jax_target(device) and not isinstance(device, str):
             self._cursor.equal_because = "sharding= needs equally many rows on each process"
-        if transform is None and self._placer.shares_memory:
-            self.source, batch_transform = fused_source(self.source, batch_transform)
+        shares_memory = self._placer.shares_memory  # raises for a bad device now
+        if shares_memory and transform is None and batch_transform is not None:
+            fused = self.source.fused_with(batch_transform)  # a source that can transform whole batches does it itself
+            if fused is not None:
+                self.source, batch_transform = fused, None
         self._batch_transform = batch_transform
-        self._buffer_limit_bytes = buffer_limit_bytes
+        self._buffer_limit_bytes: int | None = None  # of one micro-batch in host memory
         self._caps: dict[str, Any] = {}  # limits for all batches, those that are kept included; see `MemoryPool`
         self._on_thread = on_thread
         self._memory: tuple[MemoryPool, MemoryPool] | None = None
         wanted = self.source.stateless if across_epochs is None else across_epochs
         self._across_epochs, self._is_last = bool(wanted and depth), False
-        self._may_start = bool(depth) and (self._across_epochs or self.source.stateless)
         self._before: OrderState | None = None
-        self._repeats = Repeats(order, rank=rank)
         self._kept: Running | None = None
         self._under_way: list[Callable[[], None]] = []
         self._stopped: Callable[[], Exception] | None = None
         self._stats = LoaderStats()
         self._budget = SkipBudget(on_bad_sample)
         self._worker: LoaderWorker | None = None
-        self._cursor.share()
 
     @cached_property
     def _placer(self) -> Placer:
@@ -190,7 +188,7 @@ class FeedLoader(CursorLoader):
             self.__dict__ |= {"_kept": None, "_under_way": [], "_memory": None}
             self._placer = make_placer(host_device(self._device))
             self._budget = self._budget.shared(self._cursor.starts.count_damaged)
-            self._across_epochs = self._may_start = False
+            self._across_epochs = False
             say_in_memory(self._device, rank=self._cursor.rank, worker=worker)
         self._worker = worker
 
@@ -226,7 +224,7 @@ class FeedLoader(CursorLoader):
             reading.ask(goes_on=goes_on)
         self._before = reading.passes.start
         if self._worker is None:
-            self._repeats.begins(reading.passes.start, chosen=self._cursor.take_choice())
+            self._repeats.begins(reading.passes.start)
         return reading
 
     def _new_reading(self, *, goes_on: bool) -> Running:
@@ -289,7 +287,8 @@ class FeedLoader(CursorLoader):
             ConfigError: the loader was closed.
         """
         self._check_open()
-        if not self._may_start or self._under_way:
+        may_start = self._depth and (self._across_epochs or self.source.stateless)
+        if not may_start or self._under_way:
             return False
         if self._kept is not None and not self._kept.is_next:
             self._drop_kept()
@@ -311,7 +310,7 @@ class FeedLoader(CursorLoader):
             error: makes the exception to raise.
         """
         self._stopped = error
-        self._across_epochs = self._may_start = False
+        self._across_epochs = False
         self._drop_kept()
         for close in tuple(self._under_way):
             close()
@@ -331,20 +330,16 @@ class FeedLoader(CursorLoader):
 
     def _reader(self, memory: MemoryPool, stages: MemoryPool | None, *, budget: SkipBudget) -> StepReader:
         """Return a reader; without `stages` it reads every step by itself."""
-        together = self._depth if stages is not None and self.source.locality.group_steps else 1
         return StepReader(
             self.source,
-            names=tuple(self.source.fields),
             memory=memory,
             placer=self._placer,
             transform=None if self._transform is None else SampleTransform(self._transform, num_cols_of(self.source)),
             depth=self._own_depth,
             budget=budget,
-            together=together,
+            together=self._depth if stages is not None and self.source.locality.group_steps else 1,
             stages=memory if stages is None else stages,
             limit_bytes=self._buffer_limit_bytes,
-            has_room=memory.has_room,
-            no_room=memory.no_room,
         )
 
     def _next(self, reading: Running) -> tuple[FeedBatch, ...]:

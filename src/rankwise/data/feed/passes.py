@@ -1,26 +1,20 @@
-"""`Passes`: the steps of the current pass, then of the passes that are likely to come next; `Running` reads them.
-
-`Repeats` warns when an epoch is shown again in the same order, usually because the loop does not call `mark_done`.
-"""
+"""`Passes`: the steps of the current pass, then of the passes that are likely to come next; `Running` reads them."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from rankwise._process.loader_worker import LoaderWorker
-from rankwise.data.contract import Order, OrderState
+from rankwise.data.contract import OrderState
 from rankwise.data.feed.batch import ReadStep
-from rankwise.data.feed.cursor import Cursor, is_sequential
+from rankwise.data.feed.cursor import Cursor
 from rankwise.data.feed.groups import Shares
 from rankwise.data.feed.prefetch import ReadAhead
 from rankwise.data.feed.reader import StepReader
 
-__all__ = ["Passes", "Repeats", "Running"]
-
-_LOG = logging.getLogger("rankwise.data")
+__all__ = ["Passes", "Running"]
 
 
 class Passes:
@@ -108,40 +102,6 @@ class Passes:
         with self._lock:
             self._failed = number >= self._num_asked
             return not self._failed
-
-
-class Repeats:
-    """Remembers the last pass of a loader, and warns once if the next one is the same.
-
-    Args:
-        order: orders that are not shuffled repeat by design.
-        rank: only rank 0 warns.
-    """
-
-    def __init__(self, order: Order, *, rank: int) -> None:
-        self._quiet = rank != 0 or is_sequential(order)
-        self._shown: OrderState | None = None
-
-    def begins(self, start: OrderState, *, chosen: bool) -> None:
-        """Check a pass that begins.
-
-        Args:
-            start: where it begins.
-            chosen: whether the caller set this epoch, as an evaluation does each time: then repeating is intended.
-        """
-        if self._quiet or chosen or self._shown != start:
-            return
-        self._quiet = True
-        _LOG.warning(
-            "epoch %d was read completely, but no step was marked done: the same batches are read again. For the next "
-            "epoch call loader.mark_done(batch.resume) after each step, or loader.set_epoch(n); for held-out data "
-            'Order(..., kind="sequential") silences this warning',
-            start.epoch,
-        )
-
-    def ends(self, start: OrderState, *, whole: bool) -> None:
-        """Remember a pass that ends."""
-        self._shown = start if whole else None
 
 
 class Running:

@@ -10,30 +10,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray, Share
+from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.csr import csr_parts, quiet_csr, scipy_csr, torch_csr
-from rankwise.data.feed.memory.lease import Done
 from rankwise.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PlaceableBuffer", "Placed", "Placer", "make_placer"]
+__all__ = ["Placed", "Placer", "make_placer"]
 
 _DENSE: Mapping[str, int] = MappingProxyType({})
-
-
-class PlaceableBuffer(Protocol):
-    """The part of a buffer that a placer needs; `HostBuffer` implements it.
-
-    Attributes:
-        busy: what must happen before the buffer is refilled.
-    """
-
-    busy: Done | None
-
-    def arrays(self, field: str) -> tuple[NDArray, ...]:
-        """Return the arrays of a field."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +43,8 @@ class Placer(Protocol):
         """Whether the result of `place` lies in the buffer itself, so that the buffer must wait for the consumer."""
         ...
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
-        """Return the fields of a buffer; the reader thread calls it. It may start a copy and set `buffer.busy`.
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+        """Return the fields of a buffer; the reader thread calls it. It may start a copy, which the lease awaits.
 
         Args:
             buffer: holds the fields.
@@ -88,7 +74,7 @@ def make_placer(device: str | torch.device | None) -> Placer:
         ConfigError: torch does not know the device.
     """
     if device is None:
-        return _NumpyPlacer()
+        return _HostPlacer(_array, scipy_csr, shares_memory=True)
     with needs_extra(
         f"batches on device {device} are torch tensors: pip install 'rankwise[train]', or device=None for NumPy"
     ):
@@ -100,43 +86,29 @@ def make_placer(device: str | torch.device | None) -> Placer:
     quiet_csr()
     if where.type == "cuda":
         return _CudaPlacer(where)
-    return _TensorPlacer() if where.type == "cpu" else _CopyPlacer(where)
+    if where.type == "cpu":
+        return _HostPlacer(_tensor, torch_csr, shares_memory=True)
+    # streams of other devices (MPS, XPU, ...) are not used: a blocking copy on the reader thread
+    return _HostPlacer(lambda name, array: _tensor(name, array).to(where), torch_csr, shares_memory=False)
 
 
 def _fields(
-    buffer: PlaceableBuffer,
+    buffer: HostBuffer,
     names: Iterable[str],
     num_cols: Mapping[str, int],
-    convert: Callable[[str, NDArray], Any] | None,
+    convert: Callable[[str, NDArray], Any],
     sparse: Callable[[tuple[Any, ...], int], Any],
 ) -> dict[str, Any]:
-    """`convert` makes a tensor of each array (None = they stay arrays); `sparse` makes a ragged field of its three."""
+    """`convert` makes an array or tensor of each array; `sparse` makes a ragged field of its three."""
     fields = {}
     for name in names:
-        arrays: tuple[Any, ...] = buffer.arrays(name)
-        if convert is not None:
-            arrays = tuple(convert(name, array) for array in arrays)
-        fields[name] = arrays[0] if len(arrays) == 1 else sparse(arrays, num_cols[name])
+        arrays = [convert(name, array) for array in buffer.arrays(name)]
+        fields[name] = arrays[0] if len(arrays) == 1 else sparse(tuple(arrays), num_cols[name])
     return fields
 
 
-class _Unpadded:
-    def weights(self, _share: Share) -> None:
-        return None
-
-
-class _NumpyPlacer(_Unpadded):
-    pinned = False
-    shares_memory = True
-
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
-        return Placed(_fields(buffer, names, num_cols, None, scipy_csr))
-
-    def receive(self, placed: Placed) -> dict[str, Any]:
-        return placed.fields
-
-    def keys(self, keys: IntArray) -> Any:
-        return keys
+def _array(_: str, array: NDArray) -> NDArray:
+    return array
 
 
 def _tensor(name: str, array: NDArray) -> torch.Tensor:
@@ -154,40 +126,34 @@ def _tensor(name: str, array: NDArray) -> torch.Tensor:
         ) from error
 
 
-class _TensorPlacer(_Unpadded):
-    pinned = False
-    shares_memory = True
+class _HostPlacer:
+    """Arrays or tensors made on the reader thread, ready when they are made."""
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
-        return Placed(_fields(buffer, names, num_cols, _tensor, torch_csr))
+    pinned = False
+
+    def __init__(
+        self,
+        convert: Callable[[str, NDArray], Any],
+        sparse: Callable[[tuple[Any, ...], int], Any],
+        *,
+        shares_memory: bool,
+    ) -> None:
+        self._convert, self._sparse, self.shares_memory = convert, sparse, shares_memory
+
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+        return Placed(_fields(buffer, names, num_cols, self._convert, self._sparse))
 
     def receive(self, placed: Placed) -> dict[str, Any]:
         return placed.fields
 
     def keys(self, keys: IntArray) -> Any:
-        return _tensor("key", keys)
+        return self._convert("key", keys)
+
+    def weights(self, _share: Share) -> None:
+        return None
 
 
-class _CopyPlacer(_Unpadded):
-    """For devices whose streams we do not use (MPS, XPU, ...): a blocking copy on the reader thread."""
-
-    pinned = False
-    shares_memory = False
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
-        return Placed(_fields(buffer, names, num_cols, lambda n, a: _tensor(n, a).to(self._device), torch_csr))
-
-    def receive(self, placed: Placed) -> dict[str, Any]:
-        return placed.fields
-
-    def keys(self, keys: IntArray) -> Any:
-        return _tensor("key", keys).to(self._device)
-
-
-class _CudaPlacer(_Unpadded):
+class _CudaPlacer:
     """Copies from page-locked memory on a separate stream; the consumer's stream waits for the copy, not the host."""
 
     pinned = True
@@ -199,7 +165,7 @@ class _CudaPlacer(_Unpadded):
         self._device = device
         self._stream = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
         import torch
 
         with torch.cuda.stream(self._stream):
@@ -207,7 +173,7 @@ class _CudaPlacer(_Unpadded):
             # the buffer may be refilled once the copy is done, whatever the consumer does
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
-        buffer.busy = copied
+        buffer.lease.wait_for(copied)
         return Placed(fields, copied)
 
     def receive(self, placed: Placed) -> dict[str, Any]:
@@ -222,6 +188,9 @@ class _CudaPlacer(_Unpadded):
 
     def keys(self, keys: IntArray) -> Any:
         return _tensor("key", keys).to(self._device)
+
+    def weights(self, _share: Share) -> None:
+        return None
 
     def _sent(self, name: str, array: NDArray) -> torch.Tensor:
         return _tensor(name, array).to(self._device, non_blocking=True)

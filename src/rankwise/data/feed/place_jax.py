@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import FieldSpec, IntArray, NDArray, Order, Share
+from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.pool import allocate_bytes
-from rankwise.data.feed.place import PlaceableBuffer, Placed
+from rankwise.data.feed.place import Placed
 from rankwise.errors import ConfigError, MissingExtraError
 
 __all__ = ["JaxPlacer", "ShardRows", "is_jax_target", "make_jax_placer", "narrowed", "shard_full_batches", "shard_rows"]
@@ -187,7 +188,7 @@ class JaxPlacer:
     def __init__(self, rows: ShardRows | None) -> None:
         self._rows = rows
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _NONE) -> Placed:
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _NONE) -> Placed:
         """Return the fields of a buffer as JAX arrays, a sparse one as a BCSR matrix."""
         fields = {}
         for name in names:

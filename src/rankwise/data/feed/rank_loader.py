@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 from rankwise.data.contract import Order, Source
 from rankwise.data.feed.cursor import CLOSED
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["FeedOptions", "RankLoader", "window_depth"]
+__all__ = ["FeedOptions", "RankLoader", "refuse_unknown", "window_depth"]
 
 
 class FeedOptions(TypedDict, total=False):
@@ -34,6 +35,32 @@ class FeedOptions(TypedDict, total=False):
     fields: Sequence[str] | None
     on_bad_sample: OnBadSample
     across_epochs: bool | None
+
+
+def refuse_unknown(loader: type[FeedLoader], options: Iterable[str], *, more: Iterable[str] = ()) -> None:
+    """Refuse arguments that a loader does not have; the message names the class that the user called.
+
+    Args:
+        loader: the class.
+        options: the names passed beside the arguments that its ``__init__`` lists.
+        more: names that it takes from these before.
+
+    Raises:
+        TypeError: one of them is not in `FeedOptions`.
+    """
+    unknown = next((name for name in options if name not in FeedOptions.__annotations__), None)
+    if unknown is None:
+        return
+    import difflib  # needed only for an error message
+
+    known = {*FeedOptions.__annotations__, *more}
+    for kind in loader.__mro__[: loader.__mro__.index(FeedLoader)]:
+        if "__init__" in vars(kind):
+            parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
+            known |= {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    close = difflib.get_close_matches(unknown, sorted(known))
+    mend = f"did you mean {'= or '.join(close)}=?" if close else f"it has {', '.join(sorted(known))}"
+    raise TypeError(f"{loader.__name__} has no argument {unknown}=: {mend}")
 
 
 class RankLoader(FeedLoader):
@@ -54,7 +81,10 @@ class RankLoader(FeedLoader):
     Raises:
         ConfigError: an argument is out of range, there is no such field, or the order was made for other data.
         MissingExtraError: torch is needed and not installed.
+        TypeError: there is no such argument.
     """
+
+    _more_options: ClassVar[tuple[str, ...]] = ()  # names that a subclass takes for its source
 
     def __init__(
         self,
@@ -67,6 +97,7 @@ class RankLoader(FeedLoader):
         depth: int | None = None,
         **options: Unpack[FeedOptions],
     ) -> None:
+        refuse_unknown(type(self), options, more=self._more_options)
         place = find_place(world, device)
         source = counted_samples(source, order)
         super().__init__(

@@ -12,10 +12,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, IntArray, ReadReport, Share, Source, Step, sample_keys
+from rankwise.data.contract import BoolArray, IntArray, Share, Source, Step, sample_keys
 from rankwise.data.feed.batch import ReadBatch, ReadStep
 from rankwise.data.feed.groups import Reading, Shares, read_alone, read_together
-from rankwise.data.feed.memory.buffer import HostBuffer, Lent
+from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.csr import num_cols_of
 from rankwise.data.feed.memory.lease import Leases
 from rankwise.data.feed.memory.pool import MemoryPool
@@ -78,18 +78,12 @@ class SkipBudget:
         """Samples that were skipped so far."""
         return len(self._skipped)  # the loop asks while the reader counts: a single read needs no lock
 
-    def kept(self, report: ReadReport, share: Share) -> BoolArray:
-        """Return which samples of a share are kept, bool[B].
+    def skip(self, error: SampleError, share: Share) -> None:
+        """Skip a sample of a share.
 
         Raises:
-            SampleError: a sample may not be skipped: its content is not damaged, or the budget is used up.
+            SampleError: the sample may not be skipped: its content is not damaged, or the budget is used up.
         """
-        for error in report.errors:
-            self._admit(error, share)
-        kept: BoolArray = np.asarray(report.valid, dtype=np.bool_)
-        return kept
-
-    def _admit(self, error: SampleError, share: Share) -> None:
         if not error.damage or not self.may_skip:
             raise error
         # Decide and record under one lock, including the question to other workers: one sample gets the last place.
@@ -131,7 +125,6 @@ class StepReader:
 
     Args:
         source: the samples.
-        names: fields to take.
         memory: pool for batches.
         placer: puts batches on the device.
         transform: for each sample, or None.
@@ -140,8 +133,6 @@ class StepReader:
         together: number of steps that are read as one group.
         stages: pool for these groups.
         limit_bytes: most bytes of a batch; None = any.
-        has_room: see `Leases`.
-        no_room: see `Leases`.
 
     Attributes:
         is_awaited: whether a consumer waits for what is read; always True if the consumer reads in its own thread.
@@ -151,7 +142,6 @@ class StepReader:
         self,
         source: Source,
         *,
-        names: tuple[str, ...],
         memory: MemoryPool,
         placer: Placer,
         transform: SampleTransform | None,
@@ -159,16 +149,14 @@ class StepReader:
         budget: SkipBudget,
         together: int,
         stages: MemoryPool,
-        limit_bytes: int | None = None,
-        has_room: Callable[[], bool] = lambda: True,
-        no_room: Callable[[], Exception] | None = None,
+        limit_bytes: int | None,
     ) -> None:
         self._source = source
-        self._names = names
+        self._names = tuple(source.fields)
         self._memory, self._stages, self._limit_bytes = memory, stages, limit_bytes
         self.is_awaited: Callable[[], bool] = lambda: True
         # a method, not the attribute's value: `ReadAhead` replaces the attribute later, before its thread starts
-        room: dict[str, Any] = {"is_awaited": self._is_awaited, "has_room": has_room, "no_room": no_room}
+        room: dict[str, Any] = {"is_awaited": self._is_awaited, "has_room": memory.has_room, "no_room": memory.no_room}
         self._leases, self._stage_leases = Leases(**room), Leases(**room)
         self._placer = placer
         self._transform = transform
@@ -255,7 +243,10 @@ class StepReader:
                 yield from self._pause()
             share, num_lost = reading.share, 0
             if report.errors:
-                share = self._kept(report, share, lent)
+                for error in report.errors:
+                    self._budget.skip(error, share)
+                lent.keep(report.valid)
+                share = _kept_share(share, report.valid)
                 num_lost = _num_real(reading.share) - _num_real(share)
             names, num_cols = self._names, self._num_cols
             if self._transform is not None:
@@ -295,13 +286,7 @@ class StepReader:
         yield
         self._paused_s -= time.perf_counter() - paused
 
-    def _kept(self, report: ReadReport, share: Share, into: Lent) -> Share:
-        """Drop the samples that the budget skips, from the memory and from the share."""
-        kept = self._budget.kept(report, share)
-        into.keep(kept)
-        return _kept_share(share, kept)
-
-    def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: Lent) -> HostBuffer | None:
+    def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: HostBuffer) -> HostBuffer | None:
         """Return the transformed samples; None when reading ends."""
         if transform.specs is None and len(share.ids) == 0:
             self._learn(transform, step, share)

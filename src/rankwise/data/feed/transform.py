@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import BaseSource, BatchBuffer, FieldSpec, IntArray, Order, Source
+from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.csr import fill_rows, is_sparse, one_row, row_spec
-from rankwise.data.feed.place import PlaceableBuffer
 from rankwise.errors import ConfigError
 
-__all__ = ["BatchTransform", "SampleTransform", "Transform", "counted_samples", "fused_source", "other_way"]
+__all__ = ["BatchTransform", "SampleTransform", "Transform", "counted_samples", "other_way"]
 
 BatchTransform: TypeAlias = Callable[[dict[str, Any], Any], Mapping[str, Any]]
 
@@ -105,12 +105,6 @@ def counted_samples(source: Source, order: Order) -> Source:
     return bound
 
 
-def fused_source(source: Source, batch_transform: BatchTransform | None) -> tuple[Source, BatchTransform | None]:
-    """Let the source do the batch transform itself, if it can. Return the source and the transform that remains."""
-    fused = None if batch_transform is None else source.fused_with(batch_transform)
-    return (source, batch_transform) if fused is None else (fused, None)
-
-
 Transform: TypeAlias = Callable[[dict[str, Any], int], Mapping[str, Any]]
 
 _DENSE: Mapping[str, int] = MappingProxyType({})
@@ -138,13 +132,11 @@ class SampleTransform:
         """Columns of the ragged output fields."""
         return {name: spec.shape[0] for name, spec in (self.specs or {}).items() if spec.ragged}
 
-    def learn(self, raw: PlaceableBuffer, names: tuple[str, ...], sample: int, key: int) -> None:
+    def learn(self, raw: HostBuffer, names: tuple[str, ...], sample: int, key: int) -> None:
         """Set `specs` from the first sample of `raw`, for a rank that has no samples of its own yet."""
         self._one(self._row(raw, names, 0), sample, key)
 
-    def apply(
-        self, raw: PlaceableBuffer, names: tuple[str, ...], ids: IntArray, keys: IntArray, into: BatchBuffer
-    ) -> None:
+    def apply(self, raw: HostBuffer, names: tuple[str, ...], ids: IntArray, keys: IntArray, into: BatchBuffer) -> None:
         """Transform every sample of `raw` into `into`.
 
         Args:
@@ -172,7 +164,7 @@ class SampleTransform:
             for name, array in row.items():
                 into.arrays(name)[0][place] = array
 
-    def _row(self, raw: PlaceableBuffer, names: tuple[str, ...], place: int) -> dict[str, Any]:
+    def _row(self, raw: HostBuffer, names: tuple[str, ...], place: int) -> dict[str, Any]:
         return {name: one_row(raw.arrays(name), place, self._num_cols.get(name)) for name in names}
 
     def _one(self, fields: dict[str, Any], sample: int, key: int) -> dict[str, Any]:

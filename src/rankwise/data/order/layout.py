@@ -80,7 +80,7 @@ class Facts:
         return cls(num_samples=whole("samples (their number, a source, or anything with len())", samples))
 
 
-def whole(name: str, value: Any, *, least: int = 1, most: int = MAX_SAMPLES) -> int:
+def whole(name: str, value: Any, *, least: float = 1, most: float = MAX_SAMPLES) -> int:
     """Return `value` as an int in [least, most].
 
     Raises:

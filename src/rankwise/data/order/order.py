@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import operator
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -105,7 +105,7 @@ class Order:
         self._set(
             samples=facts.num_samples,
             batch_size=whole("batch_size (the global batch)", batch_size),
-            seed=_world_seed() if seed is None else _any_whole("seed", seed),
+            seed=_world_seed() if seed is None else whole("seed", seed, least=-math.inf, most=math.inf),
             kind=kind or own_kind or "shuffle",
             remainder=remainder,
             lanes=lanes,
@@ -302,13 +302,6 @@ class Order:
             raise ConfigError(
                 f"the state is damaged: its position is {state.position}, but an epoch has {self.samples} samples"
             )
-
-
-def _any_whole(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ConfigError(f"Order needs an integer for {name}, got {value!r}") from None
 
 
 def _world_seed() -> int:

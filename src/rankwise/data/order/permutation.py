@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from rankwise.data.contract import IntArray
+from rankwise.data.contract.cuts import GOLDEN, WordArray, mix_words
 
 __all__ = ["GOLDEN", "MAX_SIZE", "WORD", "WordArray", "derive", "mix_words", "permute"]
 
-WordArray: TypeAlias = npt.NDArray[np.uint64]
 WORD = (1 << 64) - 1
-GOLDEN = 0x9E3779B97F4A7C15
 
 
 def derive(*words: int) -> int:
@@ -30,17 +28,6 @@ def derive(*words: int) -> int:
         # Mix in the number of limbs of each word, so that (2**64,) and (0, 1) differ.
         key = _mix(key ^ limbs)
     return key
-
-
-def mix_words(words: WordArray) -> WordArray:
-    """Return mixed words, uint64 of the same shape: a bijection of each word."""
-    mixed = words + np.uint64(GOLDEN)
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
 
 
 def _mix(word: int) -> int:

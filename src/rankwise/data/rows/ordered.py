@@ -62,6 +62,8 @@ class OrderedLoader(RankLoader):
         MissingExtraError: the library of `to` is not installed.
     """
 
+    _more_options = _OF_SOURCES
+
     def __init__(
         self, collection: Any, /, *, order: Order, to: Library | None = None, sharding: Any = None, **options: Any
     ) -> None:

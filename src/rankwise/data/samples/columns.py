@@ -7,7 +7,7 @@ import json
 import math
 import mmap
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -21,41 +21,19 @@ _LOCAL_BYTES = 2**20
 _PROBE_BYTES = 2**20
 
 
-class Column(Protocol):
-    """One field of a source."""
-
-    @property
-    def place(self) -> str:
-        """Location of the data, for messages."""
-        ...
-
-    @property
-    def num_rows(self) -> int:
-        """Number of samples."""
-        ...
-
-    @property
-    def chunk_rows(self) -> int:
-        """Number of neighbouring samples that are read together, at least 1."""
-        ...
-
-    @property
-    def spec(self) -> FieldSpec:
-        """Shape and dtype of a sample."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the content's metadata."""
-        ...
-
-
 class MemoryColumn:
     """Rows of a NumPy array, memory-mapped ones included.
 
     Args:
         array: the array; samples lie along axis 0.
         place: its name in messages.
+
+    Attributes:
+        place: location of the data, for messages.
+        num_rows: number of samples.
+        chunk_rows: number of neighbouring samples that are read together, at least 1.
+        spec: shape and dtype of a sample.
+        fingerprint: hash of the content's metadata.
 
     Raises:
         ConfigError: it has no axis, or contains objects.
@@ -148,6 +126,8 @@ class StoredColumn:
         reader: provides the sizes of its files.
         missing: "fill" reads chunks that are not in the store as the fill value, "error" refuses them.
 
+    Attributes: those of a `MemoryColumn`, and the array.
+
     Raises:
         DataError: the size of its first or last file cannot be read.
     """
@@ -192,7 +172,9 @@ class StoredColumn:
             plan: the plan by which they were read.
             report: the report of that read.
         """
-        found = {error.box: _sample_error(int(ids[error.box]), error) for error in report.errors}
+        found: dict[int, SampleError] = {}
+        for error in report.errors:
+            found[error.box] = _sample_error(int(ids[error.box]), error)
         if self._missing == "error":
             for box in np.flatnonzero(report.missing_boxes).tolist():
                 found.setdefault(box, _sample_error(int(ids[box]), self._incomplete(box, plan)))
@@ -208,6 +190,9 @@ class StoredColumn:
                 "this by missing='fill'"
             ),
         )
+
+
+Column: TypeAlias = MemoryColumn | StoredColumn
 
 
 def _sample_error(sample: int, error: BoxError) -> SampleError:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from rankwise.data.contract import Order, Share, sample_keys
 from rankwise.data.feed import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.cursor import CLOSED
-from rankwise.data.feed.passes import Repeats
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.workers import InitWorker, check_importable, deaf_workers, start_server
 from rankwise.data.samples.dataset_batch import DatasetBatch, move_tree, no_rows
@@ -154,7 +153,6 @@ class DatasetLoader(CursorLoader):
         super().__init__(Cursor(order, rank=place.rank, world_size=place.world_size, micro_batch=micro_batch))
         self._cursor.follows_world = world is None
         self._requests = Requests(self._cursor)
-        self._repeats = Repeats(order, rank=place.rank)
         self._num_iterations = self._num_open = 0
         self._is_closed = False
         self._early: Fetching | None = None
@@ -184,8 +182,8 @@ class DatasetLoader(CursorLoader):
         mine = self._num_iterations
         self._cursor.check_ranks()
         self._num_open += 1
-        start, num_left = self._cursor.done, len(self._cursor)
-        self._repeats.begins(start, chosen=self._cursor.take_choice())
+        start, num_left = self._cursor.done, len(self)
+        self._repeats.begins(start)
         try:
             fetching = self._begin()
             while num_left:

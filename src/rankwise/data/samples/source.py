@@ -86,6 +86,9 @@ class ArraySource(BaseSource):
 
     Attributes:
         fields: fields of a sample by name.
+        num_samples: number of samples.
+        fingerprint: hash of the arrays' metadata, and of some rows of NumPy arrays: equal for a copy at another path.
+            A source from `select` has the same: leaving out a field does not change the order.
 
     Raises:
         ConfigError: there are no arrays, their lengths differ, or they are empty or contain objects.
@@ -113,8 +116,9 @@ class ArraySource(BaseSource):
         # an order with windows soon returns to its chunks: keep each one at its first use
         self.reader = BoxReader(cache=cache, threads=threads, keep="all")
         columns = {name: make_column(name, array, self.reader, missing=missing) for name, array in arrays.items()}
-        self._num_samples = _common_length(columns)
-        self._fingerprint = _fingerprint(columns)
+        self.num_samples = _common_length(columns)
+        facts = sorted((name, column.fingerprint) for name, column in columns.items())
+        self.fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
         self._set_columns(columns)
 
     def _set_columns(self, columns: dict[str, Column]) -> None:
@@ -167,7 +171,7 @@ class ArraySource(BaseSource):
         return f"ArraySource({len(self)} samples; {fields})"
 
     def __len__(self) -> int:
-        return self._num_samples
+        return self.num_samples
 
     def __getitem__(self, sample: int) -> dict[str, NDArray]:
         """Return one sample, an array per field (a copy); negative indices count from the end.
@@ -186,11 +190,6 @@ class ArraySource(BaseSource):
             raise report.errors[0]
         return {name: row[0, ...] for name, row in rows.items()}
 
-    @property
-    def num_samples(self) -> int:
-        """Number of samples."""
-        return self._num_samples
-
     @cached_property
     def locality(self) -> Locality:
         """The longest chunk along axis 0 of all fields (1 in memory), and its decoded size.
@@ -200,19 +199,11 @@ class ArraySource(BaseSource):
         """
         sizes = [self.fields[name].dtype.itemsize * math.prod(self.fields[name].shape) for name in self._stored]
         return _ColumnsLocality(
-            chunk_samples=min(self._num_samples, max(column.chunk_rows for column in self._columns.values())),
+            chunk_samples=min(self.num_samples, max(column.chunk_rows for column in self._columns.values())),
             cache_bytes=self.reader.cache.capacity_bytes,
             group_steps=bool(sizes) and sum(sizes) <= _MOST_TOGETHER_BYTES,
             stored=tuple(self._stored.values()),
         )
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the arrays' metadata, and of some rows of NumPy arrays: equal for a copy at another path.
-
-        A source from `select` has the same fingerprint: leaving out a field does not change the order.
-        """
-        return self._fingerprint
 
     @property
     def stateless(self) -> bool:
@@ -256,8 +247,8 @@ class ArraySource(BaseSource):
             IndexError: the share contains a sample that the source does not have.
         """
         ids = np.asarray(share.ids, dtype=np.int64)
-        if len(ids) and not (ids.min() >= 0 and ids.max() < self._num_samples):
-            raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}, the source has {self._num_samples}")
+        if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
+            raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}, the source has {self.num_samples}")
         boxes = self._boxes(ids)
         num_chunks = read_bytes = decode_bytes = 0
         for name, plan in boxes.items():
@@ -303,11 +294,6 @@ class ArraySource(BaseSource):
             for place, error in self._stored[name].errors(ids, plan, report).items():
                 errors.setdefault(place, error)
         return sum_reports(len(ids), errors, reports)
-
-
-def _fingerprint(columns: Mapping[str, Column]) -> str:
-    facts = sorted((name, column.fingerprint) for name, column in columns.items())
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def _common_length(columns: Mapping[str, Column]) -> int:

@@ -32,6 +32,7 @@ class File:
 
 def workers_of(mine, count, *, salt, first):
     """The workers of one DataLoader, as they are when they are started: what they hold, and who they are."""
+    mine.speak()  # as before a process is started
     return [
         (_attach(mine._owner, File(mine), mine._said), LoaderWorker(number=n, count=count, salt=salt, first=first))
         for n in range(count)

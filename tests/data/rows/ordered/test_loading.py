@@ -159,6 +159,12 @@ def test_transforms(held):
         assert batch["x"].tolist() == held.dense("X")[batch.ids][:, [0, 4]].sum(axis=1).tolist()
 
 
+def test_unknown_arguments_are_compared_with_those_of_the_source(held):
+    """Options of the rows and of the loader are passed to one class, which knows both."""
+    with pytest.raises(TypeError, match=r"^OrderedLoader has no argument genez=: did you mean genes="):
+        loader_of(held.places, RankPlace(), genez=["a"])
+
+
 def test_sparse_rows_one_by_one(held):
     """A transform of single sparse rows, random by key: the same rows on three ranks as on one; the slow way."""
 

@@ -21,6 +21,7 @@ from rankwise.data.crops.tuning import NumaStrategy, chosen_strategy, cores_here
 from rankwise.data.feed import FeedLoader, FeedOptions
 from rankwise.data.feed.cursor import CLOSED
 from rankwise.data.feed.place_jax import is_jax_target
+from rankwise.data.feed.rank_loader import refuse_unknown
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.files import system_file_limit, warn_few_handles
 from rankwise.data.store.remote import RemoteOptions
@@ -93,6 +94,7 @@ class IndexPipeline(FeedLoader):
         numa_node: int = -1,
         **options: Unpack[FeedOptions],
     ) -> None:
+        refuse_unknown(type(self), options)
         if not isinstance(index, CropIndex):
             raise ConfigError(
                 f"IndexPipeline needs a CropIndex, got {index!r}: for crops of stored arrays use CropIndex(URIs, "

@@ -237,7 +237,7 @@ def _giver(item: Ready, parked: Parked, *, shares_memory: bool) -> Any:
         if done is None:
             return
         if shares_memory:
-            buffer.busy = done
+            buffer.lease.wait_for(done)
         else:
             parked.park(done, (placed, buffer))
 

@@ -1,41 +1,18 @@
-"""Memory of a batch: a buffer of its own, or a part of a shared one."""
+"""`HostBuffer`: the memory of a batch, of its own or a part of another buffer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, BoolArray, DType, FieldSpec, NDArray
-from rankwise.data.feed.memory.lease import Done, Lease
+from rankwise.data.contract import BoolArray, DType, FieldSpec, NDArray
+from rankwise.data.feed.memory.lease import Lease
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.errors import ConfigError
 
-__all__ = ["HostBuffer", "Lent", "LentPart", "SharedBuffer"]
-
-
-class Lent(Protocol):
-    """The memory of one batch.
-
-    Attributes:
-        busy: what must happen before the memory is refilled.
-    """
-
-    busy: Done | None
-
-    def arrays(self, field: str) -> tuple[NDArray, ...]:
-        """Return the arrays of a field, see `HostBuffer.arrays`."""
-        ...
-
-    def keep(self, kept: BoolArray) -> None:
-        """Drop rows, see `HostBuffer.keep`."""
-        ...
-
-    def give_back(self) -> None:
-        """Drop our references: the pool refills the memory when no other is left. Calling it twice is fine."""
-        ...
+__all__ = ["HostBuffer"]
 
 
 class HostBuffer:
@@ -70,20 +47,12 @@ class HostBuffer:
         self._too_large = too_large or _too_large
         self._views: dict[str, tuple[NDArray, ...]] = {}
         self._num_bytes = self._num_pieces = 0
+        self._is_left = False
 
     @property
     def num_bytes(self) -> int:
-        """Bytes reserved."""
+        """Bytes reserved, or bytes of this part."""
         return self._num_bytes
-
-    @property
-    def busy(self) -> Done | None:
-        """What must happen before the memory is refilled."""
-        return self.lease.busy
-
-    @busy.setter
-    def busy(self, done: Done | None) -> None:
-        self.lease.busy = done
 
     def reserve(self, specs: Mapping[str, FieldSpec], num_samples: int, capacity: Mapping[str, int]) -> None:
         """Make room for `num_samples` samples of `specs`. Arrays of an earlier `reserve` stay valid while in use.
@@ -99,9 +68,6 @@ class HostBuffer:
                 the batch is larger than the limit.
         """
         self._views, self._num_bytes, self._num_pieces = {}, 0, 0
-        if self.lease.busy is not None:
-            self.lease.busy.synchronize()
-            self.lease.busy = None
         views: dict[str, tuple[NDArray, ...]] = {}
         for name, spec in specs.items():
             if not spec.ragged:
@@ -137,14 +103,51 @@ class HostBuffer:
         """
         self._views = {name: _kept_rows(arrays, kept) for name, arrays in self._views.items()}
 
-    def forget(self) -> None:
-        """Drop our references to the arrays; views elsewhere keep the memory alive."""
-        self._views = {}
+    def part(self, first: int, last: int, *, limit_bytes: int | None = None) -> HostBuffer:
+        """Return the samples ``first:last`` as a buffer; the memory is refilled when this one and all parts are gone.
+
+        Args:
+            first: the first of them.
+            last: the index after the last.
+            limit_bytes: most bytes of the part; None = any.
+
+        Raises:
+            ConfigError: the part is larger than `limit_bytes`.
+        """
+        made = HostBuffer(self._memory, lease=self.lease)
+        for name, arrays in self._views.items():
+            if len(arrays) == 1:
+                made._views[name] = (arrays[0][first:last],)
+                continue
+            data, indices, indptr = arrays
+            values = slice(int(indptr[first]), int(indptr[last]))
+            # views, except row pointers, which are rebased to 0
+            made._views[name] = data[values], indices[values], indptr[first : last + 1] - indptr[first]
+        made._num_bytes = sum(array.nbytes for arrays in made._views.values() for array in arrays)
+        if limit_bytes is not None and made._num_bytes > limit_bytes:
+            raise _too_large(made._num_bytes, limit_bytes)
+        self.lease.hold()
+        return made
+
+    def copy_to(self, into: HostBuffer, specs: Mapping[str, FieldSpec], num_samples: int) -> None:
+        """Copy all fields into another buffer, which this reserves.
+
+        Args:
+            into: the other buffer.
+            specs: the fields.
+            num_samples: samples in this buffer.
+        """
+        into.reserve(specs, num_samples, {name: len(self._views[name][0]) for name in specs if specs[name].ragged})
+        for name, arrays in self._views.items():
+            for taken, given in zip(arrays, into.arrays(name), strict=True):
+                np.copyto(given, taken)
 
     def give_back(self) -> None:
-        """Forget the arrays, and leave the lease. Calling it twice is fine."""
+        """Drop our references: the pool refills the memory when no other is left. Calling it twice is fine."""
         self._views = {}
-        self.lease.leave()
+        if not self._is_left:
+            self._is_left = True
+            self.lease.leave()
 
     def _room(self, count: int, dtype: DType, *, exact: bool = False) -> NDArray:
         self._num_bytes += count * dtype.itemsize
@@ -152,114 +155,6 @@ class HostBuffer:
         if self._limit_bytes is not None and self._num_bytes > self._limit_bytes:
             raise self._too_large(self._num_bytes, self._limit_bytes)
         return self._memory.take(count, dtype, lease=self.lease, exact=exact)
-
-
-class LentPart:
-    """Adjacent samples of a buffer.
-
-    Args:
-        views: the arrays of each field; this object keeps the dictionary.
-        lease: the lease of the buffer.
-        leave: called when this part is given back.
-    """
-
-    def __init__(self, views: dict[str, tuple[NDArray, ...]], lease: Lease, leave: Callable[[], object]) -> None:
-        self._views, self._lease = views, lease
-        self._leave: Callable[[], object] | None = leave
-
-    @property
-    def busy(self) -> Done | None:
-        """What must happen before the buffer is refilled."""
-        return self._lease.busy
-
-    @busy.setter
-    def busy(self, done: Done | None) -> None:
-        self._lease.wait_for(done)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all fields."""
-        return sum(array.nbytes for arrays in self._views.values() for array in arrays)
-
-    def arrays(self, field: str) -> tuple[NDArray, ...]:
-        """Return the arrays of a field."""
-        return self._views[field]
-
-    def keep(self, kept: BoolArray) -> None:
-        """Drop rows: the kept rows move up within the part."""
-        self._views = {name: _kept_rows(arrays, kept) for name, arrays in self._views.items()}
-
-    def copy_to(self, into: BatchBuffer, specs: Mapping[str, FieldSpec], num_samples: int) -> None:
-        """Copy all fields.
-
-        Args:
-            into: another buffer.
-            specs: the fields.
-            num_samples: samples of the part.
-        """
-        capacity = {name: len(self._views[name][0]) for name, spec in specs.items() if spec.ragged}
-        into.reserve(specs, num_samples, capacity)
-        for name, arrays in self._views.items():
-            for taken, given in zip(arrays, into.arrays(name), strict=True):
-                np.copyto(given, taken)
-
-    def give_back(self) -> None:
-        """Leave this part."""
-        leave, self._leave, self._views = self._leave, None, {}
-        if leave is not None:
-            leave()
-
-
-class SharedBuffer:
-    """A buffer that several batches share, each with its part; its memory is refilled when all parts are gone.
-
-    Args:
-        whole: the buffer, already filled; its lease is left together with the last part.
-        limit_bytes: most bytes of a part; None = any.
-    """
-
-    def __init__(self, whole: HostBuffer, *, limit_bytes: int | None = None) -> None:
-        self._whole, self._limit_bytes = whole, limit_bytes
-        self._num_holders = 1  # this object, until it is closed, and each part
-        self._gone: list[None] = []  # one entry for each holder that has left; a list, because several threads append
-
-    def part(self, specs: Mapping[str, FieldSpec], first: int, last: int) -> LentPart:
-        """Lend samples ``first:last``.
-
-        Args:
-            specs: the fields.
-            first: the first of them.
-            last: the index after the last.
-
-        Raises:
-            ConfigError: the part is larger than `limit_bytes`.
-        """
-        views: dict[str, tuple[NDArray, ...]] = {}
-        for name in specs:
-            arrays = self._whole.arrays(name)
-            if len(arrays) == 1:
-                views[name] = (arrays[0][first:last],)
-                continue
-            data, indices, indptr = arrays
-            values = slice(int(indptr[first]), int(indptr[last]))
-            # views, except row pointers, which are rebased to 0
-            views[name] = data[values], indices[values], indptr[first : last + 1] - indptr[first]
-        part = LentPart(views, self._whole.lease, self._leave)
-        if self._limit_bytes is not None and part.num_bytes > self._limit_bytes:
-            raise _too_large(part.num_bytes, self._limit_bytes)
-        self._num_holders += 1
-        return part
-
-    def close(self) -> None:
-        """Lend no more parts; called once."""
-        self._whole.forget()
-        self._leave()
-
-    def _leave(self) -> None:
-        # all holders append first and count afterwards, so at least one sees all of them; leaving twice is fine
-        self._gone.append(None)
-        if len(self._gone) == self._num_holders:
-            self._whole.lease.leave()
 
 
 def _too_large(num_bytes: int, limit_bytes: int) -> ConfigError:

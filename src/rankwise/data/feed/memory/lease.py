@@ -59,21 +59,27 @@ _ENDED: Final = 1
 
 
 class Lease:
-    """The right of a batch to its memory. It ends when nothing that shares the memory is left.
+    """The right of a batch to its memory, or of several that share one. It ends when nothing shares the memory.
 
     Args:
         number: identifies the lease.
-        tell: receives a message when the lease is left, and when it has ended.
+        tell: receives a message when the last holder has left, and when the lease has ended.
 
     Attributes:
         busy: what must happen before the memory is refilled.
     """
 
-    __slots__ = ("_number", "_tell", "busy")
+    __slots__ = ("_gone", "_num_holders", "_number", "_tell", "busy")
 
     def __init__(self, number: int = 0, tell: Callable[[tuple[int, int]], object] | None = None) -> None:
         self._number, self._tell = number, tell
         self.busy: Done | None = None
+        self._num_holders = 1
+        self._gone: list[None] = []  # one entry for each holder that has left; a list, because several threads append
+
+    def hold(self) -> None:
+        """Count one more holder, which must leave, too; called by a holder."""
+        self._num_holders += 1
 
     def wait_for(self, done: Done | None) -> None:
         """Add something to wait for before the memory is refilled."""
@@ -81,8 +87,10 @@ class Lease:
             self.busy = done if self.busy is None else _Both(self.busy, done)
 
     def leave(self) -> None:
-        """Say that the consumer has moved on: it keeps any remaining view on purpose, or is about to drop it."""
-        if self._tell is not None:
+        """Say that a holder has moved on: it keeps any remaining view on purpose, or is about to drop it."""
+        # all holders append first and count afterwards, so at least one sees all of them; telling twice is fine
+        self._gone.append(None)
+        if self._tell is not None and len(self._gone) >= self._num_holders:
             self._tell((_LEFT, self._number))
 
     def __del__(self) -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankwise._process.loader_worker import LoaderWorker
-from rankwise.data.contract import OrderState
 from rankwise.data.feed.workers.forkserver import leave_with_rank
 
 __all__ = ["PassStarts", "Standing", "order_code"]
@@ -75,13 +74,13 @@ class PassStarts:
 
     Attributes:
         is_quiet: whether no other process can see the memory, and no pass has begun.
-        unsaid: while quiet, the loader's state and the code of its order; None = as last published.
+        unsaid: while quiet, what to publish later: epoch, position, order; None = as last published.
     """
 
     def __init__(self, epoch: int, position: int, order: int) -> None:
         self._said = Standing(serial=0, epoch=epoch, position=position, order=order)
         self.is_quiet = True
-        self.unsaid: tuple[OrderState, int] | None = None
+        self.unsaid: tuple[int, int, int] | None = None
         self._own()
         _QUIET.add(self)
 
@@ -90,8 +89,8 @@ class PassStarts:
         from multiprocessing.reduction import DupFd
 
         if get_spawning_popen() is None:
-            said = (self._said, self._said.order) if self.unsaid is None else self.unsaid
-            return PassStarts, (said[0].epoch, said[0].position, said[1])
+            said = self._said
+            return PassStarts, self.unsaid or (said.epoch, said.position, said.order)
         self.speak()
         return _attach, (self._owner, DupFd(self._file), self._said)
 
@@ -100,11 +99,15 @@ class PassStarts:
         self.is_quiet = False
         unsaid, self.unsaid = self.unsaid, None
         if unsaid is not None:
-            state, order = unsaid
-            self.say(state.epoch, state.position, order)
+            self.say(*unsaid)
 
     def say(self, epoch: int, position: int, order: int) -> None:
-        """Publish where the loader stands, changed or not."""
+        """Publish where the loader stands, changed or not; while quiet, only note it."""
+        if self.is_quiet:
+            self.unsaid = epoch, position, order
+            if self.is_quiet:  # check again: another thread may have forked in between
+                return
+            self.unsaid = None
         if self._owner != os.getpid():
             self._own()
         self._said = Standing(serial=self._said.serial + 1, epoch=epoch, position=position, order=order)
@@ -113,7 +116,9 @@ class PassStarts:
 
     def begun(self) -> tuple[int, int] | None:
         """Return epoch and position where the last pass began, if nothing was published since; else None."""
-        if self._owner != os.getpid() or _BEGUN.unpack_from(self._words, _AT_BEGUN)[0] != self._said.serial:
+        if self.is_quiet or self._owner != os.getpid():
+            return None
+        if _BEGUN.unpack_from(self._words, _AT_BEGUN)[0] != self._said.serial:
             return None
         with self._locked():
             _, epoch, position = _BEGUN.unpack_from(self._words, _AT_BEGUN)

@@ -58,7 +58,7 @@ def _only(batches: Sequence[Any], *, collate_fn_map: Any = None) -> Any:  # noqa
     if len(batches) > 1:
         raise ConfigError(
             f"a loader's steps are batches already, but {len(batches)} of them were to be collated: use "
-            "DataLoader(loader.as_dataset(), batch_size=None); Order(..., batch_size=...) sets the samples of a step"
+            "DataLoader(loader.as_dataset(), batch_size=None); Order(..., batch_size=...) sets how many samples a step "
             "has"
         )
     return batches[0]
