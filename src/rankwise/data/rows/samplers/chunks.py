@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -24,7 +25,7 @@ from rankwise.data.rows.passes import (
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
-__all__ = ["ChunkSampler", "RandomSampler", "RowsOnce", "RowsRepeated", "SequentialSampler", "make_requests"]
+__all__ = ["ChunkSampler", "RandomSampler", "RowsOnce", "SequentialSampler", "make_requests"]
 
 
 def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], LoadRequest]) -> Iterator[LoadRequest]:
@@ -36,26 +37,6 @@ def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], Lo
     for number in range(-(-total // sizes.request_rows)):
         if worker is None or worker.owns(number):
             yield make(number, min(sizes.request_rows, total - number * sizes.request_rows))
-
-
-class RowsRepeated:
-    """The load requests of a pass with replacement.
-
-    A chunk begins at any row of the range with the same probability and wraps around its end, so every row is
-    equally likely to be in it.
-    """
-
-    def __init__(self, draws: PassDraws, sizes: RequestSizes, *, start: int, stop: int) -> None:
-        self._draws, self._sizes, self._start, self._stop = draws, sizes, start, stop
-
-    def request(self, number: int, wanted: int) -> LoadRequest:
-        """Return one request with `wanted` rows."""
-        rng, size = self._draws.request(number), self._sizes.chunk_size
-        firsts = rng.integers(self._start, self._stop, -(-wanted // size)).tolist()
-        runs = []
-        for place, first in enumerate(firsts):
-            runs += circle(first, min(size, wanted - place * size), self._start, self._stop)
-        return {"requests": runs, "splits": self._sizes.cut(rng.permutation(wanted))}
 
 
 class RowsOnce:
@@ -263,8 +244,19 @@ class RandomSampler(ChunkSampler):
         start, stop = mask_bounds(self._mask, n_obs)
         total = self._sizes.num_rows(self._asked(n_obs), drop_last=self._drop_last)
         if self._replacement:
-            drawn = RowsRepeated(self._draws, self._sizes, start=start, stop=stop)
-            return make_requests(total, self._sizes, drawn.request)
+            return make_requests(total, self._sizes, partial(self._repeated, self._draws, start, stop))
         part = self._num_samples is not None and self._num_samples < stop - start
         once = RowsOnce(self._draws, self._sizes, start=start, stop=stop, is_part=part)
         return make_requests(total, self._sizes, once.request)
+
+    def _repeated(self, draws: PassDraws, start: int, stop: int, number: int, wanted: int) -> LoadRequest:
+        """Return a request of a pass with replacement.
+
+        A chunk begins at any row of the range with the same probability and wraps around its end, so every row is
+        equally likely to be in it.
+        """
+        rng, size = draws.request(number), self._sizes.chunk_size
+        runs = []
+        for place, first in enumerate(rng.integers(start, stop, -(-wanted // size)).tolist()):
+            runs += circle(first, min(size, wanted - place * size), start, stop)
+        return {"requests": runs, "splits": self._sizes.cut(rng.permutation(wanted))}
