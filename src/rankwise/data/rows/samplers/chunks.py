@@ -86,8 +86,16 @@ class ChunkSampler(Sampler):
 
     handles_workers = True
 
-    def __init__(self, sizes: RequestSizes, *, drop_last: bool, mask: slice | None) -> None:
-        self._sizes = sizes
+    def __init__(
+        self,
+        chunk_size: int,
+        preload_nchunks: int,
+        batch_size: int,
+        *,
+        drop_last: bool = False,
+        mask: slice | None = None,
+    ) -> None:
+        self._sizes = RequestSizes(chunk_size=chunk_size, preload_nchunks=preload_nchunks, batch_size=batch_size)
         self._drop_last = drop_last
         self._mask = check_mask(slice(0, None) if mask is None else mask)
 
@@ -98,7 +106,7 @@ class ChunkSampler(Sampler):
 
     def n_batches(self, n_obs: int) -> int:
         """Return the number of batches of a pass over a loader of `n_obs` rows."""
-        return self._sizes.num_batches(self._asked(n_obs), drop_last=self._drop_last)
+        return -(-self._num_rows(n_obs) // self._sizes.batch_size)
 
     def validate(self, n_obs: int) -> None:
         """Refuse a mask that does not fit `n_obs` rows."""
@@ -107,6 +115,11 @@ class ChunkSampler(Sampler):
     def _asked(self, n_obs: int) -> int:
         start, stop = mask_bounds(self._mask, n_obs)
         return stop - start
+
+    def _num_rows(self, n_obs: int) -> int:
+        """Return the rows that a pass yields."""
+        asked = self._asked(n_obs)
+        return asked - asked % self._sizes.batch_size if self._drop_last else asked
 
     def _settings(self) -> dict[str, JSON]:
         said = {"kind": type(self).__name__, **asdict(self._sizes)}
@@ -128,18 +141,6 @@ class SequentialSampler(ChunkSampler):
             there are several DataLoader workers, which would change the order.
     """
 
-    def __init__(
-        self,
-        chunk_size: int,
-        preload_nchunks: int,
-        batch_size: int,
-        *,
-        drop_last: bool = False,
-        mask: slice | None = None,
-    ) -> None:
-        sizes = RequestSizes(chunk_size=chunk_size, preload_nchunks=preload_nchunks, batch_size=batch_size)
-        super().__init__(sizes, drop_last=drop_last, mask=mask)
-
     @property
     def shuffle(self) -> bool:
         """False."""
@@ -156,7 +157,7 @@ class SequentialSampler(ChunkSampler):
                 f"a DataLoader with {worker.count} workers would mix the stored order: use num_workers=0 (it reads "
                 "in the background anyway) or 1"
             )
-        start, stop = mask_bounds(self._mask, n_obs)
+        start, _ = mask_bounds(self._mask, n_obs)
         sizes = self._sizes
 
         def make(number: int, wanted: int) -> LoadRequest:
@@ -165,7 +166,7 @@ class SequentialSampler(ChunkSampler):
             runs = [slice(edge, after) for edge, after in pairwise(edges)]
             return {"requests": runs, "splits": sizes.cut(np.arange(wanted))}
 
-        return make_requests(sizes.num_rows(stop - start, drop_last=self._drop_last), sizes, make)
+        return make_requests(self._num_rows(n_obs), sizes, make)
 
 
 class RandomSampler(ChunkSampler):
@@ -202,8 +203,7 @@ class RandomSampler(ChunkSampler):
         mask: slice | None = None,
         rng: Rng = None,
     ) -> None:
-        sizes = RequestSizes(chunk_size=chunk_size, preload_nchunks=preload_nchunks, batch_size=batch_size)
-        super().__init__(sizes, drop_last=drop_last, mask=mask)
+        super().__init__(chunk_size, preload_nchunks, batch_size, drop_last=drop_last, mask=mask)
         if num_samples is not None and num_samples < 1:
             raise ConfigError(f"num_samples must be at least 1, got {num_samples}")
         self._rng, self._is_seeded = make_generator(rng), rng is not None
@@ -242,7 +242,7 @@ class RandomSampler(ChunkSampler):
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         start, stop = mask_bounds(self._mask, n_obs)
-        total = self._sizes.num_rows(self._asked(n_obs), drop_last=self._drop_last)
+        total = self._num_rows(n_obs)
         if self._replacement:
             return make_requests(total, self._sizes, partial(self._repeated, self._draws, start, stop))
         part = self._num_samples is not None and self._num_samples < stop - start
