@@ -211,7 +211,7 @@ class _Plain(RowField):
     """Rows as stored, dense or CSR."""
 
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool) -> FieldRead:
-        return FieldRead(plan.jobs(out), lambda reports: finished_plain(plan, reports, out, self.spec))
+        return FieldRead(plan.jobs(out), lambda reports: finished_plain(plan, reports, out, self.stack.spec))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
