@@ -209,8 +209,8 @@ def measured() -> dict[str, float]:
 LIMITS = {
     "functions on the way of a step of Trainer.fit": (420, 320),
     "files on the way of a step of Trainer.fit": (61, 50),
-    "functions on the way of a step of ordered rows": (397, 300),
-    "files on the way of a step of ordered rows": (56, 50),
+    "functions on the way of a step of ordered rows": (372, 300),
+    "files on the way of a step of ordered rows": (55, 50),
     "frames from the reader's thread to the read of a file": (14, 14),
     "probes of a source, an order, a loader": (0, 0),
     "files": (230, 200),

@@ -43,9 +43,8 @@ class Sampler(ABC):
     _rng: np.random.Generator | None = None
     _epoch: int = 0
     _epoch_is_set: bool = False
-    _seed: int = 0
+    _seed: int | None = None  # None = it was not drawn yet
     _seeded: np.random.Generator | None = None  # the generator that `_seed` was drawn from, or the one derived from it
-    _has_seed: bool = False
     _is_seeded: bool = False
     _draws: PassDraws = PassDraws(seed=0, epoch=0)
     _last_pass: PassDraws | None = None
@@ -110,7 +109,7 @@ class Sampler(ABC):
     @property
     def knows_seed(self) -> bool:
         """Whether the seed of the next pass has been drawn: then the caller's generator is not used again."""
-        return self._has_seed and self.rng is self._seeded
+        return self._seed is not None and self.rng is self._seeded
 
     @property
     def passed_elsewhere(self) -> bool:
@@ -127,10 +126,7 @@ class Sampler(ABC):
 
     def pass_seed(self) -> int | None:
         """Return the seed of later passes, drawing it if necessary; None without a generator."""
-        assigned = self.rng
-        if not self._has_seed or assigned is not self._seeded:
-            self._seed, self._has_seed, self._seeded = fresh_seed(assigned), True, assigned
-        return None if assigned is None else self._seed
+        return None if self.rng is None else self._drawn_seed()
 
     def go_to(self, epoch: int, *, seed: int | None, salt: int | None = None) -> None:
         """Make the next pass repeat one that another process made or began.
@@ -143,7 +139,7 @@ class Sampler(ABC):
         self.set_epoch(epoch)
         self._salt_to_repeat = salt
         if seed is not None:
-            self._seed, self._has_seed, self._seeded = seed, True, self.rng
+            self._seed, self._seeded = seed, self.rng
 
     if TYPE_CHECKING:
 
@@ -255,13 +251,17 @@ class Sampler(ABC):
 
     def _begin_pass(self) -> PassDraws:
         epoch, is_seeded = self._epoch, self._is_seeded
-        self.pass_seed()
-        draws = self._next_draws(self._seed)
+        draws = self._next_draws(self._drawn_seed())
         if self.rng is not None:
             self.rng = draws.whole()
         self._seeded, self._is_seeded = self.rng, is_seeded
         self._epoch = epoch + 1
         return draws
+
+    def _drawn_seed(self) -> int:
+        if self._seed is None or self.rng is not self._seeded:
+            self._seed, self._seeded = fresh_seed(self.rng), self.rng
+        return self._seed
 
     def _next_draws(self, seed: int) -> PassDraws:
         salt = self._salt() if self._salt_to_repeat is None else self._salt_to_repeat

@@ -87,7 +87,7 @@ class ChosenRows:
         """Number of selected rows."""
         return self.num_stored if self.rows is None else len(self.rows)
 
-    @property
+    @cached_property
     def num_samples(self) -> int:
         """Samples of an epoch."""
         return self.num_rows if self.draws is None else self.draws.num_samples
@@ -148,7 +148,7 @@ class ChosenRows:
         return found if self.rows is None else found.of(self.rows)
 
     def drawn(self, options: DrawOptions) -> ChosenRows:
-        """Return draws of these rows; see `RowSource.drawn_as`."""
+        """Return draws of these rows."""
         self.refuse_draws("cannot be drawn from: draw once, from the rows themselves")
         edges = self.edges if self.rows is None else _places_in(self.rows, self.edges)
         draws = make_draws(options, num_rows=self.num_rows, edges=edges, groups_of=self.groups)

@@ -105,14 +105,6 @@ class RequestSizes:
         """Rows of a full request."""
         return self.chunk_size * self.preload_nchunks
 
-    def num_batches(self, total: int, *, drop_last: bool) -> int:
-        """Batches of a pass of `total` rows."""
-        return total // self.batch_size if drop_last else -(-total // self.batch_size)
-
-    def num_rows(self, total: int, *, drop_last: bool) -> int:
-        """Rows that a pass of `total` rows yields."""
-        return total // self.batch_size * self.batch_size if drop_last else total
-
     def cut(self, places: IntArray) -> list[IntArray]:
         """Cut places in a request into batches."""
         return np.split(places, range(self.batch_size, len(places), self.batch_size))

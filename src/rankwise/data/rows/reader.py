@@ -1,10 +1,11 @@
-"""Reads rows of stores into batches (`RowFields`), and selects which fields are open and read (`ChosenFields`)."""
+"""What is read of rows: the fields that are open and those that are read (`ChosenFields`), and the plan (`RowPlan`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,11 @@ from rankwise.data.feed import HostBuffer
 from rankwise.data.feed.memory.csr import one_row
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.datasets import AnyDataset
-from rankwise.data.rows.fields import FieldChoice, RowField, open_fields, read_fields
-from rankwise.data.rows.matrices import MatrixPlan, RowErrors
+from rankwise.data.rows.fields import FieldChoice, RowField, open_fields
+from rankwise.data.rows.matrices import MatrixPlan
 from rankwise.data.rows.obs import ObsColumn, read_column
 from rankwise.data.rows.transforms import Log1pCounts
-from rankwise.data.store import BoxReader, sum_reports
+from rankwise.data.store import BoxPlan, BoxReader
 from rankwise.errors import ConfigError
 
 __all__ = ["ChosenFields", "RowFields", "RowPlan", "Shelf", "read_one"]
@@ -42,6 +43,7 @@ class RowPlan:
     share: Share
     rows: IntArray  # int64[B], its rows over all datasets
     matrices: Mapping[str, MatrixPlan]  # for each matrix, the plan for its rows
+    boxes: Sequence[BoxPlan]  # those of all matrices
     capacity: Mapping[str, int]  # for each ragged field, the elements of the batch
     num_chunks: int  # chunks to decode, without those already in the cache
     read_bytes: int  # encoded bytes to read, as far as known in advance
@@ -51,7 +53,8 @@ class RowPlan:
     def of(cls, share: Share, rows: IntArray, matrices: Mapping[str, MatrixPlan], reader: BoxReader) -> RowPlan:
         """Return the plan of a share, with its costs for `reader`."""
         num_chunks = read_bytes = decode_bytes = 0
-        for plan in (box for matrix in matrices.values() for box in matrix.boxes):
+        boxes = [box for matrix in matrices.values() for box in matrix.boxes]
+        for plan in boxes:
             needed = reader.needed(plan)
             sizes = np.array([array.chunk_bytes for array in plan.request.arrays], dtype=np.int64)
             num_chunks += int(needed.sum())
@@ -59,12 +62,9 @@ class RowPlan:
             decode_bytes += int(sizes[plan.chunks.array[needed]].sum())
         capacity = {name: plan.num_elements for name, plan in matrices.items() if plan.lengths is not None}
         return cls(
-            share=share, rows=rows, matrices=matrices, capacity=capacity,
+            share=share, rows=rows, matrices=matrices, boxes=boxes, capacity=capacity,
             num_chunks=num_chunks, read_bytes=read_bytes, decode_bytes=decode_bytes,
         )  # fmt: skip
-
-
-_PIECES_PER_FIELD = 4
 
 
 class Shelf:
@@ -108,7 +108,7 @@ def read_one(
     return {name: one_row(buffer.arrays(name), 0, width) for name, width in widths.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RowFields:
     """The fields to read of a row, by name."""
 
@@ -117,32 +117,17 @@ class RowFields:
     # a transform of the dense rows of one field before they are handed over; None = none
     change: Log1pCounts | None = None
 
-    @property
+    @cached_property
     def specs(self) -> dict[str, FieldSpec]:
         """Specs of the fields of a row, matrices first."""
         found = {name: field.spec for name, field in self.matrices.items()}
         return found | {name: column.spec for name, column in self.columns.items()}
 
-    def read(self, plan: RowPlan, into: BatchBuffer, reader: BoxReader, errors: RowErrors, shelf: Shelf) -> ReadReport:
-        """Read a plan into a buffer, which it reserves. Thread-safe."""
-        into.reserve(self.specs, plan.share.num_samples, plan.capacity)
-        arrays = {name: into.arrays(name) for name in self.matrices}
-        with shelf.memory(_PIECES_PER_FIELD * len(self.matrices)) as memory:
-            done = read_fields(self.matrices, plan.matrices, arrays, reader, memory)
-        errors.gather(plan.matrices, done, {name: field.stack.spec for name, field in self.matrices.items()})
-        for name, column in self.columns.items():
-            column.take(plan.rows, into.arrays(name)[0])
-        if self.change is not None:
-            sizes = None if self.change.size is None else into.arrays(self.change.size)[0]
-            self.change.change(arrays[self.change.field][0], sizes)
-        reports = [report for finished in done.values() for report in finished.reports]
-        return sum_reports(plan.share.num_samples, errors.found, reports)
-
 
 _CHOICES = ("matrices", "obs", "dense", "genes", "dtype", "rows")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ChosenFields:
     """The fields of the rows of datasets."""
 
@@ -162,7 +147,7 @@ class ChosenFields:
         opened = RowFields(matrices=matrices, columns=columns)
         return cls(datasets=datasets, choice=choice, opened=opened, names=(*matrices, *columns))
 
-    @property
+    @cached_property
     def read(self) -> RowFields:
         """The fields to read."""
         if self.choice.is_open:

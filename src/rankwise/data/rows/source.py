@@ -15,16 +15,18 @@ from rankwise.data.order import Groups, SplitRule
 from rankwise.data.rows.chosen import ChosenRows, RowLocality, bound_rows
 from rankwise.data.rows.datasets import open_dataset
 from rankwise.data.rows.draws import DrawOptions, settled_options
-from rankwise.data.rows.fields import FieldChoice
-from rankwise.data.rows.matrices import RowErrors
+from rankwise.data.rows.fields import FieldChoice, read_fields
+from rankwise.data.rows.matrices import row_errors
 from rankwise.data.rows.places import NamedRows, find_rows
 from rankwise.data.rows.reader import ChosenFields, RowPlan, Shelf, read_one
-from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats
+from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats, sum_reports
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["RowSource"]
+
+_PIECES_PER_FIELD = 4  # of scratch memory
 
 
 class RowSource(BaseSource):
@@ -219,14 +221,6 @@ class RowSource(BaseSource):
             block_rows=self.locality.chunk_samples,
             chunk_bytes=self.locality.chunk_bytes,
         )
-        return self.drawn_as(options)
-
-    def drawn_as(self, options: DrawOptions) -> RowSource:
-        """Return a source that draws these rows with the options of another source; see `draw_options`.
-
-        Raises:
-            ConfigError: rows are drawn already, or the options do not fit them.
-        """
         return self._with(_chosen=self._chosen.drawn(options))
 
     def bound_to(self, order: Any) -> RowSource:
@@ -333,20 +327,32 @@ class RowSource(BaseSource):
             DataError: the storage of row pointers fails; damage is reported when they are read.
         """
         ids = np.asarray(share.ids, dtype=np.int64)
-        if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
-            raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}, the source has {self.num_samples}")
-        rows = self.row_numbers(ids, seed=share.step.resume.seed, epoch=share.step.epoch)
+        chosen = self._chosen
+        if len(ids) and not (ids.min() >= 0 and ids.max() < chosen.num_samples):
+            held = chosen.num_samples
+            raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}, the source has {held}")
+        rows = chosen.numbers(ids, seed=share.step.resume.seed, epoch=share.step.epoch)
         plans = {name: field.plan(rows, self.reader) for name, field in self._fields.read.matrices.items()}
         return RowPlan.of(share, rows, plans, self.reader)
 
     def hint(self, plan: RowPlan) -> None:
         """Ask the system to read the bytes of a plan soon (local files only, best effort)."""
-        self.reader.hint([box for matrix in plan.matrices.values() for box in matrix.boxes])
+        self.reader.hint(plan.boxes)
 
     def read(self, plan: RowPlan, into: BatchBuffer) -> ReadReport:
         """Read a plan into a buffer, which this reserves. Thread-safe; failed rows are reported, not raised."""
-        errors = RowErrors(plan.share.ids, plan.rows, self.datasets)
-        return self._fields.read.read(plan, into, self.reader, errors, self._shelf)
+        fields, num_samples = self._fields.read, plan.share.num_samples
+        into.reserve(fields.specs, num_samples, plan.capacity)
+        arrays = {name: into.arrays(name) for name in fields.matrices}
+        with self._shelf.memory(_PIECES_PER_FIELD * len(arrays)) as memory:
+            done = read_fields(fields.matrices, plan.matrices, arrays, self.reader, memory)
+        read = {name: (plan.matrices[name], done[name], field.stack.spec) for name, field in fields.matrices.items()}
+        errors = row_errors(plan.rows, self.datasets, read, ids=plan.share.ids)
+        for name, column in fields.columns.items():
+            column.take(plan.rows, into.arrays(name)[0])
+        if (change := fields.change) is not None:
+            change.change(arrays[change.field][0], None if change.size is None else into.arrays(change.size)[0])
+        return sum_reports(num_samples, errors, [report for one in done.values() for report in one.reports])
 
     def close(self) -> None:
         """Close threads and files, and free scratch memory. Reading again reopens them."""

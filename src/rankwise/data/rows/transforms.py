@@ -16,7 +16,7 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Log1pCounts", "jax_normalized", "log1p_cpm", "log1p_normalized"]
+__all__ = ["Log1pCounts", "log1p_cpm", "log1p_normalized"]
 
 _PIECE = 1 << 16  # elements at a time, to fit the cache of a core
 _SINGLE_BYTES = 4
@@ -102,7 +102,11 @@ def log1p_normalized(counts: Any, *, total: float, sizes: Any = None) -> Any:
         A matrix of the same kind; a sparse one shares columns and row pointers.
     """
     if type(counts).__module__.partition(".")[0] in ("jax", "jaxlib"):
-        return jax_normalized(counts, total, sizes)
+        dense, sparse = _compiled()
+        if not hasattr(counts, "indptr"):
+            return dense(counts, total, sizes)
+        data = sparse(counts.data, counts.indptr, total, sizes)
+        return type(counts)((data, counts.indices, counts.indptr), shape=counts.shape)
     parts = csr_parts(counts)
     if hasattr(counts, "layout"):
         if parts is None:
@@ -194,16 +198,9 @@ def _scale(sums: NDArray, total: float) -> NDArray:
     return scale
 
 
-def jax_normalized(counts: Any, total: float, sizes: Any) -> Any:
-    """Return ``log1p(counts * total / size of the row)`` for an array or a BCSR matrix; see `log1p_normalized`."""
-    if not hasattr(counts, "indptr"):
-        return _compiled()[0](counts, total, sizes)
-    data = _compiled()[1](counts.data, counts.indptr, total, sizes)
-    return type(counts)((data, counts.indices, counts.indptr), shape=counts.shape)
-
-
 @functools.cache
 def _compiled() -> tuple[Any, Any]:
+    """Return the transforms of a JAX array, and of the elements of a BCSR matrix."""
     import jax
     import jax.numpy as jnp
 

@@ -186,8 +186,8 @@ def test_damage_is_told_as_without_compiled_code(  # noqa: PLR0917
         outside = set() if done.outside is None else set(np.flatnonzero(done.outside).tolist()) - set(errors)
         good = sorted(set(range(101)) - set(errors) - outside)
         found.append((sorted(errors), sorted(outside), good))
-        if damage in ("lost", "again"):
-            assert not errors
+        if damage in ("lost", "again"):  # values without a file count as zeros
+            assert bool(errors) == ((damage, part) == ("lost", "indices"))
         if damage in ("beyond", "far_beyond"):
             assert outside
         if damage == "spoiled":
@@ -198,8 +198,6 @@ def test_damage_is_told_as_without_compiled_code(  # noqa: PLR0917
             clean = [at for at in good if rows[at] > 60]
             np.testing.assert_array_equal(out[clean], truth[clean])
         counts = [(report.fill_chunks, report.fast_chunks) for report in done.reports]
-        found[-1] += (sorted(error.box for error in done.gaps),)
-        assert bool(done.gaps) == ((damage, part) == ("lost", "indices"))  # values without a file count as zeros
         found[-1] += (out[good].tobytes(), np.sum(counts, axis=0).tolist())
     assert found[0] == found[1]
 

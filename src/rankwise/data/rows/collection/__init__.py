@@ -5,6 +5,5 @@ from __future__ import annotations
 from rankwise.data.rows.collection.collection import DatasetCollection
 from rankwise.data.rows.collection.journal import clear_vain, where_it_stands
 from rankwise.data.rows.collection.progress import watched_progress
-from rankwise.data.rows.datasets import array_checksums
 
-__all__ = ["DatasetCollection", "array_checksums", "clear_vain", "watched_progress", "where_it_stands"]
+__all__ = ["DatasetCollection", "clear_vain", "watched_progress", "where_it_stands"]

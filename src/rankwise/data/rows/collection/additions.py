@@ -18,7 +18,7 @@ from rankwise._files import fsync_folder
 from rankwise._version import __version__
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Text
-from rankwise.data.rows.collection.columns import ObsColumn
+from rankwise.data.rows.collection.columns import UnitedColumn
 from rankwise.data.rows.collection.inputs import Input
 from rankwise.data.rows.collection.journal import (
     Journal,
@@ -247,7 +247,7 @@ def group_ranks(joined: Joined, names: Sequence[str], block_rows: int) -> IntArr
     return ranks.astype(np.int32)
 
 
-def _column(joined: Joined, name: str) -> ObsColumn:
+def _column(joined: Joined, name: str) -> UnitedColumn:
     found = next((column for column in joined.columns if column.name == name), None)
     if found is None:
         held = ", ".join(repr(column.name) for column in joined.columns)
@@ -261,7 +261,7 @@ def _column(joined: Joined, name: str) -> ObsColumn:
     return found
 
 
-def _ranks(joined: Joined, column: ObsColumn, block_rows: int) -> IntArray:
+def _ranks(joined: Joined, column: UnitedColumn, block_rows: int) -> IntArray:
     blocks: list[Any] = [
         column.block(number, start, min(start + block_rows, held.num_rows))
         for number, held in enumerate(joined.inputs)

@@ -17,7 +17,7 @@ from rankwise.errors import DataError
 __all__ = [
     "Column",
     "Kind",
-    "ObsColumn",
+    "UnitedColumn",
     "as_text",
     "columns_of_frame",
     "index_of_frame",
@@ -80,7 +80,7 @@ _OBJECT_BYTES = 64  # memory that Python needs for a short text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ObsColumn:
+class UnitedColumn:
     """One column over all inputs."""
 
     field: Field  # how its rows are moved
@@ -137,7 +137,7 @@ class ObsColumn:
         return np.full(count, np.nan, dtype=self.field.dtype)
 
 
-def unite_columns(parts: Sequence[Column | None]) -> ObsColumn:
+def unite_columns(parts: Sequence[Column | None]) -> UnitedColumn:
     """Combine the columns of one name.
 
     Categories are merged. Integers that an input lacks become floats, and booleans nullable booleans. Nullable numbers
@@ -153,16 +153,16 @@ def unite_columns(parts: Sequence[Column | None]) -> ObsColumn:
         truth = dtype.kind == "b"
         if (gaps and truth) or ("masked" in kinds and dtype.kind not in "fc"):
             field = Field(name=name, kind="dense", dtype=masked(dtype), row_bytes=dtype.itemsize + 1)
-            return ObsColumn(field=field, kind="masked", parts=tuple(parts))
+            return UnitedColumn(field=field, kind="masked", parts=tuple(parts))
         if gaps and dtype.kind in "iu":
             dtype = np.dtype(np.float64)
         field = Field(name=name, kind="dense", dtype=dtype, row_bytes=dtype.itemsize)
-        return ObsColumn(field=field, kind="number", parts=tuple(parts))
+        return UnitedColumn(field=field, kind="number", parts=tuple(parts))
     row_bytes = _OBJECT_BYTES + max(_mean_bytes(part) for part in held)
-    return ObsColumn(field=Field(name=name, kind="text", row_bytes=row_bytes), kind="text", parts=tuple(parts))
+    return UnitedColumn(field=Field(name=name, kind="text", row_bytes=row_bytes), kind="text", parts=tuple(parts))
 
 
-def _categories(name: str, parts: tuple[Column | None, ...], held: Sequence[Column]) -> ObsColumn:
+def _categories(name: str, parts: tuple[Column | None, ...], held: Sequence[Column]) -> UnitedColumn:
     united = held[0].categories
     for part in held[1:]:
         united = united.append(part.categories[~part.categories.isin(united)])
@@ -172,7 +172,7 @@ def _categories(name: str, parts: tuple[Column | None, ...], held: Sequence[Colu
     )
     dtype: DType = np.min_scalar_type(-max(1, len(united)))
     field = Field(name=name, kind="dense", dtype=dtype, row_bytes=dtype.itemsize)
-    return ObsColumn(field=field, kind="category", parts=parts, categories=united, ordered=same, codes=tables)
+    return UnitedColumn(field=field, kind="category", parts=parts, categories=united, ordered=same, codes=tables)
 
 
 def _mean_bytes(part: Column) -> float:

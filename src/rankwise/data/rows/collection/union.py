@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Field
-from rankwise.data.rows.collection.columns import Column, ObsColumn, unite_columns
+from rankwise.data.rows.collection.columns import Column, UnitedColumn, unite_columns
 from rankwise.data.rows.collection.inputs import Input
 from rankwise.data.rows.datasets import load_anndata, split_modality
 from rankwise.data.store.boxes import conversion_loss
@@ -106,8 +106,8 @@ class Joined:
     """Concatenated inputs."""
 
     inputs: tuple[Input, ...]
-    index: ObsColumn
-    columns: tuple[ObsColumn, ...]  # columns of the observations, with src_path and src_row
+    index: UnitedColumn
+    columns: tuple[UnitedColumn, ...]  # columns of the observations, with src_path and src_row
     vars: dict[str, Any]  # tables of the variables, by modality; the first one is ""
     matrices: tuple[Field, ...]
     # by modality, for each input the column of each of its variables, -1 = left out; None = unchanged
@@ -190,7 +190,7 @@ def join_inputs(
     )
 
 
-def _join_columns(inputs: Sequence[Input]) -> tuple[ObsColumn, ...]:
+def _join_columns(inputs: Sequence[Input]) -> tuple[UnitedColumn, ...]:
     import pandas as pd
 
     labels = pd.Index(list(dict.fromkeys(held.label for held in inputs if SOURCE not in held.columns)), dtype=object)

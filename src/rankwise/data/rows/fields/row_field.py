@@ -18,14 +18,14 @@ from rankwise.data.rows.matrices import (
     HeldStack,
     MatrixPlan,
     MatrixStack,
-    find_gaps,
+    SparseStack,
     finished_plain,
-    stray_columns,
+    judged_reports,
 )
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport, Spread
 from rankwise.data.store.boxes import OUTSIDE, TWICE
 
-__all__ = ["FieldRead", "RowField", "Target", "begin_spread", "make_field", "read_fields", "spread_rows"]
+__all__ = ["FieldRead", "RowField", "Target", "make_field", "read_fields", "spread_rows"]
 
 
 class FieldRead(NamedTuple):
@@ -80,14 +80,6 @@ class Target:
         return cls(num_cols=num_cols, places=places, width=width)
 
 
-def begin_spread(plan: MatrixPlan, out: NDArray, target: Target, reader: BoxReader, memory: MemoryPool) -> FieldRead:
-    """Return a read of CSR rows into dense ones [B, width], by the fastest method that the plan allows."""
-    if plan.to_spread:
-        return FieldRead((), _SpreadRead(plan, out, target, reader, memory).finish)
-    between = _Between(plan, out, target, memory)
-    return FieldRead(between.jobs, between.finish)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _SpreadRead:
     """Writes each element to its target while decoding, after its column was decoded; columns stay in storage order."""
@@ -106,9 +98,8 @@ class _SpreadRead:
         valid = reports[0].valid & reports[1].valid
         again = self._again(np.flatnonzero(((states & TWICE) != 0) & valid))
         outside = (states & OUTSIDE).astype(np.bool_)
-        gaps = find_gaps(self.plan, reports, columns)
-        told = stray_columns(self.plan, reports)
-        return Finished(reports=(*told, *again), outside=outside if outside.any() else None, gaps=gaps)
+        told = judged_reports(self.plan, reports, columns)
+        return Finished(reports=(*told, *again), outside=outside if outside.any() else None)
 
     def _again(self, places: npt.NDArray[np.int64]) -> tuple[BoxReport, ...]:
         """Read rows with a duplicate column again, to add up its elements: our writers never make such rows."""
@@ -134,14 +125,13 @@ class _Between:
 
     def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
         data, columns, indptr = self._arrays
-        reports = stray_columns(self._plan, reports)
-        gaps = find_gaps(self._plan, reports, columns)
+        reports = judged_reports(self._plan, reports, columns)
         target, num_cols = self._target, self._target.num_cols[0]
         places = None if target.places is None else target.places[0]
         if len(target.num_cols) > 1 and self._plan.boxes:
             columns, num_cols, places = self._side_by_side(columns, np.diff(indptr))
         outside = spread_rows(data, columns, indptr, num_cols=num_cols, places=places, out=self._out)
-        return Finished(reports=reports, outside=outside if outside.any() else None, gaps=gaps)
+        return Finished(reports=reports, outside=outside if outside.any() else None)
 
     def _side_by_side(self, columns: NDArray, lengths: IntArray) -> tuple[NDArray, int, npt.NDArray[np.int32]]:
         """Number the columns of all matrices consecutively, so that one table of targets serves all rows."""
@@ -210,7 +200,7 @@ def make_field(
     """
     if isinstance(stack, HeldStack):
         return _Held(stack, None if columns is None else tuple(columns), dense)
-    if not stack.spec.ragged:
+    if not isinstance(stack, SparseStack):
         return _Plain(stack) if columns is None else _Taken(stack, tuple(columns))
     if columns is None and not dense:
         return _Plain(stack)
@@ -221,7 +211,7 @@ class _Plain(RowField):
     """Rows as stored, dense or CSR."""
 
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool) -> FieldRead:
-        return FieldRead(plan.jobs(out), lambda reports: finished_plain(plan, reports, out, self.spec))
+        return FieldRead(plan.jobs(out), lambda reports: finished_plain(plan, reports, out, self.stack.spec))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -255,6 +245,7 @@ class _Taken(RowField):
 class _Spread(RowField):
     """CSR rows as dense rows, all columns or selected ones."""
 
+    stack: SparseStack
     target: Target
 
     @property
@@ -265,7 +256,10 @@ class _Spread(RowField):
         return self.stack.plan(rows, reader, to_spread=True)
 
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], reader: BoxReader, memory: MemoryPool) -> FieldRead:
-        return begin_spread(plan, out[0], self.target, reader, memory)
+        if plan.to_spread:
+            return FieldRead((), _SpreadRead(plan, out[0], self.target, reader, memory).finish)
+        between = _Between(plan, out[0], self.target, memory)
+        return FieldRead(between.jobs, between.finish)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -308,6 +302,10 @@ def read_fields(
 ) -> dict[str, Finished]:
     """Read rows into the arrays of a batch; errors of rows are returned, not raised."""
     begun = {name: field.begin(plans[name], arrays[name], reader, memory) for name, field in fields.items()}
-    jobs = {name: list(one.jobs) for name, one in begun.items()}
-    reports = iter(reader.read([job for of_field in jobs.values() for job in of_field]) if any(jobs.values()) else ())
-    return {name: one.finish(tuple(next(reports) for _ in jobs[name])) for name, one in begun.items()}
+    jobs = [job for one in begun.values() for job in one.jobs]
+    reports = reader.read(jobs) if jobs else ()
+    done: dict[str, Finished] = {}
+    for name, one in begun.items():
+        mine, reports = reports[: len(one.jobs)], reports[len(one.jobs) :]
+        done[name] = one.finish(mine)
+    return done

@@ -87,8 +87,6 @@ def chosen_genes(genes: Sequence[Any], num_vars: int, names: Callable[[], Sequen
     Raises:
         ConfigError: the list is empty or has duplicates, or names a variable that does not exist.
     """
-    if isinstance(genes, str):
-        raise ConfigError(f"genes= must be a list of names or numbers, got the text {genes!r}: write genes=[{genes!r}]")
     wanted = list(genes)
     if any(isinstance(gene, str) for gene in wanted):
         wanted = _numbers(wanted, names())

@@ -14,11 +14,11 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.order.permutation import WordArray
-from rankwise.data.rows.collection import DatasetCollection, array_checksums
+from rankwise.data.rows.collection import DatasetCollection
 from rankwise.data.rows.collection.columns import Column
 from rankwise.data.rows.collection.inputs import Input, open_input
 from rankwise.data.rows.collection.union import SOURCE, SOURCE_ROW, Joined, join_inputs
-from rankwise.data.rows.datasets import Dataset, find_datasets
+from rankwise.data.rows.datasets import Dataset, array_checksums, find_datasets
 from rankwise.data.rows.inspection.description import digest_column, digest_elements, digest_rows
 from rankwise.data.rows.matrices import StoredSparse
 from rankwise.data.store import BoxReader

@@ -12,7 +12,6 @@ from rankwise.data.contract import DType
 from rankwise.data.rows.datasets import load_anndata
 from rankwise.data.rows.loader.requests import Requests
 from rankwise.data.rows.loader.stored import MemoryRows, RowsReader, StoredRows, adopt_matrix
-from rankwise.data.rows.matrices import StoredDense, StoredSparse
 from rankwise.data.rows.obs import join_tables
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
@@ -70,12 +69,6 @@ _NONE = "No datasets added yet: call use_collection, add_adatas or add_datasets 
 _LOG = logging.getLogger("rankwise.rows")
 
 
-def _shape(matrix: Any) -> tuple[int, ...]:
-    if isinstance(matrix, StoredSparse | StoredDense):
-        return matrix.num_rows, *matrix.row_shape
-    return tuple(map(int, matrix.shape))
-
-
 class HeldDatasets:
     """The datasets of one loader. All have the same kind of matrix, row shape and columns."""
 
@@ -84,6 +77,7 @@ class HeldDatasets:
         self._kind: Kind = "dense"
         self._type: type | None = None
         self._matrices: list[Any] = []
+        self._shapes: list[tuple[int, ...]] = []
         self._obs: list[Any] = []
         self._var: Any = None
         self._spare: list[Requests] = []
@@ -94,14 +88,14 @@ class HeldDatasets:
     @property
     def num_rows(self) -> int:
         """Rows of all datasets."""
-        return sum(_shape(matrix)[0] for matrix in self._matrices)
+        return sum(shape[0] for shape in self._shapes)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Shape of a row."""
-        if not self._matrices:
+        if not self._shapes:
             raise ConfigError(_NONE)
-        return _shape(self._matrices[0])[1:]
+        return self._shapes[0][1:]
 
     @property
     def matrix_type(self) -> type:
@@ -114,8 +108,8 @@ class HeldDatasets:
     def fingerprint(self) -> str:
         """Hash of the matrices' metadata: equal for copies at other paths."""
         facts = [
-            (_shape(matrix), np.dtype(matrix.dtype).str, matrix.fingerprint if self.is_stored else self._kind)
-            for matrix in self._matrices
+            (shape, np.dtype(matrix.dtype).str, matrix.fingerprint if self.is_stored else self._kind)
+            for matrix, shape in zip(self._matrices, self._shapes, strict=True)
         ]
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
@@ -143,6 +137,7 @@ class HeldDatasets:
         self._say_dtypes(np.dtype(held.dtype))
         self._kind, self._type, self._var = kind, self._type or type(matrix), var if self._var is None else self._var
         self._matrices.append(held)
+        self._shapes.append(shape)
         self._spare.clear()
         self._obs += [] if obs is None else [obs]
 

@@ -334,14 +334,7 @@ class Loader:
         return self
 
     def __iter__(self) -> Iterator[LoaderOutput]:
-        return close_at_exit(self._outputs())
-
-    def _outputs(self) -> Iterator[LoaderOutput]:
-        self._num_open += 1
-        try:
-            yield from self._batches()
-        finally:
-            self._num_open -= 1
+        return close_at_exit(self._batches())
 
     def _batches(self) -> Iterator[LoaderOutput]:
         n_obs = self.n_obs
@@ -350,6 +343,7 @@ class Loader:
         say_idle_workers(self._batch_sampler)
         goes_on, self._is_last = self._across_epochs and not self._is_last, False
         requests, under_way = self._datasets.rows(), self._standing.next_pass()
+        self._num_open += 1
         try:
             with closing(under_way.orders(n_obs)) as orders:
                 requests.begin(orders, self._datasets.obs, self._following if goes_on else lambda: None)
@@ -366,6 +360,7 @@ class Loader:
             requests.leave()
             raise
         finally:
+            self._num_open -= 1
             self._datasets.give_back(requests)
 
     def _following(self) -> RowOrder | None:

@@ -17,7 +17,6 @@ from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.datasets import check_files, find_datasets, load_anndata, open_group
 from rankwise.data.rows.matrices import (
     MatrixPlan,
-    RowErrors,
     RowPointers,
     StoredDense,
     StoredMatrix,
@@ -25,6 +24,7 @@ from rankwise.data.rows.matrices import (
     finished_plain,
     gather_rows,
     open_matrix,
+    row_errors,
     stack_matrices,
 )
 from rankwise.data.store import BoxReader
@@ -100,10 +100,9 @@ class StoredRows:
         self._reader.hint(plan.boxes)
         arrays, spec = self._arrays(plan, lease), self._stack.spec
         finished = finished_plain(plan, self._reader.read(plan.jobs(arrays)), arrays, spec)
-        errors = RowErrors(rows, rows, self._matrices, word="row")
-        errors.gather({"": plan}, {"": finished}, {"": spec})
+        errors = row_errors(rows, self._matrices, {"": (plan, finished, spec)}, ids=rows, word="row")
         num_cols = None if plan.lengths is None else spec.shape[0]
-        return RowBlock(arrays=arrays, num_cols=num_cols, errors=errors.found, lease=lease)
+        return RowBlock(arrays=arrays, num_cols=num_cols, errors=errors, lease=lease)
 
     def _arrays(self, plan: MatrixPlan, lease: Lease) -> tuple[NDArray, ...]:
         """Return memory for one request: batches are views of it, and may be kept."""

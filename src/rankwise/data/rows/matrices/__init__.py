@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.matrices.damage import Finished, RowErrors, find_gaps, finished_plain, stray_columns
+from rankwise.data.rows.matrices.damage import Finished, finished_plain, judged_reports, row_errors
 from rankwise.data.rows.matrices.held import HeldMatrix, HeldStack, gather_rows
 from rankwise.data.rows.matrices.plans import MatrixPlan, MatrixStack
 from rankwise.data.rows.matrices.pointers import RowPointers
@@ -16,16 +16,15 @@ __all__ = [
     "HeldStack",
     "MatrixPlan",
     "MatrixStack",
-    "RowErrors",
     "RowPointers",
     "SparseStack",
     "StoredDense",
     "StoredMatrix",
     "StoredSparse",
-    "find_gaps",
     "finished_plain",
     "gather_rows",
+    "judged_reports",
     "open_matrix",
+    "row_errors",
     "stack_matrices",
-    "stray_columns",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -19,10 +18,9 @@ __all__ = [
     "Ask",
     "Finished",
     "PointerJudge",
-    "RowErrors",
-    "find_gaps",
     "finished_plain",
-    "stray_columns",
+    "judged_reports",
+    "row_errors",
 ]
 
 Ask: TypeAlias = Callable[[int], int | None]
@@ -102,28 +100,34 @@ def _is_blank(numbers: IntArray) -> bool:
     return not numbers[-1] and not numbers[0]
 
 
-def stray_columns(plan: MatrixPlan, reports: Sequence[BoxReport]) -> tuple[BoxReport, ...]:
-    """Return reports that count rows with columns beyond the dtype as damaged, like rows with other invalid columns.
+def judged_reports(plan: MatrixPlan, reports: Sequence[BoxReport], columns: NDArray) -> tuple[BoxReport, ...]:
+    """Return the reports of a read of CSR rows with the damage that the engine cannot know: see `_gaps`, `_damaged`."""
+    if not reports:
+        return ()
+    values, named = reports
+    lost = values.lost_boxes | named.lost_boxes
+    if not named.errors and not lost.any():
+        return values, named
+    errors = [_damaged(plan, error) if error.unfit else error for error in named.errors]
+    return values, replace(named, errors=(*errors, *_gaps(plan, values.lost_boxes, named.lost_boxes, columns)))
+
+
+def _damaged(plan: MatrixPlan, error: BoxError) -> BoxError:
+    """Turn the error of a row with columns beyond the dtype into one of damage, like that of other invalid columns.
 
     The engine reports numbers that do not fit as a wrong choice of the dtype. But the dtype for columns holds all
     column numbers of the matrix.
     """
-    if plan.lengths is None or not reports or not any(error.unfit for error in reports[1].errors):
-        return tuple(reports)
-    values, columns = reports
-    errors = tuple(_damaged(plan, error) if error.unfit else error for error in columns.errors)
-    return values, replace(columns, errors=errors)
-
-
-def _damaged(plan: MatrixPlan, error: BoxError) -> BoxError:
     request = plan.boxes[1].request
     place = request.arrays[int(request.which[error.box])].place
     what = DataError(f"{place} has column numbers outside the matrix, beyond {request.dtype}: copy or write it again")
     return replace(error, place=place, error=what, damage=True, unfit=False)
 
 
-def find_gaps(plan: MatrixPlan, reports: Sequence[BoxReport], indices: NDArray) -> list[BoxError]:
+def _gaps(plan: MatrixPlan, values: BoolArray, columns: BoolArray, indices: NDArray) -> list[BoxError]:
     """Return an error for each row of a CSR matrix that lost elements with a chunk file.
+
+    `values` and `columns`, bool[n], are the rows for which a file of either is missing; `indices` what was read.
 
     Zarr reads a chunk that is not in the store as the fill value, 0. For dense rows this is normal. A CSR matrix stores
     only nonzero values, so missing values are lost. Missing column numbers read as 0; if a row then has column 0 twice,
@@ -131,15 +135,12 @@ def find_gaps(plan: MatrixPlan, reports: Sequence[BoxReport], indices: NDArray) 
     was left out, its elements are stored zeros. Without shards this is unknown: if only the values are missing, either
     they were zeros, for which Zarr writes no file, or the file was lost. They count as zeros, with a warning.
     """
-    if plan.lengths is None or not any(report.lost_boxes.any() for report in reports):
-        return []
-    values, columns = (report.lost_boxes for report in reports)
     runs = plan.boxes[1].request.runs
     assert runs is not None
     if not _names_twice(np.flatnonzero(columns), indices, runs):
         columns = np.zeros_like(columns)
-    values = values & (columns | _is_sharded(plan))
-    if (assumed := np.flatnonzero(reports[0].lost_boxes & ~values)).size:
+    lost = values & (columns | _is_sharded(plan))
+    if (assumed := np.flatnonzero(values & ~lost)).size:
         held = plan.boxes[0]
         place = held.request.arrays[int(held.request.which[assumed[0]])].place
         say_once(
@@ -148,8 +149,8 @@ def find_gaps(plan: MatrixPlan, reports: Sequence[BoxReport], indices: NDArray) 
             "array are not reported",
             key=f"zeros of {place}",
         )
-    lost = ((0, values), (1, columns & ~values))
-    return [_gap(plan, part, box) for part, boxes in lost for box in np.flatnonzero(boxes).tolist()]
+    found = ((0, lost), (1, columns & ~lost))
+    return [_gap(plan, part, box) for part, boxes in found for box in np.flatnonzero(boxes).tolist()]
 
 
 def _is_sharded(plan: MatrixPlan) -> BoolArray:
@@ -180,7 +181,6 @@ class Finished:
 
     reports: tuple[BoxReport, ...]  # of all its reads
     outside: BoolArray | None = None  # bool[B], rows with an invalid column number; None = there are none
-    gaps: Sequence[BoxError] = ()  # errors of rows that lost elements
 
 
 def finished_plain(
@@ -193,15 +193,14 @@ def finished_plain(
     if plan.lengths is None:
         return Finished(reports=tuple(reports))
     _, indices, indptr = arrays
-    reports = stray_columns(plan, reports)
-    gaps = find_gaps(plan, reports, indices)
+    judged = judged_reports(plan, reports, indices)
     unsigned = indices.view(np.dtype(f"u{indices.itemsize}"))  # negatives become large: one pass checks both ends
     if len(indices) == 0 or unsigned.max() < spec.shape[0]:
-        return Finished(reports=reports, gaps=gaps)
+        return Finished(reports=judged)
     rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     outside = np.zeros(len(indptr) - 1, dtype=np.bool_)
     outside[rows[unsigned >= spec.shape[0]]] = True
-    return Finished(reports=reports, outside=outside, gaps=gaps)
+    return Finished(reports=judged, outside=outside)
 
 
 class _Dataset(Protocol):
@@ -211,57 +210,56 @@ class _Dataset(Protocol):
     def num_rows(self) -> int: ...
 
 
-class RowErrors:
-    """Collects errors while rows are read; the first error of each place in the batch counts.
+def row_errors(
+    rows: IntArray,
+    datasets: Sequence[_Dataset],
+    read: Mapping[str, tuple[MatrixPlan, Finished, FieldSpec]],
+    *,
+    ids: IntArray,
+    word: str = "sample",
+) -> dict[int, SampleError]:
+    """Return the errors of rows that were read, by place in the batch; the first one of each place counts.
 
     Args:
-        ids: int64[B], sample ids.
         rows: int64[B], rows over all datasets.
         datasets: the concatenated datasets.
+        read: what was read of matrices, by their names in the datasets; "" = the dataset is the matrix. The spec is
+            that of the stored rows.
+        ids: int64[B], sample ids.
         word: what an id stands for, for messages.
-
-    Attributes:
-        found: the errors, by place.
     """
+    errors: list[BoxError] = []
+    for plan, _, _ in read.values():
+        errors += plan.lost
+    for _, finished, _ in read.values():
+        for report in finished.reports:
+            errors += report.errors
+    for name, (_, finished, spec) in read.items():
+        for place in [] if finished.outside is None else np.flatnonzero(finished.outside).tolist():
+            dataset, _ = _found(int(rows[place]), datasets)
+            where = f"{dataset.place}/{name}" if name else dataset.place
+            what = DataError(
+                f"it has column numbers outside the matrix{f' {where}' if name else ''} (it has {spec.shape[0]}): "
+                "copy or write it again"
+            )
+            errors.append(BoxError(box=place, place=where, error=what))
+    found: dict[int, SampleError] = {}
+    for error in errors:
+        if error.box not in found:
+            dataset, row = _found(int(rows[error.box]), datasets)
+            sample = int(ids[error.box])
+            found[error.box] = SampleError(
+                f"{word} {sample} (row {row} of {dataset.place}) cannot be read: {error.error}",
+                sample=sample, place=error.place, damage=error.damage,
+            )  # fmt: skip
+            found[error.box].__cause__ = error.error
+    return found
 
-    def __init__(self, ids: IntArray, rows: IntArray, datasets: Sequence[_Dataset], *, word: str = "sample") -> None:
-        self._ids, self._rows, self._datasets, self._word = ids, rows, datasets, word
-        self.found: dict[int, SampleError] = {}
 
-    def gather(
-        self, plans: Mapping[str, MatrixPlan], done: Mapping[str, Finished], specs: Mapping[str, FieldSpec]
-    ) -> None:
-        """Add the errors of matrices, by their names in the datasets; "" = the dataset is the matrix."""
-        lost = (plan.lost for plan in plans.values())
-        reports = [report for finished in done.values() for report in finished.reports]
-        gaps = (finished.gaps for finished in done.values())
-        for error in chain(*lost, *(report.errors for report in reports), *gaps):
-            self._add(error.box, error.error, error.place, damage=error.damage)
-        for name, finished in done.items():
-            for place in [] if finished.outside is None else np.flatnonzero(finished.outside).tolist():
-                dataset, _ = self._where(place)
-                where = f"{dataset.place}/{name}" if name else dataset.place
-                what = DataError(
-                    f"it has column numbers outside the matrix{f' {where}' if name else ''} (it has "
-                    f"{specs[name].shape[0]}): copy or write it again"
-                )
-                self._add(place, what, where, damage=True)
-
-    def _add(self, at: int, error: DataError, place: str, *, damage: bool) -> None:
-        if at in self.found:
-            return
-        dataset, row = self._where(at)
-        sample = int(self._ids[at])
-        self.found[at] = SampleError(
-            f"{self._word} {sample} (row {row} of {dataset.place}) cannot be read: {error}",
-            sample=sample, place=place, damage=damage,
-        )  # fmt: skip
-        self.found[at].__cause__ = error
-
-    def _where(self, place: int) -> tuple[_Dataset, int]:
-        row = int(self._rows[place])
-        for dataset in self._datasets:
-            if row < dataset.num_rows:
-                return dataset, row
-            row -= dataset.num_rows
-        raise AssertionError("a row beyond all datasets was planned")
+def _found(row: int, datasets: Sequence[_Dataset]) -> tuple[_Dataset, int]:
+    """Return the dataset of a row over all datasets, and its row there."""
+    for dataset in datasets:
+        if row < dataset.num_rows:
+            return dataset, row
+        row -= dataset.num_rows
+    raise AssertionError("a row beyond all datasets was planned")

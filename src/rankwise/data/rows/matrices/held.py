@@ -106,9 +106,9 @@ class HeldStack(MatrixStack):
                 "it fits into memory"
             )
 
-    def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
+    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
         """Return the plan for reading rows; see `MatrixStack.plan`."""
-        del reader, to_spread  # nothing is decoded
+        del reader  # nothing is decoded
         which, local = self.find(rows)
         if not self.spec.ragged:
             return MatrixPlan(boxes=(), lengths=None, num_rows=len(rows), held=rows)

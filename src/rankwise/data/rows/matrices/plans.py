@@ -104,13 +104,12 @@ class MatrixStack(ABC):
         self.row_bytes = sum(matrix.row_bytes * matrix.num_rows for matrix in matrices) / max(1, self.num_rows)
 
     @abstractmethod
-    def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
+    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
         """Return the plan for reading rows.
 
         Args:
             rows: int64[n], rows of the stack in any order, duplicates allowed.
             reader: reads them.
-            to_spread: whether CSR rows will be written to dense ones; see `MatrixPlan.to_spread`.
 
         Raises:
             IndexError: there is no such row.

@@ -111,15 +111,12 @@ class PagedNumbers:
         touched[page] = True
         numbers = np.flatnonzero(touched)
         with self._lock:
-            if len(numbers) <= self._most:
-                self._hold(numbers)
-                return self._gather(page, places), self._errors(places)
             for low in range(0, len(numbers), self._most):
                 part = numbers[low : low + self._most]
                 self._hold(part)
-                members = (page >= part[0]) & (page <= part[-1])
+                members = slice(None) if len(part) == len(numbers) else (page >= part[0]) & (page <= part[-1])
                 found[members] = self._gather(page[members], places[members])
-            return found, self._errors(places)
+            return found, self._errors(places) if self._damaged else {}
 
     def distrust(self, place: int, why: str) -> None:
         """Mark the chunk of a place as damaged."""
@@ -127,8 +124,6 @@ class PagedNumbers:
             self._damaged.setdefault(place // self.chunk, self._error(place // self.chunk, why))
 
     def _errors(self, places: IntArray) -> dict[int, BoxError]:
-        if not self._damaged:
-            return {}
         chunks = places // self.chunk
         hit = np.flatnonzero(np.isin(chunks, list(self._damaged))).tolist()
         return {index: replace(self._damaged[int(chunks[index])], box=index) for index in hit}
@@ -280,16 +275,16 @@ class RowPointers:
         edges, errors = self._begins.take(np.concatenate([rows, rows + 1]))
         lost = {index % len(rows): error for index, error in errors.items()}
         begin, held = edges[: len(rows)], edges[len(rows) :] - edges[: len(rows)]
-        falls = [index for index in np.flatnonzero(held < 0).tolist() if index not in lost]
+        falls = set(np.flatnonzero(held < 0).tolist()) - lost.keys()
         if falls:  # rows that begin on one page and end on the next: either page may be damaged
-            for row in rows[falls].tolist():
+            for row in rows[sorted(falls)].tolist():
                 for place in (row, row + 1):
                     self._begins.distrust(place, f"row {row} would begin after it ends")
             return self.spans(rows)
         lengths = held if self._lengths is None else self._true_lengths(self._lengths, rows, held, lost)
-        gone = list(lost)
+        gone = sorted(lost)
         begin[gone] = lengths[gone] = 0
-        return begin, lengths, tuple(replace(lost[index], box=index) for index in sorted(lost))
+        return begin, lengths, tuple(replace(lost[index], box=index) for index in gone)
 
     def _true_lengths(
         self, numbers: PagedNumbers, rows: IntArray, held: IntArray, lost: dict[int, BoxError]

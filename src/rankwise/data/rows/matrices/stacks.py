@@ -13,7 +13,7 @@ from rankwise.data.contract import DType, FieldSpec, IntArray
 from rankwise.data.rows.matrices.held import HeldMatrix, HeldStack
 from rankwise.data.rows.matrices.plans import MatrixPlan, MatrixStack
 from rankwise.data.rows.matrices.stored import StoredDense, StoredMatrix, StoredSparse
-from rankwise.data.store import ArrayMeta, BoxError, BoxPlan, BoxReader, BoxRequest, Pad, Runs
+from rankwise.data.store import BoxError, BoxPlan, BoxReader, BoxRequest, Pad, Runs
 from rankwise.errors import ConfigError
 
 __all__ = ["DenseStack", "SparseStack", "stack_matrices"]
@@ -76,26 +76,28 @@ class SparseStack(MatrixStack):
         super().__init__(matrices, FieldSpec(shape=(num_cols,), dtype=dtype, ragged=True))
         short = all(np.can_cast(matrix.indices.dtype, np.uint16) for matrix in matrices)
         self._column_dtype: DType = np.dtype(np.uint16) if short else self.spec.index_dtype
+        self._data = tuple(matrix.data for matrix in matrices)
+        self._indices = tuple(matrix.indices for matrix in matrices)
         self._one_grid = all(matrix.data.chunks == matrix.indices.chunks for matrix in matrices)
 
     def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
-        """Return the plan for reading rows; see `MatrixStack.plan`."""
+        """Return the plan for reading rows; see `MatrixStack.plan`, and for `to_spread` `MatrixPlan`."""
         which, local = self.find(rows)
         begin, lengths, lost = self._spans(which, local)
-        data, indices = tuple(m.data for m in self.matrices), tuple(m.indices for m in self.matrices)
         dtype, index_dtype = self.spec.dtype, self.spec.index_dtype
-        to_spread = to_spread and reader.spreads(data, dtype) and index_dtype == np.int32
+        to_spread = to_spread and reader.spreads(self._data, dtype) and index_dtype == np.int32
         if to_spread:
             index_dtype = self._column_dtype
         in_order = to_spread and not self._one_grid
         runs = Runs.packed(lengths, _stored_order(which, begin) if in_order else None)
         if runs.num_rows == 0:
             return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows), lost=lost)
-        starts = begin[:, None]
-        elements = reader.plan(_request(data, dtype, which, starts, runs))
-        columns = reader.plan(_request(indices, index_dtype, which, starts, runs), like=elements)
-        boxes = (elements, columns)
-        return MatrixPlan(boxes=boxes, lengths=lengths, num_rows=len(rows), to_spread=to_spread, lost=lost)
+        request = BoxRequest(arrays=self._data, which=which, starts=begin[:, None], shape=(1,), dtype=dtype, runs=runs)
+        elements = reader.plan(request)
+        columns = reader.plan(replace(request, arrays=self._indices, dtype=index_dtype), like=elements)
+        return MatrixPlan(
+            boxes=(elements, columns), lengths=lengths, num_rows=len(rows), to_spread=to_spread, lost=lost
+        )
 
     def _spans(self, which: IntArray, local: IntArray) -> tuple[IntArray, IntArray, tuple[BoxError, ...]]:
         if len(self.matrices) == 1:
@@ -118,9 +120,8 @@ class DenseStack(MatrixStack):
         self._pad: Pad | None = "fill" if len(shapes) > 1 else None
         super().__init__(matrices, FieldSpec(shape=max(shapes), dtype=dtype))
 
-    def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
+    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
         """Return the plan for reading rows; see `MatrixStack.plan`."""
-        del to_spread  # rows are dense already
         which, local = self.find(rows)
         boxes: tuple[BoxPlan, ...] = ()
         if math.prod(self.spec.shape):
@@ -132,10 +133,6 @@ class DenseStack(MatrixStack):
             )
             boxes = (reader.plan(request),)
         return MatrixPlan(boxes=boxes, lengths=None, num_rows=len(rows))
-
-
-def _request(arrays: tuple[ArrayMeta, ...], dtype: DType, which: IntArray, starts: IntArray, runs: Runs) -> BoxRequest:
-    return BoxRequest(arrays=arrays, which=which, starts=starts, shape=(1,), dtype=dtype, runs=runs)
 
 
 def _stored_order(which: IntArray, begin: IntArray) -> IntArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -24,7 +25,7 @@ from rankwise.data.rows.passes import (
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
-__all__ = ["ChunkSampler", "RandomSampler", "RowsOnce", "RowsRepeated", "SequentialSampler", "make_requests"]
+__all__ = ["ChunkSampler", "RandomSampler", "RowsOnce", "SequentialSampler", "make_requests"]
 
 
 def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], LoadRequest]) -> Iterator[LoadRequest]:
@@ -36,26 +37,6 @@ def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], Lo
     for number in range(-(-total // sizes.request_rows)):
         if worker is None or worker.owns(number):
             yield make(number, min(sizes.request_rows, total - number * sizes.request_rows))
-
-
-class RowsRepeated:
-    """The load requests of a pass with replacement.
-
-    A chunk begins at any row of the range with the same probability and wraps around its end, so every row is
-    equally likely to be in it.
-    """
-
-    def __init__(self, draws: PassDraws, sizes: RequestSizes, *, start: int, stop: int) -> None:
-        self._draws, self._sizes, self._start, self._stop = draws, sizes, start, stop
-
-    def request(self, number: int, wanted: int) -> LoadRequest:
-        """Return one request with `wanted` rows."""
-        rng, size = self._draws.request(number), self._sizes.chunk_size
-        firsts = rng.integers(self._start, self._stop, -(-wanted // size)).tolist()
-        runs = []
-        for place, first in enumerate(firsts):
-            runs += circle(first, min(size, wanted - place * size), self._start, self._stop)
-        return {"requests": runs, "splits": self._sizes.cut(rng.permutation(wanted))}
 
 
 class RowsOnce:
@@ -105,8 +86,16 @@ class ChunkSampler(Sampler):
 
     handles_workers = True
 
-    def __init__(self, sizes: RequestSizes, *, drop_last: bool, mask: slice | None) -> None:
-        self._sizes = sizes
+    def __init__(
+        self,
+        chunk_size: int,
+        preload_nchunks: int,
+        batch_size: int,
+        *,
+        drop_last: bool = False,
+        mask: slice | None = None,
+    ) -> None:
+        self._sizes = RequestSizes(chunk_size=chunk_size, preload_nchunks=preload_nchunks, batch_size=batch_size)
         self._drop_last = drop_last
         self._mask = check_mask(slice(0, None) if mask is None else mask)
 
@@ -117,7 +106,7 @@ class ChunkSampler(Sampler):
 
     def n_batches(self, n_obs: int) -> int:
         """Return the number of batches of a pass over a loader of `n_obs` rows."""
-        return self._sizes.num_batches(self._asked(n_obs), drop_last=self._drop_last)
+        return -(-self._num_rows(n_obs) // self._sizes.batch_size)
 
     def validate(self, n_obs: int) -> None:
         """Refuse a mask that does not fit `n_obs` rows."""
@@ -126,6 +115,11 @@ class ChunkSampler(Sampler):
     def _asked(self, n_obs: int) -> int:
         start, stop = mask_bounds(self._mask, n_obs)
         return stop - start
+
+    def _num_rows(self, n_obs: int) -> int:
+        """Return the rows that a pass yields."""
+        asked = self._asked(n_obs)
+        return asked - asked % self._sizes.batch_size if self._drop_last else asked
 
     def _settings(self) -> dict[str, JSON]:
         said = {"kind": type(self).__name__, **asdict(self._sizes)}
@@ -147,18 +141,6 @@ class SequentialSampler(ChunkSampler):
             there are several DataLoader workers, which would change the order.
     """
 
-    def __init__(
-        self,
-        chunk_size: int,
-        preload_nchunks: int,
-        batch_size: int,
-        *,
-        drop_last: bool = False,
-        mask: slice | None = None,
-    ) -> None:
-        sizes = RequestSizes(chunk_size=chunk_size, preload_nchunks=preload_nchunks, batch_size=batch_size)
-        super().__init__(sizes, drop_last=drop_last, mask=mask)
-
     @property
     def shuffle(self) -> bool:
         """False."""
@@ -175,7 +157,7 @@ class SequentialSampler(ChunkSampler):
                 f"a DataLoader with {worker.count} workers would mix the stored order: use num_workers=0 (it reads "
                 "in the background anyway) or 1"
             )
-        start, stop = mask_bounds(self._mask, n_obs)
+        start, _ = mask_bounds(self._mask, n_obs)
         sizes = self._sizes
 
         def make(number: int, wanted: int) -> LoadRequest:
@@ -184,7 +166,7 @@ class SequentialSampler(ChunkSampler):
             runs = [slice(edge, after) for edge, after in pairwise(edges)]
             return {"requests": runs, "splits": sizes.cut(np.arange(wanted))}
 
-        return make_requests(sizes.num_rows(stop - start, drop_last=self._drop_last), sizes, make)
+        return make_requests(self._num_rows(n_obs), sizes, make)
 
 
 class RandomSampler(ChunkSampler):
@@ -221,8 +203,7 @@ class RandomSampler(ChunkSampler):
         mask: slice | None = None,
         rng: Rng = None,
     ) -> None:
-        sizes = RequestSizes(chunk_size=chunk_size, preload_nchunks=preload_nchunks, batch_size=batch_size)
-        super().__init__(sizes, drop_last=drop_last, mask=mask)
+        super().__init__(chunk_size, preload_nchunks, batch_size, drop_last=drop_last, mask=mask)
         if num_samples is not None and num_samples < 1:
             raise ConfigError(f"num_samples must be at least 1, got {num_samples}")
         self._rng, self._is_seeded = make_generator(rng), rng is not None
@@ -261,10 +242,21 @@ class RandomSampler(ChunkSampler):
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         start, stop = mask_bounds(self._mask, n_obs)
-        total = self._sizes.num_rows(self._asked(n_obs), drop_last=self._drop_last)
+        total = self._num_rows(n_obs)
         if self._replacement:
-            drawn = RowsRepeated(self._draws, self._sizes, start=start, stop=stop)
-            return make_requests(total, self._sizes, drawn.request)
+            return make_requests(total, self._sizes, partial(self._repeated, self._draws, start, stop))
         part = self._num_samples is not None and self._num_samples < stop - start
         once = RowsOnce(self._draws, self._sizes, start=start, stop=stop, is_part=part)
         return make_requests(total, self._sizes, once.request)
+
+    def _repeated(self, draws: PassDraws, start: int, stop: int, number: int, wanted: int) -> LoadRequest:
+        """Return a request of a pass with replacement.
+
+        A chunk begins at any row of the range with the same probability and wraps around its end, so every row is
+        equally likely to be in it.
+        """
+        rng, size = draws.request(number), self._sizes.chunk_size
+        runs = []
+        for place, first in enumerate(rng.integers(start, stop, -(-wanted // size)).tolist()):
+            runs += circle(first, min(size, wanted - place * size), start, stop)
+        return {"requests": runs, "splits": self._sizes.cut(rng.permutation(wanted))}

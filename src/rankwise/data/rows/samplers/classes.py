@@ -14,7 +14,6 @@ import numpy as np
 from rankwise.data.contract import JSON, FloatArray, IntArray
 from rankwise.data.rows.passes import (
     PassDraws,
-    RequestSizes,
     Rng,
     check_mask,
     make_generator,
@@ -212,8 +211,7 @@ class ClassSampler(ChunkSampler):
         drop_last: bool = False,
         rng: Rng = None,
     ) -> None:
-        sizes = RequestSizes(chunk_size=chunk_size, preload_nchunks=preload_nchunks, batch_size=batch_size)
-        super().__init__(sizes, drop_last=drop_last, mask=mask)
+        super().__init__(chunk_size, preload_nchunks, batch_size, drop_last=drop_last, mask=mask)
         if num_samples < 1:
             raise ConfigError(f"num_samples must be at least 1, got {num_samples}")
         self._num_samples = num_samples
@@ -280,11 +278,11 @@ class ClassSampler(ChunkSampler):
         """Use a part of the mask for the next passes; runs that it cuts may be shorter than a chunk."""
         self._mask, self._lines = slice(*mask_bounds(check_mask(mask), len(self._codes))), None
 
-    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:  # noqa: ARG002
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         if self._lines is None:
             self._lines = ClassLines.build(self._codes, self._weights, self._mask.start, self._mask.stop)
         lines, draws = self._lines, self._draws
-        total = self._sizes.num_rows(self._num_samples, drop_last=self._drop_last)
+        total = self._num_rows(n_obs)
         self._num_open += 1
         try:
             yield from make_requests(

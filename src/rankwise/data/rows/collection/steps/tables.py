@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.rows.collection.buckets import Text
-from rankwise.data.rows.collection.columns import ObsColumn
+from rankwise.data.rows.collection.columns import UnitedColumn
 from rankwise.data.rows.collection.places import rename
 from rankwise.data.rows.collection.ranks import Task
 from rankwise.data.rows.collection.steps.job import Job, repeats_of
@@ -80,7 +80,7 @@ def _write_names(job: Job, number: int, place: Any, names: Text) -> None:
         _put(obs, "_index", job.joined.index, names)
 
 
-def _put(group: Any, name: str, column: ObsColumn, values: Any) -> None:
+def _put(group: Any, name: str, column: UnitedColumn, values: Any) -> None:
     if name in group:  # left by a killed process
         shutil.rmtree(group.store.root / group.path / name)
     with quiet_anndata():
