@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from rankwise.data.crops.cores import gpu_node
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.data.crops.tuning import gpu_node
 from rankwise.errors import MissingExtraError
 
 if TYPE_CHECKING:

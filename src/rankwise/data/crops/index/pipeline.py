@@ -12,12 +12,12 @@ import numpy as np
 
 from rankwise.data.contract import Batch, Order, Source
 from rankwise.data.crops.budget import Caps
+from rankwise.data.crops.cores import NumaStrategy, chosen_strategy, cores_here, pin_thread
 from rankwise.data.crops.devices import RankPlace, place_in_world
 from rankwise.data.crops.exceptions import BudgetExceeded, ShutdownError
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.layout import FieldLayout
 from rankwise.data.crops.index.source import CropSource, settle_index
-from rankwise.data.crops.tuning import NumaStrategy, chosen_strategy, cores_here, pin_thread
 from rankwise.data.feed import FeedLoader, FeedOptions
 from rankwise.data.feed.cursor import CLOSED
 from rankwise.data.feed.place_jax import is_jax_target

@@ -10,13 +10,13 @@ from typing import Any
 
 from rankwise.data.crops.budget import Budget
 from rankwise.data.crops.config import Config
+from rankwise.data.crops.cores import cores_here, pin_thread
 from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.exceptions import PoolStarved, ShutdownError, TryAgain
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.opener import Openings
 from rankwise.data.crops.stream.reader import Ready, Result, StreamReader
 from rankwise.data.crops.stream.schedule import Drained, Failure, Numbered, Planner, Puller, Work
-from rankwise.data.crops.tuning import cores_here, pin_thread
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.place import Placer
 from rankwise.data.feed.prefetch import ReadAhead
