@@ -20,7 +20,6 @@ from rankwise.data.crops.stream.schedule import Drained, Failure, Numbered, Plan
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.place import Placer
 from rankwise.data.feed.prefetch import ReadAhead
-from rankwise.data.store.files import say_few_handles, system_file_limit
 from rankwise.data.store.reader import BoxReader
 from rankwise.data.store.remote import RemoteFiles
 
@@ -199,12 +198,7 @@ def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
         max_indexes=config.n_shard_index_cache,
         remote=config.remote_options,
     )
-    if place.rank == 0:
-        say_few_handles(
-            # at least one file each; the arrays are not known yet
-            wanted=num_slots * config.samples_per_batch * len(config.all_fields),
-            capacity=engine.max_open_files,
-            local_ranks=place.local_ranks,
-            system_limit=system_file_limit(),
-        )
+    # at least one file each; the arrays are not known yet
+    wanted = num_slots * config.samples_per_batch * len(config.all_fields)
+    place.say_few_handles(wanted=wanted, capacity=engine.max_open_files)
     return engine
