@@ -5,8 +5,9 @@ import os
 
 import pytest
 
-from rankwise.data.crops import NumaStrategy, tuning
-from rankwise.data.crops.tuning import cores_here, gpu_node, pin_thread
+from rankwise.data.crops import NumaStrategy
+from rankwise.data.crops import cores as module
+from rankwise.data.crops.cores import cores_here, gpu_node, pin_thread
 from rankwise.launch.hardware import Topology
 
 TWO = {0: (0, 1, 8), 1: (2, 3)}
@@ -17,7 +18,7 @@ def cores(monkeypatch):
     """The cores that are chosen on a machine with these nodes."""
 
     def chosen(strategy, node, *, device_node=-1, nodes=TWO):
-        monkeypatch.setattr(tuning, "read_topology", lambda: Topology(nodes=nodes, siblings={}))
+        monkeypatch.setattr(module, "read_topology", lambda: Topology(nodes=nodes, siblings={}))
         return cores_here(strategy, node, device_node=device_node)
 
     return chosen

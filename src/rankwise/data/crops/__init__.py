@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rankwise.data.crops.batch import Batch, BatchInfo
-from rankwise.data.crops.config import Config, Field
+from rankwise.data.crops.config import Config, Field, LatencyModel, set_log_level, set_log_quiet
+from rankwise.data.crops.cores import NumaStrategy, max_concurrency
 from rankwise.data.crops.exceptions import (
     BudgetExceeded,
     DamacyError,
@@ -28,7 +29,6 @@ from rankwise.data.crops.sample import Crop, Dtype, Sample
 from rankwise.data.crops.stats import Metric, Stats
 from rankwise.data.crops.stitching import StitchedVolume, Stitcher
 from rankwise.data.crops.stream.pipeline import Pipeline
-from rankwise.data.crops.tuning import LatencyModel, NumaStrategy, max_concurrency, set_log_level, set_log_quiet
 
 __all__ = [
     "Batch",

@@ -1,18 +1,21 @@
-"""`Config`: all settings of a stream of crops, checked on construction."""
+"""What a user sets: `Config`, all settings of a stream of crops, checked on construction; and the log."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import numpy as np
+
+from rankwise.data.crops.cores import NumaStrategy, chosen_strategy
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.fields import MASK_SUFFIX, Normalise, check_normalise
 from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype
-from rankwise.data.crops.tuning import LatencyModel, NumaStrategy, chosen_strategy
 from rankwise.data.feed import BatchTransform, Transform
 from rankwise.data.store.boxes import Pad
 from rankwise.data.store.remote import RemoteOptions
@@ -21,8 +24,9 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Config", "Field"]
+__all__ = ["Config", "Field", "LatencyModel", "set_log_level", "set_log_quiet"]
 
+_LOG = logging.getLogger("rankwise.crops")
 _MOST = 2**32 - 1
 _RANGES: Mapping[str, tuple[int, int | None]] = {
     "samples_per_batch": (1, None),
@@ -44,6 +48,42 @@ _RANGES: Mapping[str, tuple[int, int | None]] = {
     "numa_node": (-1, None),
 }
 _CACHES = ("n_array_meta_cache", "n_shard_index_cache", "n_chunk_layout_cache")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyModel:
+    """Delay of request number n: `baseline_ns` plus a log-normal draw, at most `cap_ns`; a function of (seed, n).
+
+    Attributes:
+        baseline_ns: nanoseconds of every request.
+        lognormal_mu: mean of the logarithm of the draw in nanoseconds.
+        lognormal_sigma: its standard deviation; 0 with `lognormal_mu` 0 means no draw.
+        cap_ns: longest delay.
+        seed: seed of the draws.
+
+    Raises:
+        InvalidArgument: a number is negative or not finite.
+    """
+
+    baseline_ns: float = 0.0
+    lognormal_mu: float = 0.0
+    lognormal_sigma: float = 0.0
+    cap_ns: float = 12e9
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("baseline_ns", "lognormal_mu", "lognormal_sigma", "cap_ns"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidArgument(f"{name} of a latency model must be finite and at least 0, got {value}")
+
+    def delay_s(self, request: int) -> float:
+        """Return the delay of a request in seconds."""
+        drawn = 0.0
+        if self.lognormal_mu or self.lognormal_sigma:
+            rng = np.random.default_rng([self.seed, request])
+            drawn = float(rng.lognormal(self.lognormal_mu, self.lognormal_sigma))
+        return min(self.baseline_ns + drawn, self.cap_ns) * 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,3 +349,30 @@ def _check_places(config: Config) -> None:
         raise InvalidArgument(
             f"device must be the number of a CUDA device, at least 0, or a name; got {config.device!r}"
         )
+
+
+_LEVELS = (1, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+_to_stderr: logging.Handler | None = None
+
+
+def set_log_level(level: int) -> None:
+    """Set the level of the logger ``rankwise.crops``: 0 = trace, 1 = debug, 2 = info, 3 = warnings, 4, 5 = fatal.
+
+    Raises:
+        InvalidArgument: the level is not in 0 to 5.
+    """
+    if not isinstance(level, int) or not 0 <= level < len(_LEVELS):
+        raise InvalidArgument(f"a log level must be 0 (everything) to 5 (fatal only), got {level!r}")
+    _LOG.setLevel(_LEVELS[level])
+
+
+def set_log_quiet(quiet: bool = True) -> None:  # noqa: FBT001, FBT002  (the signature that users know)
+    """Also write the log to standard error (``False``), or only to the program's own handlers (``True``, initially)."""
+    global _to_stderr  # noqa: PLW0603  (there is one standard error)
+    if _to_stderr is not None:
+        _LOG.removeHandler(_to_stderr)
+        _to_stderr = None
+    if not quiet:
+        _to_stderr = logging.StreamHandler()
+        _to_stderr.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        _LOG.addHandler(_to_stderr)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from rankwise.data.crops.cores import gpu_node
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.data.crops.tuning import gpu_node
+from rankwise.data.store.files import system_file_limit, warn_few_handles
 from rankwise.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -66,6 +67,16 @@ class RankPlace:
         if min(parts) < 0:
             return -1  # this torch version does not provide it
         return gpu_node(f"{parts[0]:04x}:{parts[1]:02x}:{parts[2]:02x}.0")
+
+    def warn_few_handles(self, *, wanted: int, capacity: int) -> None:
+        """Warn on the main rank if a rank reads from more files at a time than it may keep open."""
+        if self.rank == 0:
+            warn_few_handles(
+                wanted=wanted,
+                capacity=capacity,
+                local_ranks=self.local_ranks,
+                system_limit=system_file_limit(),
+            )
 
 
 def bind_device(

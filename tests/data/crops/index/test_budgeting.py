@@ -102,13 +102,13 @@ def test_the_pipeline_keeps_to_it(index):
 
 def test_the_readers_thread_goes_to_its_cores(index, monkeypatch):
     """NUMA strategies hold here too: the thread that reads is bound before it reads, the caller's is left alone."""
-    from rankwise.data.crops import tuning
+    from rankwise.data.crops import cores
     from rankwise.data.crops.index import pipeline as module
 
     bound = []
-    monkeypatch.setattr(module, "pin_thread", lambda cores: bound.append((threading.current_thread().name, cores)))
+    monkeypatch.setattr(module, "pin_thread", lambda given: bound.append((threading.current_thread().name, given)))
     nodes = {0: (0, 1), 1: (2, 3)}
-    monkeypatch.setattr(tuning, "read_topology", lambda: Topology(nodes=nodes, siblings={}))
+    monkeypatch.setattr(cores, "read_topology", lambda: Topology(nodes=nodes, siblings={}))
     options = {"order": Order(index, batch_size=4), "device": None}
     with IndexPipeline(index, **options, numa_strategy=damacy.NumaStrategy.PIN_TO, numa_node=1) as pipeline:
         next(iter(pipeline))

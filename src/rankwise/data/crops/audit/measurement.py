@@ -217,8 +217,8 @@ def _largest_part(group: GroupAudit, predicted: AuditReport) -> str:
     return max(parts, key=parts.__getitem__)
 
 
-def keep_rates(report: BenchReport, path: Path | None = None) -> Path:
+def keep_rates(report: BenchReport) -> Path:
     """Save the decoding speed of each group that our own decoders read; return the file."""
     batch, rates = report.options.audit.batch, report.audit.rates
     own = [group for group in report.groups if group.fast_share == 1]
-    return save_rates({group.predicted.codec: group.decode_rate(batch, rates) for group in own}, path)
+    return save_rates({group.predicted.codec: group.decode_rate(batch, rates) for group in own})

@@ -88,9 +88,7 @@ def make_layout(
     channels, channel_extent = channel_boxes(name, take, images, levels, channel_axis)
     ratio, shift = affine_map(frame, levels, linked)
     shape = _extents(name, take, frame, linked, ratio=ratio, images=images)
-    for number, reference in enumerate(linked):
-        if reference >= 0:
-            shift[:, number] += (int(frame.extent[reference]) * ratio[:, number] - shape[number]) / 2
+    shift = _centred(shift, ratio, frame=frame, linked=linked, shape=shape)
     if channel_axis is not None:
         shape[channel_axis] = channel_extent
     layout = FieldLayout(
@@ -154,6 +152,15 @@ def _extents(
         else:
             extents.append(_same_extent(name, frame.extent[reference] * ratio[:, axis], images))
     return extents
+
+
+def _centred(
+    shift: FloatArray, ratio: FloatArray, *, frame: Frame, linked: tuple[int, ...], shape: Sequence[int]
+) -> FloatArray:
+    """Return the shift with which the centre of a box is that of its crop."""
+    reference = np.array(linked, dtype=np.int64)
+    spare = frame.extent[reference] * ratio - np.array(shape)
+    return np.where(reference >= 0, shift + spare / 2, shift)
 
 
 def _same_extent(name: str, wanted: FloatArray, images: Sequence[CropImage]) -> int:

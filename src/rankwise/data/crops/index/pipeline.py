@@ -12,18 +12,17 @@ import numpy as np
 
 from rankwise.data.contract import Batch, Order, Source
 from rankwise.data.crops.budget import Caps
-from rankwise.data.crops.devices import RankPlace, place_in_world
+from rankwise.data.crops.cores import NumaStrategy, chosen_strategy, cores_here, pin_thread
+from rankwise.data.crops.devices import place_in_world
 from rankwise.data.crops.exceptions import BudgetExceeded, ShutdownError
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.layout import FieldLayout
 from rankwise.data.crops.index.source import CropSource, settle_index
-from rankwise.data.crops.tuning import NumaStrategy, chosen_strategy, cores_here, pin_thread
 from rankwise.data.feed import FeedLoader, FeedOptions
 from rankwise.data.feed.cursor import CLOSED
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.data.feed.rank_loader import refuse_unknown
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
-from rankwise.data.store.files import system_file_limit, warn_few_handles
 from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
 
@@ -120,7 +119,8 @@ class IndexPipeline(FeedLoader):
         self._cursor.follows_world = world is None
         self._cursor.equal_because = "the memory of a crop pipeline is planned for these"
         _warn_small_cache(self._crops, order, rank=place.rank, world_size=place.world_size)
-        self._say_few_handles(place)
+        in_flight = math.ceil(order.batch_size / place.world_size) * _STEPS_IN_FLIGHT
+        place.warn_few_handles(wanted=most_files(index, num_crops=in_flight), capacity=self._crops.reader.max_open_files)
         self.budget = settle_index(
             index,
             order,
@@ -134,17 +134,6 @@ class IndexPipeline(FeedLoader):
         self._buffer_limit_bytes = self.budget.slot_limit_bytes
         self._caps = {"cap_bytes": self.budget.num_slots * self.budget.slot_limit_bytes, "over_cap": BudgetExceeded}
         _LOG.info("batches of crops use\n%s", self.budget)
-
-    def _say_few_handles(self, place: RankPlace) -> None:
-        """Warn on the main rank if the steps in flight need more files than stay open."""
-        if place.rank == 0:
-            crops = math.ceil(self.order.batch_size / place.world_size) * _STEPS_IN_FLIGHT
-            warn_few_handles(
-                wanted=most_files(self.index, num_crops=crops),
-                capacity=self._crops.reader.max_open_files,
-                local_ranks=place.local_ranks,
-                system_limit=system_file_limit(),
-            )
 
     def places(self, batch: Batch) -> tuple[CropPlace, ...]:
         """Return the image and box of each crop of a batch of this pipeline."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 
+from rankwise.data.crops.config import LatencyModel
 from rankwise.data.crops.exceptions import (
     DamacyError,
     DecodeError,
@@ -18,7 +19,6 @@ from rankwise.data.crops.exceptions import (
     ShutdownError,
     StorageError,
 )
-from rankwise.data.crops.tuning import LatencyModel
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import read_node
 from rankwise.data.store.meta.tree import STORES, StoredNodes

@@ -10,17 +10,16 @@ from typing import Any
 
 from rankwise.data.crops.budget import Budget
 from rankwise.data.crops.config import Config
+from rankwise.data.crops.cores import cores_here, pin_thread
 from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.exceptions import PoolStarved, ShutdownError, TryAgain
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.opener import Openings
 from rankwise.data.crops.stream.reader import Ready, Result, StreamReader
 from rankwise.data.crops.stream.schedule import Drained, Failure, Numbered, Planner, Puller, Work
-from rankwise.data.crops.tuning import cores_here, pin_thread
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.place import Placer
 from rankwise.data.feed.prefetch import ReadAhead
-from rankwise.data.store.files import system_file_limit, warn_few_handles
 from rankwise.data.store.reader import BoxReader
 from rankwise.data.store.remote import RemoteFiles
 
@@ -199,12 +198,7 @@ def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
         max_indexes=config.n_shard_index_cache,
         remote=config.remote_options,
     )
-    if place.rank == 0:
-        warn_few_handles(
-            # at least one file each; the arrays are not known yet
-            wanted=num_slots * config.samples_per_batch * len(config.all_fields),
-            capacity=engine.max_open_files,
-            local_ranks=place.local_ranks,
-            system_limit=system_file_limit(),
-        )
+    # at least one file each; the arrays are not known yet
+    wanted = num_slots * config.samples_per_batch * len(config.all_fields)
+    place.warn_few_handles(wanted=wanted, capacity=engine.max_open_files)
     return engine

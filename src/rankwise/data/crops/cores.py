@@ -1,29 +1,22 @@
-"""Cores and memory of NUMA nodes, latency models, limits on cores, and logging."""
+"""The cores of this machine that a reader may use, by NUMA node."""
 
 from __future__ import annotations
 
 import enum
 import logging
-import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.launch.hardware import num_usable_cores, read_topology
 
 __all__ = [
-    "LatencyModel",
     "NumaStrategy",
     "chosen_strategy",
     "cores_here",
     "gpu_node",
     "max_concurrency",
     "pin_thread",
-    "set_log_level",
-    "set_log_quiet",
 ]
 
 _LOG = logging.getLogger("rankwise.crops")
@@ -88,69 +81,6 @@ def pin_thread(cores: frozenset[int] | None) -> None:
         os.sched_setaffinity(0, cores)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyModel:
-    """Delay of request number n: `baseline_ns` plus a log-normal draw, at most `cap_ns`; a function of (seed, n).
-
-    Attributes:
-        baseline_ns: nanoseconds of every request.
-        lognormal_mu: mean of the logarithm of the draw in nanoseconds.
-        lognormal_sigma: its standard deviation; 0 with `lognormal_mu` 0 means no draw.
-        cap_ns: longest delay.
-        seed: seed of the draws.
-
-    Raises:
-        InvalidArgument: a number is negative or not finite.
-    """
-
-    baseline_ns: float = 0.0
-    lognormal_mu: float = 0.0
-    lognormal_sigma: float = 0.0
-    cap_ns: float = 12e9
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("baseline_ns", "lognormal_mu", "lognormal_sigma", "cap_ns"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InvalidArgument(f"{name} of a latency model must be finite and at least 0, got {value}")
-
-    def delay_s(self, request: int) -> float:
-        """Return the delay of a request in seconds."""
-        drawn = 0.0
-        if self.lognormal_mu or self.lognormal_sigma:
-            rng = np.random.default_rng([self.seed, request])
-            drawn = float(rng.lognormal(self.lognormal_mu, self.lognormal_sigma))
-        return min(self.baseline_ns + drawn, self.cap_ns) * 1e-9
-
-
 def max_concurrency() -> int:
     """Return the number of cores that this process may use: from its mask, and the quota of its container."""
     return num_usable_cores()
-
-
-_LEVELS = (1, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
-_to_stderr: logging.Handler | None = None
-
-
-def set_log_level(level: int) -> None:
-    """Set the level of the logger ``rankwise.crops``: 0 = trace, 1 = debug, 2 = info, 3 = warnings, 4, 5 = fatal.
-
-    Raises:
-        InvalidArgument: the level is not in 0 to 5.
-    """
-    if not isinstance(level, int) or not 0 <= level < len(_LEVELS):
-        raise InvalidArgument(f"a log level must be 0 (everything) to 5 (fatal only), got {level!r}")
-    _LOG.setLevel(_LEVELS[level])
-
-
-def set_log_quiet(quiet: bool = True) -> None:  # noqa: FBT001, FBT002  (the signature that users know)
-    """Also write the log to standard error (``False``), or only to the program's own handlers (``True``, initially)."""
-    global _to_stderr  # noqa: PLW0603  (there is one standard error)
-    if _to_stderr is not None:
-        _LOG.removeHandler(_to_stderr)
-        _to_stderr = None
-    if not quiet:
-        _to_stderr = logging.StreamHandler()
-        _to_stderr.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-        _LOG.addHandler(_to_stderr)
