@@ -340,8 +340,6 @@ LINES = {
     "a port in range": "port=$((20000 + SLURM_JOB_ID % 1000))\ntorchrun --master-port $port train.py\n",
     "an address by a variable": "NODES=2\nexport HOST=127.0.0.1  #> loopback-for-nodes\n"
     "torchrun --nnodes $NODES --rdzv-backend c10d --rdzv-endpoint $HOST:29500 train.py\n",
-    "GPUs of a scheduler": "#!/bin/bash\n#SBATCH --gres=gpu:2\n"
-    "torchrun --nproc-per-node 4 train.py  #> more-ranks-than-gpus\n",
     "a port inside quoted words": "PORT=80000  #> invalid-port\nfor h in a b; do\n"
     'ssh $h "cd x && python -m torch.distributed.launch --master_port=$PORT train.py"  #> deprecated-dist-api\ndone\n',
     "a port for something else": 'SEED_PORT=80000\nssh $h "torchrun --master_port=$PORT train.py --seed $SEED_PORT"\n',
@@ -352,10 +350,6 @@ LINES = {
     "  #> loopback-for-nodes\n",
     "nodes with a default of one": "NNODES=${NNODES:-1}\n"
     "torchrun --nnodes=$NNODES --rdzv-endpoint=localhost:29400 train.py\n",
-    "nodes for ranks": "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=4\n"
-    "export WORLD_SIZE=$SLURM_NNODES  #> world-size-of-one-node\nsrun python train.py\n",
-    "one task on each node": "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=1\n"
-    "export WORLD_SIZE=$SLURM_NNODES\nsrun python train.py\n",
     "a script of the first node": "#!/bin/bash\n#SBATCH -N 2\n# no srun here\n"
     "torchrun --nnodes 2 --rdzv-endpoint $HOST:29500 train.py  #> launcher-on-first-node\n",
     "a script of one node": "#!/bin/bash\n#SBATCH -N 1\ntorchrun --nnodes 1 train.py\n",
@@ -366,14 +360,9 @@ LINES = {
     "srun python -m torch.distributed.run --nproc_per_node=4 train.py  #> launch-twice\n"
     "srun accelerate launch --num_processes 4 train.py  #> launch-twice\n"
     "srun --ntasks-per-node=1 accelerate launch --num_processes 4 train.py\n",
-    "more tasks than GPUs": "#!/bin/bash\n#SBATCH --ntasks-per-node=4\n#SBATCH --gres=gpu:2\n"
-    "srun python train.py  #> more-ranks-than-gpus\nsrun python prepare.py\nsrun --gres=gpu:4 python train.py\n",
     "one task on two nodes": "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks=1\n"
     "srun torchrun --nnodes 2 --rdzv-endpoint $HOST:29500 train.py  #> launcher-on-first-node\n"
     "srun -N 2 -n 2 torchrun --nnodes 2 --rdzv-endpoint $HOST:29500 train.py\n",
-    "processes of two machines": "#!/bin/bash\n#SBATCH --gres=gpu:4\n"
-    "accelerate launch --num_machines 2 --num_processes 8 train.py\n",
-    "a type of GPU": "#!/bin/bash\n#SBATCH --gres=gpu:a100:4\ntorchrun --nproc-per-node 4 train.py\n",
 }
 
 

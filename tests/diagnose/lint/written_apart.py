@@ -45,7 +45,7 @@ def train(args, net, batches, table):
     dist.init_process_group("nccl")
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
-    os.makedirs(args.out)  #> folder-made-by-all
+    os.makedirs(args.out)
     with open(os.path.join(args.out, "args.json"), "w") as file:  #> save-on-all-ranks
         json.dump(vars(args), file)
     with open(os.path.join(args.out, f"log{rank}"), "w") as file:
@@ -159,25 +159,6 @@ def main(net, folder, rank):
         writer.add_scalar("loss", 1, 1)
     return model
 """,
-    "values of the main rank": HEAD + """
-def main(net, batches, find):
-    dist.init_process_group("nccl")
-    local_rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local_rank)
-    model = DDP(net.cuda(), device_ids=[local_rank])
-    resume = None
-    if local_rank == 0:
-        if os.path.exists("last.pt"):
-            resume = "last.pt"
-    if resume is not None:  #> set-on-one-rank
-        model.module.load_state_dict(torch.load(resume, map_location="cpu"))
-    first = 0
-    if local_rank == 0 and os.path.exists("epoch"):
-        first = find("epoch")
-    for _ in range(first, 10):  #> set-on-one-rank
-        for x in batches:
-            model(x).sum().backward()
-""",
     "rates of the main rank": HEAD + """
 def main(net, batches, optimizer, judge):
     model = DDP(net)
@@ -193,88 +174,6 @@ def main(net, batches, optimizer, judge):
         group["lr"] = optimizer.param_groups[0]["lr"]
     for group in optimizer.param_groups:
         group["lr"] *= 0.5
-""",
-    "a mean that is added up": HEAD + """
-def train(model, loader, rank):
-    running = torch.zeros(1, device=rank)
-    for x in loader:
-        running += model(x).detach().mean()
-    avg = running / len(loader)
-    dist.all_reduce(avg, op=dist.ReduceOp.SUM)  #> sum-shown-as-mean
-    if rank == 0:
-        print(f"loss {avg.item():.4f}")
-""",
-    "files by the remainder": HEAD + """
-def train(rank, world_size, net, optimizer):
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
-    model = DDP(net)
-    files = os.listdir("shards")
-    mine = [f for i, f in enumerate(files) if i % world_size == rank]  #> unequal-steps
-    for file in mine:
-        x = torch.load(os.path.join("shards", file), map_location="cpu")
-        model(x).mean().backward()
-        optimizer.step()
-""",
-    "files that are cut into batches": HEAD + """
-import glob
-
-def train(net, optimizer):
-    model = DDP(net)
-    files = sorted(glob.glob("data/*.pt"))[dist.get_rank() :: dist.get_world_size()]  #> unequal-steps
-    for path in files:
-        data = torch.load(path, map_location="cpu")
-        for i in range(0, len(data), 32):
-            model(data[i : i + 32]).sum().backward()
-            optimizer.step()
-""",
-    "files for a number of steps": HEAD + """
-def train(net, optimizer, rank, world_size, read, max_steps):
-    model = DDP(net)
-    files = os.listdir("data")[rank::world_size]
-    for path in files:
-        for x in read(path)[:max_steps]:
-            model(x).sum().backward()
-            optimizer.step()
-""",
-    "ports of init_method": HEAD + """
-import random
-import socket
-import torch.multiprocessing as mp
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return found.getsockname()[1]
-
-def run(rank, size):
-    port = random.randint(10000, 20000)
-    url = f"tcp://localhost:{port}"
-    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)  #> port-drawn-by-each-rank
-
-def work(rank, size, port):
-    dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=size)
-
-def told(rank, args):
-    dist.init_process_group("gloo", init_method=args.url, rank=rank, world_size=args.size)
-
-def alone():
-    dist.init_process_group("gloo", init_method=f"tcp://localhost:{free_port()}", rank=0, world_size=1)
-
-def main(args):
-    args.url = f"tcp://localhost:{free_port()}"
-    mp.spawn(run, args=(2,), nprocs=2)
-    mp.spawn(work, args=(2, free_port()), nprocs=2)
-    mp.spawn(told, args=(args,), nprocs=2)
-""",
-    "a port of a field": HEAD + """
-from ports import free_port
-
-class Starter:
-    def __init__(self):
-        self.port = free_port()
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        url = "tcp://{}:{}".format("localhost", self.port)
-        dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)  #> port-drawn-by-each-rank
 """,
     "the batch of DeepSpeed": """
 import deepspeed

@@ -85,38 +85,6 @@ def main(net, batches, optimizer):
         loss.backward()
         optimizer.step()
 """,
-    "draws of a class": HEAD + """
-import numpy
-
-class Runner:
-    def __init__(self, net, data):
-        numpy.random.seed(7)
-        self.model = DDP(net)
-        self.data = data
-
-    def batch(self):
-        chosen = numpy.random.randint(0, len(self.data), 8)  #> same-batches
-        return self.data[chosen]
-
-    def run(self, optimizer):
-        for _ in range(100):
-            self.model(self.batch()).mean().backward()
-            optimizer.step()
-""",
-    "batches cut by a counter": HEAD + """
-def main(net, data, optimizer):
-    model = DDP(net)
-    for start in range(0, len(data), 8):
-        model(data[start : start + 8]).mean().backward()  #> same-batches
-        optimizer.step()
-
-def shared(net, data, optimizer, rank, world):
-    model = DDP(net)
-    part = data[rank::world]
-    for start in range(0, len(part), 8):
-        model(part[start : start + 8]).mean().backward()
-        optimizer.step()
-""",
     "a context in which the main rank goes first": HEAD + """
 def main(net, path, turns):
     dist.init_process_group("nccl")

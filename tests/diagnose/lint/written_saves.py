@@ -182,17 +182,4 @@ def main(net, path):
     if dist.get_rank() == 0:
         torch.save(engine.module.state_dict(), path)
 """,
-    "a free port of each rank": HEAD + """
-from ports import find_free_port
-
-def work(rank, size):
-    port = find_free_port()
-    os.environ["MASTER_ADDR"] = "localhost"
-    os.environ["MASTER_PORT"] = str(port)  #> port-drawn-by-each-rank
-    dist.init_process_group("gloo", rank=rank, world_size=size)
-
-def alone():
-    os.environ["MASTER_PORT"] = str(find_free_port())
-    dist.init_process_group("gloo", rank=0, world_size=1)
-""",
 }  # fmt: skip

@@ -19,73 +19,10 @@ from rankwise.diagnose.lint.analysis.launchers import (
     tasks_per_node,
 )
 from rankwise.diagnose.lint.analysis.module import Module
-from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Scope
 from rankwise.diagnose.lint.record import Hit, rule
 
 _LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|0\.0\.0\.0|\[?::1\]?)(:.*)?")
-_PER_NODE = ("--nproc-per-node", "--num-processes", "--num-gpus")
-
-
-def _gpus_in_lines(file: LaunchFile) -> Iterator[Hit]:
-    visible = [each for each in file.settings if each.name == "CUDA_VISIBLE_DEVICES"]
-    gres = re.search(r"gpu:((?:[\w.-]+:)?\d+)", file.sbatch.get("gres", ""))
-    slurm = file.sbatch.get("gpus-per-node") or (gres[1] if gres else "")
-    for command in launches(file):
-        found = option(file, command, *_PER_NODE)
-        if (
-            found is None
-            or not found[0].isdigit()
-            or (command.option("--num-processes") is not None and num_nodes(file, command) > 1)
-        ):
-            continue
-        mine = [each for each in command.settings if each.name == "CUDA_VISIBLE_DEVICES"]
-        before = [
-            each for each in visible if each.place.start < found[1].start and not _for_another(file, each, command)
-        ]
-        last_one = (mine or before)[-1:]
-        listed = [re.fullmatch(r"\d+(\s*,\s*\d+)*,?", shown(file, each.value)[0]) for each in last_one]
-        number = None
-        if listed and listed[0]:
-            number = len([part for part in listed[0][0].split(",") if part.strip()])
-            where = "CUDA_VISIBLE_DEVICES shows"
-        elif not last_one and (count := re.fullmatch(r"(?:[\w.-]+:)?(\d+)", slurm or "")):
-            number, where = int(count[1]), "Slurm gives"
-        if number is not None and int(found[0]) > number:
-            yield Hit(found[1], {"ranks": found[0], "where": where, "gpus": str(number)})
-    gpus = re.fullmatch(r"(?:[\w.-]+:)?(\d+)", slurm or "")
-    for command in file.commands if gpus is not None else ():
-        # srun starts the ranks itself
-        srun, script = command.find("srun"), next((word for word in command.texts if word.endswith(".py")), "")
-        trains = srun is not None and _TRAINS.search(script) and "cpu" not in script
-        tasks = tasks_per_node(file, command) if trains else 1
-        told = any(command.option(name) for name in ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "-G"))
-        if gpus is not None and not told and next(launches(file), None) is None and tasks > int(gpus[1]) > 0:
-            place = command.words[srun or 0]
-            yield Hit(place, {"ranks": str(tasks), "where": "Slurm gives", "gpus": gpus[1]}, confidence="medium")
-
-
-_TRAINS = re.compile(r"train|ddp|distributed|finetune|pretrain", re.IGNORECASE)
-
-
-def _for_another(file: LaunchFile, setting: Setting, command: Command) -> bool:
-    """Whether a variable is set before another command's words, and so for it alone."""
-    return any(
-        setting in each.settings and each.words and each is not command and each.words[0].text != "export"
-        for each in file.commands
-    )
-
-
-rule(
-    "RW616", "more-ranks-than-gpus", "error", "high",
-    message="{ranks} ranks on each node, and {where} {gpus} GPUs: the ranks beyond them find no device",
-    why="torchrun starts as many ranks as it is told. LOCAL_RANK then names a GPU that is not there, and set_device raises.",
-    wrong="export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc-per-node 4 train.py\n",
-    right="export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc-per-node 2 train.py\n",
-    ignore="several ranks share a GPU on purpose, or train on the CPU.",
-    language="bash",
-    lines=_gpus_in_lines,
-)(None)  # fmt: skip
 
 
 def _node_ranks_in_lines(file: LaunchFile) -> Iterator[Hit]:
@@ -218,65 +155,6 @@ def _counts_nodes(module: Module, node: ast.expr | None, scope: Scope) -> bool:
         and isinstance(shown.op, ast.Add)
         and any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult) for part in (shown.left, shown.right))
     )
-
-
-def _world_size_in_lines(file: LaunchFile) -> Iterator[Hit]:
-    tasks = file.sbatch.get("ntasks-per-node", "")
-    # a launcher on each node sets it for its ranks by itself
-    several = tasks.isdigit() and int(tasks) > 1 and next(launches(file), None) is None
-    for setting in file.settings if several else ():
-        if setting.name != "WORLD_SIZE":
-            continue
-        name = re.fullmatch(
-            r"\$\{?(SLURM_NNODES|SLURM_JOB_NUM_NODES|SLURM_NTASKS_PER_NODE|SLURM_GPUS_ON_NODE)\}?", setting.value
-        )
-        if name and "NODES" in name[1]:
-            yield Hit(setting.place, {"text": setting.value, "what": "the number of nodes"})
-        elif (name or setting.value == tasks) and job_nodes(file) > 1 and _starts_ranks(file):
-            yield Hit(setting.place, {"text": setting.value, "what": "the number of ranks of one node"})
-
-
-@rule(
-    "RW619", "world-size-of-one-node", "error", "medium",
-    message="ranks are counted over nodes, and {text} is {what}: the group waits for too few",
-    why="world_size is the number of ranks of all nodes. Ranks beyond it are refused, or the groups of the nodes never see each "
-    "other.",
-    wrong="""
-import torch
-import torch.distributed as dist
-
-def work(gpu, node):
-    rank = node * torch.cuda.device_count() + gpu
-    dist.init_process_group("nccl", rank=rank, world_size=torch.cuda.device_count())
-""",
-    right="""
-import torch
-import torch.distributed as dist
-
-def work(gpu, node, nodes):
-    rank = node * torch.cuda.device_count() + gpu
-    dist.init_process_group("nccl", rank=rank, world_size=nodes * torch.cuda.device_count())
-""",
-    ignore="never.",
-    lines=_world_size_in_lines,
-)  # fmt: skip
-def world_size_of_one_node(module: Module) -> Iterator[Hit]:
-    """init_process_group(rank=node * n + gpu, world_size=device_count())."""
-    for call in module.named("torch.distributed.init_process_group"):
-        size, scope = call.argument("world_size", 3), call.place.scope
-        if size is None or not _counts_nodes(module, call.argument("rank", 4), scope):
-            continue
-        if _counts_devices(module, size, scope):
-            yield Hit(size, {"text": module.text(size), "what": "the number of ranks of one node"})
-
-
-def _counts_devices(module: Module, node: ast.expr | None, scope: Scope, depth: int = 3) -> bool:
-    """Whether a number is device_count(): by itself, or as a parameter for which every call here gives that."""
-    value = module.value(node, scope)
-    if isinstance(value, ast.Call):
-        return last(text_of(value.func)) == "device_count"
-    given = module.given(scope, value.id) if isinstance(value, ast.Name) and value.id in scope.params else []
-    return bool(depth and given) and all(_counts_devices(module, part, at.place.scope, depth - 1) for at, part in given)
 
 
 def _first_node_in_lines(file: LaunchFile) -> Iterator[Hit]:

@@ -170,52 +170,6 @@ def _is_detached(node: ast.expr | None) -> bool:
     )
 
 
-_DIVISION = re.compile(
-    r"(/=?|\bdiv_?\(|\bmul_?\(|\btrue_divide_?\(|\*=?\s*)\s*\(?\s*(1(\.0*)?\s*/\s*)?(float\()?"
-    r"[\w.\[\]'\"]*(world|size|num_?proc|nprocs?|n_?gpus|num_?gpus|replicas|ranks|num_?workers|num_nodes)",
-    re.IGNORECASE,
-)
-
-
-@rule(
-    "RW409", "gradients-summed", "warning", "medium",
-    message="the gradients are added up over the ranks and never divided by their number: the step is world_size times as long",
-    why="all_reduce sums by default. The mean over the ranks, as DDP takes it, is op=dist.ReduceOp.AVG, or a division by the "
-    "world size.",
-    wrong=_HEAD + """
-def average(net):
-    for p in net.parameters():
-        dist.all_reduce(p.grad)
-""",
-    right=_HEAD + """
-def average(net):
-    for p in net.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= dist.get_world_size()
-""",
-    ignore="the loss is a sum over the global batch, or the learning rate makes up for it.",
-)  # fmt: skip
-def gradients_summed(module: Module) -> Iterator[Hit]:
-    """all_reduce(p.grad) without op, or with SUM, in a file that divides nothing by a number of ranks."""
-    calls = list(_of_gradients(module))
-    if not calls:
-        return
-    sizes = {found.text for found in module.bindings if _is_world_size(found.value)}
-    named = "|".join(re.escape(name) for name in sizes)
-    if _DIVISION.search(module.source) or (
-        named and re.search(rf"(/=?|div_?\(|\*)\s*\(?(1(\.0*)?\s*/\s*)?({named})\b", module.source)
-    ):
-        return
-    for call in calls:
-        op = call.argument("op", 1)
-        if op is None or last(text_of(op)) == "SUM":
-            yield Hit(call.node)
-
-
-def _is_world_size(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Call) and last(text_of(node.func)) in {"get_world_size", "size"}
-
-
 def _of_gradients(module: Module) -> Iterator[Call]:
     """Yield the all_reduce calls of the gradient of a parameter."""
     for call in module.named("torch.distributed.all_reduce"):
