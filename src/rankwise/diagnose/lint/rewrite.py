@@ -47,7 +47,7 @@ def mend_paths(
 
 
 def add_comments(report: Report) -> tuple[int, list[Path]]:
-    """Add a suppressing comment to each line with a finding; return the number of lines, and files that are read-only."""
+    """Add a suppressing comment to each line with a finding; return the number of lines, and what is read-only."""
     number, left = 0, []
     for path, source in report.sources.items():
         if source.fixable and not _is_writable(Path(path)):
@@ -61,7 +61,7 @@ def add_comments(report: Report) -> tuple[int, list[Path]]:
 
 
 def _is_writable(path: Path) -> bool:
-    """Whether a file may be written: root, too, keeps what nobody may write. A new file would take its place otherwise."""
+    """Whether a file may be written: what nobody may write, root does not replace, either."""
     return bool(path.stat().st_mode & 0o222) and os.access(path, os.W_OK)
 
 
