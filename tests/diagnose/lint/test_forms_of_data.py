@@ -119,35 +119,6 @@ TOLD_ON_ONE = TOLD_ABOVE.replace("    sampler.set_epoch(0)  #> missing-set-epoch
     "range(9):\n",
     "range(9):\n        if dist.get_rank() == 0:\n            sampler.set_epoch(epoch)  #> step-on-one-rank\n",
 )
-STREAM = (
-    HEAD
-    + """
-from datasets import load_dataset
-
-def main(net, optimizer, encode):
-    rows = load_dataset("text", split="train", streaming=True)
-    rows = rows.shuffle(seed=1)
-    rows = rows.map(encode).with_format("torch")
-    loader = DataLoader(rows, batch_size=8)  #> iterable-unsharded
-    model = DDP(net)
-    for x in loader:
-        model(x).sum().backward()
-        optimizer.step()
-"""
-)
-ARCHIVES = (
-    HEAD
-    + """
-import webdataset as wds
-
-def main(net, optimizer, urls):
-    data = wds.DataPipeline(wds.SimpleShardList(urls), wds.split_by_worker, wds.tarfile_to_samples())
-    model = DDP(net)
-    for x in wds.WebLoader(data, batch_size=None):  #> iterable-unsharded
-        model(x).sum().backward()
-        optimizer.step()
-"""
-)
 OWN_STREAM = (
     HEAD
     + """
@@ -182,16 +153,6 @@ class Lines(IterableDataset):
 def main(module):
     trainer = L.Trainer(devices=8, strategy="ddp")
     trainer.fit(module, DataLoader(Lines(), batch_size=8))  #> iterable-unsharded
-"""
-LOGGED = """import lightning as L
-
-class Learner(L.LightningModule):
-    def validation_step(self, batch, number):
-        loss = self.loss(batch)
-        self.log_dict({"loss": loss.mean(), "rows": loss.sum()})  #> evaluation-of-share
-
-def main(learner):
-    L.Trainer(devices=8, strategy="ddp").fit(learner)
 """
 IN_THE_PLACE_OF_SHUFFLE = TOLD_ABOVE.replace("  #> missing-set-epoch", "").replace(
     "DataLoader(data, sampler=sampler)", "DataLoader(data, 8, sampler)  #> missing-sampler"
@@ -286,20 +247,11 @@ CASES = {
     .replace("    sampler.set_epoch(0)\n", "")
     .replace("range(9):\n", "range(9):\n        data_set.set_epoch(epoch)\n")
     .replace("DistributedSampler(data)", "DistributedSampler(data)  #> missing-set-epoch"),
-    "a stream": STREAM,
-    "a stream that is split": right(
-        STREAM, ("rows.shuffle(seed=1)", "split_dataset_by_node(rows, dist.get_rank(), dist.get_world_size())")
-    ),
-    "archives": ARCHIVES,
-    "archives that are split": right(ARCHIVES, ("wds.split_by_worker", "wds.split_by_node, wds.split_by_worker")),
-    "archives that are drawn": right(ARCHIVES, ("wds.SimpleShardList", "wds.ResampledShards")),
     "a stream of this file": OWN_STREAM,
     "a stream that its base divides": right(OWN_STREAM, ("return files", "return files[dist.get_rank() :: 8]")),
     "a stream by a number of this rank": right(OWN_STREAM, ("seed = 1 + 2", "seed = dist.get_rank()")),
     "a stream in Lightning": IN_LIGHTNING,
     "a stream in Lightning by rank": right(IN_LIGHTNING, ('open("lines.txt")', "open(f'lines{self.rank}.txt')")),
-    "a dict that is logged": LOGGED,
-    "a dict that is logged of all": right(LOGGED, (")})", ")}, sync_dist=True)"), ("loss.mean()", "loss")),
     "a sampler in the place of shuffle": IN_THE_PLACE_OF_SHUFFLE.replace("set_epoch(0)", "set_epoch(net.epoch)"),
     "a loader that Fabric does not get": FABRIC,
     "a loader that Fabric gets": right(

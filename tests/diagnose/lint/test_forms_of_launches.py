@@ -75,7 +75,6 @@ def codes(name, text):
         ("docker run -e NCCL_TIMEOUT=9 -e NCCL_DEBUG=INFO image torchrun a.py\n", [("RW602", 1)]),
         ("mpirun -np 4 -x NCCL_ASYNC_ERROR_HANDLING=1 python a.py\n", [("RW602", 1)]),
         ("grep -e NCCL_TIMEOUT=9 log\n", []),
-        ('RUN="$PY -m torch.distributed.launch"\n$RUN train.py\n', [("RW605", 1)]),
         # names that nobody reads, known ones, and names of plugins
         ("export NCCL_PORT_RANGE=1-2 NCCL_RETRY_COUNT=3 NCCL_HEARTBEAT_TIMEOUT_SEC=9\n", [("RW602", 1)] * 3),
         ("export NCCL_NVTX_DISABLE=1 NCCL_OFI_RETRY_COUNT=3 NCCL_ARGS=x\n", []),
@@ -97,16 +96,3 @@ def test_lines_of_shell(text, wanted):
 def test_lines_of_yaml(text, wanted):
     """A configuration of Accelerate is the command line that says the same."""
     assert codes("job.yaml", text) == wanted
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ('import subprocess\nsubprocess.run(["python", "-m", "torch.distributed.launch", "a.py"])\n', [("RW605", 2)]),
-        ('import os\nos.system(f"python -m torch.distributed.launch {__file__}")\n', [("RW605", 2)]),
-        ('"""Run: python -m torch.distributed.launch a.py"""\nprint("python -m torch.distributed.launch")\n', []),
-    ],
-)
-def test_lines_that_python_starts(text, wanted):
-    """The old launcher in a call that starts it, not in a text about it."""
-    assert codes("start.py", text) == wanted

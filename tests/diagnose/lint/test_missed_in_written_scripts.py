@@ -168,7 +168,7 @@ def main(net, data, optimizer):
     loader = DataLoader(data, 8, shuffle=True)
     net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
     for _ in range(3):
-        with accelerator.accumulate(net):  #> no-sync-around-loop
+        with accelerator.accumulate(net):
             for x in loader:
                 accelerator.backward(net(x).mean())
                 optimizer.step()
@@ -186,7 +186,7 @@ import lightning as L
 class Model(L.LightningModule):
     def validation_step(self, batch, index):
         loss = torch.nn.functional.mse_loss(self(batch[0]), batch[1])
-        self.log("a", loss)  #> evaluation-of-share
+        self.log("a", loss)
         self.log("b", loss, sync_dist=True)
         self.log("c", self.accuracy)
 
@@ -343,9 +343,6 @@ LINES = {
     "a port inside quoted words": "PORT=80000  #> invalid-port\nfor h in a b; do\n"
     'ssh $h "cd x && python -m torch.distributed.launch --master_port=$PORT train.py"  #> deprecated-dist-api\ndone\n',
     "a port for something else": 'SEED_PORT=80000\nssh $h "torchrun --master_port=$PORT train.py --seed $SEED_PORT"\n',
-    "the old launcher in a variable": 'RUN="python -m torch.distributed.launch --use_env"  #> deprecated-dist-api\n'
-    "$RUN train.py\n",
-    "the old launcher in a text": 'echo "python -m torch.distributed.launch is old"\ntorchrun train.py\n',
     "nodes that are counted elsewhere": "torchrun --nnodes=$POD_COUNT --rdzv-endpoint=localhost:29400 train.py"
     "  #> loopback-for-nodes\n",
     "nodes with a default of one": "NNODES=${NNODES:-1}\n"

@@ -159,44 +159,6 @@ def main(net, folder, rank):
         writer.add_scalar("loss", 1, 1)
     return model
 """,
-    "rates of the main rank": HEAD + """
-def main(net, batches, optimizer, judge):
-    model = DDP(net)
-    for x in batches:
-        model(x).sum().backward()
-        optimizer.step()
-    if dist.get_rank() == 0 and judge(model.module):
-        for group in optimizer.param_groups:
-            group["lr"] *= 0.5  #> step-on-one-rank
-    if dist.get_rank() == 0:
-        print([group["lr"] for group in optimizer.param_groups])
-        group = {}
-        group["lr"] = optimizer.param_groups[0]["lr"]
-    for group in optimizer.param_groups:
-        group["lr"] *= 0.5
-""",
-    "the batch of DeepSpeed": """
-import deepspeed
-from torch.utils.data import DataLoader, DistributedSampler
-
-def options(size):
-    return {"train_batch_size": size}
-
-def train(net, data, batch_size=64):
-    engine, *_ = deepspeed.initialize(model=net, config=options(batch_size))
-    sampler = DistributedSampler(data)
-    held_out = DataLoader(data, batch_size=1, sampler=DistributedSampler(data, shuffle=False))
-    return engine, held_out, DataLoader(data, batch_size=batch_size, sampler=sampler)  #> global-batch-per-rank
-""",
-    "the batch of DeepSpeed for each rank": """
-import deepspeed
-from torch.utils.data import DataLoader, DistributedSampler
-
-def train(net, data, size):
-    options = {"train_batch_size": size, "train_micro_batch_size_per_gpu": size // 8}
-    engine, *_ = deepspeed.initialize(model=net, config=options)
-    return engine, DataLoader(data, batch_size=size, sampler=DistributedSampler(data))
-""",
     "a speed that is told": """
 import time
 import torch

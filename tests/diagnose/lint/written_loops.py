@@ -57,20 +57,6 @@ def work(gpu, node, data):
     right = DistributedSampler(data, num_replicas=16, rank=rank, shuffle=False)
     return right, DistributedSampler(data, num_replicas=16, rank=gpu, shuffle=False)  #> sampler-rank
 """,
-    "a batch that is total by its help": HEAD + """
-import argparse
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--batch", type=int, help="total batch size over all GPUs")
-parser.add_argument("--micro", type=int, help="batch size, the total is that times the ranks")
-parser.add_argument("--own", type=int, help="batch size per GPU")
-
-def main(net, data, args):
-    model = DDP(net)
-    sampler = DistributedSampler(data, shuffle=False)
-    first = DataLoader(data, batch_size=args.batch, sampler=sampler)  #> global-batch-per-rank
-    return model, first, DataLoader(data, batch_size=args.own, sampler=sampler)
-""",
     "a mean by a function, before backward": HEAD + """
 def mean_of(value):
     dist.all_reduce(value)

@@ -61,30 +61,6 @@ def main(net, other, mesh):
     later = torch.optim.SGD(other.parameters())
     return net, optimizer, later
 """,
-    "clipping past an accelerator": """
-import torch
-from accelerate import Accelerator
-
-def train(net, batches, optimizer):
-    speed = Accelerator(mixed_precision="fp16")
-    net, batches, optimizer = speed.prepare(net, batches, optimizer)
-    for x in batches:
-        speed.backward(net(x).mean())
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)  #> clip-before-unscale
-        optimizer.step()
-""",
-    "clipping past an accelerator that does not scale": """
-import torch
-from accelerate import Accelerator
-
-def train(net, batches, optimizer):
-    speed = Accelerator(mixed_precision="bf16")
-    net, batches, optimizer = speed.prepare(net, batches, optimizer)
-    for x in batches:
-        speed.backward(net(x).mean())
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-""",
     "a handle that is dropped": HEAD + """
 def average(net, size):
     for p in net.parameters():
@@ -99,45 +75,6 @@ def average(net, size):
         handles.append(dist.all_reduce(p.grad, async_op=True))
     for handle in handles:
         handle.wait()
-""",
-    "Lightning without its sampler": """
-import lightning as L
-import torch
-from torch.utils.data import DataLoader, random_split
-
-class Net(L.LightningModule):
-    def on_validation_epoch_end(self):
-        if self.trainer.is_global_zero:
-            print(self.all_gather(self.total))  #> collective-in-rank-branch
-        both = self.all_gather(self.total)
-        if self.trainer.is_global_zero:
-            print(both)
-
-class Data(L.LightningDataModule):
-    def setup(self, stage):
-        self.train, self.val = random_split(self.whole, [8, 2])  #> unseeded-split
-
-    def train_dataloader(self):
-        return DataLoader(self.train, 8, shuffle=True)  #> missing-sampler
-
-    def val_dataloader(self):
-        return DataLoader(self.val, 8)
-
-L.Trainer(devices=4, strategy="ddp", use_distributed_sampler=False).fit(Net(), Data())
-""",
-    "Lightning as it should be": """
-import lightning as L
-import torch
-from torch.utils.data import DataLoader, random_split
-
-class Data(L.LightningDataModule):
-    def setup(self, stage):
-        self.train, self.val = random_split(self.whole, [8, 2], generator=torch.Generator().manual_seed(1))
-
-    def train_dataloader(self):
-        return DataLoader(self.train, 8, shuffle=True)
-
-L.Trainer(devices=4, strategy="ddp").fit(Net(), Data())
 """,
     "a Trainer that saves on its own": HEAD + """
 from transformers import Trainer

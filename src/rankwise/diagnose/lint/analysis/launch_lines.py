@@ -169,8 +169,6 @@ def _read_options(file: LaunchFile) -> None:
         if not words:
             words = [LaunchPlace(start, end, "accelerate"), LaunchPlace(start, end, "launch")]
         words += [LaunchPlace(start, end, f"--{found[1]}"), LaunchPlace(start, end, found[2])]
-        if found[1] == "gpu_ids":
-            file.settings.append(Setting("CUDA_VISIBLE_DEVICES", found[2], LaunchPlace(0, 0, found[1])))
     if "use_cpu: true" not in file.source:
         file.commands.append(Command(words))
 
@@ -272,10 +270,6 @@ def _read_words(
             setting = Setting(assignment[1], _unquoted(assignment[2]), place)
             command.settings.append(setting)
             file.settings.append(setting)
-            # job=$(sbatch ... torchrun ...)
-            if setting.value.startswith("$(") and re.search(r"\b(torchrun|accelerate\s+launch)\s", word):
-                inner = word.index("$(") + 2
-                _read_words(file, place.start + inner, word[inner:].rstrip('"')[:-1], flow=False, quote=quote)
         else:
             _hand_on(file, command, place)
             command.words.append(place)

@@ -25,10 +25,9 @@ _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel 
 
 @rule(
     "RW311", "no-sync-around-loop", "error", "medium",
-    message="{name} is entered once around {what}: {result}",
+    message="{name} is entered once around {what}: no gradient is ever reduced",
     why="no_sync() leaves the gradients of each rank by themselves until a backward pass outside of it. Where all passes, or "
-    "the step itself, stand inside, each rank trains a model of its own. Accelerate's accumulate() counts how often it is "
-    "entered: once per micro-batch.",
+    "the step itself, stand inside, each rank trains a model of its own.",
     wrong=_HEAD + """
 def train(net, loader, optimizer):
     model = DDP(net)
@@ -51,22 +50,16 @@ def train(net, loader, optimizer):
     ignore="the gradients, or the parameters, are reduced by hand afterwards.",
 )  # fmt: skip
 def no_sync_around_loop(module: Module) -> Iterator[Hit]:
-    """A step inside no_sync, no backward pass outside of it, or accumulate around a loop."""
+    """A step inside no_sync, or no backward pass outside of it."""
     backwards = list(module.methods("backward", "manual_backward"))
     by_hand = any(_is_by_hand(module, call) for call in module.methods("all_reduce", "average_gradients"))
-    for call in module.methods("no_sync", "accumulate", "no_backward_sync"):
+    for call in module.methods("no_sync", "no_backward_sync"):
         stmt = call.place.stmt
         if not isinstance(stmt, ast.With | ast.AsyncWith) or by_hand:
             continue
         alone = any(item.context_expr is call.node for item in stmt.items)
         inside = [found for found in backwards if stmt in found.place.withs]
         if not alone or not inside or len(call.node.args) > 1:
-            continue
-        looped = [found for found in inside if len(found.place.loops) > len(call.place.loops)]
-        if call.method == "accumulate":
-            if len(looped) == len(inside) and _is_accelerator(module, call):
-                values = {"name": call.text, "what": "a loop", "result": "its micro-batches count as one"}
-                yield Hit(call.node, values)
             continue
         if call.method == "no_backward_sync" and (call.node.keywords or len(call.node.args) > 1):
             continue  # enabled= decides
@@ -77,7 +70,7 @@ def no_sync_around_loop(module: Module) -> Iterator[Hit]:
         never = not call.place.branches and not outside and module.has_call("step")
         if steps or never:
             what = "the optimizer's step" if steps else "every backward pass"
-            yield Hit(call.node, {"name": call.text, "what": what, "result": "no gradient is ever reduced"})
+            yield Hit(call.node, {"name": call.text, "what": what})
 
 
 def _is_by_hand(module: Module, call: Call) -> bool:
@@ -93,10 +86,6 @@ def _skips(with_: ast.With | ast.AsyncWith) -> bool:
         and last(text_of(item.context_expr.func)) in {"no_sync", "no_backward_sync"}
         for item in with_.items
     )
-
-
-def _is_accelerator(module: Module, call: Call) -> bool:
-    return module.imports.uses("accelerate") or "accelerator" in call.base
 
 
 def _is_optimizer(module: Module, call: Call) -> bool:
@@ -246,39 +235,6 @@ def step_on_one_rank(module: Module) -> Iterator[Hit]:
         apart = "learning rates" if rated else "weights"
         apart = "orders of the data" if call.method == "set_epoch" else apart
         yield Hit(call.node, {"name": call.text, "ranks": RANKS[side], "what": apart})
-    for branch in module.branches:
-        if branch.side is None or not isinstance(branch.node, ast.If) or _sets_a_rate(branch.node.orelse):
-            continue
-        target = _sets_a_rate(branch.node.body)
-        if target is not None and not module.has_call(
-            "broadcast_object_list", "broadcast", "broadcast_optimizer_state"
-        ):
-            what = {"name": f"{ast.unparse(target)} =", "ranks": RANKS[branch.side], "what": "learning rates"}
-            yield Hit(target, what)
-
-
-def _sets_a_rate(body: list[ast.stmt]) -> ast.expr | None:
-    """Return where statements write the learning rate of a group of parameters."""
-    parts = [part for stmt in body for part in ast.walk(stmt)]
-    groups = {
-        part.target.id
-        for part in parts
-        if isinstance(part, ast.For) and isinstance(part.target, ast.Name) and "param_groups" in ast.unparse(part.iter)
-    }
-    for part in parts:
-        targets = (
-            part.targets if isinstance(part, ast.Assign) else [part.target] if isinstance(part, ast.AugAssign) else []
-        )
-        for target in targets:
-            if (
-                isinstance(target, ast.Subscript)
-                and isinstance(target.slice, ast.Constant)
-                and target.slice.value == "lr"
-            ):
-                base = text_of(target.value)
-                if base in groups or base.removesuffix("[]").endswith("param_groups"):
-                    return target
-    return None
 
 
 def _both_ways(node: ast.stmt, text: str) -> bool:
