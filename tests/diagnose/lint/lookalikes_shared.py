@@ -39,22 +39,6 @@ def whole(net):
     optimizer = torch.optim.AdamW(net.parameters())
     return FSDP(net, use_orig_params=True), optimizer
 """,
-    "RW311": HEAD + """
-def train(net, loader, optimizer, micro):
-    model = DDP(net)
-    for batches in loader:
-        with model.no_sync():
-            for x in batches[:-1]:
-                model(x).sum().backward()
-        model(batches[-1]).sum().backward()
-        optimizer.step()
-
-def accelerated(accelerator, model, loader, optimizer):
-    for x in loader:
-        with accelerator.accumulate(model):
-            accelerator.backward(model(x).sum())
-            optimizer.step()
-""",
     "RW312": """
 import deepspeed
 import torch
@@ -132,37 +116,6 @@ def train(net, head, other):
     fully_shard(other)
     torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
     return model.clip_grad_norm_(1.0)
-""",
-    "RW407": HEAD + """
-def report(loss, device):
-    dist.all_reduce(torch.zeros(1, device=device))
-    dist.all_reduce(loss.detach())
-    dist.all_reduce(total := loss.detach().clone())
-    kept = torch.tensor([loss.item()], device=device)
-    dist.all_reduce(kept)
-    return total, kept
-""",
-    "RW408": HEAD + """
-def step(model, x, optimizer):
-    loss = model(x).sum()
-    loss.backward()
-    shown = loss.detach().clone()
-    dist.all_reduce(shown)
-    with torch.no_grad():
-        total = model(x).sum()
-        dist.all_reduce(total)
-    optimizer.step()
-    return shown, total
-
-def mean_of(loss):
-    total = loss.detach().clone()
-    dist.all_reduce(total)
-    return total
-
-def other(model, x):
-    loss = model(x).sum()
-    print(mean_of(loss))
-    loss.backward()
 """,
     "RW410": HEAD + """
 def train(batches):

@@ -50,33 +50,6 @@ def main(net, train, held):
     return validate(net, val_loader)
 """
 )
-LISTS = (
-    SHARED
-    + """
-from sklearn.metrics import f1_score
-
-def mean(value):
-    dist.all_reduce(value)
-    return value / dist.get_world_size()
-
-def validate(model, loader):
-    model.eval()
-    losses, guesses, truths = [], [], []
-    for x, y in loader:
-        losses.append(model(x, y).item())
-        guesses += model.guess(x)
-        truths.extend(y)
-    return np.mean(losses), f1_score(truths, guesses)  #> evaluation-of-share
-
-def main(net, train, held, optimizer):
-    train_loader, val_loader = loaders(train, held, True)
-    for x in train_loader:
-        loss = net(x).sum()
-        shown = mean(loss.detach())
-    loss, f1 = validate(net, val_loader)
-    print(loss, f1, shown)
-"""
-)
 DICT_OF_LOADERS = (
     HEAD
     + """
@@ -180,21 +153,6 @@ class Learner:
         loader = DataLoader(data, batch_size=8, sampler=sampler)
         self.model, self.loader = self.accelerator.prepare(net, loader)  #> sharded-twice
 """
-DOWNLOAD = (
-    HEAD
-    + """
-from torchvision.datasets import MNIST
-
-def main():
-    dist.init_process_group("nccl")
-    rank = dist.get_rank()
-    return MNIST("x", download=rank == 0)  #> save-without-barrier
-"""
-)
-DOWNLOAD_FIRST = DOWNLOAD.replace(
-    '    return MNIST("x", download=rank == 0)',
-    '    if rank == 0:\n        MNIST("x", download=True)\n    return MNIST("x", download=False)',
-)
 OPTION_OF_A_DICT = (
     HEAD
     + """
@@ -215,6 +173,21 @@ def right(text, *changes):
 
 
 _MARK = "  #> missing-set-epoch\n"
+DOWNLOAD = (
+    HEAD
+    + """
+from torchvision.datasets import MNIST
+
+def main():
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    return MNIST("x", download=rank == 0)  #> save-without-barrier
+"""
+)
+DOWNLOAD_FIRST = DOWNLOAD.replace(
+    '    return MNIST("x", download=rank == 0)',
+    '    if rank == 0:\n        MNIST("x", download=True)\n    return MNIST("x", download=False)',
+)
 CASES = {
     "a meter of a share": METER,
     "a meter that is added up": right(
@@ -224,10 +197,6 @@ CASES = {
             "\ndef validate",
             "\n    def share(self):\n        total = torch.ones(1)\n        dist.all_reduce(total)\n\ndef validate",
         ),
-    ),
-    "lists of a share, beside a loss that is added up": LISTS,
-    "lists whose mean is added up by the caller": right(
-        LISTS, ("    print(loss", "    loss = mean(loss)\n    print(loss")
     ),
     "a sampler for the part that trains only": right(
         METER,
@@ -260,6 +229,10 @@ CASES = {
     "Fabric on one device": right(FABRIC, ("devices=4", "devices=1")),
     "a sampler, and Accelerate": ACCELERATED,
     "a sampler that Accelerate does not get": right(ACCELERATED, ("prepare(net, loader)", "prepare(net), loader")),
+    "an option of a dict": OPTION_OF_A_DICT,
+    "an option of a dict, divided": right(
+        OPTION_OF_A_DICT, ("    model =", '    config["global_batch_size"] //= dist.get_world_size()\n    model =')
+    ),
     "a download by one": DOWNLOAD,
     "a download by one, and no barrier": DOWNLOAD_FIRST,
     "a download in turn": right(
@@ -268,10 +241,6 @@ CASES = {
         ("rank == 0)", "rank == 0)\n    if rank == 0:\n        dist.barrier()\n    return data"),
     ),
     "a download and a barrier": right(DOWNLOAD_FIRST, ("    return", "    dist.barrier()\n    return")),
-    "an option of a dict": OPTION_OF_A_DICT,
-    "an option of a dict, divided": right(
-        OPTION_OF_A_DICT, ("    model =", '    config["global_batch_size"] //= dist.get_world_size()\n    model =')
-    ),
 }
 
 

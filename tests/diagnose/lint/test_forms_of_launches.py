@@ -58,22 +58,9 @@ def codes(name, text):
             [("RW618", 2)],
         ),
         ("echo \"it's\"\nsrun bash -c 'export NCCL_TIMEOUT=9 # for all\n  python a.py'\nls  # don't\n", [("RW602", 2)]),
-        # srun starts the ranks
-        (FOUR + "export RANK=$SLURM_PROCID\nsrun python train.py\n", [("RW617", 4)]),
-        (FOUR + "srun bash -c 'export RANK=$SLURM_PROCID; python train.py'\n", []),
-        ("#!/bin/bash\nexport RANK=$SLURM_PROCID\nexec python train.py\n", []),
-        (FOUR + "export MASTER_ADDR=localhost\nsrun python train.py\n", [("RW618", 4)]),
-        ("#!/bin/bash\n#SBATCH -N1 --ntasks=4\nexport MASTER_ADDR=localhost\nsrun python train.py\n", []),
         # nodes that do not know of each other, or that nobody starts
-        (ONE + "srun torchrun --nproc_per_node=4 train.py\n", [("RW613", 4)]),
-        (ONE + "srun torchrun --standalone --nproc_per_node=4 train.py\n", [("RW613", 4)]),
-        (ONE + "srun -N1 torchrun --standalone --nproc_per_node=4 evaluate.py\n", []),
-        (ONE + "srun bash -c 'torchrun --nproc_per_node=4 sweep.py --part $SLURM_NODEID'\n", []),
         (ONE + "HEAD=$(srun -N1 -n1 hostname)\ntorchrun --nproc_per_node=4 train.py\n", [("RW621", 5)]),
         (ONE + "sbatch --nodes=1 next.sh\ntorchrun --nproc_per_node=4 train.py\n", []),
-        # other launchers, and variables that they hand on
-        ("docker run -e NCCL_TIMEOUT=9 -e NCCL_DEBUG=INFO image torchrun a.py\n", [("RW602", 1)]),
-        ("mpirun -np 4 -x NCCL_ASYNC_ERROR_HANDLING=1 python a.py\n", [("RW602", 1)]),
         ("grep -e NCCL_TIMEOUT=9 log\n", []),
         # names that nobody reads, known ones, and names of plugins
         ("export NCCL_PORT_RANGE=1-2 NCCL_RETRY_COUNT=3 NCCL_HEARTBEAT_TIMEOUT_SEC=9\n", [("RW602", 1)] * 3),

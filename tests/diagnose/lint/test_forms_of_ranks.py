@@ -159,9 +159,6 @@ def codes(text):
         (EPOCHS.format("show(model, loader, opt)"), ""),
         (EPOCHS.format("step(model)") + STEPS, "RW402:8"),
         # a step that is left out by a number of this rank's own, or after an error of its own
-        (STEP.format("if torch.isnan(loss): continue"), "RW402:5"),
-        (STEP.format("if not math.isfinite(loss.item()): continue"), "RW402:5"),
-        (STEP.format("if torch.isnan(all_reduce_mean(loss)): continue"), ""),
         (STEP.format("if x is None: continue"), ""),
         (TRIED.format("model(x).mean().backward()", "continue"), "RW402:7"),
         (TRIED.format("model(x).mean().backward()", "raise"), ""),
@@ -202,7 +199,6 @@ def codes(text):
         (BANDWIDTH, "RW307:5"),
         (WAITING, ""),
         # variables for other processes
-        ("env = dict(os.environ, NCCL_TIMEOUT='9')\nos.environ |= {'NCCL_BLOCKING_WAIT': '1'}\n", "RW602:1 RW602:2"),
         ("os.environ.update(MASTER_ADDR='localhost', MASTER_PORT='99999')\n", "RW601:1"),
         ("env = os.environ.copy()\nenv['NCCL_TIMEOUT'] = '9'\n", "RW602:2"),
         ("NAMES = {'NCCL_TIMEOUT': 'How long', 'NCCL_DEBUG': '1'}\nprint('NCCL_TIMEOUT')\n", ""),

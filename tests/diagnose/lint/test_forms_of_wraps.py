@@ -49,11 +49,7 @@ class Learner:
         if dist.get_rank() == 0:
             self.keeper.save(self.bare, path)
 """,
-    "a state by way of a result, a copy, a helper with stars, and pickle": """
-def on_master(*args):
-    if dist.get_rank() == 0:
-        torch.save(*args)
-
+    "a state by way of a result, a copy, and pickle": """
 class Learner:
     def __init__(self, net):
         self.net = DDP(net)
@@ -66,9 +62,9 @@ class Learner:
         self.best = copy.deepcopy(self.net.state_dict())  #> save-wrapped-state
 
     def save(self, path, file):
-        on_master(self.state(), path)
-        on_master(self.best, path)
         if dist.get_rank() == 0:
+            torch.save(self.state(), path)
+            torch.save(self.best, path)
             pickle.dump(self.net.state_dict(), file)  #> save-wrapped-state
 """,
     "a state that one side of an if takes out of the wrap": """

@@ -35,17 +35,6 @@ def train(net, batches, optimizer, scheduler, x):""" + TRAINED + """
     dist.get_rank() == 0 and torch.save(x, "x.pt")
     torch.save(x, "x.pt") if dist.get_rank() == 0 else print(x)
 """,
-    "match": HEAD + """
-def speak(rank, x):
-    match rank:
-        case 0:
-            dist.barrier()  #> collective-in-rank-branch
-        case _:
-            print(x)
-    match x:
-        case 0:
-            dist.barrier()
-""",
     "a walrus and a bare rank": HEAD + """
 def speak(x):
     if (me := dist.get_rank()) == 0:
@@ -71,13 +60,6 @@ def main(net, x):
         dist.all_reduce(x)  #> collective-in-rank-branch
     other = torch.device("cuda", me)  #> global-rank-as-device
     return model, other, size
-""",
-    "variables of the environment one by one": HEAD + """
-def main(x):
-    a, b = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK"))
-    if a == 0:
-        dist.barrier()  #> collective-in-rank-branch
-    return b
 """,
     "attributes by name": HEAD + """
 def main(args, config, x):
@@ -107,13 +89,6 @@ def main(place, x):
         dist.barrier()  #> collective-in-rank-branch
     if place.waits():
         dist.barrier()
-""",
-    "a star import": HEAD + """
-from torch.distributed import *
-
-def main(x):
-    if get_rank() == 0:
-        all_reduce(x)  #> collective-in-rank-branch
 """,
     "a star import beside an own function": HEAD + """
 from torch.distributed import *
@@ -293,18 +268,6 @@ def main(net, parts, optimizer):
         model(x).mean().backward()
         optimizer.step()
 """,
-    "another sampler is told the epoch": HEAD + """
-def main(net, data, held_out, optimizer):
-    model = DDP(net)
-    first, second = DistributedSampler(data), DistributedSampler(held_out, shuffle=False)  #> missing-set-epoch
-    loader, other = DataLoader(data, sampler=first), DataLoader(held_out, sampler=second)
-    for epoch in range(3):
-        second.set_epoch(epoch)
-        for x in loader:
-            model(x).mean().backward()
-            optimizer.step()
-    return other
-""",
     "a conversion inside the wrap": HEAD + """
 def main(net, index):
     return DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(net), device_ids=[index])
@@ -335,14 +298,8 @@ def test_what_is_marked_is_found_and_nothing_else(name: str) -> None:
 
 
 LINES = {
-    "a port that is counted": "export MASTER_PORT=$((70000 + SLURM_JOB_ID % 1000))  #> invalid-port\n"
-    "torchrun train.py\n",
-    "a port in range": "port=$((20000 + SLURM_JOB_ID % 1000))\ntorchrun --master-port $port train.py\n",
     "an address by a variable": "NODES=2\nexport HOST=127.0.0.1  #> loopback-for-nodes\n"
     "torchrun --nnodes $NODES --rdzv-backend c10d --rdzv-endpoint $HOST:29500 train.py\n",
-    "a port inside quoted words": "PORT=80000  #> invalid-port\nfor h in a b; do\n"
-    'ssh $h "cd x && python -m torch.distributed.launch --master_port=$PORT train.py"  #> deprecated-dist-api\ndone\n',
-    "a port for something else": 'SEED_PORT=80000\nssh $h "torchrun --master_port=$PORT train.py --seed $SEED_PORT"\n',
     "nodes that are counted elsewhere": "torchrun --nnodes=$POD_COUNT --rdzv-endpoint=localhost:29400 train.py"
     "  #> loopback-for-nodes\n",
     "nodes with a default of one": "NNODES=${NNODES:-1}\n"

@@ -159,32 +159,4 @@ def main(net, folder, rank):
         writer.add_scalar("loss", 1, 1)
     return model
 """,
-    "a speed that is told": """
-import time
-import torch
-
-class Bench:
-    def __init__(self, net):
-        self.model = net.cuda()
-
-    def run(self, number, x):
-        start = time.perf_counter()
-        for _ in range(number):
-            self.model(x)
-        took = time.perf_counter() - start  #> timing-without-sync
-        print(f"throughput: {number / took:.1f} img/s")
-
-    def waited(self, number, x):
-        start = time.perf_counter()
-        for _ in range(number):
-            y = self.model(x)
-        print(y.sum().item())
-        took = time.perf_counter() - start
-        print(f"throughput: {number / took:.1f} img/s")
-
-    def of_a_loader(self, batches):
-        start = time.perf_counter()
-        number = sum(len(x) for x in batches)
-        print(f"{number / (time.perf_counter() - start)} samples/s")
-""",
 }  # fmt: skip

@@ -67,7 +67,7 @@ def main(net, batches, optimizer):
     model = DDP(net)
     for x in batches:
         loss = model(x).mean()
-        loss = mean_of(loss)  #> reduction-in-graph
+        loss = mean_of(loss)
         loss.backward()
         optimizer.step()
 """,
@@ -156,21 +156,6 @@ def main(net, batches, optimizer, folder):""" + TRAINED + """
     if dist.get_rank() == 0:
         model.module.save_pretrained(folder)
 main(None, None, None, None)
-""",
-    "only the sampler of another loader is told": HEAD + """
-def make(train_set, held_out):
-    mine = DistributedSampler(train_set)  #> missing-set-epoch
-    theirs = DistributedSampler(held_out, shuffle=False)
-    return DataLoader(train_set, 8, sampler=mine), DataLoader(held_out, 8, sampler=theirs)
-
-def main(net, train_set, held_out, optimizer):
-    model = DDP(net)
-    batches, others = make(train_set, held_out)
-    for epoch in range(9):
-        others.sampler.set_epoch(epoch)
-        for x in batches:
-            model(x).mean().backward()
-            optimizer.step()
 """,
     "the sampler of the loader itself is told": HEAD + """
 def make(train_set, held_out):

@@ -98,25 +98,4 @@ def main(net, path):
     torch.save(net, path)  #> save-whole-module
     torch.save(net.module.state_dict(), path)
 """,
-    "shards of ZeRO": HEAD + """
-import deepspeed
-
-CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 3}}
-
-def main(net, path):
-    engine, *_ = deepspeed.initialize(model=net, config=CONFIG)
-    engine.save_checkpoint(path)
-    if dist.get_rank() == 0:
-        torch.save(engine.module.state_dict(), path)  #> shards-of-one-rank
-""",
-    "ZeRO that leaves the weights whole": HEAD + """
-import deepspeed
-
-CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 2}}
-
-def main(net, path):
-    engine, *_ = deepspeed.initialize(model=net, config=CONFIG)
-    if dist.get_rank() == 0:
-        torch.save(engine.module.state_dict(), path)
-""",
 }  # fmt: skip

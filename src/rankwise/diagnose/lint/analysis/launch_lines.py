@@ -29,7 +29,6 @@ _LAUNCHER_HINT = re.compile(
 )
 # programs that run the text in one of their words, and those that hand on variables that are given to them
 _CARRIERS = {"bash", "sh", "ssh", "srun", "pdsh", "eval", "mpirun", "mpiexec", "docker", "nohup", "timeout", "exec"}
-_HANDING = {"docker", "podman", "mpirun", "mpiexec", "horovodrun", "apptainer", "singularity"}
 _OPEN_VALUE = re.compile(r"""\s*(?:(?:export|local|declare|readonly)\s+(?:-\w+\s+)?)?\w+\+?=[("']""")
 _MOST_JOINED = 60
 _YAML_FLOW = re.compile(r"""\{\s*name:\s*["']?([A-Z][A-Z0-9_]*)["']?\s*,\s*value:\s*["']?([^"',}]+)""")
@@ -271,20 +270,8 @@ def _read_words(
             command.settings.append(setting)
             file.settings.append(setting)
         else:
-            _hand_on(file, command, place)
             command.words.append(place)
     _close(file, command, before)
-
-
-def _hand_on(file: LaunchFile, command: Command, place: LaunchPlace) -> None:
-    """Note a variable that a program is told to set for what it runs: ``docker run -e NAME=value``."""
-    flag = command.words[-1].text if command.words else ""
-    given = _ASSIGNMENT.fullmatch(place.text.removeprefix("--env="))
-    told = flag in {"-e", "-x", "--env", "-genv"} or place.text.startswith("--env=")
-    if told and given and command.find(*_HANDING) is not None:
-        setting = Setting(given[1], given[2], place)
-        command.settings.append(setting)
-        file.settings.append(setting)
 
 
 def _close(file: LaunchFile, command: Command, before: Sequence[LaunchPlace]) -> None:

@@ -41,9 +41,8 @@ def _trained_loaders(module: Module) -> Iterator[tuple[Call, ast.stmt]]:
     loops = _loops_and_names(module)
     for call in module.named(LOADER):
         names = names_of(module, call)
-        handed = [loop for loop in _training_fors(module) if _handed_over(module, loop, names)]
         straight = [loop for loop, _ in loops if isinstance(loop, ast.For) and call.node in ast.walk(loop.iter)]
-        for loop in (*straight, *(loop for loop, used in loops if names & used), *handed):
+        for loop in (*straight, *(loop for loop, used in loops if names & used)):
             yield call, loop
             break
 
@@ -66,23 +65,6 @@ def gone_through(module: Module, loop: ast.stmt) -> set[str]:
     made = (found for found in module.bindings if last(found.text) in names and isinstance(found.value, ast.Call))
     read = (found.value for found in made if last(text_of(found.value.func)) in READERS)  # type: ignore[union-attr]
     return names | {name for value in read for name in names_in(value)}
-
-
-def _handed_over(module: Module, loop: ast.For, names: set[str]) -> bool:
-    """Whether a loop goes over a parameter of its function that is called here with a loader for training."""
-    if not any("train" in name.lower() for name in names):
-        return False
-    scope = loops_around(module)[loop][0]
-    if set(scope.params) & names_in(loop.iter):
-        for call in module.methods(scope.name):
-            given = [*call.node.args, *(word.value for word in call.node.keywords)]
-            if any(isinstance(part, ast.Name) and part.id in names for part in given):
-                return True
-    return False
-
-
-def _training_fors(module: Module) -> list[ast.For]:
-    return [loop for loop in loops_that_train(module) if isinstance(loop, ast.For)]
 
 
 def _wraps_only(module: Module) -> bool:

@@ -62,7 +62,7 @@ def load(path, make):
     ignore="the file is written whole or not at all, or was made before the job starts.",
 )  # fmt: skip
 def prepared_by_all(module: Module) -> Iterator[Hit]:
-    """`if not exists(path):` around what writes, or save_to_disk, on every rank."""
+    """`if not exists(path):` around what writes, on every rank."""
     if not is_distributed(module):
         return
     for branch in module.branches:
@@ -91,9 +91,6 @@ def prepared_by_all(module: Module) -> Iterator[Hit]:
         alike = all("__name__" in ast.unparse(branch.test) for branch in call.place.branches)
         if alike and _on_all(module, call):
             yield Hit(call.node, {"path": f"what {call.text} loads"})
-    for call in module.methods("save_to_disk"):
-        if not call.place.branches and _on_all(module, call) and call.node.args:
-            yield Hit(call.node, {"path": module.text(call.node.args[0])})
 
 
 def _is_missing(node: ast.AST) -> bool:

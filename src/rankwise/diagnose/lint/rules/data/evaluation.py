@@ -18,7 +18,6 @@ _REDUCES = re.compile(r"reduce|gather|sync|metric|^compute$|\.compute\(|evaluato
 _SHOWS = re.compile(r"^(log|print|write|track|save|init|format|display|plot|show|record|update|report)_")
 _PLAIN = ("dict", "list", "defaultdict", "OrderedDict", "AverageMeter")
 _METER = re.compile(r"(Avg|Average|Averager|RunningAverage|Running|Loss|Acc)_?(Meter|Averager)?s?", re.IGNORECASE)
-_MEANS = frozenset({"mean", "fmean", "nanmean"})
 _COUNTS = re.compile(r"correct|right|good|hits?$|acc|num_|tot|err|loss|dice|iou|score|top1", re.IGNORECASE)
 _NO_REDUCTION = re.compile(r"cuda\.synchronize$|convert_sync_batchnorm$")
 # a slice, or a range, from the rank in steps of the number of ranks
@@ -100,8 +99,6 @@ def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
             text = text_of(part.value)
             if text in listed and _is_meter(module, text, scope):
                 yield part
-        elif isinstance(part, ast.Call) and (_is_mean(part, listed) or _is_score(module, part, listed | counted)):
-            yield part
 
 
 def _is_read_as_mean(target: ast.expr, value: ast.BinOp, loop: ast.For, scope: Scope) -> bool:
@@ -129,16 +126,6 @@ def _takes(node: ast.Call, listed: set[str]) -> bool:
     return bool(node.args) and text_of(node.args[0]) in listed and _COUNTS.search(text_of(node.args[0])) is not None
 
 
-def _is_mean(node: ast.Call, listed: set[str]) -> bool:
-    """Whether it is the mean of such a list: ``np.mean(losses)``, ``torch.stack(losses).mean()``."""
-    if last(text_of(node.func)) not in _MEANS:
-        return False
-    inner = node.func.value if isinstance(node.func, ast.Attribute) else None
-    if isinstance(inner, ast.Call):
-        return last(text_of(inner.func)) in {"stack", "cat", "tensor", "array"} and _takes(inner, listed)
-    return _takes(node, listed)
-
-
 def _is_meter(module: Module, text: str, scope: Scope) -> bool:
     """Whether a name is a meter that adds up on one rank, as far as is seen."""
     bound = list(module.bindings_of(text, scope))
@@ -148,12 +135,6 @@ def _is_meter(module: Module, text: str, scope: Scope) -> bool:
         return False
     owners = [module.top.functions.get(text) for text in makers]
     return not any(_reduces(module, method) for owner in owners if owner for method in owner.functions.values())
-
-
-def _is_score(module: Module, node: ast.Call, gathered: set[str]) -> bool:
-    """Whether a function of scikit-learn, which knows of no ranks, is given what a loop has gathered."""
-    given = {name for part in node.args for name in names_in(part)}
-    return module.name_of(node.func).startswith("sklearn.metrics.") and bool(given & gathered)
 
 
 def _reduces(module: Module, scope: Scope, depth: int = 3) -> bool:
@@ -212,11 +193,6 @@ def _shared_loaders(module: Module) -> set[str]:
         strided = data is not None and _STRIDE.search(ast.unparse(data)) is not None
         if strided or is_shared(module, call.argument("sampler", 3), call.place):
             found |= names_of(module, call)
-    if "accelerate.Accelerator" in module.by_name:
-        for call in module.methods("prepare"):
-            found |= {
-                name for part in call.node.args for name in names_in(part) if re.search(r"loader|dl$|_dl|data", name)
-            }
     return found - {"self", ""}
 
 

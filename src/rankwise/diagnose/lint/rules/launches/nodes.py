@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import environment_writes
-from rankwise.diagnose.lint.analysis.launch_lines import Command, LaunchFile, Setting
+from rankwise.diagnose.lint.analysis.launch_lines import Command, LaunchFile
 from rankwise.diagnose.lint.analysis.launchers import (
     job_nodes,
     launcher,
@@ -41,9 +41,6 @@ def _node_ranks_in_lines(file: LaunchFile) -> Iterator[Hit]:
             continue
         if max(job_nodes(file), num_nodes(file, command)) > 1:
             yield Hit(found[1], {"what": "node rank", "text": found[0], "of": "nodes"})
-    for setting in _exported(file) if _starts_ranks(file) else ():
-        if setting.name in {"RANK", "LOCAL_RANK"} and re.fullmatch(r"\$\{?SLURM_(PROCID|LOCALID)\}?", setting.value):
-            yield Hit(setting.place, {"what": setting.name, "text": setting.value, "of": "tasks"})
     # srun python train.py --rank $SLURM_PROCID
     for command in file.commands:
         script = next((at for at, word in enumerate(command.words) if word.text.endswith(".py")), None)
@@ -55,25 +52,6 @@ def _node_ranks_in_lines(file: LaunchFile) -> Iterator[Hit]:
             match = re.fullmatch(r"(?:--?[\w-]+=)?(\$\{?SLURM_(PROCID|LOCALID|NODEID)\}?)", word.text)
             if match and tasks[match[2]] > 1 and not re.search(r"\\\$|'", file.source[word.start : word.end]):
                 yield Hit(word, {"what": "the value of", "text": match[1], "of": "tasks"})
-
-
-def _starts_ranks(file: LaunchFile) -> bool:
-    """Whether srun starts the ranks of a job itself: a Python script, several times, and no launcher anywhere."""
-    return next(launches(file), None) is None and any(
-        command.find("srun") == 0
-        and not command.quote
-        and any(word.endswith(".py") for word in command.texts)
-        and not any(re.search(r"\s|\.sh$", word) or word in {"bash", "sh"} for word in command.texts)
-        and tasks_per_node(file, command) * (1 if own(command, "nodes", "-N") == "1" else job_nodes(file)) > 1
-        for command in file.commands
-    )
-
-
-def _exported(file: LaunchFile) -> Iterator[Setting]:
-    """Yield the variables that the batch script itself exports."""
-    for command in file.commands:
-        if command.words and command.words[0].text == "export" and not command.quote:
-            yield from command.settings
 
 
 rule(
@@ -107,11 +85,6 @@ def _loopback_in_lines(file: LaunchFile) -> Iterator[Hit]:
             if found is not None and _LOOPBACK.fullmatch(host):
                 yield Hit(setting.place if setting is not None else found[1], {"text": host})
 
-    # srun starts the ranks, and they read the variable
-    for setting in _exported(file) if job_nodes(file) > 1 and _starts_ranks(file) else ():
-        if setting.name == "MASTER_ADDR" and _LOOPBACK.fullmatch(setting.value):
-            yield Hit(setting.place, {"text": setting.value})
-
 
 def _is_given_nodes(file: LaunchFile, command: Command) -> bool:
     """Whether the number of nodes is a variable that whoever starts the file sets, and there is no default of one node."""
@@ -141,10 +114,6 @@ def loopback_for_nodes(module: Module) -> Iterator[Hit]:
         fixed = name == "MASTER_ADDR" and isinstance(value, ast.Constant) and not place.branches
         if fixed and isinstance(value, ast.Constant) and _LOOPBACK.fullmatch(str(value.value)):
             yield Hit(value, {"text": str(value.value)})
-    for call in calls:
-        method = module.value(call.argument("init_method", 1), call.place.scope)
-        if isinstance(method, ast.Constant) and _LOOPBACK.fullmatch(str(method.value)):
-            yield Hit(method, {"text": str(method.value)})
 
 
 def _counts_nodes(module: Module, node: ast.expr | None, scope: Scope) -> bool:
@@ -214,16 +183,6 @@ def _alone_in_lines(file: LaunchFile) -> Iterator[Hit]:
         given = count is not None and "--standalone" in command.texts and re.fullmatch(r"\$\{?\d\}?", count[0])
         if count is not None and (given or (count[0].isdigit() and int(count[0]) > 1)):
             yield Hit(count[1], {"number": count[0]})
-        elif (count is None or count[0] == "1") and _on_each_node(file, command):
-            yield Hit(command.words[start], {"number": str(job_nodes(file))})
-
-
-def _on_each_node(file: LaunchFile, command: Command) -> bool:
-    """Whether srun starts a line on each of several nodes, and nothing in it says that they work by themselves."""
-    places = any(command.option(name) for name in ("-w", "--nodelist", "-r", "--relative", "--ntasks", "-n"))
-    alone = places or own(command, "nodes", "-N") == "1" or re.search("PROCID|NODEID|ARRAY|\\bfor\\b", file.source)
-    tasks = file.sbatch.get("ntasks-per-node", file.sbatch.get("ntasks", ""))
-    return command.find("srun") == 0 and not alone and job_nodes(file) > 1 and tasks in {"1", str(job_nodes(file))}
 
 
 rule(

@@ -49,23 +49,8 @@ def optimizer_before_shard(module: Module) -> Iterator[Hit]:
             if position(call.node) >= position(shard.node):
                 continue
             maker = _optimizer(call) if call.method in _OF_MODELS and call.base == name else None
-            maker = maker or _made_by_function(module, call, name)
             if maker is not None and not any(_again(found, maker) for found in shard.place.scope.calls):
                 yield Hit(maker.node, {"name": name})
-
-
-_MAKES = re.compile(r"_*(build|make|create|get|init|setup|configure|prepare)_(the_)?optim(izer)?s?")
-
-
-def _made_by_function(module: Module, call: Call, name: str) -> Call | None:
-    """Return a call that gives a model to a function which makes an optimizer of its parameters."""
-    target, stmt = module.local_function(call), call.place.stmt
-    if name not in map(text_of, call.node.args) or not isinstance(stmt, ast.Assign) or stmt.value is not call.node:
-        return None
-    if target is None:
-        return call if _MAKES.fullmatch(call.method) else None
-    asks = any(found.method in _OF_MODELS and found.base in target.params for found in target.calls)
-    return call if asks and any(found.name.startswith("torch.optim.") for found in target.calls) else None
 
 
 def _shards(module: Module) -> Iterator[tuple[Call, ast.expr]]:
