@@ -103,10 +103,12 @@ def _mend(paths: list[Path], settings: Settings, *, unsafe: bool, write: bool) -
     from rankwise.diagnose.lint.rewrite import mend_paths
 
     num_mended = 0
-    for _, text, number in mend_paths(paths, settings, unsafe=unsafe, write=write):
+    for path, text, number in mend_paths(paths, settings, unsafe=unsafe, write=write):
         num_mended += number
         if not write:
             print(text, end="")
+        elif not number:
+            _say_left(path)
     print(f"{num_mended} {'fixed' if write else 'would be fixed'}", file=sys.stderr)
     return num_mended
 
@@ -118,9 +120,16 @@ def _accept(report: Report, baseline: Path | None, *, add_ignore: bool) -> None:
     if baseline is not None:
         print(f"{baseline}: {write_baseline(baseline, report.findings)} findings")
     if add_ignore:
-        print(f"comments added to {add_comments(report)} lines")
+        number, left = add_comments(report)
+        for path in left:
+            _say_left(path)
+        print(f"comments added to {number} lines")
     _say_failures(report, "json")
     sys.exit(2 if report.failures else 0)
+
+
+def _say_left(path: Path) -> None:
+    print(f"rankwise: {path} is read-only and stays as it is", file=sys.stderr)
 
 
 def _say_failures(report: Report, output_format: str) -> None:

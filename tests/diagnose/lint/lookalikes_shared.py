@@ -6,30 +6,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 """
 LOOK_ALIKES = {
-    "RW114": HEAD + """
-def noise(net, data, loader, optimizer):
-    torch.manual_seed(0)
-    model = DDP(net)
-    steps = torch.linspace(0, 1, 1000)
-    for x in loader:
-        chosen = torch.randint(1000, (32,))
-        model(x, steps[chosen]).sum().backward()
-        optimizer.step()
-
-def unseeded(net, data, optimizer):
-    model = DDP(net)
-    order = torch.randperm(len(data))[dist.get_rank() :: dist.get_world_size()]
-    for i in order:
-        model(data[i]).sum().backward()
-        optimizer.step()
-
-def sliced(net, data, optimizer, rank, world):
-    model = DDP(net)
-    mine = data[rank::world]
-    for i in range(0, len(mine), 8):
-        model(mine[i : i + 8]).sum().backward()
-        optimizer.step()
-""",
     "RW115": HEAD + """
 import os
 import pickle
@@ -49,17 +25,6 @@ def load(path, make):
     if not os.path.exists(mine):
         torch.save(make(), mine)
 """,
-    "RW116": HEAD + """
-def accuracy(model, data, loader):
-    sampler = torch.utils.data.distributed.DistributedSampler(data, shuffle=False)
-    right = seen = torch.zeros(())
-    for x, y in loader(data, sampler):
-        right += (model(x).argmax(1) == y).sum()
-    mine = right / len(sampler)
-    mean = mine.clone()
-    dist.all_reduce(mean)
-    return mine, mean / dist.get_world_size()
-""",
     "RW220": """
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
@@ -73,22 +38,6 @@ def prepare(net, head):
 def whole(net):
     optimizer = torch.optim.AdamW(net.parameters())
     return FSDP(net, use_orig_params=True), optimizer
-""",
-    "RW311": HEAD + """
-def train(net, loader, optimizer, micro):
-    model = DDP(net)
-    for batches in loader:
-        with model.no_sync():
-            for x in batches[:-1]:
-                model(x).sum().backward()
-        model(batches[-1]).sum().backward()
-        optimizer.step()
-
-def accelerated(accelerator, model, loader, optimizer):
-    for x in loader:
-        with accelerator.accumulate(model):
-            accelerator.backward(model(x).sum())
-            optimizer.step()
 """,
     "RW312": """
 import deepspeed
@@ -168,46 +117,6 @@ def train(net, head, other):
     torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
     return model.clip_grad_norm_(1.0)
 """,
-    "RW407": HEAD + """
-def report(loss, device):
-    dist.all_reduce(torch.zeros(1, device=device))
-    dist.all_reduce(loss.detach())
-    dist.all_reduce(total := loss.detach().clone())
-    kept = torch.tensor([loss.item()], device=device)
-    dist.all_reduce(kept)
-    return total, kept
-""",
-    "RW408": HEAD + """
-def step(model, x, optimizer):
-    loss = model(x).sum()
-    loss.backward()
-    shown = loss.detach().clone()
-    dist.all_reduce(shown)
-    with torch.no_grad():
-        total = model(x).sum()
-        dist.all_reduce(total)
-    optimizer.step()
-    return shown, total
-
-def mean_of(loss):
-    total = loss.detach().clone()
-    dist.all_reduce(total)
-    return total
-
-def other(model, x):
-    loss = model(x).sum()
-    print(mean_of(loss))
-    loss.backward()
-""",
-    "RW409": HEAD + """
-def average(net, scale):
-    size = dist.get_world_size()
-    for p in net.parameters():
-        dist.all_reduce(p.grad)
-        p.grad.div_(size)
-    for p in net.parameters():
-        dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
-""",
     "RW410": HEAD + """
 def train(batches):
     torch.manual_seed(0)
@@ -218,13 +127,6 @@ def train(batches):
         for p in net.parameters():
             dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
         optimizer.step()
-""",
-    "RW616": """
-export CUDA_VISIBLE_DEVICES=0,1,2,3
-torchrun --nproc-per-node 4 train.py
-CUDA_VISIBLE_DEVICES=0 python evaluate.py
-torchrun --nproc-per-node 2 train.py
-CUDA_VISIBLE_DEVICES=$GPUS torchrun --nproc-per-node 8 train.py
 """,
     "RW617": """#!/bin/bash
 #SBATCH --nodes=2
@@ -240,55 +142,11 @@ export MASTER_ADDR=localhost
 torchrun --nnodes 1 --nproc-per-node 8 --master-addr $MASTER_ADDR train.py
 torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py
 """,
-    "RW620": """
-import torch.distributed as dist
-
-def main(net, setup):
-    if dist.is_initialized():
-        print(dist.get_rank())
-    dist.init_process_group("gloo")
-    return dist.get_rank()
-
-def other(start):
-    start()
-    print(dist.get_rank())
-    dist.init_process_group("gloo")
-""",
-    "RW619": """
-import torch
-import torch.distributed as dist
-
-def work(gpu, node, nodes):
-    per_node = torch.cuda.device_count()
-    rank = node * per_node + gpu
-    dist.init_process_group("nccl", rank=rank, world_size=nodes * per_node)
-
-def alone(rank):
-    dist.init_process_group("nccl", rank=rank, world_size=torch.cuda.device_count())
-""",
     "RW621": """#!/bin/bash
 #SBATCH --nodes=2
 for host in $HOSTS; do
     ssh $host torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py
 done
-""",
-    "RW622": """
-import os
-import random
-import torch.distributed as dist
-import torch.multiprocessing as mp
-
-def work(rank, size):
-    dist.init_process_group("gloo", rank=rank, world_size=size)
-
-def alone():
-    os.environ["MASTER_PORT"] = str(random.randint(20000, 30000))
-    dist.init_process_group("gloo", rank=0, world_size=1)
-
-def main(size):
-    os.environ["MASTER_ADDR"] = "localhost"
-    os.environ["MASTER_PORT"] = str(random.randint(20000, 30000))
-    mp.spawn(work, args=(size,), nprocs=size)
 """,
     "RW507": HEAD + """
 from torch.distributed.fsdp import fully_shard

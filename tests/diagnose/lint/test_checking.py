@@ -153,7 +153,7 @@ def test_comments_are_added_only_where_they_can_stand(tmp_path):
     path.write_text(
         "import torch\n\x0c\nnet = torch.nn.DataParallel(1)\nother = torch.nn.DataParallel(2) \\\n    or 1\n"
     )
-    assert add_comments(lint_paths([path])) == 1
+    assert add_comments(lint_paths([path])) == (1, [])
     lines = path.read_text().split("\n")
     assert lines[2] == "net = torch.nn.DataParallel(1)  # rankwise: ignore[RW210]"
     assert lines[3] == "other = torch.nn.DataParallel(2) \\"

@@ -50,33 +50,6 @@ def main(net, train, held):
     return validate(net, val_loader)
 """
 )
-LISTS = (
-    SHARED
-    + """
-from sklearn.metrics import f1_score
-
-def mean(value):
-    dist.all_reduce(value)
-    return value / dist.get_world_size()
-
-def validate(model, loader):
-    model.eval()
-    losses, guesses, truths = [], [], []
-    for x, y in loader:
-        losses.append(model(x, y).item())
-        guesses += model.guess(x)
-        truths.extend(y)
-    return np.mean(losses), f1_score(truths, guesses)  #> evaluation-of-share
-
-def main(net, train, held, optimizer):
-    train_loader, val_loader = loaders(train, held, True)
-    for x in train_loader:
-        loss = net(x).sum()
-        shown = mean(loss.detach())
-    loss, f1 = validate(net, val_loader)
-    print(loss, f1, shown)
-"""
-)
 DICT_OF_LOADERS = (
     HEAD
     + """
@@ -119,35 +92,6 @@ TOLD_ON_ONE = TOLD_ABOVE.replace("    sampler.set_epoch(0)  #> missing-set-epoch
     "range(9):\n",
     "range(9):\n        if dist.get_rank() == 0:\n            sampler.set_epoch(epoch)  #> step-on-one-rank\n",
 )
-STREAM = (
-    HEAD
-    + """
-from datasets import load_dataset
-
-def main(net, optimizer, encode):
-    rows = load_dataset("text", split="train", streaming=True)
-    rows = rows.shuffle(seed=1)
-    rows = rows.map(encode).with_format("torch")
-    loader = DataLoader(rows, batch_size=8)  #> iterable-unsharded
-    model = DDP(net)
-    for x in loader:
-        model(x).sum().backward()
-        optimizer.step()
-"""
-)
-ARCHIVES = (
-    HEAD
-    + """
-import webdataset as wds
-
-def main(net, optimizer, urls):
-    data = wds.DataPipeline(wds.SimpleShardList(urls), wds.split_by_worker, wds.tarfile_to_samples())
-    model = DDP(net)
-    for x in wds.WebLoader(data, batch_size=None):  #> iterable-unsharded
-        model(x).sum().backward()
-        optimizer.step()
-"""
-)
 OWN_STREAM = (
     HEAD
     + """
@@ -183,16 +127,6 @@ def main(module):
     trainer = L.Trainer(devices=8, strategy="ddp")
     trainer.fit(module, DataLoader(Lines(), batch_size=8))  #> iterable-unsharded
 """
-LOGGED = """import lightning as L
-
-class Learner(L.LightningModule):
-    def validation_step(self, batch, number):
-        loss = self.loss(batch)
-        self.log_dict({"loss": loss.mean(), "rows": loss.sum()})  #> evaluation-of-share
-
-def main(learner):
-    L.Trainer(devices=8, strategy="ddp").fit(learner)
-"""
 IN_THE_PLACE_OF_SHUFFLE = TOLD_ABOVE.replace("  #> missing-set-epoch", "").replace(
     "DataLoader(data, sampler=sampler)", "DataLoader(data, 8, sampler)  #> missing-sampler"
 )
@@ -219,21 +153,6 @@ class Learner:
         loader = DataLoader(data, batch_size=8, sampler=sampler)
         self.model, self.loader = self.accelerator.prepare(net, loader)  #> sharded-twice
 """
-DOWNLOAD = (
-    HEAD
-    + """
-from torchvision.datasets import MNIST
-
-def main():
-    dist.init_process_group("nccl")
-    rank = dist.get_rank()
-    return MNIST("x", download=rank == 0)  #> save-without-barrier
-"""
-)
-DOWNLOAD_FIRST = DOWNLOAD.replace(
-    '    return MNIST("x", download=rank == 0)',
-    '    if rank == 0:\n        MNIST("x", download=True)\n    return MNIST("x", download=False)',
-)
 OPTION_OF_A_DICT = (
     HEAD
     + """
@@ -254,6 +173,21 @@ def right(text, *changes):
 
 
 _MARK = "  #> missing-set-epoch\n"
+DOWNLOAD = (
+    HEAD
+    + """
+from torchvision.datasets import MNIST
+
+def main():
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    return MNIST("x", download=rank == 0)  #> save-without-barrier
+"""
+)
+DOWNLOAD_FIRST = DOWNLOAD.replace(
+    '    return MNIST("x", download=rank == 0)',
+    '    if rank == 0:\n        MNIST("x", download=True)\n    return MNIST("x", download=False)',
+)
 CASES = {
     "a meter of a share": METER,
     "a meter that is added up": right(
@@ -263,10 +197,6 @@ CASES = {
             "\ndef validate",
             "\n    def share(self):\n        total = torch.ones(1)\n        dist.all_reduce(total)\n\ndef validate",
         ),
-    ),
-    "lists of a share, beside a loss that is added up": LISTS,
-    "lists whose mean is added up by the caller": right(
-        LISTS, ("    print(loss", "    loss = mean(loss)\n    print(loss")
     ),
     "a sampler for the part that trains only": right(
         METER,
@@ -286,20 +216,11 @@ CASES = {
     .replace("    sampler.set_epoch(0)\n", "")
     .replace("range(9):\n", "range(9):\n        data_set.set_epoch(epoch)\n")
     .replace("DistributedSampler(data)", "DistributedSampler(data)  #> missing-set-epoch"),
-    "a stream": STREAM,
-    "a stream that is split": right(
-        STREAM, ("rows.shuffle(seed=1)", "split_dataset_by_node(rows, dist.get_rank(), dist.get_world_size())")
-    ),
-    "archives": ARCHIVES,
-    "archives that are split": right(ARCHIVES, ("wds.split_by_worker", "wds.split_by_node, wds.split_by_worker")),
-    "archives that are drawn": right(ARCHIVES, ("wds.SimpleShardList", "wds.ResampledShards")),
     "a stream of this file": OWN_STREAM,
     "a stream that its base divides": right(OWN_STREAM, ("return files", "return files[dist.get_rank() :: 8]")),
     "a stream by a number of this rank": right(OWN_STREAM, ("seed = 1 + 2", "seed = dist.get_rank()")),
     "a stream in Lightning": IN_LIGHTNING,
     "a stream in Lightning by rank": right(IN_LIGHTNING, ('open("lines.txt")', "open(f'lines{self.rank}.txt')")),
-    "a dict that is logged": LOGGED,
-    "a dict that is logged of all": right(LOGGED, (")})", ")}, sync_dist=True)"), ("loss.mean()", "loss")),
     "a sampler in the place of shuffle": IN_THE_PLACE_OF_SHUFFLE.replace("set_epoch(0)", "set_epoch(net.epoch)"),
     "a loader that Fabric does not get": FABRIC,
     "a loader that Fabric gets": right(
@@ -308,6 +229,10 @@ CASES = {
     "Fabric on one device": right(FABRIC, ("devices=4", "devices=1")),
     "a sampler, and Accelerate": ACCELERATED,
     "a sampler that Accelerate does not get": right(ACCELERATED, ("prepare(net, loader)", "prepare(net), loader")),
+    "an option of a dict": OPTION_OF_A_DICT,
+    "an option of a dict, divided": right(
+        OPTION_OF_A_DICT, ("    model =", '    config["global_batch_size"] //= dist.get_world_size()\n    model =')
+    ),
     "a download by one": DOWNLOAD,
     "a download by one, and no barrier": DOWNLOAD_FIRST,
     "a download in turn": right(
@@ -316,10 +241,6 @@ CASES = {
         ("rank == 0)", "rank == 0)\n    if rank == 0:\n        dist.barrier()\n    return data"),
     ),
     "a download and a barrier": right(DOWNLOAD_FIRST, ("    return", "    dist.barrier()\n    return")),
-    "an option of a dict": OPTION_OF_A_DICT,
-    "an option of a dict, divided": right(
-        OPTION_OF_A_DICT, ("    model =", '    config["global_batch_size"] //= dist.get_world_size()\n    model =')
-    ),
 }
 
 

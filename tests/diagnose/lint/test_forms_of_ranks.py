@@ -50,13 +50,6 @@ WORLD = """class World:
 world = World()
 dist.init_process_group("nccl", rank=world.{}, world_size=world.size)
 """
-SPAWNED = """def work(gpu, size, args):
-    rank = args.node * size + gpu
-    dist.init_process_group("nccl", init_method=args.url, world_size={}, rank=rank)
-
-if __name__ == "__main__":
-    mp.spawn(work, args=(torch.cuda.device_count(), parse()), nprocs=torch.cuda.device_count())
-"""
 SHARES = """def mine(items):
     number, n = {}, dist.get_world_size()
     share = len(items) // n
@@ -111,17 +104,6 @@ accelerator = Accelerator()
 """
 LOCAL = "int(os.environ['LOCAL_RANK'])"
 PART = "items[number * share:(number + 1) * share]"
-BEGIN = """def begin():
-    dist.init_process_group("gloo")
-"""
-AT_THE_TOP = """SIZE = dist.get_world_size()
-
-def main():
-    dist.init_process_group("gloo")
-
-if __name__ == "__main__":
-    main()
-"""
 CHOSEN_LOG = """def show(x, log):
     log = log if dist.get_rank() == 0 else None
     if log is not None:
@@ -177,9 +159,6 @@ def codes(text):
         (EPOCHS.format("show(model, loader, opt)"), ""),
         (EPOCHS.format("step(model)") + STEPS, "RW402:8"),
         # a step that is left out by a number of this rank's own, or after an error of its own
-        (STEP.format("if torch.isnan(loss): continue"), "RW402:5"),
-        (STEP.format("if not math.isfinite(loss.item()): continue"), "RW402:5"),
-        (STEP.format("if torch.isnan(all_reduce_mean(loss)): continue"), ""),
         (STEP.format("if x is None: continue"), ""),
         (TRIED.format("model(x).mean().backward()", "continue"), "RW402:7"),
         (TRIED.format("model(x).mean().backward()", "raise"), ""),
@@ -194,9 +173,6 @@ def codes(text):
         # a launcher that passes no option, either
         (OPTION.format(""), "RW604:5"),
         (OPTION.format("local_rank = int(os.environ.get('LOCAL_RANK', -1))"), ""),
-        # what spawn hands over
-        (SPAWNED.format("size"), "RW619:3"),
-        (SPAWNED.format("size * args.nodes"), ""),
         # shares by a test, or by a part of the list
         (SHARES.format(LOCAL, "[x for i, x in enumerate(items) if i % n == number]"), "RW107:4"),
         (SHARES.format(LOCAL, PART), "RW107:4"),
@@ -210,10 +186,6 @@ def codes(text):
         (LATE.format("torch.cuda.set_device(1 + 1)", "pass"), ""),
         ("def main(net, local_rank):\n    net = net.cuda()\n    torch.cuda.set_device(local_rank)\n", "RW219:3"),
         ("def main(net, local_rank):\n    torch.cuda.set_device(local_rank)\n    net = net.cuda()\n", ""),
-        # a group that is asked before a function starts it
-        (BEGIN + "size = dist.get_world_size()\nbegin()\n", "RW620:3"),
-        (BEGIN + "begin()\nsize = dist.get_world_size()\n", ""),
-        (AT_THE_TOP, "RW620:1"),
         # something that only the main rank has
         (CHOSEN_LOG, "RW401:4"),
         (MADE_LOG, "RW401:6"),
@@ -227,7 +199,6 @@ def codes(text):
         (BANDWIDTH, "RW307:5"),
         (WAITING, ""),
         # variables for other processes
-        ("env = dict(os.environ, NCCL_TIMEOUT='9')\nos.environ |= {'NCCL_BLOCKING_WAIT': '1'}\n", "RW602:1 RW602:2"),
         ("os.environ.update(MASTER_ADDR='localhost', MASTER_PORT='99999')\n", "RW601:1"),
         ("env = os.environ.copy()\nenv['NCCL_TIMEOUT'] = '9'\n", "RW602:2"),
         ("NAMES = {'NCCL_TIMEOUT': 'How long', 'NCCL_DEBUG': '1'}\nprint('NCCL_TIMEOUT')\n", ""),

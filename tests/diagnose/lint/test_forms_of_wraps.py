@@ -49,11 +49,7 @@ class Learner:
         if dist.get_rank() == 0:
             self.keeper.save(self.bare, path)
 """,
-    "a state by way of a result, a copy, a helper with stars, and pickle": """
-def on_master(*args):
-    if dist.get_rank() == 0:
-        torch.save(*args)
-
+    "a state by way of a result, a copy, and pickle": """
 class Learner:
     def __init__(self, net):
         self.net = DDP(net)
@@ -66,9 +62,9 @@ class Learner:
         self.best = copy.deepcopy(self.net.state_dict())  #> save-wrapped-state
 
     def save(self, path, file):
-        on_master(self.state(), path)
-        on_master(self.best, path)
         if dist.get_rank() == 0:
+            torch.save(self.state(), path)
+            torch.save(self.best, path)
             pickle.dump(self.net.state_dict(), file)  #> save-wrapped-state
 """,
     "a state that one side of an if takes out of the wrap": """
@@ -96,48 +92,6 @@ def save(net, path):
     fast = torch.compile(model)
     if dist.get_rank() == 0:
         torch.save(fast.state_dict(), path)  #> save-wrapped-state
-""",
-    "a dict of models": """
-class Depth:
-    def __init__(self, models):
-        self.models = models
-        for key in self.models:
-            self.models[key] = DDP(self.models[key])
-
-    def step(self, x, optimizer):
-        loss = self.models["decoder"](self.models["encoder"].module(x)).sum()  #> module-forward
-        loss.backward()
-        optimizer.step()
-
-    def save(self, path):
-        if dist.get_rank() == 0:
-            for name, model in self.models.items():
-                torch.save(model.state_dict(), path / name)  #> save-wrapped-state
-""",
-    "a dict of models of which some are wrapped": """
-class Depth:
-    def __init__(self, models):
-        self.models = models
-        self.models["encoder"] = DDP(self.models["encoder"])
-
-    def save(self, path):
-        if dist.get_rank() == 0:
-            for name, model in self.models.items():
-                torch.save(model.state_dict(), path / name)
-""",
-    "a dataclass": """
-@dataclass
-class Runner:
-    model: object
-    path: str
-
-    def save(self):
-        if dist.get_rank() == 0:
-            torch.save(self.model.state_dict(), self.path)  #> save-wrapped-state
-
-def main(net, path):
-    model = DDP(net)
-    Runner(model, path).save()
 """,
     "passes of what a function, getattr or a choice takes out": """
 def unwrap(model):
@@ -266,23 +220,6 @@ class Engine:
     def step(self):
         self.model.steps += 1
         return self.model.module.head
-""",
-    "an optimizer before the shards, in another method and by a function": """
-class Engine:
-    def __init__(self, net):
-        self.model = net
-        self.optimizer = torch.optim.AdamW(self.model.parameters())  #> optimizer-before-shard
-        self.shard()
-
-    def shard(self):
-        self.model = FSDP(self.model)
-
-def groups(model):
-    return torch.optim.AdamW([p for n, p in model.named_parameters()])
-
-def main(net):
-    optimizer = groups(net)  #> optimizer-before-shard
-    return FSDP(net), optimizer
 """,
     "an optimizer behind the shards, or made again": """
 class Engine:

@@ -96,11 +96,6 @@ SHELL = {
 #SBATCH --gpus-per-node=2
 srun bash -c 'accelerate launch --num_processes=4 --num_machines=2 --machine_rank=$SLURM_NODEID train.py'
 """,
-    "too many processes of one machine": """#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=2
-accelerate launch --num_processes=4 train.py  #> more-ranks-than-gpus
-""",
 }
 
 

@@ -139,6 +139,17 @@ def test_fixes_keep_the_rest_of_the_file(script):
     assert script.read_bytes().decode() == mended
 
 
+@pytest.mark.parametrize("option", ["--fix", "--add-ignore"])
+def test_a_file_that_may_not_be_written_is_left(script, option):
+    """Said, with its permissions kept; root obeys them, too."""
+    script.write_bytes(FIXABLE.encode())
+    script.chmod(0o444)
+    done = CliRunner().invoke(app, ["lint", str(script), option])
+    assert "train.py is read-only and stays as it is" in done.stderr
+    assert script.read_bytes() == FIXABLE.encode()
+    assert script.stat().st_mode & 0o777 == 0o444
+
+
 def test_unsafe_fixes_are_asked_for(script):
     """--fix leaves them."""
     source = (

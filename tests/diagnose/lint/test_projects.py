@@ -1,4 +1,4 @@
-"""Files of one project: what makes a loader, or evaluates, is held against the file that trains. All invented.
+"""Files of one project: what makes a loader is held against the file that trains. All invented.
 
 A line with a mistake ends in ``#> slug``; these findings, and no others, are expected.
 """
@@ -47,27 +47,6 @@ CHECKS = """import torch
 def show(net):
     print(net(torch.ones(1)))
 """
-EVALUATED = (
-    HEAD
-    + """
-from checks import accuracy
-
-def main(net, held):
-    loader = DataLoader(held, sampler=DistributedSampler(held, shuffle=False))
-    right = accuracy(net, loader)
-    print(right)
-"""
-)
-ACCURACY = """import torch
-
-@torch.no_grad()
-def accuracy(net, loader):
-    correct = seen = 0
-    for x, y in loader:
-        correct += (net(x) == y).sum().item()
-        seen += len(y)
-    return correct / seen  #> evaluation-of-share
-"""
 
 
 def right(text, *changes):
@@ -87,15 +66,7 @@ def marked(text):
 @pytest.mark.parametrize(
     ("train", "data", "checks"),
     [
-        (EVALUATED, "", ACCURACY),
-        (right(EVALUATED, ("    print", "    dist.all_reduce(right)\n    print")), "", right(ACCURACY)),
-        (right(EVALUATED, ("held, sampler=DistributedSampler(held, shuffle=False)", "held")), "", right(ACCURACY)),
         (TRAIN, DATA, CHECKS),
-        (
-            TRAIN,
-            DATA.replace(", sampler=DistributedSampler(data))  #> missing-set-epoch", ")  #> missing-sampler"),
-            CHECKS,
-        ),
         (
             right(
                 TRAIN,

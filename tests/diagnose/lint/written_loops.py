@@ -57,20 +57,6 @@ def work(gpu, node, data):
     right = DistributedSampler(data, num_replicas=16, rank=rank, shuffle=False)
     return right, DistributedSampler(data, num_replicas=16, rank=gpu, shuffle=False)  #> sampler-rank
 """,
-    "a batch that is total by its help": HEAD + """
-import argparse
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--batch", type=int, help="total batch size over all GPUs")
-parser.add_argument("--micro", type=int, help="batch size, the total is that times the ranks")
-parser.add_argument("--own", type=int, help="batch size per GPU")
-
-def main(net, data, args):
-    model = DDP(net)
-    sampler = DistributedSampler(data, shuffle=False)
-    first = DataLoader(data, batch_size=args.batch, sampler=sampler)  #> global-batch-per-rank
-    return model, first, DataLoader(data, batch_size=args.own, sampler=sampler)
-""",
     "a mean by a function, before backward": HEAD + """
 def mean_of(value):
     dist.all_reduce(value)
@@ -81,40 +67,8 @@ def main(net, batches, optimizer):
     model = DDP(net)
     for x in batches:
         loss = model(x).mean()
-        loss = mean_of(loss)  #> reduction-in-graph
+        loss = mean_of(loss)
         loss.backward()
-        optimizer.step()
-""",
-    "draws of a class": HEAD + """
-import numpy
-
-class Runner:
-    def __init__(self, net, data):
-        numpy.random.seed(7)
-        self.model = DDP(net)
-        self.data = data
-
-    def batch(self):
-        chosen = numpy.random.randint(0, len(self.data), 8)  #> same-batches
-        return self.data[chosen]
-
-    def run(self, optimizer):
-        for _ in range(100):
-            self.model(self.batch()).mean().backward()
-            optimizer.step()
-""",
-    "batches cut by a counter": HEAD + """
-def main(net, data, optimizer):
-    model = DDP(net)
-    for start in range(0, len(data), 8):
-        model(data[start : start + 8]).mean().backward()  #> same-batches
-        optimizer.step()
-
-def shared(net, data, optimizer, rank, world):
-    model = DDP(net)
-    part = data[rank::world]
-    for start in range(0, len(part), 8):
-        model(part[start : start + 8]).mean().backward()
         optimizer.step()
 """,
     "a context in which the main rank goes first": HEAD + """
@@ -202,21 +156,6 @@ def main(net, batches, optimizer, folder):""" + TRAINED + """
     if dist.get_rank() == 0:
         model.module.save_pretrained(folder)
 main(None, None, None, None)
-""",
-    "only the sampler of another loader is told": HEAD + """
-def make(train_set, held_out):
-    mine = DistributedSampler(train_set)  #> missing-set-epoch
-    theirs = DistributedSampler(held_out, shuffle=False)
-    return DataLoader(train_set, 8, sampler=mine), DataLoader(held_out, 8, sampler=theirs)
-
-def main(net, train_set, held_out, optimizer):
-    model = DDP(net)
-    batches, others = make(train_set, held_out)
-    for epoch in range(9):
-        others.sampler.set_epoch(epoch)
-        for x in batches:
-            model(x).mean().backward()
-            optimizer.step()
 """,
     "the sampler of the loader itself is told": HEAD + """
 def make(train_set, held_out):

@@ -61,30 +61,6 @@ def main(net, other, mesh):
     later = torch.optim.SGD(other.parameters())
     return net, optimizer, later
 """,
-    "clipping past an accelerator": """
-import torch
-from accelerate import Accelerator
-
-def train(net, batches, optimizer):
-    speed = Accelerator(mixed_precision="fp16")
-    net, batches, optimizer = speed.prepare(net, batches, optimizer)
-    for x in batches:
-        speed.backward(net(x).mean())
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)  #> clip-before-unscale
-        optimizer.step()
-""",
-    "clipping past an accelerator that does not scale": """
-import torch
-from accelerate import Accelerator
-
-def train(net, batches, optimizer):
-    speed = Accelerator(mixed_precision="bf16")
-    net, batches, optimizer = speed.prepare(net, batches, optimizer)
-    for x in batches:
-        speed.backward(net(x).mean())
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-""",
     "a handle that is dropped": HEAD + """
 def average(net, size):
     for p in net.parameters():
@@ -99,45 +75,6 @@ def average(net, size):
         handles.append(dist.all_reduce(p.grad, async_op=True))
     for handle in handles:
         handle.wait()
-""",
-    "Lightning without its sampler": """
-import lightning as L
-import torch
-from torch.utils.data import DataLoader, random_split
-
-class Net(L.LightningModule):
-    def on_validation_epoch_end(self):
-        if self.trainer.is_global_zero:
-            print(self.all_gather(self.total))  #> collective-in-rank-branch
-        both = self.all_gather(self.total)
-        if self.trainer.is_global_zero:
-            print(both)
-
-class Data(L.LightningDataModule):
-    def setup(self, stage):
-        self.train, self.val = random_split(self.whole, [8, 2])  #> unseeded-split
-
-    def train_dataloader(self):
-        return DataLoader(self.train, 8, shuffle=True)  #> missing-sampler
-
-    def val_dataloader(self):
-        return DataLoader(self.val, 8)
-
-L.Trainer(devices=4, strategy="ddp", use_distributed_sampler=False).fit(Net(), Data())
-""",
-    "Lightning as it should be": """
-import lightning as L
-import torch
-from torch.utils.data import DataLoader, random_split
-
-class Data(L.LightningDataModule):
-    def setup(self, stage):
-        self.train, self.val = random_split(self.whole, [8, 2], generator=torch.Generator().manual_seed(1))
-
-    def train_dataloader(self):
-        return DataLoader(self.train, 8, shuffle=True)
-
-L.Trainer(devices=4, strategy="ddp").fit(Net(), Data())
 """,
     "a Trainer that saves on its own": HEAD + """
 from transformers import Trainer
@@ -160,39 +97,5 @@ def main(net, path):
     net = torch.nn.DataParallel(net).cuda()  #> dataparallel-module
     torch.save(net, path)  #> save-whole-module
     torch.save(net.module.state_dict(), path)
-""",
-    "shards of ZeRO": HEAD + """
-import deepspeed
-
-CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 3}}
-
-def main(net, path):
-    engine, *_ = deepspeed.initialize(model=net, config=CONFIG)
-    engine.save_checkpoint(path)
-    if dist.get_rank() == 0:
-        torch.save(engine.module.state_dict(), path)  #> shards-of-one-rank
-""",
-    "ZeRO that leaves the weights whole": HEAD + """
-import deepspeed
-
-CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 2}}
-
-def main(net, path):
-    engine, *_ = deepspeed.initialize(model=net, config=CONFIG)
-    if dist.get_rank() == 0:
-        torch.save(engine.module.state_dict(), path)
-""",
-    "a free port of each rank": HEAD + """
-from ports import find_free_port
-
-def work(rank, size):
-    port = find_free_port()
-    os.environ["MASTER_ADDR"] = "localhost"
-    os.environ["MASTER_PORT"] = str(port)  #> port-drawn-by-each-rank
-    dist.init_process_group("gloo", rank=rank, world_size=size)
-
-def alone():
-    os.environ["MASTER_PORT"] = str(find_free_port())
-    dist.init_process_group("gloo", rank=0, world_size=1)
 """,
 }  # fmt: skip

@@ -4,9 +4,9 @@ from rankwise.diagnose.lint import suppression
 from rankwise.diagnose.lint.record import registered
 from rankwise.diagnose.lint.rules import own
 from rankwise.diagnose.lint.rules.data import batch_sizes, data, duplicates, epochs, evaluation, shares
-from rankwise.diagnose.lint.rules.launches import deprecations, launch, nodes, ports
+from rankwise.diagnose.lint.rules.launches import deprecations, launch, nodes
 from rankwise.diagnose.lint.rules.saves import checkpoints, files, restores
-from rankwise.diagnose.lint.rules.steps import apart, batch, collectives, library_steps, rank_tests, reductions, step
+from rankwise.diagnose.lint.rules.steps import batch, collectives, library_steps, rank_tests, reductions, step
 from rankwise.diagnose.lint.rules.wraps import after_wrap, attributes, devices, frozen, model, optimizers, passes, wrap
 
 __all__ = ["RULES"]
@@ -15,9 +15,9 @@ __all__ = ["RULES"]
 _FAMILIES = (
     *(batch_sizes, data, duplicates, epochs, evaluation, shares),
     *(after_wrap, attributes, devices, frozen, model, optimizers, passes, wrap),
-    *(apart, batch, collectives, library_steps, rank_tests, reductions, step),
+    *(batch, collectives, library_steps, rank_tests, reductions, step),
     *(checkpoints, files, restores),
-    *(deprecations, launch, nodes, ports),
+    *(deprecations, launch, nodes),
     *(own, suppression),
 )
 RULES = registered()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def mend_paths(
 ) -> Iterator[tuple[Path, str, int]]:
     """Mend files; yield for each that changes its path, the difference and the number of mended findings.
 
+    A file that may not be written stays as it is: its number is 0.
+
     Args:
         paths: files and folders.
         settings: which rules are asked.
@@ -35,21 +38,31 @@ def mend_paths(
         except (OSError, SyntaxError, ValueError, RecursionError):
             continue  # the check that follows reports it
         if after.source != source.source:
+            if write and not _is_writable(path):
+                yield path, "", 0
+                continue
             if write:
                 _write(path, after)
             yield path, difference(path.as_posix(), source.source, after.source), number
 
 
-def add_comments(report: Report) -> int:
-    """Add a suppressing comment to each line with a finding; return the number of lines."""
-    number = 0
+def add_comments(report: Report) -> tuple[int, list[Path]]:
+    """Add a suppressing comment to each line with a finding; return the number of lines, and what is read-only."""
+    number, left = 0, []
     for path, source in report.sources.items():
-        if source.fixable:
+        if source.fixable and not _is_writable(Path(path)):
+            left.append(Path(path))
+        elif source.fixable:
             found = [finding for finding in report.findings if finding.file == path]
             text = add_ignores(source, found)
             number += sum(old != new for old, new in zip(source.source.split("\n"), text.split("\n"), strict=True))
             _write(Path(path), SourceFile(path, text, source.launch, (), source.encoding))
-    return number
+    return number, left
+
+
+def _is_writable(path: Path) -> bool:
+    """Whether a file may be written: what nobody may write, root does not replace, either."""
+    return bool(path.stat().st_mode & 0o222) and os.access(path, os.W_OK)
 
 
 def _write(path: Path, source: SourceFile) -> None:

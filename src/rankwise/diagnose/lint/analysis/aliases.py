@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 
-__all__ = ["READERS", "names_behind", "names_of", "names_outside"]
+__all__ = ["READERS", "names_behind", "names_of"]
 
 # what goes through a loader, and gives its batches on
 READERS = frozenset({"tqdm", "enumerate", "iter", "cycle", "infinite", "trange", "track"})
@@ -26,14 +25,6 @@ def names_of(module: Module, call: Call, depth: int = 3) -> set[str]:
         for caller in module.callers(call.place.scope):
             found |= _given_to(module, caller, index, depth - 1)
     return found
-
-
-def names_outside(module: Module, call: Call) -> Iterator[tuple[Module, set[str]]]:
-    """Yield the given files that get what a call makes from its function, with their names of it."""
-    _, returned = _made(module, call)
-    for index in returned:
-        for user, caller in module.outside_callers(call.place.scope):
-            yield user, _given_to(user, caller, index, 2)
 
 
 def _made(module: Module, call: Call) -> tuple[set[str], list[int | None]]:

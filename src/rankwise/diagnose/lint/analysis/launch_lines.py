@@ -29,7 +29,6 @@ _LAUNCHER_HINT = re.compile(
 )
 # programs that run the text in one of their words, and those that hand on variables that are given to them
 _CARRIERS = {"bash", "sh", "ssh", "srun", "pdsh", "eval", "mpirun", "mpiexec", "docker", "nohup", "timeout", "exec"}
-_HANDING = {"docker", "podman", "mpirun", "mpiexec", "horovodrun", "apptainer", "singularity"}
 _OPEN_VALUE = re.compile(r"""\s*(?:(?:export|local|declare|readonly)\s+(?:-\w+\s+)?)?\w+\+?=[("']""")
 _MOST_JOINED = 60
 _YAML_FLOW = re.compile(r"""\{\s*name:\s*["']?([A-Z][A-Z0-9_]*)["']?\s*,\s*value:\s*["']?([^"',}]+)""")
@@ -169,8 +168,6 @@ def _read_options(file: LaunchFile) -> None:
         if not words:
             words = [LaunchPlace(start, end, "accelerate"), LaunchPlace(start, end, "launch")]
         words += [LaunchPlace(start, end, f"--{found[1]}"), LaunchPlace(start, end, found[2])]
-        if found[1] == "gpu_ids":
-            file.settings.append(Setting("CUDA_VISIBLE_DEVICES", found[2], LaunchPlace(0, 0, found[1])))
     if "use_cpu: true" not in file.source:
         file.commands.append(Command(words))
 
@@ -272,25 +269,9 @@ def _read_words(
             setting = Setting(assignment[1], _unquoted(assignment[2]), place)
             command.settings.append(setting)
             file.settings.append(setting)
-            # job=$(sbatch ... torchrun ...)
-            if setting.value.startswith("$(") and re.search(r"\b(torchrun|accelerate\s+launch)\s", word):
-                inner = word.index("$(") + 2
-                _read_words(file, place.start + inner, word[inner:].rstrip('"')[:-1], flow=False, quote=quote)
         else:
-            _hand_on(file, command, place)
             command.words.append(place)
     _close(file, command, before)
-
-
-def _hand_on(file: LaunchFile, command: Command, place: LaunchPlace) -> None:
-    """Note a variable that a program is told to set for what it runs: ``docker run -e NAME=value``."""
-    flag = command.words[-1].text if command.words else ""
-    given = _ASSIGNMENT.fullmatch(place.text.removeprefix("--env="))
-    told = flag in {"-e", "-x", "--env", "-genv"} or place.text.startswith("--env=")
-    if told and given and command.find(*_HANDING) is not None:
-        setting = Setting(given[1], given[2], place)
-        command.settings.append(setting)
-        file.settings.append(setting)
 
 
 def _close(file: LaunchFile, command: Command, before: Sequence[LaunchPlace]) -> None:

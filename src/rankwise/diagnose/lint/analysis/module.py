@@ -28,12 +28,6 @@ _BY_A_STAR = (
 )
 
 
-_OF_DISTRIBUTED = frozenset(
-    "init_process_group destroy_process_group get_rank get_world_size barrier all_reduce all_gather all_gather_object "
-    "broadcast broadcast_object_list reduce gather scatter new_group is_initialized monitored_barrier".split()
-)
-
-
 class Module:
     """One file and its tables. `rankwise.diagnose.lint.analysis.walk` fills them; calls are sorted by where they stand.
 
@@ -98,10 +92,6 @@ class Module:
             for full in _BY_A_STAR:
                 if last(full) not in defined:
                     self.imports.bound.setdefault(last(full), full)
-        if "torch.distributed.*" in {name for name, _, _ in self.imports.nodes}:
-            bare = {call.text for call in self.calls} & _OF_DISTRIBUTED
-            for name in bare - {scope.name for scope in self.scopes}:
-                self.imports.bound.setdefault(name, f"torch.distributed.{name}")
         if "torch" not in self.imports.bound and any(call.text.startswith("torch.") for call in self.calls):
             self.imports.bound["torch"] = "torch"
         bound = self.imports.bound.get("dist", "")

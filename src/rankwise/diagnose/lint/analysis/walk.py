@@ -173,17 +173,9 @@ class _Walker:
         return place.branches
 
     def cases(self, stmt: ast.Match, place: Place) -> None:
-        """Read a ``match``: ``case 0`` of a rank is a test of it, and ``case _`` behind that is its other side."""
-        away: Side | None = None
+        """Read the cases of a ``match``."""
         for case in stmt.cases:
-            test: ast.expr = stmt.subject
-            side = away
-            if isinstance(case.pattern, ast.MatchValue):
-                test = ast.copy_location(ast.Compare(stmt.subject, [ast.Eq()], [case.pattern.value]), stmt.subject)
-                side = side_of(test, self.lookup)
-                away = away or _away(test, side)
-            branches = place.branches if side is None else (*place.branches, Branch(test, True, side, stmt))
-            self.block(case.body, place.scope, place.loops, branches, place.withs, place.tries)
+            self.block(case.body, place.scope, place.loops, place.branches, place.withs, place.tries)
 
     def function(self, stmt: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
         """Read a function; a decorator may keep it to the main rank."""
@@ -251,16 +243,12 @@ class _Walker:
                 self.module.partials[text] = value.keywords
 
     def given(self, value: ast.expr) -> list[ast.expr | None]:
-        """Return what a tuple of targets gets from a function of this file, or from variables of the environment."""
+        """Return what a tuple of targets gets from a function of this file."""
         if isinstance(value, ast.Call) and last(text_of(value.func)) in self.returning:
             node = self.returning[last(text_of(value.func))]
             end = node.body[-1]
             parts = end.value.elts if isinstance(end, ast.Return) and isinstance(end.value, ast.Tuple) else []
             return [_own_value(node, part) for part in parts]
-        if isinstance(value, ast.GeneratorExp | ast.ListComp) and "environ" in ast.unparse(value.elt):
-            listed = value.generators[0].iter
-            names = listed.elts if isinstance(listed, ast.Tuple | ast.List) else []
-            return [ast.parse(f"int(os.environ[{ast.unparse(name)}])", mode="eval").body for name in names]
         return []
 
     def choice(self, node: ast.IfExp | ast.BoolOp, place: Place) -> bool:

@@ -75,19 +75,7 @@ def _wraps(module: Module, wrappers: tuple[str, ...]) -> Iterator[Wrap]:
             assert isinstance(inner.func, ast.Attribute)
             inner = inner.func.value
         name = text_of(inner) if isinstance(inner, ast.Name | ast.Attribute) else ""
-        yield Wrap(targets.get(call.node, "") or _table(call), name, call, call)
-
-
-def _table(call: Call) -> str:
-    """Return the text of a dict of models of which a loop wraps each: ``models[key] = DDP(models[key])``."""
-    stmt, loop = call.place.stmt, call.place.loops[-1] if call.place.loops else None
-    if not isinstance(stmt, ast.Assign) or stmt.value is not call.node or not isinstance(loop, ast.For):
-        return ""
-    target = stmt.targets[0]
-    if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Name) or call.place.branches:
-        return ""
-    table, walked = text_of(target.value), ast.unparse(loop.iter)
-    return text_of(target) if walked in {table, *(f"{table}.{way}()" for way in ("keys", "items"))} else ""
+        yield Wrap(targets.get(call.node, ""), name, call, call)
 
 
 def known_wraps(module: Module, *, sharded: bool = False) -> list[Wrap]:
@@ -146,27 +134,11 @@ def _others(module: Module, wrap: Wrap) -> Iterator[Wrap]:
             if late and _is_name(value, wrap.text):
                 node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), found.place.stmt)
                 yield Wrap(found.text, "", Call(node, "", found.place), wrap.made)
-    yield from _items(module, wrap)
     for call in module.methods(owner.name) if owner is not None else ():
         stmt = call.place.stmt
         for target in stmt.targets if isinstance(stmt, ast.Assign) and stmt.value is call.node else ():
             if isinstance(target, ast.Name):
                 yield Wrap(target.id + wrap.text[4:], "", call, wrap.made)
-
-
-def _items(module: Module, wrap: Wrap) -> Iterator[Wrap]:
-    """Yield the models that a loop takes out of a dict of wrapped ones: ``for name, model in models.items()``."""
-    table = wrap.text.removesuffix("[]")
-    for found in module.bindings if table != wrap.text else ():
-        loop = found.place.stmt
-        way = ast.unparse(loop.iter) if isinstance(loop, ast.For) else ""
-        if way in {f"{table}.items()", f"{table}.values()"}:
-            assert isinstance(loop, ast.For)
-            target = loop.target if way.endswith("values()") else getattr(loop.target, "elts", [None])[-1]
-            node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), loop)
-            there = Call(node, "", found.place)
-            if _is_name(target, found.text) and sees(module, wrap, there):
-                yield Wrap(found.text, "", there, wrap.made)
 
 
 def _parameters(module: Module, wrap: Wrap, known: list[Wrap]) -> Iterator[Wrap]:
@@ -177,8 +149,6 @@ def _parameters(module: Module, wrap: Wrap, known: list[Wrap]) -> Iterator[Wrap]
         if not any(_is_name(part, wrap.text) for part in given) or not sees(module, wrap, call):
             continue
         target = module.local_function(call)
-        if target is None and "." not in call.text:
-            yield from _fields(module, wrap, call)
         for name in target.params if target is not None else ():
             assert target is not None
             parts = [part for _, part in module.given(target, name)]
@@ -190,29 +160,6 @@ def _parameters(module: Module, wrap: Wrap, known: list[Wrap]) -> Iterator[Wrap]
             ):
                 node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), target.node)
                 yield Wrap(name, "", Call(node, "", _start(target)), wrap.made)
-
-
-def _fields(module: Module, wrap: Wrap, call: Call) -> Iterator[Wrap]:
-    """Yield the field of a dataclass of this file that a call fills with the wrapped model."""
-    made = module.top.functions.get(call.text)
-    if (
-        made is None
-        or not isinstance(made.node, ast.ClassDef)
-        or "dataclass" not in map(_word, made.node.decorator_list)
-    ):
-        return
-    listed = [part.target for part in made.node.body if isinstance(part, ast.AnnAssign)]
-    given = [*zip(map(text_of, listed), call.node.args, strict=False)]
-    given += [(word.arg, word.value) for word in call.node.keywords if word.arg]
-    method = next((scope for scope in made.functions.values() if scope.is_function), None)
-    for name, part in given if method is not None and len(module.by_method[call.text]) == 1 else ():
-        if _is_name(part, wrap.text):
-            node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), made.node)
-            yield Wrap(f"self.{name}", "", Call(node, "", _start(method)), wrap.made)  # type: ignore[arg-type]
-
-
-def _word(node: ast.expr) -> str:
-    return last(text_of(node.func if isinstance(node, ast.Call) else node))
 
 
 def _start(scope: Scope) -> Place:

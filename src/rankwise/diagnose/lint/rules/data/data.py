@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.aliases import READERS, names_behind, names_of, names_outside
+from rankwise.diagnose.lint.analysis.aliases import READERS, names_behind, names_of
 from rankwise.diagnose.lint.analysis.facts import (
     FABRICS,
     LOADER,
@@ -17,11 +17,10 @@ from rankwise.diagnose.lint.analysis.facts import (
     loops_around,
     loops_that_train,
     names_in,
-    runs_on_several,
     without_keyword,
 )
 from rankwise.diagnose.lint.analysis.guards import is_mode_test
-from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Place
 from rankwise.diagnose.lint.analysis.wrapped import wraps
@@ -42,9 +41,8 @@ def _trained_loaders(module: Module) -> Iterator[tuple[Call, ast.stmt]]:
     loops = _loops_and_names(module)
     for call in module.named(LOADER):
         names = names_of(module, call)
-        handed = [loop for loop in _training_fors(module) if _handed_over(module, loop, names)]
         straight = [loop for loop, _ in loops if isinstance(loop, ast.For) and call.node in ast.walk(loop.iter)]
-        for loop in (*straight, *(loop for loop, used in loops if names & used), *handed):
+        for loop in (*straight, *(loop for loop, used in loops if names & used)):
             yield call, loop
             break
 
@@ -67,23 +65,6 @@ def gone_through(module: Module, loop: ast.stmt) -> set[str]:
     made = (found for found in module.bindings if last(found.text) in names and isinstance(found.value, ast.Call))
     read = (found.value for found in made if last(text_of(found.value.func)) in READERS)  # type: ignore[union-attr]
     return names | {name for value in read for name in names_in(value)}
-
-
-def _handed_over(module: Module, loop: ast.For, names: set[str]) -> bool:
-    """Whether a loop goes over a parameter of its function that is called here with a loader for training."""
-    if not any("train" in name.lower() for name in names):
-        return False
-    scope = loops_around(module)[loop][0]
-    if set(scope.params) & names_in(loop.iter):
-        for call in module.methods(scope.name):
-            given = [*call.node.args, *(word.value for word in call.node.keywords)]
-            if any(isinstance(part, ast.Name) and part.id in names for part in given):
-                return True
-    return False
-
-
-def _training_fors(module: Module) -> list[ast.For]:
-    return [loop for loop in loops_that_train(module) if isinstance(loop, ast.For)]
 
 
 def _wraps_only(module: Module) -> bool:
@@ -139,12 +120,10 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
     """A training loader without any sampler in a file that wraps a model, or gives a library the model only."""
     if module.has_call(*_SHARDING_CALLS):
         return
-    yield from _left_alone_by_lightning(module)
     if not _wraps_only(module):
-        yield from _made_for_others(module)
         return
     # where there is a sampler, it may be another loader's; a name that is imported and never called shares nothing
-    sampled = _has_sampler(module)
+    sampled = any("Sampler" in name and name not in _FOR_ALL for name in module.by_method)
     handed = {name for call in module.methods(*_SHARDERS) for name in names_in(call.node)}
     inside = {part for call in module.methods(*_SHARDERS) for part in ast.walk(call.node)}
     for call, loop in _trained_loaders(module):
@@ -155,21 +134,6 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
             continue
         if _takes_all(module, call) and not is_before_ranks(module, loops_around(module)[loop][0]):
             yield Hit(call.node.func)
-
-
-def _made_for_others(module: Module) -> Iterator[Hit]:
-    """Yield loaders that a function makes for a training loop of another file, where neither file has a sampler."""
-    if has_framework(module) or _has_sampler(module):
-        return
-    for call in module.named(LOADER):
-        for user, names in names_outside(module, call) if _takes_all(module, call) else ():
-            shares = _has_sampler(user) or user.has_call(*_SHARDING_CALLS, *_SHARDERS) or not _wraps_only(user)
-            if not shares and any(names & used for _, used in _loops_and_names(user)):
-                yield Hit(call.node.func)
-
-
-def _has_sampler(module: Module) -> bool:
-    return any("Sampler" in name and name not in _FOR_ALL for name in module.by_method)
 
 
 def _is_shuffled(module: Module, call: Call) -> bool:
@@ -189,68 +153,24 @@ def _takes_all(module: Module, call: Call) -> bool:
     made = module.value(data, call.place.scope)
     if isinstance(made, ast.Subscript | ast.ListComp | ast.Call) and _SHARDS.search(module.text(made)):
         return False
-    if _is_stream(module, call, made) or any(_SHARDS.search(name) for name in names_in(data)):
+    streamed = isinstance(made, ast.Call) and "Iterable" in text_of(made.func)
+    if streamed or stream_of(module, call) or any(_SHARDS.search(name) for name in names_in(data)):
         return False
     return shuffled is None or not any(_MODES.search(name) for name in names_in(shuffled.value))
 
 
-def _left_alone_by_lightning(module: Module) -> Iterator[Hit]:
-    """Yield loaders for training of a file whose Trainer is told to add no sampler, where there is none."""
-    words = ("use_distributed_sampler", "replace_sampler_ddp")
-    trainers = [call for call in module.methods("Trainer") if any(_is_off(call, word) for word in words)]
-    if not trainers or not runs_on_several(module) or any("ampler" in name for name in module.by_method):
-        return
-    for call in module.named(LOADER):
-        shuffled = call.keyword("shuffle")
-        data = call.argument("dataset", 0)
-        plain = not call.is_open and not call.keyword("sampler") and not call.keyword("batch_sampler")
-        own = data is not None and any(_SHARDS.search(name) for name in names_in(data))
-        drawn = shuffled is not None and is_const(shuffled.value, True)
-        if plain and not own and drawn and call.place.scope.name == "train_dataloader":
-            yield Hit(call.node.func)
+def stream_of(module: Module, call: Call) -> list[ast.expr | ast.ClassDef]:
+    """Return the class of this file of the stream that a loader reads, and what makes it; empty where it is no stream.
 
-
-def _is_off(call: Call, name: str) -> bool:
-    word = call.keyword(name)
-    return word is not None and is_const(word.value, False)
-
-
-def stream_of(module: Module, call: Call) -> list[ast.expr | ast.stmt]:
-    """Return what makes the stream that a loader reads, from the last step to the source; empty where it is no stream.
-
-    A stream takes no sampler. Known are classes of this file, and those of the libraries datasets and webdataset.
+    A stream takes no sampler: `iterable-unsharded` looks at those.
     """
-    scope, chain = call.place.scope, list[ast.expr | ast.stmt]()
-    node = call.argument("dataset", 0)
-    while node is not None and len(chain) < 20:
-        if isinstance(node, ast.Name | ast.Attribute):
-            made = (found for found in module.bindings_of(text_of(node), scope) if found.value not in chain)
-            found = next((found for found in made if position(found.place.stmt) < position(node)), None)
-            node = None if found is None else found.value
-            continue
-        if not isinstance(node, ast.Call) or any(isinstance(part, ast.Starred) for part in node.args):
-            break
-        chain.append(node)
-        name, told = module.name_of(node.func), {word.arg: word.value for word in node.keywords}
-        if name == "datasets.load_dataset":
-            return [*chain, node.func] if is_const(told.get("streaming"), True) else []
-        if name in {"webdataset.WebDataset", "webdataset.DataPipeline"}:
-            drawn = is_const(told.get("resampled"), True) or "ResampledShards" in ast.unparse(node)
-            return [] if drawn else [*chain, node.func]
-        owner = module.top.functions.get(text_of(node.func))
-        if owner is not None and isinstance(owner.node, ast.ClassDef):
-            made_of = [each.node for each in module.lineage(owner) if isinstance(each.node, ast.ClassDef)]
-            named = {module.name_of(base) for each in made_of for base in each.bases}
-            return [*made_of, *chain, node.func] if "torch.utils.data.IterableDataset" in named else []
-        # a method gives another stream
-        node = node.func.value if isinstance(node.func, ast.Attribute) else None
-    return []
-
-
-def _is_stream(module: Module, call: Call, made: ast.expr | None) -> bool:
-    """Whether a data set is a stream: `iterable-unsharded` looks at those."""
-    named = isinstance(made, ast.Call) and "Iterable" in text_of(made.func)
-    return named or bool(stream_of(module, call))
+    made = module.value(call.argument("dataset", 0), call.place.scope)
+    owner = module.top.functions.get(text_of(made.func)) if isinstance(made, ast.Call) else None
+    if not isinstance(made, ast.Call) or owner is None or owner.is_function:
+        return []
+    classes = [each.node for each in module.lineage(owner) if isinstance(each.node, ast.ClassDef)]
+    named = {module.name_of(base) for each in classes for base in each.bases}
+    return [*classes, made] if "torch.utils.data.IterableDataset" in named else []
 
 
 def is_shared(module: Module, sampler: ast.expr | None, place: Place) -> bool:

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.aliases import names_of
 from rankwise.diagnose.lint.analysis.facts import (
     LOADER,
     SAMPLER,
@@ -117,9 +116,7 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
             yield Hit(call.node)
     told = bool(calls) or ("set_epoch" in module.attributes and not module.has_call("set_epoch"))
     told = told or any(found.text.endswith("sampler.epoch") for found in module.bindings)
-    others = _told_others(module)
-    told = told and not others
-    if told or SAMPLER not in module.by_name or _sets_epochs(module) or _set_epoch_elsewhere(module):
+    if told or SAMPLER not in module.by_name or _sets_epochs(module):
         return
     loops = [loop for loop in _epoch_loops(module) if not _runs_once(loop)]
     here = bool(loops) or _goes_on_for_ever(module)
@@ -127,8 +124,6 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
         if not here and not _is_trained_outside(module, call):
             continue
         name = "" if bound is None else last(bound.text)
-        if others and name in {"", *others}:
-            continue
         data = call.argument("dataset", 0)
         if HELD_OUT.search(name) or (data is not None and HELD_OUT.search(ast.unparse(data))):
             continue
@@ -138,7 +133,7 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
 def _is_trained_outside(module: Module, call: Call) -> bool:
     """Whether a function with a sampler is called by a given file that has a loop over epochs, and tells no epoch."""
     users = module.outside_callers(call.place.scope)
-    if any(user.has_call("set_epoch") or _sets_epochs(user) or _set_epoch_elsewhere(user) for user, _ in users):
+    if any(user.has_call("set_epoch") or _sets_epochs(user) for user, _ in users):
         return False
     return any(not _runs_once(loop) for user, _ in users for loop in _epoch_loops(user))
 
@@ -165,41 +160,10 @@ def _tells_the_start(module: Module, call: Call) -> bool:
     return not any(place.loops or isinstance(place.stmt, ast.AugAssign) for place in changed)
 
 
-def _told_others(module: Module) -> set[str]:
-    """Return the samplers that are told the epoch, where each is one of this file, by its own name."""
-    through = _samplers_of_loaders(module)
-    told = {through.get(call.base, call.base) for call in module.methods("set_epoch")}
-    made = {found.text for call in module.named(SAMPLER) for found in module.bindings if found.value is call.node}
-    if not told or any(name.endswith(".sampler") for name in told - made):
-        return set()
-    named = {last(name) for name in told}
-    return named if named <= {last(name) for name in made} else set()
-
-
-def _samplers_of_loaders(module: Module) -> dict[str, str]:
-    """Return ``loader.sampler`` for each loader of this file, and the name of the one sampler that it was given."""
-    found: dict[str, set[str]] = {}
-    for call in module.named(LOADER) if module.has_call("set_epoch") else ():
-        given = call.argument("sampler", 3)
-        for name in names_of(module, call):
-            found.setdefault(f"{name}.sampler", set()).add(text_of(given) if isinstance(given, ast.Name) else "")
-    return {text: next(iter(names)) for text, names in found.items() if len(names) == 1 and "" not in names}
-
-
 def _sets_epochs(module: Module) -> bool:
     """Whether a library that tells samplers the epoch, or may, is imported; these do not."""
     others = ("deepspeed", "horovod", "ray", "smdistributed", "torch_xla")
     return has_framework(module) and not any(module.imports.uses(name) for name in others)
-
-
-def _set_epoch_elsewhere(module: Module) -> bool:
-    """Whether a function of another given file, called here, tells the epoch."""
-    for call in module.calls:
-        if call.name and not call.name.startswith(("torch.", "?")):
-            found = module.find_function(call.name)
-            if found is not None and found[0].has_call("set_epoch"):
-                return True
-    return False
 
 
 def _epoch_loops(module: Module) -> list[ast.stmt]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.aliases import names_behind, names_of
-from rankwise.diagnose.lint.analysis.facts import LOADER, names_in, runs_on_several
+from rankwise.diagnose.lint.analysis.facts import LOADER, names_in
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
@@ -18,10 +18,7 @@ _REDUCES = re.compile(r"reduce|gather|sync|metric|^compute$|\.compute\(|evaluato
 _SHOWS = re.compile(r"^(log|print|write|track|save|init|format|display|plot|show|record|update|report)_")
 _PLAIN = ("dict", "list", "defaultdict", "OrderedDict", "AverageMeter")
 _METER = re.compile(r"(Avg|Average|Averager|RunningAverage|Running|Loss|Acc)_?(Meter|Averager)?s?", re.IGNORECASE)
-_MEANS = frozenset({"mean", "fmean", "nanmean"})
-_HOOKS = re.compile(r"(on_)?(validation|test)_(step|epoch_end)|on_(validation|test)_epoch_end")
 _COUNTS = re.compile(r"correct|right|good|hits?$|acc|num_|tot|err|loss|dice|iou|score|top1", re.IGNORECASE)
-_QUIET = re.compile(r"no_grad|inference_mode|\.eval\(\)")
 _NO_REDUCTION = re.compile(r"cuda\.synchronize$|convert_sync_batchnorm$")
 # a slice, or a range, from the rank in steps of the number of ranks
 _STRIDE = re.compile(r"\[[\w.]*rank(\(\))?::|\brange\([\w.]*rank(\(\))?, ", re.IGNORECASE)
@@ -31,7 +28,7 @@ _STRIDE = re.compile(r"\[[\w.]*rank(\(\))?::|\brange\([\w.]*rank(\(\))?, ", re.I
     "RW314", "evaluation-of-share", "warning", "medium",
     message="{what} is that of this rank's share of the data, and is taken for that of all",
     why="Each rank evaluates its own part. What one of them prints, or decides by, depends on the number of ranks and leaves most "
-    "of the data out. Add up sums and counts over the ranks first; Lightning does it with sync_dist=True.",
+    "of the data out. Add up sums and counts over the ranks first.",
     wrong="""
 import torch
 import torch.distributed as dist
@@ -65,27 +62,18 @@ def evaluate(model, held_out):
     ignore="a rough number is enough, or what calls this adds the shares up.",
 )  # fmt: skip
 def evaluation_of_share(module: Module) -> Iterator[Hit]:
-    """A number of a loader that is shared out, which nothing adds up on its way; a log without sync_dist."""
-    if runs_on_several(module):
-        yield from _logged(module)
+    """A number of a loader that is shared out, which nothing adds up on its way."""
     shared = _shared_loaders(module)
-    for loop, scope in _evaluations(module) if shared or _QUIET.search(module.source) else ():
-        here = bool(names_behind(module, gone_through(module, loop), scope) & shared)
+    for loop, scope in _evaluations(module) if shared else ():
         found = next(_results(module, loop, scope), None)
-        if found is None or _reduces(module, scope):
+        if (
+            found is None
+            or _reduces(module, scope)
+            or not names_behind(module, gone_through(module, loop), scope) & shared
+        ):
             continue
-        if (here and not _reduced_by_callers(module, scope)) or (not here and _shared_outside(module, loop, scope)):
+        if not _reduced_by_callers(module, scope):
             yield Hit(found, {"what": ast.unparse(found)})
-
-
-def _shared_outside(module: Module, loop: ast.For, scope: Scope) -> bool:
-    """Whether a given file that imports this one evaluates a share here, and does not add it up."""
-    for user, call in module.outside_callers(scope):
-        names = {name for name in scope.params if name in names_in(loop.iter)}
-        given = (call.argument(name, scope.params.index(name)) for name in names)
-        if {last(text_of(part)) for part in given if part is not None} & _shared_loaders(user):
-            return not _reduced_behind(user, call, scope)
-    return False
 
 
 def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
@@ -111,8 +99,6 @@ def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
             text = text_of(part.value)
             if text in listed and _is_meter(module, text, scope):
                 yield part
-        elif isinstance(part, ast.Call) and (_is_mean(part, listed) or _is_score(module, part, listed | counted)):
-            yield part
 
 
 def _is_read_as_mean(target: ast.expr, value: ast.BinOp, loop: ast.For, scope: Scope) -> bool:
@@ -140,16 +126,6 @@ def _takes(node: ast.Call, listed: set[str]) -> bool:
     return bool(node.args) and text_of(node.args[0]) in listed and _COUNTS.search(text_of(node.args[0])) is not None
 
 
-def _is_mean(node: ast.Call, listed: set[str]) -> bool:
-    """Whether it is the mean of such a list: ``np.mean(losses)``, ``torch.stack(losses).mean()``."""
-    if last(text_of(node.func)) not in _MEANS:
-        return False
-    inner = node.func.value if isinstance(node.func, ast.Attribute) else None
-    if isinstance(inner, ast.Call):
-        return last(text_of(inner.func)) in {"stack", "cat", "tensor", "array"} and _takes(inner, listed)
-    return _takes(node, listed)
-
-
 def _is_meter(module: Module, text: str, scope: Scope) -> bool:
     """Whether a name is a meter that adds up on one rank, as far as is seen."""
     bound = list(module.bindings_of(text, scope))
@@ -159,12 +135,6 @@ def _is_meter(module: Module, text: str, scope: Scope) -> bool:
         return False
     owners = [module.top.functions.get(text) for text in makers]
     return not any(_reduces(module, method) for owner in owners if owner for method in owner.functions.values())
-
-
-def _is_score(module: Module, node: ast.Call, gathered: set[str]) -> bool:
-    """Whether a function of scikit-learn, which knows of no ranks, is given what a loop has gathered."""
-    given = {name for part in node.args for name in names_in(part)}
-    return module.name_of(node.func).startswith("sklearn.metrics.") and bool(given & gathered)
 
 
 def _reduces(module: Module, scope: Scope, depth: int = 3) -> bool:
@@ -215,32 +185,6 @@ def _reduced_behind(module: Module, call: Call, scope: Scope, depth: int = 2) ->
     return any(_is_reduction(module, found) for found in inside)
 
 
-def _logged(module: Module) -> Iterator[Hit]:
-    """Yield what a hook of Lightning logs of an evaluation: a number of its own, neither a metric nor shared."""
-    logs = [(call, call.argument("value", 1)) for call in module.methods("log")]
-    for call in module.methods("log_dict"):
-        logs += [(call, value) for value in getattr(call.argument("dictionary", 0), "values", ())]
-    for call, value in logs:
-        shared = call.keyword("sync_dist")
-        if call.base != "self" or not _HOOKS.fullmatch(call.place.scope.name) or shared is not None or value is None:
-            continue
-        owner = module.class_of("self", call.place.scope)
-        shown = module.value(value, call.place.scope)
-        made = ast.unparse(shown) if shown is not None else ""
-        # a metric object counts over all ranks by itself
-        if isinstance(value, ast.Attribute) or _REDUCES.search(made) or owner is None or call.is_open:
-            continue
-        if any(_REDUCES.search(found.method) for found in call.place.scope.calls):
-            continue
-        if (
-            isinstance(shown, ast.Call)
-            and text_of(shown.func).startswith("self.")
-            and module.local_function(module.call_of[shown]) is None
-        ):
-            continue
-        yield Hit(call.node, {"what": module.text(value)})
-
-
 def _shared_loaders(module: Module) -> set[str]:
     """Return the names of loaders for evaluation that give each rank a share."""
     found: set[str] = set()
@@ -249,11 +193,6 @@ def _shared_loaders(module: Module) -> set[str]:
         strided = data is not None and _STRIDE.search(ast.unparse(data)) is not None
         if strided or is_shared(module, call.argument("sampler", 3), call.place):
             found |= names_of(module, call)
-    if "accelerate.Accelerator" in module.by_name:
-        for call in module.methods("prepare"):
-            found |= {
-                name for part in call.node.args for name in names_in(part) if re.search(r"loader|dl$|_dl|data", name)
-            }
     return found - {"self", ""}
 
 

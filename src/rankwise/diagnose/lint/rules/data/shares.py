@@ -128,18 +128,19 @@ def main(net, path):
     ignore="the files that are given to it are this rank's own.",
 )  # fmt: skip
 def iterable_unsharded(module: Module) -> Iterator[Hit]:
-    """A class of this file, or a stream of a library, without a word of ranks, in a loader."""
+    """A class of this file without a word of ranks, in a loader."""
     if not runs_on_several(module) and (not wraps(module) or has_framework(module)):
         return
-    for call in (*module.named(LOADER), *module.named("webdataset.WebLoader")):
+    for call in module.named(LOADER):
         chain = stream_of(module, call)
         if not chain or any(_SHARES.search(ast.unparse(part)) for part in chain):
             continue
-        made = (part for part in chain if isinstance(part, ast.Call) and text_of(part.func) in module.top.functions)
-        if any(has_rank(module, part, call.place.scope) for part in made):
+        made = chain[-1]
+        assert isinstance(made, ast.Call)
+        if has_rank(module, made, call.place.scope):
             continue
         if not any(HELD_OUT.search(name) for name in (call.place.scope.name, *names_of(module, call))):
-            yield Hit(call.node.func, {"name": module.text(chain[-1])})
+            yield Hit(call.node.func, {"name": module.text(made.func)})
 
 
 @rule(

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import ast
 import difflib
-import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import has_framework, is_const, is_distributed, uses_cuda
-from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile, LaunchPlace
+from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.record import Hit, rule
 
 _HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
-_OLD_LINE = re.compile(
-    r"(?:^|[\s;&])(?:(?:\S*/)?python[\d.]*|\$\{?\w+\}?)\s+(?:-\w+\s+)*-m\s+(torch\.distributed\.launch)\b"
-)
-_CARRIERS = ("ssh", "bash", "sh", "srun", "mpirun", "pdsh", "eval", "docker", "nohup", "screen", "tmux", "sbatch")
 _BACKENDS = ("nccl", "gloo", "mpi", "ucc", "xccl")
 _PLUGINS = ("ccl", "hccl", "rccl", "cncl", "mccl", "eccl", "sccl", "lccl", "bccl", "flagcx", "xla", "smddp")
 _OLD_API = {
@@ -92,45 +87,13 @@ def _hands_it_on(module: Module) -> bool:
 
 
 def _old_launcher_in_lines(file: LaunchFile) -> Iterator[Hit]:
-    yield from _old_launcher_in_text(file)
     for command in file.commands:
         texts = command.texts
         for index, word in enumerate(command.words[1:], 1):
             if word.text.endswith("torch/distributed/launch.py"):
                 yield Hit(word, {"old": "torch/distributed/launch.py", "new": "torchrun"})
             elif word.text == "torch.distributed.launch" and texts[index - 1] == "-m":
-                start = next((w for w in command.words[:index] if re.fullmatch(r"(.*/)?python[\d.]*", w.text)), None)
-                plain = start is not None and command.words[index - 2] is start and "--use_env" in texts
-                edits = (
-                    (Edit(start.start, word.end, "torchrun"), *_removed(command.words, "--use_env"))
-                    if plain and start
-                    else ()
-                )
-                yield Hit(word, {"old": word.text, "new": "torchrun"}, Fix("torchrun", edits) if edits else None)
-
-
-def _old_launcher_in_text(file: LaunchFile) -> Iterator[Hit]:
-    """Yield the old launcher inside a quoted word that another program runs, or in a variable that starts a command."""
-    places = [
-        word
-        for command in file.commands
-        if command.find(*_CARRIERS) == 0
-        for word in command.words[1:]
-        if " " in word.text.strip()
-    ]
-    for setting in file.settings:
-        name = re.escape(setting.name)
-        if re.search(rf"^\s*(?:\w+=\S*\s+|srun\s+|exec\s+|eval\s+)*\"?\$\{{?{name}\b", file.source, re.MULTILINE):
-            places.append(setting.place)
-    for place in places:
-        # the offsets are those of the source, where a line may go on behind a backslash
-        for found in _OLD_LINE.finditer(re.sub(r"[\\'\"]", " ", file.source[place.start : place.end])):
-            start, end = (place.start + at for at in found.span(1))
-            yield Hit(LaunchPlace(start, end, found[1]), {"old": found[1], "new": "torchrun"})
-
-
-def _removed(words: list[LaunchPlace], option: str) -> tuple[Edit, ...]:
-    return tuple(Edit(words[i - 1].end, word.end, "") for i, word in enumerate(words) if word.text == option and i)
+                yield Hit(word, {"old": word.text, "new": "torchrun"})
 
 
 def _backends(module: Module) -> Iterator[tuple[ast.Constant, str | None]]:
@@ -142,13 +105,6 @@ def _backends(module: Module) -> Iterator[tuple[ast.Constant, str | None]]:
             given = call.place.scope.default(given.id)
         if isinstance(given, ast.Constant) and isinstance(given.value, str):
             yield given, _other_backend(given.value)
-    for call in module.methods("add_argument") if is_distributed(module) else ():
-        name, default = call.node.args[0] if call.node.args else None, call.argument("default")
-        named = isinstance(name, ast.Constant) and re.fullmatch(
-            r"--(dist|distributed|ddp)?[-_]?backend", str(name.value)
-        )
-        if named and isinstance(default, ast.Constant) and isinstance(default.value, str):
-            yield default, _other_backend(default.value)
 
 
 def _other_backend(text: str) -> str | None:
@@ -161,24 +117,6 @@ def _other_backend(text: str) -> str | None:
         if close and name not in _BACKENDS and name not in _PLUGINS:
             return close[0]
     return None
-
-
-_RUNS = re.compile(r"\b(system|run|call|Popen|popen|check_call|check_output|submit|command|cmd|args)\b\s*[(=]")
-
-
-def _old_launcher(module: Module) -> Iterator[ast.Constant]:
-    """Yield the old launcher in what Python starts: ``[..., "-m", "torch.distributed.launch", ...]``, or a shell's line."""
-    for node, place in module.strings if "torch.distributed.launch" in module.source else ():
-        if node.value == "torch.distributed.launch":
-            lists = (part.elts for part in ast.walk(place.stmt) if isinstance(part, ast.List | ast.Tuple))
-            if any(node in each and ast.unparse(each[each.index(node) - 1]) == "'-m'" for each in lists):
-                yield node
-        elif (
-            not isinstance(getattr(place.stmt, "value", None), ast.Constant)
-            and _OLD_LINE.search(str(node.value))
-            and _RUNS.search(module.text(place.stmt))
-        ):
-            yield node
 
 
 @rule(
@@ -196,8 +134,6 @@ def deprecated_dist_api(module: Module) -> Iterator[Hit]:
     for old, new in _OLD_API.items():
         for call in module.named(old):
             yield Hit(call.node.func, {"old": old, "new": new})
-    for text in _old_launcher(module):
-        yield Hit(text, {"old": "torch.distributed.launch", "new": "torchrun"})
     for written, backend in _backends(module):
         if backend is not None:
             yield Hit(written, {"old": f"the backend {written.value!r}", "new": backend})

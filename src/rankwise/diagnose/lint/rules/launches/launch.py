@@ -20,23 +20,9 @@ def _bad_port(text: str) -> bool:
     return text.isdigit() and not 0 <= int(text) <= 65535
 
 
-_PORT_OF = re.compile(
-    r"--(?:master|main[-_]process)[-_]port[= ]\"?\$\{?(\w+)|--rdzv[-_]endpoint[= ]\S*:\$\{?(\w+)|MASTER_PORT=\"?\$\{?(\w+)"
-)
-
-
 def _ports_in_lines(file: LaunchFile) -> Iterator[Hit]:
     for setting in file.settings:
         if setting.name == "MASTER_PORT" and _bad_port(setting.value):
-            yield Hit(setting.place, {"port": setting.value})
-        # $((70000 + SLURM_JOB_ID % 1000))
-        counted = re.match(r"\$\(\(\s*(\d+)\s*\+", setting.value)
-        if counted and re.search("port", setting.name, re.IGNORECASE) and _bad_port(counted[1]):
-            yield Hit(setting.place, {"port": counted[1]})
-    # PORT=80000 ... --master-port $PORT, also inside the quoted words of ssh or bash -c
-    used = {word for part in _PORT_OF.findall(file.source) for word in part if word}
-    for setting in file.settings:
-        if setting.name in used - {"MASTER_PORT"} and _bad_port(setting.value):
             yield Hit(setting.place, {"port": setting.value})
     for command in file.commands:
         for name in ("--master-port", "--rdzv-endpoint", "--rdzv", "--main-process-port", "--rdzv_endpoint"):
@@ -120,10 +106,6 @@ def _of_children(module: Module) -> Iterator[tuple[str, ast.expr, ast.expr]]:
             for key, value in zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ():
                 if key is node and isinstance(value, ast.Constant) and _SETS.fullmatch(str(value.value)):
                     yield name, node, value
-    for call in module.methods("update", "dict"):
-        for word in call.node.keywords:
-            if word.arg is not None and word.arg.startswith(PREFIXES):
-                yield word.arg, word.value, word.value
 
 
 _SETS = re.compile(r"\d+|[a-z]\w*|True|False", re.ASCII)

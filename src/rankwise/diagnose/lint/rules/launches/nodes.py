@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import environment_writes
-from rankwise.diagnose.lint.analysis.launch_lines import Command, LaunchFile, Setting
+from rankwise.diagnose.lint.analysis.launch_lines import Command, LaunchFile
 from rankwise.diagnose.lint.analysis.launchers import (
     job_nodes,
     launcher,
@@ -19,73 +19,10 @@ from rankwise.diagnose.lint.analysis.launchers import (
     tasks_per_node,
 )
 from rankwise.diagnose.lint.analysis.module import Module
-from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Scope
 from rankwise.diagnose.lint.record import Hit, rule
 
 _LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|0\.0\.0\.0|\[?::1\]?)(:.*)?")
-_PER_NODE = ("--nproc-per-node", "--num-processes", "--num-gpus")
-
-
-def _gpus_in_lines(file: LaunchFile) -> Iterator[Hit]:
-    visible = [each for each in file.settings if each.name == "CUDA_VISIBLE_DEVICES"]
-    gres = re.search(r"gpu:((?:[\w.-]+:)?\d+)", file.sbatch.get("gres", ""))
-    slurm = file.sbatch.get("gpus-per-node") or (gres[1] if gres else "")
-    for command in launches(file):
-        found = option(file, command, *_PER_NODE)
-        if (
-            found is None
-            or not found[0].isdigit()
-            or (command.option("--num-processes") is not None and num_nodes(file, command) > 1)
-        ):
-            continue
-        mine = [each for each in command.settings if each.name == "CUDA_VISIBLE_DEVICES"]
-        before = [
-            each for each in visible if each.place.start < found[1].start and not _for_another(file, each, command)
-        ]
-        last_one = (mine or before)[-1:]
-        listed = [re.fullmatch(r"\d+(\s*,\s*\d+)*,?", shown(file, each.value)[0]) for each in last_one]
-        number = None
-        if listed and listed[0]:
-            number = len([part for part in listed[0][0].split(",") if part.strip()])
-            where = "CUDA_VISIBLE_DEVICES shows"
-        elif not last_one and (count := re.fullmatch(r"(?:[\w.-]+:)?(\d+)", slurm or "")):
-            number, where = int(count[1]), "Slurm gives"
-        if number is not None and int(found[0]) > number:
-            yield Hit(found[1], {"ranks": found[0], "where": where, "gpus": str(number)})
-    gpus = re.fullmatch(r"(?:[\w.-]+:)?(\d+)", slurm or "")
-    for command in file.commands if gpus is not None else ():
-        # srun starts the ranks itself
-        srun, script = command.find("srun"), next((word for word in command.texts if word.endswith(".py")), "")
-        trains = srun is not None and _TRAINS.search(script) and "cpu" not in script
-        tasks = tasks_per_node(file, command) if trains else 1
-        told = any(command.option(name) for name in ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "-G"))
-        if gpus is not None and not told and next(launches(file), None) is None and tasks > int(gpus[1]) > 0:
-            place = command.words[srun or 0]
-            yield Hit(place, {"ranks": str(tasks), "where": "Slurm gives", "gpus": gpus[1]}, confidence="medium")
-
-
-_TRAINS = re.compile(r"train|ddp|distributed|finetune|pretrain", re.IGNORECASE)
-
-
-def _for_another(file: LaunchFile, setting: Setting, command: Command) -> bool:
-    """Whether a variable is set before another command's words, and so for it alone."""
-    return any(
-        setting in each.settings and each.words and each is not command and each.words[0].text != "export"
-        for each in file.commands
-    )
-
-
-rule(
-    "RW616", "more-ranks-than-gpus", "error", "high",
-    message="{ranks} ranks on each node, and {where} {gpus} GPUs: the ranks beyond them find no device",
-    why="torchrun starts as many ranks as it is told. LOCAL_RANK then names a GPU that is not there, and set_device raises.",
-    wrong="export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc-per-node 4 train.py\n",
-    right="export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc-per-node 2 train.py\n",
-    ignore="several ranks share a GPU on purpose, or train on the CPU.",
-    language="bash",
-    lines=_gpus_in_lines,
-)(None)  # fmt: skip
 
 
 def _node_ranks_in_lines(file: LaunchFile) -> Iterator[Hit]:
@@ -104,9 +41,6 @@ def _node_ranks_in_lines(file: LaunchFile) -> Iterator[Hit]:
             continue
         if max(job_nodes(file), num_nodes(file, command)) > 1:
             yield Hit(found[1], {"what": "node rank", "text": found[0], "of": "nodes"})
-    for setting in _exported(file) if _starts_ranks(file) else ():
-        if setting.name in {"RANK", "LOCAL_RANK"} and re.fullmatch(r"\$\{?SLURM_(PROCID|LOCALID)\}?", setting.value):
-            yield Hit(setting.place, {"what": setting.name, "text": setting.value, "of": "tasks"})
     # srun python train.py --rank $SLURM_PROCID
     for command in file.commands:
         script = next((at for at, word in enumerate(command.words) if word.text.endswith(".py")), None)
@@ -118,25 +52,6 @@ def _node_ranks_in_lines(file: LaunchFile) -> Iterator[Hit]:
             match = re.fullmatch(r"(?:--?[\w-]+=)?(\$\{?SLURM_(PROCID|LOCALID|NODEID)\}?)", word.text)
             if match and tasks[match[2]] > 1 and not re.search(r"\\\$|'", file.source[word.start : word.end]):
                 yield Hit(word, {"what": "the value of", "text": match[1], "of": "tasks"})
-
-
-def _starts_ranks(file: LaunchFile) -> bool:
-    """Whether srun starts the ranks of a job itself: a Python script, several times, and no launcher anywhere."""
-    return next(launches(file), None) is None and any(
-        command.find("srun") == 0
-        and not command.quote
-        and any(word.endswith(".py") for word in command.texts)
-        and not any(re.search(r"\s|\.sh$", word) or word in {"bash", "sh"} for word in command.texts)
-        and tasks_per_node(file, command) * (1 if own(command, "nodes", "-N") == "1" else job_nodes(file)) > 1
-        for command in file.commands
-    )
-
-
-def _exported(file: LaunchFile) -> Iterator[Setting]:
-    """Yield the variables that the batch script itself exports."""
-    for command in file.commands:
-        if command.words and command.words[0].text == "export" and not command.quote:
-            yield from command.settings
 
 
 rule(
@@ -170,11 +85,6 @@ def _loopback_in_lines(file: LaunchFile) -> Iterator[Hit]:
             if found is not None and _LOOPBACK.fullmatch(host):
                 yield Hit(setting.place if setting is not None else found[1], {"text": host})
 
-    # srun starts the ranks, and they read the variable
-    for setting in _exported(file) if job_nodes(file) > 1 and _starts_ranks(file) else ():
-        if setting.name == "MASTER_ADDR" and _LOOPBACK.fullmatch(setting.value):
-            yield Hit(setting.place, {"text": setting.value})
-
 
 def _is_given_nodes(file: LaunchFile, command: Command) -> bool:
     """Whether the number of nodes is a variable that whoever starts the file sets, and there is no default of one node."""
@@ -204,10 +114,6 @@ def loopback_for_nodes(module: Module) -> Iterator[Hit]:
         fixed = name == "MASTER_ADDR" and isinstance(value, ast.Constant) and not place.branches
         if fixed and isinstance(value, ast.Constant) and _LOOPBACK.fullmatch(str(value.value)):
             yield Hit(value, {"text": str(value.value)})
-    for call in calls:
-        method = module.value(call.argument("init_method", 1), call.place.scope)
-        if isinstance(method, ast.Constant) and _LOOPBACK.fullmatch(str(method.value)):
-            yield Hit(method, {"text": str(method.value)})
 
 
 def _counts_nodes(module: Module, node: ast.expr | None, scope: Scope) -> bool:
@@ -218,65 +124,6 @@ def _counts_nodes(module: Module, node: ast.expr | None, scope: Scope) -> bool:
         and isinstance(shown.op, ast.Add)
         and any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult) for part in (shown.left, shown.right))
     )
-
-
-def _world_size_in_lines(file: LaunchFile) -> Iterator[Hit]:
-    tasks = file.sbatch.get("ntasks-per-node", "")
-    # a launcher on each node sets it for its ranks by itself
-    several = tasks.isdigit() and int(tasks) > 1 and next(launches(file), None) is None
-    for setting in file.settings if several else ():
-        if setting.name != "WORLD_SIZE":
-            continue
-        name = re.fullmatch(
-            r"\$\{?(SLURM_NNODES|SLURM_JOB_NUM_NODES|SLURM_NTASKS_PER_NODE|SLURM_GPUS_ON_NODE)\}?", setting.value
-        )
-        if name and "NODES" in name[1]:
-            yield Hit(setting.place, {"text": setting.value, "what": "the number of nodes"})
-        elif (name or setting.value == tasks) and job_nodes(file) > 1 and _starts_ranks(file):
-            yield Hit(setting.place, {"text": setting.value, "what": "the number of ranks of one node"})
-
-
-@rule(
-    "RW619", "world-size-of-one-node", "error", "medium",
-    message="ranks are counted over nodes, and {text} is {what}: the group waits for too few",
-    why="world_size is the number of ranks of all nodes. Ranks beyond it are refused, or the groups of the nodes never see each "
-    "other.",
-    wrong="""
-import torch
-import torch.distributed as dist
-
-def work(gpu, node):
-    rank = node * torch.cuda.device_count() + gpu
-    dist.init_process_group("nccl", rank=rank, world_size=torch.cuda.device_count())
-""",
-    right="""
-import torch
-import torch.distributed as dist
-
-def work(gpu, node, nodes):
-    rank = node * torch.cuda.device_count() + gpu
-    dist.init_process_group("nccl", rank=rank, world_size=nodes * torch.cuda.device_count())
-""",
-    ignore="never.",
-    lines=_world_size_in_lines,
-)  # fmt: skip
-def world_size_of_one_node(module: Module) -> Iterator[Hit]:
-    """init_process_group(rank=node * n + gpu, world_size=device_count())."""
-    for call in module.named("torch.distributed.init_process_group"):
-        size, scope = call.argument("world_size", 3), call.place.scope
-        if size is None or not _counts_nodes(module, call.argument("rank", 4), scope):
-            continue
-        if _counts_devices(module, size, scope):
-            yield Hit(size, {"text": module.text(size), "what": "the number of ranks of one node"})
-
-
-def _counts_devices(module: Module, node: ast.expr | None, scope: Scope, depth: int = 3) -> bool:
-    """Whether a number is device_count(): by itself, or as a parameter for which every call here gives that."""
-    value = module.value(node, scope)
-    if isinstance(value, ast.Call):
-        return last(text_of(value.func)) == "device_count"
-    given = module.given(scope, value.id) if isinstance(value, ast.Name) and value.id in scope.params else []
-    return bool(depth and given) and all(_counts_devices(module, part, at.place.scope, depth - 1) for at, part in given)
 
 
 def _first_node_in_lines(file: LaunchFile) -> Iterator[Hit]:
@@ -336,16 +183,6 @@ def _alone_in_lines(file: LaunchFile) -> Iterator[Hit]:
         given = count is not None and "--standalone" in command.texts and re.fullmatch(r"\$\{?\d\}?", count[0])
         if count is not None and (given or (count[0].isdigit() and int(count[0]) > 1)):
             yield Hit(count[1], {"number": count[0]})
-        elif (count is None or count[0] == "1") and _on_each_node(file, command):
-            yield Hit(command.words[start], {"number": str(job_nodes(file))})
-
-
-def _on_each_node(file: LaunchFile, command: Command) -> bool:
-    """Whether srun starts a line on each of several nodes, and nothing in it says that they work by themselves."""
-    places = any(command.option(name) for name in ("-w", "--nodelist", "-r", "--relative", "--ntasks", "-n"))
-    alone = places or own(command, "nodes", "-N") == "1" or re.search("PROCID|NODEID|ARRAY|\\bfor\\b", file.source)
-    tasks = file.sbatch.get("ntasks-per-node", file.sbatch.get("ntasks", ""))
-    return command.find("srun") == 0 and not alone and job_nodes(file) > 1 and tasks in {"1", str(job_nodes(file))}
 
 
 rule(

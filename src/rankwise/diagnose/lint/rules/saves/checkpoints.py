@@ -236,12 +236,9 @@ def _loaded_path(module: Module, call: Call) -> str:
 def _all_saved(module: Module) -> Iterator[tuple[ast.AST, str]]:
     """Yield what torch.save gets, or a helper of another file that is named so, and the path; "" if it is not seen."""
     for call in module.named("torch.save"):
-        saved, scope = call.argument("obj", 0), call.place.scope
+        saved = call.argument("obj", 0)
         if saved is not None:
             yield from ((part, _path_text(call)) for part in _held(module, saved, call))
-        elif scope.is_function:  # def save_on_master(*args): torch.save(*args)
-            for outer in module.callers(scope):
-                yield from ((part, "") for given in outer.node.args[:1] for part in _held(module, given, outer))
     for call in module.calls:
         if (
             call.name != "torch.save"
@@ -317,7 +314,7 @@ _GATHERS = re.compile(
 @rule(
     "RW507", "shards-of-one-rank", "error", "medium",
     message="{name}.state_dict() holds the shards of this rank only, and the other ranks save nothing: the weights are lost",
-    why="fully_shard and ZeRO stage 3 leave a part of each parameter on each rank. Gather them on all ranks first "
+    why="fully_shard leaves a part of each parameter on each rank. Gather them on all ranks first "
     "(get_model_state_dict with full_state_dict=True, save_16bit_model), or let all ranks save (torch.distributed.checkpoint, "
     "save_checkpoint).",
     wrong="""
@@ -343,30 +340,16 @@ def save(net, path):
     ignore="the mesh replicates, and shards nothing.",
 )  # fmt: skip
 def shards_of_one_rank(module: Module) -> Iterator[Hit]:
-    """torch.save of the state of what fully_shard or ZeRO-3 has sharded, on the main rank only."""
+    """torch.save of the state of what fully_shard has sharded, on the main rank only."""
     if _GATHERS.search(module.source):
         return
-    held = list(_fully_sharded(module))
-    if re.search(r"\bstage['\"]?\s*[:=]\s*3\b", module.source):
-        for call in module.named("deepspeed.initialize"):
-            for target in call.place.stmt.targets if isinstance(call.place.stmt, ast.Assign) else ():
-                engine = text_of(target.elts[0] if isinstance(target, ast.Tuple) else target)
-                held += [(engine, call), (f"{engine}.module", call)]
-    for call in module.methods("state_dict") if held else ():
+    sharded = [
+        (text_of(call.node.args[0]), call)
+        for call in module.named("torch.distributed.fsdp.fully_shard")
+        if call.node.args
+    ]
+    for call in module.methods("state_dict") if sharded else ():
         saved = any(call.node in ast.walk(save.node) for save in module.named("torch.save"))
-        mine = [made for text, made in held if text == call.base and made.place.scope is call.place.scope]
+        mine = [made for text, made in sharded if text == call.base and made.place.scope is call.place.scope]
         if saved and call.place.side == "main" and any(position(made.node) < position(call.node) for made in mine):
             yield Hit(call.node, {"name": call.base})
-
-
-def _fully_sharded(module: Module) -> Iterator[tuple[str, Call]]:
-    """Yield the texts of what fully_shard shards, also in a function of this file that does it to a parameter."""
-    for call in module.named("torch.distributed.fsdp.fully_shard"):
-        given, scope = call.argument("module", 0), call.place.scope
-        if given is None:
-            continue
-        yield text_of(given), call
-        if scope.is_function and text_of(given) in scope.params:
-            for outer, part in module.given(scope, text_of(given)):
-                if isinstance(part, ast.Name | ast.Attribute):
-                    yield text_of(part), outer

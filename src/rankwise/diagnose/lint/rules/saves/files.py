@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.facts import effective_side, has_rank, is_const
+from rankwise.diagnose.lint.analysis.facts import effective_side, has_rank
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.analysis.saves import is_apart, is_on_all, is_optional, runs_ranks
@@ -14,46 +14,6 @@ from rankwise.diagnose.lint.analysis.scopes import Call
 from rankwise.diagnose.lint.record import Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
-
-
-@rule(
-    "RW508", "folder-made-by-all", "error", "medium",
-    message="every rank makes {path}: all but the first find it there and raise FileExistsError",
-    why="Ranks run the same lines at the same time. exist_ok=True makes it no mistake to be late.",
-    wrong="import os\n" + _HEAD + """
-def main(net, folder):
-    dist.init_process_group("nccl")
-    model = DDP(net)
-    os.makedirs(folder)
-    return model
-""",
-    right="import os\n" + _HEAD + """
-def main(net, folder):
-    dist.init_process_group("nccl")
-    model = DDP(net)
-    os.makedirs(folder, exist_ok=True)
-    return model
-""",
-    ignore="each rank has a folder of its own.",
-)  # fmt: skip
-def folder_made_by_all(module: Module) -> Iterator[Hit]:
-    """os.makedirs(path), os.mkdir(path) or Path.mkdir() without exist_ok, on every rank, and no test that it is missing."""
-    for call in module.methods("makedirs", "mkdir") if runs_ranks(module) else ():
-        path = _folder(call)
-        late = call.argument("exist_ok", 2)
-        if path is None or call.is_open or (late is not None and not is_const(late, False)) or call.place.tries:
-            continue
-        asked = any(re.search("exist|is_?dir|access", ast.unparse(branch.test)) for branch in call.place.branches)
-        quiet = any("suppress" in ast.unparse(item.context_expr) for with_ in call.place.withs for item in with_.items)
-        if not asked and not quiet and is_apart(module, call, path) and is_on_all(module, call, path):
-            yield Hit(call.node, {"path": module.text(path)})
-
-
-def _folder(call: Call) -> ast.expr | None:
-    if call.name in {"os.makedirs", "os.mkdir"}:
-        return call.argument("path" if call.method == "mkdir" else "name", 0)
-    is_path = call.method == "mkdir" and not call.name and isinstance(call.node.func, ast.Attribute)
-    return call.node.func.value if is_path and isinstance(call.node.func, ast.Attribute) else None
 
 
 _RUNS = ("wandb.init", "mlflow.start_run", "comet_ml.Experiment", "neptune.init_run", "swanlab.init", "trackio.init")

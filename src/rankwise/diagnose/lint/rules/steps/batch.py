@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import is_distributed, names_in, training_loops, uses_cuda
-from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Call, Scope
+from rankwise.diagnose.lint.analysis.scopes import Call
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 from rankwise.diagnose.lint.record import Hit, rule
 
@@ -189,37 +189,10 @@ def timing_without_sync(module: Module) -> Iterator[Hit]:
         if not scope.is_function or not re.search(
             r"bench|bandwidth|throughput|speed|latency|timing|measure_|time_", scope.name
         ):
-            yield from _of_a_speed(module, scope, clocks)
             continue
         works = any(call.method in {"backward", "forward", "model", "step"} or _sends(call) for call in scope.calls)
         if len(clocks) >= 2 and works and not any(_waits(call) for call in scope.calls):
             yield Hit(clocks[-1].node)
-        else:
-            yield from _of_a_speed(module, scope, clocks)
-
-
-_SPEEDS = re.compile(
-    r"throughput|\b(img|image|imgs|images|sample|samples|token|tokens|tok|frames|it|iters?|steps?)s?\s?/\s?s(ec(ond)?)?\b|"
-    r"per[ _]sec|\bG[Bb](it)?/s\b|latency|\bfps\b|tflops",
-    re.IGNORECASE,
-)
-
-
-def _of_a_speed(module: Module, scope: Scope, clocks: list[Call]) -> Iterator[Hit]:
-    """Yield the reading behind a loop of work on the GPU that nothing waits for, where a speed is told of it."""
-    told = len(clocks) == 2 and any(
-        _SPEEDS.search(str(node.value)) for node, place in module.strings if place.scope is scope
-    )
-    if not told or any(call.place.branches for call in clocks):
-        return
-    start, end = clocks
-    if start.place.loops != end.place.loops or start.place.loops:
-        return
-    between = [call for call in scope.calls if position(start.node) < position(call.node) < position(end.node)]
-    work = [call for call in between if call.place.loops and (call.method == "backward" or _runs(call))]
-    inside = [inner for call in between for inner in getattr(module.local_function(call), "calls", ())]
-    if work and not any(_waits(call) for call in (*between, *inside)):
-        yield Hit(end.node)
 
 
 def _sends(call: Call) -> bool:

@@ -1,4 +1,4 @@
-"""RW311 to RW313, RW315: steps that a library, a context or the main rank keeps from being taken as meant."""
+"""RW312, RW313, RW315: steps that a library or the main rank keeps from being taken as meant."""
 
 from __future__ import annotations
 
@@ -16,95 +16,10 @@ from rankwise.diagnose.lint.analysis.facts import (
 )
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Call
 from rankwise.diagnose.lint.analysis.wrapped import WRAPPERS, known_wraps, sees, wraps
 from rankwise.diagnose.lint.record import Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
-
-
-@rule(
-    "RW311", "no-sync-around-loop", "error", "medium",
-    message="{name} is entered once around {what}: {result}",
-    why="no_sync() leaves the gradients of each rank by themselves until a backward pass outside of it. Where all passes, or "
-    "the step itself, stand inside, each rank trains a model of its own. Accelerate's accumulate() counts how often it is "
-    "entered: once per micro-batch.",
-    wrong=_HEAD + """
-def train(net, loader, optimizer):
-    model = DDP(net)
-    for epoch in range(10):
-        with model.no_sync():
-            for x in loader:
-                model(x).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-""",
-    right=_HEAD + """
-def train(net, loader, optimizer):
-    model = DDP(net)
-    for epoch in range(10):
-        for x in loader:
-            model(x).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-    ignore="the gradients, or the parameters, are reduced by hand afterwards.",
-)  # fmt: skip
-def no_sync_around_loop(module: Module) -> Iterator[Hit]:
-    """A step inside no_sync, no backward pass outside of it, or accumulate around a loop."""
-    backwards = list(module.methods("backward", "manual_backward"))
-    by_hand = any(_is_by_hand(module, call) for call in module.methods("all_reduce", "average_gradients"))
-    for call in module.methods("no_sync", "accumulate", "no_backward_sync"):
-        stmt = call.place.stmt
-        if not isinstance(stmt, ast.With | ast.AsyncWith) or by_hand:
-            continue
-        alone = any(item.context_expr is call.node for item in stmt.items)
-        inside = [found for found in backwards if stmt in found.place.withs]
-        if not alone or not inside or len(call.node.args) > 1:
-            continue
-        looped = [found for found in inside if len(found.place.loops) > len(call.place.loops)]
-        if call.method == "accumulate":
-            if len(looped) == len(inside) and _is_accelerator(module, call):
-                values = {"name": call.text, "what": "a loop", "result": "its micro-batches count as one"}
-                yield Hit(call.node, values)
-            continue
-        if call.method == "no_backward_sync" and (call.node.keywords or len(call.node.args) > 1):
-            continue  # enabled= decides
-        steps = [
-            found for found in module.methods("step") if stmt in found.place.withs and _is_optimizer(module, found)
-        ]
-        outside = [found for found in backwards if not any(_skips(with_) for with_ in found.place.withs)]
-        never = not call.place.branches and not outside and module.has_call("step")
-        if steps or never:
-            what = "the optimizer's step" if steps else "every backward pass"
-            yield Hit(call.node, {"name": call.text, "what": what, "result": "no gradient is ever reduced"})
-
-
-def _is_by_hand(module: Module, call: Call) -> bool:
-    """Whether a reduction is one of gradients, or of parameters every few steps."""
-    over = any("parameters" in ast.unparse(loop.iter) for loop in call.place.loops if isinstance(loop, ast.For))
-    return over or re.search(r"grad|param", module.text(call.node)) is not None
-
-
-def _skips(with_: ast.With | ast.AsyncWith) -> bool:
-    """Whether a block surely runs without reduction: a choice between two contexts may reduce."""
-    return any(
-        isinstance(item.context_expr, ast.Call)
-        and last(text_of(item.context_expr.func)) in {"no_sync", "no_backward_sync"}
-        for item in with_.items
-    )
-
-
-def _is_accelerator(module: Module, call: Call) -> bool:
-    return module.imports.uses("accelerate") or "accelerator" in call.base
-
-
-def _is_optimizer(module: Module, call: Call) -> bool:
-    """Whether a step is one of an optimizer, or of a scaler for one; environments and schedulers step, too."""
-    if re.search(r"opt|scaler|engine", call.base, re.IGNORECASE):
-        return True
-    found = module.binding(call.base, call.place.scope)
-    return found is not None and "optim" in ast.unparse(found.value or ast.Constant("")) and "sched" not in call.base
 
 
 @rule(
@@ -246,39 +161,6 @@ def step_on_one_rank(module: Module) -> Iterator[Hit]:
         apart = "learning rates" if rated else "weights"
         apart = "orders of the data" if call.method == "set_epoch" else apart
         yield Hit(call.node, {"name": call.text, "ranks": RANKS[side], "what": apart})
-    for branch in module.branches:
-        if branch.side is None or not isinstance(branch.node, ast.If) or _sets_a_rate(branch.node.orelse):
-            continue
-        target = _sets_a_rate(branch.node.body)
-        if target is not None and not module.has_call(
-            "broadcast_object_list", "broadcast", "broadcast_optimizer_state"
-        ):
-            what = {"name": f"{ast.unparse(target)} =", "ranks": RANKS[branch.side], "what": "learning rates"}
-            yield Hit(target, what)
-
-
-def _sets_a_rate(body: list[ast.stmt]) -> ast.expr | None:
-    """Return where statements write the learning rate of a group of parameters."""
-    parts = [part for stmt in body for part in ast.walk(stmt)]
-    groups = {
-        part.target.id
-        for part in parts
-        if isinstance(part, ast.For) and isinstance(part.target, ast.Name) and "param_groups" in ast.unparse(part.iter)
-    }
-    for part in parts:
-        targets = (
-            part.targets if isinstance(part, ast.Assign) else [part.target] if isinstance(part, ast.AugAssign) else []
-        )
-        for target in targets:
-            if (
-                isinstance(target, ast.Subscript)
-                and isinstance(target.slice, ast.Constant)
-                and target.slice.value == "lr"
-            ):
-                base = text_of(target.value)
-                if base in groups or base.removesuffix("[]").endswith("param_groups"):
-                    return target
-    return None
 
 
 def _both_ways(node: ast.stmt, text: str) -> bool:

@@ -80,11 +80,6 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
             yield Hit(exit_.node, {"what": what, "of": "step", "ranks": "some ranks"})
             continue
         branch = guard_of(place)
-        leaves = isinstance(exit_.node, ast.Continue | ast.Return) and branch is None
-        if leaves and (name := _own_number(module, place, loops, before_backward=True)):
-            what = f"{type(exit_.node).__name__.lower()} on {name}, a number of this rank's own batch,"
-            yield Hit(exit_.node, {"what": what, "of": "step", "ranks": "some ranks"})
-            continue
         if not isinstance(exit_.node, ast.Break | ast.Return):
             continue
         if branch is None:
@@ -157,19 +152,12 @@ def _goes_on(module: Module, place: Place) -> bool:
     return any(call.method in {"backward", "prepare", "barrier"} or call.name in WRAPPERS for call in [*later, *inside])
 
 
-def _own_number(module: Module, place: Place, loops: set[ast.stmt], *, before_backward: bool = False) -> str:
-    """Return the text of the loss that decides to leave a training loop of a wrapped model, "" if none does.
-
-    Or to leave the rest of a step out, where its backward pass is still to come.
-    """
+def _own_number(module: Module, place: Place, loops: set[ast.stmt]) -> str:
+    """Return the text of the loss that decides to leave a training loop of a wrapped model, "" if none does."""
     if not wraps(module) or has_framework(module):
         return ""
     around: ast.AST = place.loops[-1] if place.loops else place.scope.node
-    if before_backward:
-        later = [call for call in place.scope.calls if position(call.node) > position(place.stmt)]
-        if not any(call.method == "backward" and call.place.loops == place.loops for call in later):
-            return ""
-    elif around not in loops:
+    if around not in loops:
         return ""
     test = place.branches[-1].test if place.branches else None
     if test is None or place.branches[-1].node not in ast.walk(around):

@@ -70,7 +70,6 @@ def clip_before_unscale(module: Module) -> Iterator[Hit]:
         text = f"{scaler}.unscale_({optimizer})\n{indent}"
         fix = Fix(f"insert {scaler}.unscale_({optimizer})", (Edit(at, at, text),)) if not indent.strip() else None
         yield Hit(clip.node, {"call": f"{scaler}.unscale_({optimizer})"}, fix)
-    yield from _past_accelerator(module)
 
 
 def _scaled_elsewhere(module: Module, clip: Call) -> Iterator[Call]:
@@ -79,21 +78,6 @@ def _scaled_elsewhere(module: Module, clip: Call) -> Iterator[Call]:
     for call in module.methods("backward") if owner is not None else ():
         if call.place.scope.owner is owner and re.search(r"\.scale\(\)\.backward$", call.text):
             yield call
-
-
-def _past_accelerator(module: Module) -> Iterator[Hit]:
-    """Yield torch's own clipping in a file whose Accelerator scales: mixed_precision="fp16", written there."""
-    for maker in module.named("accelerate.Accelerator"):
-        given, stmt = maker.keyword("mixed_precision"), maker.place.stmt
-        if given is None or ast.unparse(given.value) != "'fp16'" or not isinstance(stmt, ast.Assign):
-            continue
-        names = {text_of(target) for target in stmt.targets}
-        if any(call.method == "unscale_gradients" for call in module.calls):
-            return
-        for clip in module.named("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"):
-            backs = [call for call in clip.place.scope.calls if call.method == "backward" and call.base in names]
-            if any(position(call.node) < position(clip.node) for call in backs):
-                yield Hit(clip.node, {"call": f"{backs[0].base}.unscale_gradients()"})
 
 
 def _same_way(one: Call, other: Call) -> bool:

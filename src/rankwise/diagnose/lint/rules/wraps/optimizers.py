@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.facts import is_const
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.analysis.scopes import Call, Scope
+from rankwise.diagnose.lint.analysis.scopes import Call
 from rankwise.diagnose.lint.record import Hit, rule
 
 _SHARDERS = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
@@ -49,49 +49,8 @@ def optimizer_before_shard(module: Module) -> Iterator[Hit]:
             if position(call.node) >= position(shard.node):
                 continue
             maker = _optimizer(call) if call.method in _OF_MODELS and call.base == name else None
-            maker = maker or _made_by_function(module, call, name)
             if maker is not None and not any(_again(found, maker) for found in shard.place.scope.calls):
                 yield Hit(maker.node, {"name": name})
-        if name.startswith("self."):
-            yield from _in_other_methods(module, shard, name)
-
-
-_MAKES = re.compile(r"_*(build|make|create|get|init|setup|configure|prepare)_(the_)?optim(izer)?s?")
-
-
-def _made_by_function(module: Module, call: Call, name: str) -> Call | None:
-    """Return a call that gives a model to a function which makes an optimizer of its parameters."""
-    target, stmt = module.local_function(call), call.place.stmt
-    if name not in map(text_of, call.node.args) or not isinstance(stmt, ast.Assign) or stmt.value is not call.node:
-        return None
-    if target is None:
-        return call if _MAKES.fullmatch(call.method) else None
-    asks = any(found.method in _OF_MODELS and found.base in target.params for found in target.calls)
-    return call if asks and any(found.name.startswith("torch.optim.") for found in target.calls) else None
-
-
-def _in_other_methods(module: Module, shard: Call, name: str) -> Iterator[Hit]:
-    """Yield the optimizer of a field that a method makes, where another one shards the field later."""
-    owner = module.class_of("self", shard.place.scope)
-    for scope in owner.functions.values() if owner is not None else ():
-        makers = [_optimizer(call) for call in scope.calls if call.method in _OF_MODELS and call.base == name]
-        maker = next((found for found in makers if found is not None), None)
-        if maker is None or scope is shard.place.scope:
-            continue
-        for outer in owner.functions.values() if owner is not None else ():
-            made, cut = (_reached(outer, each) for each in (maker, shard))
-            if made and cut and made < cut:
-                stmts = [call for each in owner.functions.values() for call in each.calls]  # type: ignore[union-attr]
-                if sum(call.text == maker.text for call in stmts) == 1:
-                    yield Hit(maker.node, {"name": name})
-
-
-def _reached(outer: Scope, call: Call) -> tuple[int, int] | None:
-    """Return where a method comes to a call: to itself, or to the method that makes it."""
-    if call.place.scope is outer:
-        return position(call.node)
-    calls = (found for found in outer.calls if found.text == f"self.{call.place.scope.name}")
-    return next((position(found.node) for found in calls), None)
 
 
 def _shards(module: Module) -> Iterator[tuple[Call, ast.expr]]:
