@@ -80,7 +80,8 @@ class _Run:
         self._unfilled = _prefill(plan, out)
         fast, slow = _split(plan)
         self._parts: list[FastChunks | SlowChunks] = [FastChunks(plan, chosen, out, context, spread) for chosen in fast]
-        self._parts.append(SlowChunks(plan, slow, out, context))
+        if len(slow):
+            self._parts.append(SlowChunks(plan, slow, out, context))
         self._padded = [_PaddedRead(padded, plan, context) for padded in plan.padded]
 
     def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
@@ -92,7 +93,7 @@ class _Run:
     @property
     def only(self) -> FastChunks | None:
         """All chunks if one decoder takes all of them, else None."""
-        part = self._parts[0]
+        part = self._parts[0] if self._parts else None
         return part if isinstance(part, FastChunks) and part.num_chunks == len(self.plan.chunks) else None
 
     def states(self) -> States:

@@ -1,4 +1,4 @@
-"""RW114 to RW116: data that each rank takes, prepares or counts as if it were alone."""
+"""RW115: data that each rank prepares as if it were alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RW613, RW616 to RW619, RW621: ranks, nodes and GPUs whose numbers do not fit together."""
+"""RW613, RW617, RW618, RW621: ranks, nodes and GPUs whose numbers do not fit together."""
 
 from __future__ import annotations
 

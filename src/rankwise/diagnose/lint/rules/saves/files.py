@@ -1,4 +1,4 @@
-"""RW508, RW316: folders and runs of trackers that each rank makes as if it were alone."""
+"""RW316: runs of trackers that each rank opens as if it were alone."""
 
 from __future__ import annotations
 
