@@ -1,6 +1,7 @@
 """The command as a whole."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -119,3 +120,17 @@ def test_a_removed_working_directory_is_named(tmp_path):
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "rankwise: the working directory has been removed: change to one that exists\n"
+
+
+def test_stdout_in_ascii_shows_the_rest(tmp_path):
+    """What stdout cannot encode is printed as a question mark, and the report goes on."""
+    (tmp_path / "job.log").write_text("RuntimeError: CUDA out of memory in m\u00e9lange. Tried to allocate 2.00 GiB.\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "rankwise", "explain", "job.log"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"m?lange" in done.stdout

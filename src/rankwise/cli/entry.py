@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 
@@ -14,7 +15,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; an error of rankwise becomes one message and exit code 2, without a traceback."""
-    _open_missing_streams()
+    _prepare_streams()
     with plain_warnings():
         try:
             try:
@@ -35,14 +36,16 @@ def main() -> None:
             sys.exit(130)  # no process has been started yet
 
 
-def _open_missing_streams() -> None:
-    """Open /dev/null for standard streams that the caller has closed: Python sets those to None."""
+def _prepare_streams() -> None:
+    """Open /dev/null for standard streams that the caller has closed (Python sets those to None); print any text."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123  (open until the process ends)
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a terminal or pipe in ASCII must not end a report in the middle
 
 
 def _why(error: OSError) -> str | None:
