@@ -29,7 +29,7 @@ ORDER = Order(10, batch_size=5)
 @pytest.mark.timeout(900)
 def test_the_recipes_share_their_samples_on_two_ranks(tmp_path):
     """As they stand on the page, but with two workers a rank: each recipe itself asserts that all samples came once."""
-    section = PAGE.read_text().split("## Other data", maxsplit=1)[1].split("\n## ", maxsplit=1)[0]
+    section = PAGE.read_text().split("## Recipes for other data", maxsplit=1)[1].split("\n## ", maxsplit=1)[0]
     blocks = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 6
     assert all("all_gather_object(seen)" in block for block in blocks[1:])
