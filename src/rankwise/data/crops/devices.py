@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -68,11 +68,16 @@ class RankPlace:
             return -1  # this torch version does not provide it
         return gpu_node(f"{parts[0]:04x}:{parts[1]:02x}:{parts[2]:02x}.0")
 
-    def warn_few_handles(self, *, wanted: int, capacity: int) -> None:
-        """Warn on the main rank if a rank reads from more files at a time than it may keep open."""
+    def warn_few_handles(self, count: Callable[[], int], *, capacity: int) -> None:
+        """Warn on the main rank if a rank reads from more files at a time than it may keep open; only there it counts.
+
+        Args:
+            count: returns the number of files at a time.
+            capacity: how many files stay open.
+        """
         if self.rank == 0:
             warn_few_handles(
-                wanted=wanted,
+                wanted=count(),
                 capacity=capacity,
                 local_ranks=self.local_ranks,
                 system_limit=system_file_limit(),

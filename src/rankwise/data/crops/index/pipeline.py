@@ -120,9 +120,8 @@ class IndexPipeline(FeedLoader):
         self._cursor.equal_because = "the memory of a crop pipeline is planned for these"
         _warn_small_cache(self._crops, order, rank=place.rank, world_size=place.world_size)
         in_flight = math.ceil(order.batch_size / place.world_size) * _STEPS_IN_FLIGHT
-        place.warn_few_handles(
-            wanted=most_files(index, num_crops=in_flight), capacity=self._crops.reader.max_open_files
-        )
+        count = partial(most_files, index, num_crops=in_flight)
+        place.warn_few_handles(count, capacity=self._crops.reader.max_open_files)
         self.budget = settle_index(
             index,
             order,

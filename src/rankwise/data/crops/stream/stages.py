@@ -200,5 +200,5 @@ def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
     )
     # at least one file each; the arrays are not known yet
     wanted = num_slots * config.samples_per_batch * len(config.all_fields)
-    place.warn_few_handles(wanted=wanted, capacity=engine.max_open_files)
+    place.warn_few_handles(lambda: wanted, capacity=engine.max_open_files)
     return engine
