@@ -19,6 +19,25 @@ from typing import Any, Self
 from _common.machine import cpu_s, resident_bytes
 
 
+def run_module(module: str, *words: str, **environment: str) -> Any:
+    """Run a module of the benchmark in a new process; return what its last line of output says in JSON.
+
+    Args:
+        module: such as "_crops.fresh".
+        *words: its arguments.
+        **environment: variables that it gets besides ours.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 class Worker:
     """Starts a module of the benchmark that calls `serve`; a context manager.
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
+from _common.worker import run_module
 
 from _crops.task import Task
 
@@ -19,14 +18,7 @@ _WARM_UP = 5
 
 def waits(task: Task, *, batches: int) -> dict[str, float]:
     """Return seconds per batch of a consumer without work, and the share of waiting of one with as much work."""
-    done = subprocess.run(
-        [sys.executable, "-m", "_crops.consumer_wait", task.to_json(), str(batches)],
-        cwd=Path(__file__).parents[1],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_module("_crops.consumer_wait", task.to_json(), str(batches))
 
 
 def measure(task: Task, batches: int) -> dict[str, float]:

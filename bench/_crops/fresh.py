@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+
+from _common.worker import run_module
 
 from _crops.task import Task
 
@@ -19,20 +18,8 @@ def first_batches(task: Task, *, repeats: int) -> dict[str, list[dict[str, float
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as cache:
             for kind in ("cold", "warm"):
-                found[kind].append(_run(task, cache))
+                found[kind].append(run_module("_crops.fresh", task.to_json(), NUMBA_CACHE_DIR=cache))
     return found
-
-
-def _run(task: Task, cache: str) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-m", "_crops.fresh", task.to_json()],
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "NUMBA_CACHE_DIR": cache},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure(task: Task) -> dict[str, float]:

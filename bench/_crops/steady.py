@@ -6,13 +6,12 @@ import gc
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from _common.machine import resident_bytes
+from _common.worker import run_module
 
 from _crops.task import Task
 
@@ -26,14 +25,7 @@ def growth(task: Task, *, batches: int) -> dict[str, float]:
     The median over 5 windows of `batches` batches: what leaks grows in each of them, while a table of the interpreter
     that is replaced by a larger one grows once.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "_crops.steady", task.to_json(), str(batches)],
-        cwd=Path(__file__).parents[1],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_module("_crops.steady", task.to_json(), str(batches))
 
 
 def measure(task: Task, batches: int) -> dict[str, float]:
