@@ -10,6 +10,7 @@ import pytest
 
 import rankwise
 from rankwise.errors import ConfigError, WorldError
+from rankwise.metrics import reduce
 from rankwise.testing.held_ports import hold_port
 from rankwise.world import World
 
@@ -350,3 +351,11 @@ def test_a_stranger_at_the_port_does_not_become_a_rank(tmp_path):
     late = Ranks(tmp_path / "late", HOST, [one]).end()
     for out, err, code in (*main.end(), *late):
         assert (out.strip(), code) == ("['rank 0', 'rank 1']", 0), err
+
+
+def test_bind_without_with_says_what_to_write():
+    """`world = bind()` is a common slip; the first use of the result names the mend."""
+    uses = (lambda world: world.rank, lambda world: reduce({}, world))
+    for use in uses:
+        with pytest.raises(AttributeError, match=r"with bind\(\) as world"):
+            use(rankwise.bind())

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import TracebackType
 from typing import Any
 
 from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
@@ -69,7 +70,6 @@ class _Wishes:
         return place
 
 
-@contextlib.contextmanager
 def bind(
     *,
     device: str = "auto",
@@ -82,7 +82,7 @@ def bind(
     rank: int | None = None,
     world_size: int | None = None,
     local_rank: int | None = None,
-) -> Iterator[World]:
+) -> contextlib.AbstractContextManager[World]:
     """Bind this process to its place, device and process group during a ``with`` block.
 
     Every rank calls it. A single rank needs no process group. The place is read from the variables of rankwise,
@@ -107,15 +107,15 @@ def bind(
         world_size: number of ranks, together with `rank`. They meet at MASTER_ADDR (unset: this machine), MASTER_PORT.
         local_rank: rank on this machine; None = `rank`, if MASTER_ADDR says that all ranks are on this machine.
 
-    Yields:
-        The world.
+    Returns:
+        A context manager, which gives the world.
 
     Raises:
         ConfigError: an argument is out of range.
-        WorldError: the place is contradictory, the device does not exist, a rank is missing, ranks have different seeds
-            or versions of torch or rankwise, or a world is already bound.
+        WorldError: on entry: the place is contradictory, the device does not exist, a rank is missing, ranks have
+            different seeds or versions of torch or rankwise, or a world is already bound.
     """
-    wishes = _Wishes(
+    return _Bind(
         device=device,
         backend=backend,
         seed=seed,
@@ -127,6 +127,33 @@ def bind(
         world_size=world_size,
         local_rank=local_rank,
     )
+
+
+class _Bind(contextlib.AbstractContextManager[World], contextlib.ContextDecorator):
+    """What `bind` returns: a context manager that tells whoever forgot the `with`."""
+
+    def __init__(self, **wishes: Any) -> None:
+        self._wishes = _Wishes(**wishes)
+
+    def __enter__(self) -> World:
+        bound = _bound(self._wishes)
+        world = bound.__enter__()
+        self._bound = bound
+        return world
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._bound.__exit__(kind, error, trace)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"bind() is a context manager, not a world: write `with bind() as world:` and use world.{name} in the block"
+        )
+
+
+@contextlib.contextmanager
+def _bound(wishes: _Wishes) -> Iterator[World]:
     adopt.refuse_second_bind()
     place, process, theirs = wishes.place(), os.getpid(), adopt.group_world()
     if place.note:

@@ -1,6 +1,8 @@
 """Hooks: several at once, the same decisions on all ranks, and none that leaves the others hanging."""
 
+import gc
 import math
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -324,3 +326,27 @@ def test_the_mfu_by_hand(monkeypatch):
         throughput.step_end(trainer, SimpleNamespace(weight=30.0, num_samples=10))
     wanted = {"step_s/p50": 0.5, "step_s/p95": 0.5, "tokens_per_s": 60.0, "mfu": 0.02}
     assert throughput.rank_numbers(trainer) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_trainer_that_is_gone_frees_what_it_held():
+    """Without the cyclic garbage collector: a loop over many fits must not hold every model and cache until it runs."""
+    world, held = World.single(), []
+
+    def train():
+        model, loader = nn.Linear(4, 2).double(), make_loader(world)
+        trainer = Trainer(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), step, world=world, run=False, progress=False,
+            hooks=[LearningRates(), GradientStats(), Throughput(), EarlyStopping("loss")],
+        )  # fmt: skip
+        trainer.fit(loader, val=make_loader(world, samples=11), epochs=2)
+        held.extend(map(weakref.ref, (model, loader, trainer)))
+
+    train()  # the first one imports, and frames of imports end up in cycles
+    held.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        train()
+        assert [reference() for reference in held] == [None] * 3
+    finally:
+        gc.enable()

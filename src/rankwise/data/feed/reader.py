@@ -58,7 +58,7 @@ class SkipBudget:
         # The thread of an abandoned pass may still be in its last read when the thread of the next pass starts. Each
         # process has its own lock: a child forked meanwhile would find the parent's held for ever.
         self._locks: dict[int, threading.Lock] = {}
-        self._grant: Callable[[int], int | None] = self._next
+        self._grant: Callable[[int], int | None] | None = None  # None: this process counts alone
 
     def __reduce__(self) -> tuple[type[SkipBudget], tuple[int]]:
         return SkipBudget, (self._limit,)
@@ -92,8 +92,8 @@ class SkipBudget:
             key = (share.step.epoch, error.sample if error.sample >= 0 else -1 - len(self._skipped))
             if key in self._skipped:
                 return
-            number = self._grant(self._limit)
-            if number is None:
+            number = len(self._skipped) + 1 if self._grant is None else self._grant(self._limit)
+            if number is None or number > self._limit:
                 error.add_note(
                     f"rank {share.rank} has skipped {self._limit} damaged samples before, the maximum that "
                     f"on_bad_sample={self._limit} allows: repair the store, or allow more"
@@ -106,9 +106,6 @@ class SkipBudget:
                 "rank %d skips a damaged sample (%d of at most %d)%s: %s",
                 share.rank, number, self._limit, more, error,
             )  # fmt: skip
-
-    def _next(self, limit: int) -> int | None:
-        return len(self._skipped) + 1 if len(self._skipped) < limit else None
 
     def say_total(self, rank: int) -> None:
         """Log how many samples this rank skipped, if any."""

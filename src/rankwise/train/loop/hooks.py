@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -94,7 +95,8 @@ class HookChain:
     """
 
     def __init__(self, trainer: Trainer, hooks: Any, system_metrics: bool | str = False) -> None:  # noqa: FBT001, FBT002
-        self._trainer, self._world = trainer, trainer.world
+        # weak: a trainer that nobody holds frees its model and loader at once, not at the next garbage collection
+        self._trainer, self._world = weakref.ref(trainer), trainer.world
         self._calls: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
         self.parts: dict[str, Stateful] = {}
         self.stop = self.wanted_stop = ""
@@ -131,7 +133,7 @@ class HookChain:
             if self._error is not None:
                 return []
             try:
-                answers.append(call(self._trainer, *args))
+                answers.append(call(self._trainer(), *args))
             except Exception as error:
                 # a broken group cannot report the error, and no rank waits in it
                 if self._world.world_size == 1 or (self._world.channel is not None and self._world.channel.broken):
@@ -186,7 +188,7 @@ class HookChain:
         """Tell the hooks about an error that ends the training; log and ignore errors of these hooks."""
         for call in self._calls["failure"]:
             try:
-                call(self._trainer, error)
+                call(self._trainer(), error)
             except Exception:  # noqa: BLE001  (the error that ended the training is the one to raise)
                 _LOG.exception("the hook %r failed while it handled a failure", call)
 
