@@ -7,8 +7,10 @@ import sys
 import weakref
 
 import pytest
+import torch
 
-from rankwise.errors import WorldError
+from rankwise import prepare
+from rankwise.errors import ConfigError, WorldError
 from rankwise.metrics import Mean, reduce
 from rankwise.testing import run_ranks
 from rankwise.world import World, bind
@@ -151,3 +153,11 @@ def test_importing_the_room_imports_no_torch():
     """The command line and a broken torch installation can live with this room."""
     code = "import sys, rankwise.world; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+def test_what_is_no_world_is_refused():
+    """`prepare(model, optimizer)` is Accelerate's call, `bind()` without `with` a slip."""
+    model = torch.nn.Linear(2, 1)
+    for given in (torch.optim.SGD(model.parameters()), bind()):
+        with pytest.raises(ConfigError, match=r"prepare got (SGD|_Bind) as world: .*with rankwise.bind\(\) as world"):
+            prepare(model, given)

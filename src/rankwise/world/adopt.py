@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
 from rankwise._process.place import Place, announced_place, find_place, num_local_ranks
-from rankwise.errors import WorldError
+from rankwise.errors import ConfigError, WorldError
 from rankwise.world.collectives.channel import Channel, KeyChannel, frame_device
 from rankwise.world.jax_state import jax_client, jax_numbers
 from rankwise.world.value import World
@@ -114,9 +114,14 @@ def joined_world(world: World | None, caller: str) -> World:
         caller: name of the caller, for the message.
 
     Raises:
+        ConfigError: it is no world.
         WorldError: a launcher started several ranks, but no process group was created, or the group was left.
     """
     world = current_world() if world is None else world
+    if not isinstance(world, World):
+        raise ConfigError(
+            f"{caller} got {type(world).__name__} as world: pass the world of `with rankwise.bind() as world`, or nothing"
+        )
     if isinstance(world.channel, Channel) and world.channel.group is None:
         raise WorldError(f"{caller} needs the process group of all ranks, which cannot be used: {world.channel.broken}")
     return world
