@@ -67,6 +67,8 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         ConfigError: a value is not a metric.
     """
     flat: dict[str, Any] = {}
+    if not isinstance(metrics, Mapping) and not hasattr(metrics, "compute_groups"):
+        raise ConfigError(f'metrics are reduced by name: {{"loss": Mean()}}; got a {type(metrics).__name__}')
     for name, metric in metrics.items():
         if is_torchmetric(metric):
             found: dict[str, Any] = {f"{prefix}{name}": TorchMetricAdapter(f"{prefix}{name}", metric)}

@@ -105,7 +105,7 @@ class Trainer:
         config: Mapping[str, JSON] | None = None,
         progress: bool = True,
         tensorboard: bool = False,
-        trackers: Sequence[SinkName | Sink | Service] = (),
+        trackers: SinkName | Sink | Service | Sequence[SinkName | Sink | Service] = (),
         sinks: Sequence[SinkName | Sink | Service] = (),
         parts: Mapping[str, Any] | None = None,
         strategy: Strategy | None = None,
@@ -132,7 +132,7 @@ class Trainer:
             path=run,
             resume=resume,
             tensorboard=tensorboard,
-            sinks=(*trackers, *sinks),
+            sinks=(*_several(trackers), *_several(sinks)),
             options=self.options,
             fresh=fresh,
             init_from=init_from,
@@ -349,3 +349,8 @@ class Trainer:
             val.expect_last_epoch()
         values = evaluate(self.model, val, self._val_fn, world=self.world, between=between)
         return {f"val_{name}": value for name, value in values.items()}
+
+
+def _several(given: Any) -> Sequence[Any]:
+    """One tracker is as good as a list of one."""
+    return given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)

@@ -120,7 +120,7 @@ def joined_world(world: World | None, caller: str) -> World:
     world = current_world() if world is None else world
     if not isinstance(world, World):
         raise ConfigError(
-            f"{caller} got {type(world).__name__} as world: pass the world of `with rankwise.bind() as world`, or nothing"
+            f"{caller} got {type(world).__name__} as world: pass the world of `with rankwise.bind() as world`, or none"
         )
     if isinstance(world.channel, Channel) and world.channel.group is None:
         raise WorldError(f"{caller} needs the process group of all ranks, which cannot be used: {world.channel.broken}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,8 +38,8 @@ def check_seed(seed: int) -> None:
     Raises:
         ConfigError: it is out of range.
     """
-    if not 0 <= seed < 2**32:
-        raise ConfigError(f"seed must be an integer from 0 to 2**32 - 1 (the range of NumPy), got {seed}")
+    if not isinstance(seed, Integral) or not 0 <= seed < 2**32:
+        raise ConfigError(f"seed must be an integer from 0 to 2**32 - 1 (the range of NumPy), got {seed!r}")
 
 
 def seed_generators(seed: int) -> None:

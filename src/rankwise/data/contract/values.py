@@ -298,6 +298,8 @@ def choose_fields(there: Iterable[str], fields: Sequence[str], *, of: str = "sou
         ConfigError: there is no such field, or none is requested.
     """
     names = tuple(there)
+    if isinstance(fields, str):
+        raise ConfigError(f"fields must be a list of names, such as [{fields!r}]; got the string {fields!r}")
     if not fields or any(name not in names for name in fields):
         raise ConfigError(f"the {of} has the fields {', '.join(names)}; asked for {list(fields)}")
     return tuple(name for name in names if name in fields)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from rankwise.data.feed.memory.lease import done_of
 from rankwise.data.feed.place import Placed
 from rankwise.errors import ConfigError
 
-__all__ = ["FeedBatch", "LoaderStats", "ReadBatch", "ReadStep", "ShareView"]
+__all__ = ["FeedBatch", "LoaderStats", "MicroBatches", "ReadBatch", "ReadStep", "ShareView"]
 
 
 class ShareView:
@@ -201,6 +201,22 @@ class FeedBatch(ShareView):
 
     def __exit__(self, *error: object) -> None:
         self.release()
+
+
+class MicroBatches(tuple[FeedBatch, ...]):
+    """The batches of a step on this rank, often a single one; says so to a loop that takes them for a batch."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getitem__(self, index: Any) -> Any:
+            if isinstance(index, str):
+                raise TypeError(
+                    f"a step is a tuple of micro-batches, here {len(self)}, and no batch with a field {index!r}: write "
+                    "`for (batch,) in loader`, or with micro_batch= `for batches in loader: for batch in batches`"
+                )
+            return super().__getitem__(index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

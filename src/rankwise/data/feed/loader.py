@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from rankwise._process.loader_worker import LoaderWorker, current_worker
 from rankwise.data.contract import Order, OrderState, Source
-from rankwise.data.feed.batch import FeedBatch, LoaderStats, ReadBatch
+from rankwise.data.feed.batch import FeedBatch, LoaderStats, MicroBatches, ReadBatch
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.memory.csr import num_cols_of
 from rankwise.data.feed.memory.pool import MemoryPool
@@ -20,7 +20,7 @@ from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
 from rankwise.data.feed.prefetch import close_at_exit
 from rankwise.data.feed.reader import OnBadSample, SkipBudget, StepReader
-from rankwise.data.feed.transform import BatchTransform, SampleTransform, Transform, counted_samples
+from rankwise.data.feed.transform import BatchTransform, SampleTransform, Transform, check_transform, counted_samples
 from rankwise.data.feed.workers import (
     SentBatch,
     check_sendable,
@@ -97,6 +97,8 @@ class FeedLoader(CursorLoader):
     ) -> None:
         if depth < 0:
             raise ConfigError(f"depth, the number of steps read ahead, must be at least 0; got {depth}")
+        check_transform("transform", "transform(fields, key)", transform)
+        check_transform("batch_transform", "batch_transform(fields, keys)", batch_transform)
         source = counted_samples(source, order)
         check_fits(order, num_samples=source.num_samples, fingerprint=source.fingerprint)
         self.source = source if fields is None else source.select(fields)
@@ -349,7 +351,7 @@ class FeedLoader(CursorLoader):
         if step is None:
             return ()
         self._stats = self._stats.after(step, waited_s=time.perf_counter() - asked_s)
-        return tuple(map(self._batch, step.batches))
+        return MicroBatches(map(self._batch, step.batches))
 
     def _batch(self, read: ReadBatch) -> FeedBatch:
         fields = self._placer.receive(read.placed)

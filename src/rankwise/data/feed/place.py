@@ -162,6 +162,11 @@ class _CudaPlacer:
     def __init__(self, device: torch.device) -> None:
         import torch
 
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"device={str(device)!r} was requested, but torch finds no CUDA device: check CUDA_VISIBLE_DEVICES and "
+                "that this torch is built for CUDA"
+            )
         self._device = device
         self._stream = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
 

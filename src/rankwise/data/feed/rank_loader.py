@@ -37,6 +37,18 @@ class FeedOptions(TypedDict, total=False):
     across_epochs: bool | None
 
 
+_ELSEWHERE = dict.fromkeys(
+    ("batch_size", "shuffle", "seed", "drop_last", "sampler", "batch_sampler", "generator"),
+    "the order decides it, for the batch of all ranks together: order=Order(source, batch_size=..., seed=..., "
+    'kind="shuffle" or "sequential", remainder="split" or "drop")',
+) | {
+    "num_workers": "threads read arrays, without workers; DatasetLoader, for a Dataset in Python, has worker processes",
+    "pin_memory": "batches for a CUDA device are copied from page-locked memory anyway",
+    "prefetch_factor": "depth= is the number of steps that may lie ready",
+    "collate_fn": "samples are stacked; transform= changes one of them, batch_transform= a whole batch",
+}
+
+
 def refuse_unknown(loader: type[FeedLoader], options: Iterable[str], *, more: Iterable[str] = ()) -> None:
     """Refuse arguments that a loader does not have; the message names the class that the user called.
 
@@ -60,6 +72,7 @@ def refuse_unknown(loader: type[FeedLoader], options: Iterable[str], *, more: It
             known |= {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
     close = difflib.get_close_matches(unknown, sorted(known))
     mend = f"did you mean {'= or '.join(close)}=?" if close else f"it has {', '.join(sorted(known))}"
+    mend = _ELSEWHERE.get(unknown, mend)  # as torch's DataLoader calls it
     raise TypeError(f"{loader.__name__} has no argument {unknown}=: {mend}")
 
 
@@ -90,7 +103,7 @@ class RankLoader(FeedLoader):
         self,
         source: Any,
         *,
-        order: Order,
+        order: Order | None = None,
         micro_batch: int | None = None,
         device: str | torch.device | jax.sharding.Sharding | None = "auto",
         world: World | None = None,
@@ -98,6 +111,11 @@ class RankLoader(FeedLoader):
         **options: Unpack[FeedOptions],
     ) -> None:
         refuse_unknown(type(self), options, more=self._more_options)
+        if not isinstance(order, Order):
+            raise ConfigError(
+                f"{type(self).__name__} needs order=, which says what samples form a step, such as Order(source, "
+                f"batch_size=64); got {order!r}"
+            )
         place = find_place(world, device)
         source = counted_samples(source, order)
         super().__init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +17,7 @@ from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.csr import fill_rows, is_sparse, one_row, row_spec
 from rankwise.errors import ConfigError
 
-__all__ = ["BatchTransform", "SampleTransform", "Transform", "counted_samples", "other_way"]
+__all__ = ["BatchTransform", "SampleTransform", "Transform", "check_transform", "counted_samples", "other_way"]
 
 BatchTransform: TypeAlias = Callable[[dict[str, Any], Any], Mapping[str, Any]]
 
@@ -103,6 +104,31 @@ def counted_samples(source: Source, order: Order) -> Source:
         )
     bound: Source = source.bound_to(order)
     return bound
+
+
+def check_transform(name: str, call: str, given: Any) -> None:
+    """Refuse what cannot be called with two arguments, where it is passed, not in the reader's thread.
+
+    Args:
+        name: the argument's name.
+        call: how it is called, for the message.
+        given: the function, or None.
+
+    Raises:
+        ConfigError: it is no function, or has other parameters.
+    """
+    if given is None:
+        return
+    if not callable(given):
+        raise ConfigError(f"{name}= must be a function, called as {call}; got {given!r}")
+    try:
+        signature = inspect.signature(given)
+    except (TypeError, ValueError):  # some functions in C have none
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise ConfigError(f"{name}= is called as {call}, which {given!r} cannot be: {error}") from None
 
 
 Transform: TypeAlias = Callable[[dict[str, Any], int], Mapping[str, Any]]

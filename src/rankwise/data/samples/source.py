@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -179,7 +180,15 @@ class ArraySource(BaseSource):
         Raises:
             IndexError: there is no such sample.
             SampleError: it cannot be read.
+            TypeError: the index is no integer.
         """
+        try:
+            sample = operator.index(sample)
+        except TypeError:
+            raise TypeError(
+                f"a source gives one sample for an integer, got {sample!r}: a SampleLoader makes batches, and a "
+                "source of parts of the arrays has a part of the samples"
+            ) from None
         index = sample + len(self) if sample < 0 else sample
         if not 0 <= index < len(self):
             raise IndexError(f"there is no sample {sample}: the source has {len(self)}")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rankwise.data.contract import JSON, BaseLoader, BaseOrder, Batch, Order, OrderState, Stateful, Step
+from rankwise.data.contract import JSON, BaseLoader, BaseOrder, BaseSource, Batch, Order, OrderState, Stateful, Step
 from rankwise.errors import ConfigError
 
 __all__ = ["ForeignLoader", "as_loader", "check_loader", "check_val", "is_stream", "kind_of"]
@@ -187,8 +187,8 @@ def check_loader(loader: BaseLoader) -> None:
     missing = _missing(loader, _WANTED)
     if missing:
         raise ConfigError(
-            "train= must be a loader with a position (SampleLoader, DatasetLoader, OrderedLoader, a Pipeline of an "
-            f"index, or your own BatchLoader), got a {kind_of(loader)}, which has no {', '.join(missing)}: "
+            "train= must be a loader with a position (SampleLoader, DatasetLoader, OrderedLoader, IndexPipeline, or "
+            f"your own BatchLoader), got an object of class {kind_of(loader)}, which has no {', '.join(missing)}: "
             f"{_other_way(loader)}"
         )
 
@@ -203,8 +203,8 @@ def check_val(loader: BaseLoader | None) -> None:
     if loader is not None and missing:
         raise ConfigError(
             "val= must be a loader over held-out data, such as SampleLoader(held_out, order=Order(held_out, "
-            f"batch_size=..., kind='sequential')), got a {kind_of(loader)}, which has no {', '.join(missing)}: "
-            f"{_other_way(loader)}"
+            f"batch_size=..., kind='sequential')), got an object of class "
+            f"{kind_of(loader)}, which has no {', '.join(missing)}: {_other_way(loader)}"
         )
 
 
@@ -215,7 +215,12 @@ def _missing(loader: BaseLoader, wanted: Sequence[str]) -> list[str]:
 
 
 def _other_way(loader: BaseLoader) -> str:
-    if isinstance(loader, ForeignLoader) and hasattr(loader.loader, "__getitem__"):
+    given = loader.loader if isinstance(loader, ForeignLoader) else None
+    if isinstance(given, BaseSource):
+        return "give the source to its loader, such as SampleLoader(source, order=Order(source, batch_size=...))"
+    if isinstance(given, Order):
+        return "an order says which samples form a step; a loader reads them: SampleLoader(source, order=order)"
+    if hasattr(given, "__getitem__"):
         return (
             "give it to DatasetLoader(dataset, order=Order(len(dataset), batch_size=...), num_workers=...), "
             "whose batch_size is that of all ranks together, or to a torch DataLoader"

@@ -117,6 +117,8 @@ class Session:
         try:
             if choice.path is not False:
                 session._take_run(reopen=reopen)
+            elif (choice.sinks or choice.tensorboard) and world.is_main:
+                _LOG.warning("run=False keeps no numbers, so nothing is sent to the trackers")
             yield session
         finally:
             session._close()

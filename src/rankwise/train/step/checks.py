@@ -169,6 +169,12 @@ def check_scheduler(scheduler: Any) -> None:
     """
     if scheduler is None:
         return
+    if isinstance(scheduler, type):
+        name = scheduler.__name__
+        raise ConfigError(
+            f"scheduler= got the class {name}: pass an object, {name}(optimizer, ...), or a function that makes it, "
+            f"lambda optimizer: {name}(optimizer, ...)"
+        )
     step = getattr(scheduler, "step", None)
     if not callable(step):
         raise ConfigError(
