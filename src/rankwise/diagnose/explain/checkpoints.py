@@ -12,7 +12,6 @@ MESSAGES = (
     Message(
         slug="weights-only",
         pattern=r"Weights only load failed",
-        literals=("Weights only load failed",),
         meaning="torch.load reads tensors and plain types only since 2.6 (weights_only=True), and the file holds more.",
         causes=("a whole module, NumPy scalars or a configuration object in the file", "a damaged file"),
         mends=(
@@ -45,7 +44,6 @@ MESSAGES = (
     Message(
         slug="compiled-prefix",
         pattern=r"key\(s\) in state_dict: \"_orig_mod\.",
-        literals=('key(s) in state_dict: "_orig_mod.',),
         meaning="The checkpoint comes from torch.compile(model), whose names begin with `_orig_mod.`.",
         causes=("the compiled wrapper's state_dict() was saved",),
         mends=("model.compile() in place, or save model._orig_mod.state_dict()",),
@@ -56,7 +54,6 @@ MESSAGES = (
     Message(
         slug="damaged-archive",
         pattern=r"PytorchStreamReader failed",
-        literals=("PytorchStreamReader failed",),
         meaning="The checkpoint is not a whole file.",
         causes=(
             "the job was killed while it saved, or the disk was full",
@@ -74,7 +71,6 @@ MESSAGES = (
     Message(
         slug="optimizer-groups",
         pattern=r"loaded state dict contains a parameter group that doesn't match",
-        literals=("parameter group that doesn't match",),
         meaning="The saved optimizer has another number of parameters than this one.",
         causes=("layers were frozen, added or removed since", "another model configuration"),
         mends=(
@@ -100,7 +96,6 @@ MESSAGES = (
     Message(
         slug="disk-full",
         pattern=r"No space left on device",
-        literals=("No space left on device",),
         meaning="A file system is full; it may be /tmp or /dev/shm and not the one of the checkpoints.",
         causes=("old checkpoints", "a small /dev/shm or /tmp", "no inodes left"),
         mends=("df -h and df -i of the path in the traceback, /tmp and /dev/shm", "keep fewer checkpoints"),
@@ -111,7 +106,6 @@ MESSAGES = (
     Message(
         slug="quota",
         pattern=r"Disk quota exceeded",
-        literals=("Disk quota exceeded",),
         meaning="The user's or project's quota is used up, though the disk has space.",
         causes=("a quota on bytes or on the number of files",),
         mends=("quota -s, or the tool of your cluster", "write to scratch"),
@@ -122,7 +116,6 @@ MESSAGES = (
     Message(
         slug="unscale-half",
         pattern=r"Attempting to unscale FP16 gradients",
-        literals=("unscale FP16 gradients",),
         meaning="GradScaler needs float32 parameters; these are float16, so their gradients are.",
         causes=("the model was loaded or converted with .half() / torch_dtype=float16 and autocast is used as well",),
         mends=("float32 weights with autocast, or bfloat16 without a scaler",),

@@ -14,7 +14,6 @@ MESSAGES = (
     Message(
         slug="watchdog-timeout",
         pattern=r"Watchdog caught collective operation timeout",
-        literals=("Watchdog caught collective operation timeout",),
         meaning="A collective did not end within the group's timeout (10 minutes by default for NCCL). The ranks that "
         "say so waited; the culprit is often the one that is silent or has another SeqNum. NCCL_TIMEOUT and "
         "TORCH_NCCL_TIMEOUT do not exist: the timeout is an argument.",
@@ -38,7 +37,6 @@ MESSAGES = (
     Message(
         slug="watchdog-work",
         pattern=r"detected by watchdog at work|failure detected by watchdog",
-        literals=("detected by watchdog at work",),
         meaning="The watchdog of this rank saw an error or time-out. `last completed` differing between ranks shows "
         "who is behind.",
         causes=("see the time-out or CUDA error beside it",),
@@ -51,7 +49,6 @@ MESSAGES = (
     Message(
         slug="nccl-taking-down",
         pattern=r"Some NCCL operations have failed or timed out",
-        literals=("Some NCCL operations have failed",),
         meaning="After a failed collective the rank ends itself, because results would be wrong. It is the echo of "
         "the time-out or error above.",
         causes=("the time-out or error of the same rank, some lines above",),
@@ -64,7 +61,6 @@ MESSAGES = (
     Message(
         slug="heartbeat-monitor",
         pattern=r"Heartbeat monitor timed out",
-        literals=("Heartbeat monitor timed out",),
         meaning="The watchdog thread itself made no progress: a CUDA or NCCL call blocks it, or another thread holds "
         "the GIL inside one. The process ends itself after a dump.",
         causes=("a GPU or link hangs", "a rank has died and NCCL waits for it", "a GIL held in native code"),
@@ -77,7 +73,6 @@ MESSAGES = (
     Message(
         slug="watchdog-stuck",
         pattern=r"ProcessGroupNCCL's watchdog got stuck",
-        literals=("watchdog got stuck",),
         meaning="The end of a heartbeat time-out. Raising TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC only helps where a call is "
         "slow, not where it hangs.",
         causes=("see the heartbeat message before it",),
@@ -90,7 +85,6 @@ MESSAGES = (
     Message(
         slug="duplicate-gpu",
         pattern=r"Duplicate GPU detected",
-        literals=("Duplicate GPU detected",),
         meaning="Two ranks of one group use the same GPU; NCCL refuses that.",
         causes=(
             "no torch.cuda.set_device(LOCAL_RANK), so all ranks take GPU 0",
@@ -109,7 +103,6 @@ MESSAGES = (
     Message(
         slug="nccl-invalid-usage",
         pattern=r"ncclInvalidUsage",
-        literals=("ncclInvalidUsage",),
         meaning="NCCL was called in a way it refuses; the text after `Last error:` says which.",
         causes=("two ranks on one GPU (`Duplicate GPU detected`)", "different NCCL versions, or mixed up ranks"),
         mends=("NCCL_DEBUG=WARN for the reason", "rankwise doctor"),
@@ -132,7 +125,6 @@ MESSAGES = (
     Message(
         slug="nccl-system-error",
         pattern=r"ncclSystemError",
-        literals=("ncclSystemError",),
         meaning="A system call or an external library failed under NCCL: sockets, memory, shared memory, IB verbs.",
         causes=("/dev/shm or ulimits too small", "a wrong or unreachable interface"),
         mends=("NCCL_DEBUG=WARN: the call that failed", "rankwise doctor: interfaces, /dev/shm, ulimits"),
@@ -143,7 +135,6 @@ MESSAGES = (
     Message(
         slug="nccl-remote-error",
         pattern=r"ncclRemoteError",
-        literals=("ncclRemoteError",),
         meaning="The other end of a connection is gone, or the network broke. Mostly the first.",
         causes=("another rank ended: look for its traceback or a kill", "a link that failed"),
         mends=("the rank that is missing in this log, first", "then the link between the two hosts"),
@@ -166,7 +157,6 @@ MESSAGES = (
     Message(
         slug="nccl-no-interface",
         pattern=r"no socket interface found",
-        literals=("no socket interface found",),
         meaning="NCCL_SOCKET_IFNAME selects no interface of this host. It is a list of prefixes; `=eth0` is exact, "
         "`^lo` excludes.",
         causes=("an interface name copied from another machine",),
@@ -204,7 +194,6 @@ MESSAGES = (
     Message(
         slug="nccl-not-built",
         pattern=r"Distributed package doesn't have NCCL built in",
-        literals=("Distributed package doesn't have NCCL",),
         meaning="This torch has no NCCL: a CPU build, Windows or macOS.",
         causes=("a CPU wheel on a GPU machine", "Windows or macOS"),
         mends=("install a CUDA build", "init_process_group('gloo') without GPUs, or rankwise.bind(), which chooses"),
@@ -227,7 +216,6 @@ MESSAGES = (
     Message(
         slug="collective-mismatch",
         pattern=r"Detected mismatch between collectives on ranks",
-        literals=("Detected mismatch between collectives",),
         meaning="TORCH_DISTRIBUTED_DEBUG=DETAIL compared the ranks: they are in different operations, or in the same "
         "with other shapes or types. It does not compare the reduce operation or the source.",
         causes=("rank-dependent branches around collectives", "batches or lists of different length per rank"),
@@ -240,7 +228,6 @@ MESSAGES = (
     Message(
         slug="monitored-barrier",
         pattern=r"failed to pass monitoredBarrier",
-        literals=("failed to pass monitoredBarrier",),
         meaning="The ranks that the line names did not come to the barrier in time.",
         causes=("those ranks died, hang or work on something long",),
         mends=("the logs of the ranks that are named", "rankwise watch"),
@@ -288,7 +275,6 @@ MESSAGES = (
     Message(
         slug="gloo-mesh",
         pattern=r"Gloo connectFullMesh failed",
-        literals=("connectFullMesh failed",),
         meaning="The ranks found the store but could not connect to each other.",
         causes=(
             "hosts with several interfaces, and gloo took one that others cannot reach",
@@ -303,7 +289,6 @@ MESSAGES = (
     Message(
         slug="gloo-interface",
         pattern=r"Unable to find address for: ",
-        literals=("Unable to find address for: ",),
         meaning="The interface of GLOO_SOCKET_IFNAME is not on this host or has no address; NCCL's variable is "
         "another one.",
         causes=("a name copied from another machine", "an InfiniBand interface without an IP address"),
@@ -316,7 +301,6 @@ MESSAGES = (
     Message(
         slug="gloo-size",
         pattern=r"op\.preamble\.length <= op\.nbytes",
-        literals=("op.preamble.length",),
         meaning="A rank received more bytes than it expected: the ranks' tensors differ in size, or they are in "
         "different collectives.",
         causes=("all_gather or all_reduce of tensors whose shapes differ between ranks", "another order of calls"),
@@ -342,7 +326,6 @@ MESSAGES = (
     Message(
         slug="group-not-destroyed",
         pattern=r"process group has NOT been destroyed",
-        literals=("process group has NOT been destroyed",),
         meaning="A warning at exit, not the reason of a crash: destroy_process_group() was not called.",
         causes=("the script ended without it, or by an exception",),
         mends=("torch.distributed.destroy_process_group() at the end", "rankwise rule missing-destroy"),

@@ -11,8 +11,7 @@ _HUB = "https://github.com/"
 MESSAGES = (
     Message(
         slug="address-in-use",
-        pattern=r"address already in use",
-        literals=("ddress already in use",),
+        pattern=r"address already in use|Address already in use",
         meaning="A process wants to listen on a port that another one holds: two jobs of one machine with the same "
         "port (29500 is the default), or ranks of an earlier run that still live.",
         causes=("another job on this machine uses the port", "processes of an earlier run were left behind"),
@@ -57,7 +56,6 @@ MESSAGES = (
     Message(
         slug="rendezvous-timeout",
         pattern=r"RendezvousTimeoutError",
-        literals=("RendezvousTimeoutError",),
         meaning="torchrun's agents did not reach the smallest number of nodes within the join timeout.",
         causes=("fewer nodes were started than --nnodes asks for", "different --rdzv-id or --rdzv-endpoint"),
         mends=("the same --nnodes, --rdzv-id and --rdzv-endpoint on all nodes", "--rdzv-conf join_timeout=SECONDS"),
@@ -68,7 +66,6 @@ MESSAGES = (
     Message(
         slug="rendezvous-connection",
         pattern=r"RendezvousConnectionError|The connection to the C10d store has failed",
-        literals=("RendezvousConnectionError", "connection to the C10d store"),
         meaning="An agent cannot talk to the store of the c10d rendezvous, or can no longer.",
         causes=(
             "the agent that holds the store has ended or has not started",
@@ -84,7 +81,6 @@ MESSAGES = (
     Message(
         slug="rendezvous-closed",
         pattern=r"RendezvousClosedError",
-        literals=("RendezvousClosedError",),
         meaning="A node came to a rendezvous that was closed: the job is over for the others, and the id is spent.",
         causes=("another node has finished or given up", "a new start with the --rdzv-id of the last one"),
         mends=("look at the node that ended first", "a new --rdzv-id for each start"),
@@ -136,7 +132,6 @@ MESSAGES = (
     Message(
         slug="launch-deprecated",
         pattern=r"module torch\.distributed\.launch is deprecated",
-        literals=("torch.distributed.launch is deprecated",),
         meaning="A warning: torch.distributed.launch still works and will go; torchrun has replaced it.",
         causes=("an old command line",),
         mends=("torchrun with the same options; read LOCAL_RANK from the environment",),
@@ -147,7 +142,6 @@ MESSAGES = (
     Message(
         slug="group-not-initialized",
         pattern=r"Default process group has not been initialized",
-        literals=("Default process group has not been init",),
         meaning="A collective, get_rank() or the DDP constructor was called in a process without a process group.",
         causes=(
             "init_process_group was not called, or comes later",
@@ -163,7 +157,6 @@ MESSAGES = (
     Message(
         slug="group-twice",
         pattern=r"trying to initialize the default process group twice",
-        literals=("default process group twice",),
         meaning="init_process_group was called a second time in one process.",
         causes=("both the script and a framework initialise", "a loop or notebook cell that runs again"),
         mends=("if not dist.is_initialized(): ...", "leave it to one: the framework or the script"),
@@ -174,7 +167,6 @@ MESSAGES = (
     Message(
         slug="killed-by-signal-9",
         pattern=r"Signal 9 \(SIGKILL\) received|\(exitcode: -9\)|terminated with signal SIGKILL",
-        literals=("SIGKILL", "exitcode: -9)"),
         meaning="A rank was killed from outside with SIGKILL; no Python code could tell why. On Linux it is nearly "
         "always the kernel for lack of host memory (not GPU memory).",
         causes=("host memory, or the limit of the container or job, is used up", "someone or a scheduler killed it"),
@@ -190,7 +182,6 @@ MESSAGES = (
     Message(
         slug="segmentation-fault",
         pattern=r"SIGSEGV|Segmentation fault",
-        literals=("SIGSEGV", "Segmentation fault"),
         meaning="Native code of a rank accessed memory that it must not: no Python traceback is written.",
         causes=("libraries built for another torch, CUDA or NumPy", "a driver, extension or hardware fault"),
         mends=("PYTHONFAULTHANDLER=1: the Python stack of the crash", "a fresh environment with one torch"),
@@ -201,7 +192,6 @@ MESSAGES = (
     Message(
         slug="aborted",
         pattern=r"terminated with signal SIGABRT|\(exitcode: -6\)|Signal 6 \(SIGABRT\)",
-        literals=("SIGABRT", "exitcode: -6)"),
         meaning="A rank aborted itself: a C++ exception nobody caught. NCCL's watchdog ends ranks this way after a "
         "time-out, and gloo after a size mismatch.",
         causes=("a time-out or CUDA error that is told a few lines above", "collectives whose sizes differ"),
@@ -239,7 +229,6 @@ MESSAGES = (
     Message(
         slug="child-failed",
         pattern=r"ChildFailedError",
-        literals=("ChildFailedError",),
         meaning="torchrun's summary that ranks failed. `exitcode` and `rank` below it say which was first.",
         causes=("the first observed failure in the table below the line",),
         mends=("read `Root Cause (first observed failure)`, then that rank's output",),

@@ -79,8 +79,8 @@ class _Matcher:
         self._patterns: dict[str, re.Pattern[str]] = {}
         for message in messages:
             self._patterns[message.slug] = re.compile(message.pattern)
-            for literal in message.literals:
-                self._by_literal.setdefault(literal.encode(), []).append(message)
+            for text in message.texts:
+                self._by_literal.setdefault(text.encode(), []).append(message)
 
     def candidates(self, chunk: bytes) -> dict[int, list[Message]]:
         """Return candidate messages by the start of a line in the chunk."""

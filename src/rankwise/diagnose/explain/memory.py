@@ -14,7 +14,6 @@ MESSAGES = (
     Message(
         slug="cuda-out-of-memory",
         pattern=r"CUDA out of memory|CUDA error: out of memory",
-        literals=("CUDA out of memory", "CUDA error: out of memory"),
         meaning="A GPU has no memory left for this rank. The other ranks then hang in a collective until it times out.",
         causes=(
             "batch or sequence length too great; one long sample is enough",
@@ -86,7 +85,6 @@ MESSAGES = (
     Message(
         slug="cuda-in-fork",
         pattern=r"Cannot re-initialize CUDA in forked subprocess",
-        literals=("re-initialize CUDA in forked",),
         meaning="A forked child, mostly a loader worker, used CUDA after its parent had.",
         causes=("a dataset, collate_fn or transform that makes CUDA tensors",),
         mends=("CPU tensors in the dataset, .to(device) in the loop", "multiprocessing_context='spawn'"),
@@ -98,7 +96,6 @@ MESSAGES = (
     Message(
         slug="unguarded-main",
         pattern=r"An attempt has been made to start a new process before the",
-        literals=("attempt has been made to start a new process",),
         meaning="A spawned child imports the script, which starts children again: there is no main guard.",
         causes=("processes or loader workers are started at the script's top level",),
         mends=("if __name__ == '__main__': main()", "rankwise run or torchrun instead of mp.spawn"),
@@ -121,7 +118,6 @@ MESSAGES = (
     Message(
         slug="invalid-device",
         pattern=r"invalid device ordinal",
-        literals=("invalid device ordinal",),
         meaning="A rank asked for a GPU that this process does not see.",
         causes=(
             "more ranks than visible GPUs",
@@ -140,7 +136,6 @@ MESSAGES = (
     Message(
         slug="device-assert",
         pattern=r"device-side assert triggered",
-        literals=("device-side assert triggered",),
         meaning="A kernel's check failed on this rank's GPU, mostly an index out of range. The traceback's line may be "
         "a later one; the process cannot go on with CUDA.",
         causes=("a label or token that is >= the number of classes or embeddings", "NaN where probabilities are asked"),
@@ -155,7 +150,6 @@ MESSAGES = (
     Message(
         slug="illegal-memory-access",
         pattern=r"an illegal memory access was encountered",
-        literals=("illegal memory access was encountered",),
         meaning="A kernel read or wrote outside its memory. The NCCL watchdog often tells it first; it is no cause.",
         causes=("a custom or compiled kernel", "libraries of another CUDA", "a GPU fault"),
         mends=(
@@ -170,7 +164,6 @@ MESSAGES = (
     Message(
         slug="ecc-error",
         pattern=r"uncorrectable ECC error encountered",
-        literals=("uncorrectable ECC error",),
         meaning="The GPU's memory is at fault: hardware, not the script.",
         causes=("a failing GPU",),
         mends=("nvidia-smi -q -d ECC,ROW_REMAPPER; reset or drain the node", "exclude the host and resume"),
@@ -181,7 +174,6 @@ MESSAGES = (
     Message(
         slug="no-kernel-image",
         pattern=r"no kernel image is available for execution on the device",
-        literals=("no kernel image is available",),
         meaning="torch, or an extension, was not built for this GPU's architecture.",
         causes=("a GPU newer or older than the build", "an extension compiled on another machine"),
         mends=("torch.cuda.get_arch_list() against get_device_capability()", "TORCH_CUDA_ARCH_LIST and build again"),
@@ -192,7 +184,6 @@ MESSAGES = (
     Message(
         slug="driver-too-old",
         pattern=r"The NVIDIA driver on your system is too old",
-        literals=("NVIDIA driver on your system is too old",),
         meaning="The driver of this host is older than torch's CUDA needs.",
         causes=("a node with another driver than the rest", "a torch that is newer than the driver"),
         mends=("nvidia-smi: the CUDA version it can do; a torch build for that one", "rankwise doctor on all hosts"),

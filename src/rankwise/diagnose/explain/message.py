@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 __all__ = ["ADVICE", "AFTER", "CODE", "DATA", "END", "HANG", "NETWORK", "ROOT", "SETUP", "Message"]
@@ -25,23 +26,29 @@ class Message:
     Attributes:
         slug: its name.
         pattern: regular expression, searched in each line; the line has lost its terminal codes.
-        literals: every matching line contains one of these texts; other lines are skipped.
         meaning: what the message means in current PyTorch.
         causes: likely causes, the most likely first.
         mends: commands and arguments that solve it.
         source: a public thread with the message.
         sample: the message from there, shortened.
         rank_of_cause: how near to the root it is; lower is reported first.
+        literals: every matching line contains one of these texts; () for a pattern that is plain text, or several such
+            texts with | between them.
         fallback: used only for lines that no other message matches.
     """
 
     slug: str
     pattern: str
-    literals: tuple[str, ...]
     meaning: str
     causes: tuple[str, ...]
     mends: tuple[str, ...]
     source: str
     sample: str
     rank_of_cause: int
+    literals: tuple[str, ...] = ()
     fallback: bool = False
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return texts of which every matching line contains one; other lines need no search for the pattern."""
+        return self.literals or tuple(re.sub(r"\\(.)", r"\1", text) for text in self.pattern.split("|"))

@@ -55,7 +55,6 @@ MESSAGES = (
     Message(
         slug="ready-twice",
         pattern=r"Expected to mark a variable ready only once",
-        literals=("mark a variable ready only once",),
         meaning="A parameter's gradient came twice in one backward.",
         causes=(
             "reentrant activation checkpointing, mostly with find_unused_parameters=True",
@@ -85,7 +84,6 @@ MESSAGES = (
     Message(
         slug="needless-unused",
         pattern=r"find_unused_parameters=True was specified in DDP constructor, but did not find any",
-        literals=("but did not find any unused",),
         meaning="A warning: in the first step nothing was unused, so the search in every step may be for nothing.",
         causes=("find_unused_parameters=True by habit",),
         mends=("drop it, unless later steps take other branches", "rankwise rule find-unused-always"),
@@ -97,7 +95,6 @@ MESSAGES = (
     Message(
         slug="grad-strides",
         pattern=r"Grad strides do not match bucket view strides",
-        literals=("Grad strides do not match bucket",),
         meaning="A warning about speed: gradients of these parameters are copied, because their layout differs from "
         "the bucket's. Results are right.",
         causes=("1x1 convolutions or channels_last", "transposed or expanded tensors in backward"),
@@ -109,7 +106,6 @@ MESSAGES = (
     Message(
         slug="nothing-to-train",
         pattern=r"DistributedDataParallel is not needed when a module doesn't have any parameter",
-        literals=("DistributedDataParallel is not needed",),
         meaning="The wrapped module has no parameter with requires_grad=True, so there is nothing to synchronise.",
         causes=("a frozen or loss module is wrapped", "adapters that were loaded frozen"),
         mends=("leave this module unwrapped and move it to the device", "unfreeze before the wrap"),
@@ -121,7 +117,6 @@ MESSAGES = (
     Message(
         slug="modified-in-place",
         pattern=r"needed for gradient computation has been modified by an inplace operation",
-        literals=("needed for gradient computation has been",),
         meaning="A tensor that backward needs was overwritten. Under DDP it is often its own doing: each forward "
         "broadcasts rank 0's buffers in place.",
         causes=(
@@ -141,7 +136,6 @@ MESSAGES = (
     Message(
         slug="parameter-count",
         pattern=r"DDP expects same model across all ranks",
-        literals=("DDP expects same model across all",),
         meaning="The ranks wrapped models with different numbers of parameters; `0 params` also means that the other "
         "rank's call failed or is another collective.",
         causes=("a rank failed just before the wrap", "frozen layers, vocabularies or configurations that differ"),
@@ -170,7 +164,6 @@ MESSAGES = (
     Message(
         slug="wrapped-attribute",
         pattern=r"'DistributedDataParallel' object has no attribute",
-        literals=("'DistributedDataParallel' object has no",),
         meaning="The wrapper does not hand through the model's own attributes.",
         causes=("model.attribute after the wrap",),
         mends=(
@@ -184,7 +177,6 @@ MESSAGES = (
     Message(
         slug="device-ids",
         pattern=r"DistributedDataParallel device_ids and output_device arguments only work",
-        literals=("device_ids and output_device arguments only",),
         meaning="device_ids= was given for a model that is on the CPU or on several devices.",
         causes=("the model was not moved before the wrap", "device_map='auto' spread it over GPUs"),
         mends=("model.to(f'cuda:{local_rank}') first", "no device_ids for a CPU model or one of several devices"),
@@ -197,7 +189,6 @@ MESSAGES = (
     Message(
         slug="two-devices",
         pattern=r"Expected all tensors to be on the same device",
-        literals=("Expected all tensors to be on the same",),
         meaning="An operation met tensors of two devices.",
         causes=(
             "the target or a mask was left on the CPU (DDP moves only forward's inputs)",
@@ -228,7 +219,6 @@ MESSAGES = (
     Message(
         slug="batchnorm-one-value",
         pattern=r"Expected more than 1 value per channel when training",
-        literals=("more than 1 value per channel",),
         meaning="A BatchNorm layer got one value per channel, of which it can take no variance.",
         causes=("a last batch of one sample on this rank", "a batch size per rank of 1"),
         mends=("DataLoader(drop_last=True), or a greater batch per rank", "SyncBatchNorm or GroupNorm"),
