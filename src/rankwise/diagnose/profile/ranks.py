@@ -56,12 +56,11 @@ def match_collectives(traces: Sequence[Trace]) -> Matching:
     different numbers, count per step instead, and ignore steps with different numbers. The last rank waits for nobody,
     so the shortest duration over the ranks is the transfer time; this needs no common clock.
     """
-    sides = [trace.rank or 0 for trace in traces]
     lists: dict[tuple[str, str], dict[int, list[tuple[int, Collective]]]] = defaultdict(dict)
-    for rank, trace in zip(sides, traces, strict=True):
+    for trace in traces:
         for found in trace.collectives:
             number = next((n for n, start, end in trace.steps if start <= found.start < end), -1)
-            lists[found.group, found.name].setdefault(rank, []).append((number, found))
+            lists[found.group, found.name].setdefault(trace.rank, []).append((number, found))
     groups: list[dict[int, Collective]] = []
     unmatched = 0
     for found_by in lists.values():
@@ -84,7 +83,7 @@ def match_collectives(traces: Sequence[Trace]) -> Matching:
 
 def _offsets(traces: Sequence[Trace], groups: Sequence[dict[int, Collective]]) -> dict[int, int]:
     """Return each clock's offset from the lowest rank's, assuming that a collective ends on all ranks at once."""
-    bases = {trace.rank or 0: trace.base_ns for trace in traces}
+    bases = {trace.rank: trace.base_ns for trace in traces}
     first = min(bases)
     apart: dict[int, list[int]] = defaultdict(list)
     for group in groups:

@@ -72,8 +72,8 @@ class Trace:
 
     Attributes:
         path: the file.
-        rank: this rank, None if unknown.
-        world_size: number of ranks, None if unknown.
+        rank: this rank.
+        world_size: number of ranks, 0 if unknown.
         host: host name.
         base_ns: origin of all times, nanoseconds since 1970; 0 if they are absolute.
         steps: number, start and end of each step.
@@ -90,8 +90,8 @@ class Trace:
     """
 
     path: Path
-    rank: int | None = None
-    world_size: int | None = None
+    rank: int
+    world_size: int = 0
     host: str = ""
     base_ns: int = 0
     steps: list[tuple[int, int, int]] = field(default_factory=list)
@@ -131,13 +131,18 @@ def find_traces(folder: Path) -> list[Path]:
     )
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path, rank: int = 0) -> Trace:
     """Read the trace of one rank.
+
+    Args:
+        path: the file.
+        rank: its rank, if neither its content nor its name says it.
 
     Raises:
         DataError: it is truncated, not JSON, not a trace of torch.profiler, or has no ``ProfilerStep``.
     """
-    trace = Trace(path)
+    named = _RANK.search(path.name)
+    trace = Trace(path, rank=int(named[1]) if named else rank)
     launches: dict[Any, int] = {}
     try:
         with (
@@ -157,8 +162,6 @@ def read_trace(path: Path) -> Trace:
             f"{path} has no ProfilerStep: give torch.profiler.profile a schedule and call its step() after each "
             "optimizer step, or let `rankwise profile SCRIPT` record"
         )
-    if trace.rank is None and (named := _RANK.search(path.name)):
-        trace.rank = int(named[1])
     asked: list[Kernel | Collective] = [*trace.kernels, *trace.uploads, *trace.collectives]
     for kernel in asked:
         if kernel.launched < 0:  # the negated correlation id; a launch before the trace began is missing
