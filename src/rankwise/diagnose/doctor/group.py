@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankwise.diagnose.doctor.check import Check, describe_sweep, failed, measured, not_run, passed
+from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed
 from rankwise.diagnose.doctor.collectives import judge_patterns
 
 __all__ = ["check_group"]
@@ -131,11 +131,10 @@ def _judge(name: str, probes: Sequence[_Probe], ranks: int) -> list[Check]:
     collectives = judge_patterns(wrong, [socket.gethostname()] * ranks, right)
     if collectives.status == "fail":
         return [collectives]
-    rows = probes[0].said["sweep"]["rows"]
     return [
         passed("group", name, f"met on loopback, torch {probes[0].said['torch']['version']}"),
         collectives,
-        measured("group", "bandwidth of all_reduce", describe_sweep(rows), rows),
+        measured(probes[0].said["sweep"]["rows"]),
     ]
 
 
