@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankwise.diagnose.comparison import Finding, Run, Verdict, compare_runs, look_inside, samples_apart, tensors_apart
+from rankwise.diagnose.comparison import Run, Verdict, compare_runs, look_inside, samples_apart, tensors_apart
 from rankwise.diagnose.script_run import Script, run_observed
 from rankwise.diagnose.verify_recorder import FOLDER, KILL, STEPS, STOP
 from rankwise.errors import ConfigError
@@ -88,13 +88,13 @@ def _record(script: Script, size: int, place: Path, env: dict[str, str], verdict
         lines.append([json.loads(line) for line in files[-1].read_text().splitlines()] if files else [])
     run = Run(name, size, lines)
     if outcome.exitcode:
-        verdict.findings.append(Finding(run=name, step=None, what="failed", text=outcome.text.strip()))
+        verdict.findings.append(run.finding(None, "failed", outcome.text.strip()))
     elif not run.num_steps:
         reason = (
             "the optimizers are not from torch, or the run was already finished: pass its folder as {dir} in the "
             "arguments"
         )
-        verdict.findings.append(Finding(run=name, step=None, what="failed", text="no optimizer step", reason=reason))
+        verdict.findings.append(run.finding(None, "failed", "no optimizer step", reason))
     else:
         return run
     return None
@@ -112,7 +112,7 @@ def _killed(script: Script, wanted: Run, place: Path, env: dict[str, str], verdi
     if new[0][0]["before"] not in states:
         text = f"after the kill at step {at}, it continued from a state that the undisturbed run never had"
         reason = "something is missing from the checkpoint: optimizer, scheduler, random state, position of the data"
-        verdict.findings.append(Finding(run=run.name, step=at, what="restart", text=text, reason=reason))
+        verdict.findings.append(run.finding(at, "restart", text, reason))
         return
     begin = states.index(new[0][0]["before"])
     for number, (old, now) in enumerate(zip(list(wanted.steps())[begin:], new, strict=False), start=begin):
@@ -120,7 +120,7 @@ def _killed(script: Script, wanted: Run, place: Path, env: dict[str, str], verdi
         name, apart = tensors_apart(old[0]["params"], now[0]["params"])
         if found is None and apart:
             text = f"{name} differs by {apart:.2g} relative from the undisturbed run after a kill at step {at}"
-            found = Finding(run=run.name, step=number, what="restart", text=text)
+            found = run.finding(number, "restart", text)
         if found is not None:
             verdict.findings.append(found)
             return
