@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 
 from rankwise.diagnose.explain import MESSAGES, catalogue_table
-from rankwise.diagnose.explain.logs import _Matcher, _without_prefix
+from rankwise.diagnose.explain.logs import _without_prefix, candidates, matching
 from rankwise.diagnose.lint import RULES
 
 ROOT = Path(__file__).parents[3]
-MATCHER = _Matcher(MESSAGES)
 
 
 def slugs_in(line):
     text, _ = _without_prefix(line)
-    candidates = [message for found in MATCHER.candidates(text.encode()).values() for message in found]
-    return {message.slug for message in MATCHER.matching(text, candidates)}
+    among = [message for found in candidates(text.encode()).values() for message in found]
+    return {message.slug for message in matching(text, among)}
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.slug)
