@@ -94,6 +94,10 @@ class Run:
         """Return rank 0's record of the model."""
         return self.of("model", 0)[0]
 
+    def finding(self, step: int | None, what: str, text: str, reason: str = "") -> Finding:
+        """Return a finding about this run."""
+        return Finding(run=self.name, step=step, what=what, text=text, reason=reason)
+
     def steps(self) -> Iterator[list[Mapping[str, Any]]]:
         """Yield each step's lines, by rank."""
         yield from zip(*(self.of("step", rank) for rank in range(self.num_ranks)), strict=False)
@@ -105,14 +109,7 @@ def look_inside(run: Run) -> list[Finding]:
     counts = [len(run.of("step", rank)) for rank in range(run.num_ranks)]
     if len(set(counts)) > 1:
         told = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
-        found.append(
-            Finding(
-                run=run.name,
-                step=min(counts),
-                what="steps",
-                text=f"the ranks took different numbers of steps: {told}",
-            )
-        )
+        found.append(run.finding(min(counts), "steps", f"the ranks took different numbers of steps: {told}"))
     for number, lines in enumerate(run.steps()):
         apart = _apart(run, number, lines) or _twice(run, number, lines)
         if apart is not None:
@@ -130,7 +127,7 @@ def _epoch_order(run: Run) -> list[Finding]:
         if same and line["sampler"] == "DistributedSampler" and line.get("shuffle"):
             text = f"pass {line['turn']} over loader {line['loader']} has the same order as the pass before it"
             reason = "the sampler did not get the epoch: call sampler.set_epoch(epoch) before each pass"
-            return [Finding(run=run.name, step=line["step"], what="epoch order", text=text, reason=reason)]
+            return [run.finding(line["step"], "epoch order", text, reason)]
     return []
 
 
@@ -151,7 +148,7 @@ def _evaluation(run: Run) -> list[Finding]:
                 "the split depends on the rank: draw it from one seed on all ranks "
                 "(random_split(..., generator=torch.Generator().manual_seed(0)))"
             )
-            return [Finding(run=run.name, step=0, what="split", text=text, reason=reason)]
+            return [run.finding(0, "split", text, reason)]
         repeated = sorted(i for i, count in whole.items() if count > 1)
         # if every rank evaluates all samples, the mean is right
         if repeated and any(Counter(ids) != whole and Counter(ids) != Counter(seen[0]) for ids in seen):
@@ -161,7 +158,7 @@ def _evaluation(run: Run) -> list[Finding]:
                 "without padding (rankwise.train.evaluate, or a sequential Order)"
             )
             step = next(line["step"] for line in run.of("look", 0) if (line["loader"], line["turn"]) == (loader, turn))
-            return [Finding(run=run.name, step=step, what="evaluation", text=text, reason=reason)]
+            return [run.finding(step, "evaluation", text, reason)]
     return []
 
 
@@ -184,7 +181,7 @@ def _apart(run: Run, number: int, lines: list[Mapping[str, Any]]) -> Finding | N
             else:
                 reason = "nothing reduces the gradients over the ranks: wrap the model (rankwise.prepare)"
             text = f"the {what} of {name} on rank {odd[0]} differs from that of rank 0"
-            return Finding(run=run.name, step=number, what="replicas", text=text, reason=reason)
+            return run.finding(number, "replicas", text, reason)
     return None
 
 
@@ -194,7 +191,7 @@ def _twice(run: Run, number: int, lines: list[Mapping[str, Any]]) -> Finding | N
         if both := sorted(mine & theirs):
             text = f"used for training on both rank {one} and rank {other}: {_some(both)}"
             reason = "the samples are not divided among the ranks: use a DistributedSampler or an Order"
-            return Finding(run=run.name, step=number, what="samples", text=text, reason=reason)
+            return run.finding(number, "samples", text, reason)
     return None
 
 
@@ -223,13 +220,13 @@ def compare_runs(wanted: Run, run: Run, tolerance: float | None, verdict: Verdic
                 reason = _why(run, new)
                 if base != _ROUNDING["float64"] and tolerance is None and apart < _MAYBE_ROUNDING * allowed:
                     reason += "; or rounding of long sums that cancel, which would disappear in float64"
-                found = Finding(run=run.name, step=number, what=what, text=text, reason=reason)
+                found = run.finding(number, what, text, reason)
         if found is not None:
             verdict.findings.append(found)
             return
     if (counts := (wanted.num_steps, run.num_steps))[0] != counts[1]:
         text = f"{counts[1]} steps, but {wanted.name} took {counts[0]}"
-        verdict.findings.append(Finding(run=run.name, step=min(counts), what="steps", text=text))
+        verdict.findings.append(run.finding(min(counts), "steps", text))
     if "evaluation" not in seen:
         _values(wanted, run, base, verdict)
     told = ", ".join(f"{what} {'bits' if apart == 0 else f'rounding ({apart:.1g})'}" for what, apart in worst.items())
@@ -260,7 +257,7 @@ def samples_apart(
     text = (
         f"{sum(now.values())} samples, expected {sum(before.values())}; missing {_some(missing)}; extra {_some(more)}"
     )
-    return Finding(run=run.name, step=number, what="samples", text=text, reason=reason)
+    return run.finding(number, "samples", text, reason)
 
 
 def _loss(lines: Sequence[Mapping[str, Any]]) -> float:
@@ -342,9 +339,7 @@ def _values(wanted: Run, run: Run, base: float, verdict: Verdict) -> None:
             if not (math.isnan(value) and math.isnan(now)) and not _relative([value], [now]) <= limit:
                 text = f"{name} is {now:.6g}, expected {value:.6g}"
                 reason = "a mean of the ranks' means, or other samples: reduce sums and weights (rankwise.metrics)"
-                verdict.findings.append(
-                    Finding(run=run.name, step=new["step"], what="values", text=text, reason=reason)
-                )
+                verdict.findings.append(run.finding(new["step"], "values", text, reason))
                 return
 
 

@@ -5,27 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from rankwise.diagnose.comparison import Finding, Run, Verdict, compare_runs, look_inside, samples_apart, tensors_apart
-from rankwise.diagnose.script_run import run_observed
+from rankwise.diagnose.comparison import Run, Verdict, compare_runs, look_inside, samples_apart, tensors_apart
+from rankwise.diagnose.script_run import Script, run_observed
 from rankwise.diagnose.verify_recorder import FOLDER, KILL, STEPS, STOP
 from rankwise.errors import ConfigError
 
 __all__ = ["verify_script"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Script:
-    """The script to run: path, arguments, folder of the runs, number of recorded steps."""
-
-    path: str
-    args: tuple[str, ...]
-    folder: Path
-    num_steps: int
-    stop: bool = False
-    timeout_s: float | None = None
 
 
 def verify_script(
@@ -65,9 +52,10 @@ def verify_script(
     if steps < 1:
         raise ConfigError(f"steps must be at least 1, got {steps}")
     verdict, runs = Verdict(), []
-    chosen = _Script(path=script, args=tuple(args), folder=folder, num_steps=steps, stop=stop, timeout_s=timeout_s)
+    chosen = Script(path=script, args=tuple(args), num_threads=1, timeout_s=timeout_s)
+    env = {STEPS: str(steps), **({STOP: "1"} if stop else {})}
     for size in ranks:
-        run = _record(chosen, size, verdict)
+        run = _record(chosen, size, folder / f"ranks-{size}", env, verdict)
         if run is None:
             return verdict
         runs.append(run)
@@ -76,28 +64,23 @@ def verify_script(
     for run in runs[1:]:
         compare_runs(runs[0], run, tolerance, verdict)
     if kill and runs[-1].num_steps > 1:
-        _killed(chosen, runs[-1], verdict)
+        _killed(chosen, runs[-1], folder / "killed", env, verdict)
     # stable sort: a finding within one run explains differences between runs, so it comes first
     verdict.findings.sort(key=lambda found: math.inf if found.step is None else found.step)
     return verdict
 
 
-def _record(script: _Script, size: int, verdict: Verdict, *, kill: str = "") -> Run | None:
-    place = script.folder / ("killed" if kill else f"ranks-{size}")
+def _record(script: Script, size: int, place: Path, env: dict[str, str], verdict: Verdict) -> Run | None:
+    """Run the script once; return its records, None if it failed, which the verdict then says."""
     place.mkdir(parents=True)
-    name = f"{size} rank{'s' * (size > 1)}" + (" with a kill" if kill else "")
-    asked = {FOLDER: str(place), STEPS: str(script.num_steps)}
-    asked |= ({KILL: kill} if kill else {}) | ({STOP: "1"} if script.stop else {})
+    name = f"{size} rank{'s' * (size > 1)}{' with a kill' * (KILL in env)}"
     outcome = run_observed(
         "rankwise.diagnose",
-        script.path,
-        script.args,
+        script,
         num_ranks=size,
         place=place,
-        env=asked,
-        num_threads=1,
-        timeout_s=script.timeout_s,
-        max_restarts=int(bool(kill)),
+        env={FOLDER: str(place), **env},
+        max_restarts=int(KILL in env),
     )
     lines = []
     for rank in range(size):
@@ -105,22 +88,23 @@ def _record(script: _Script, size: int, verdict: Verdict, *, kill: str = "") -> 
         lines.append([json.loads(line) for line in files[-1].read_text().splitlines()] if files else [])
     run = Run(name, size, lines)
     if outcome.exitcode:
-        verdict.findings.append(Finding(run=name, step=None, what="failed", text=outcome.text.strip()))
+        verdict.findings.append(run.finding(None, "failed", outcome.text.strip()))
     elif not run.num_steps:
         reason = (
             "the optimizers are not from torch, or the run was already finished: pass its folder as {dir} in the "
             "arguments"
         )
-        verdict.findings.append(Finding(run=name, step=None, what="failed", text="no optimizer step", reason=reason))
+        verdict.findings.append(run.finding(None, "failed", "no optimizer step", reason))
     else:
         return run
     return None
 
 
-def _killed(script: _Script, wanted: Run, verdict: Verdict) -> None:
+def _killed(script: Script, wanted: Run, place: Path, env: dict[str, str], verdict: Verdict) -> None:
+    """Repeat the last run with a rank killed, and compare it with the undisturbed one bit by bit."""
     at = max(1, 2 * wanted.num_steps // 3)
     size = wanted.num_ranks
-    run = _record(script, size, verdict, kill=f"{size - 1}:{at}")
+    run = _record(script, size, place, env | {KILL: f"{size - 1}:{at}"}, verdict)
     if run is None:
         return
     states = [lines[0]["before"] for lines in wanted.steps()]
@@ -128,7 +112,7 @@ def _killed(script: _Script, wanted: Run, verdict: Verdict) -> None:
     if new[0][0]["before"] not in states:
         text = f"after the kill at step {at}, it continued from a state that the undisturbed run never had"
         reason = "something is missing from the checkpoint: optimizer, scheduler, random state, position of the data"
-        verdict.findings.append(Finding(run=run.name, step=at, what="restart", text=text, reason=reason))
+        verdict.findings.append(run.finding(at, "restart", text, reason))
         return
     begin = states.index(new[0][0]["before"])
     for number, (old, now) in enumerate(zip(list(wanted.steps())[begin:], new, strict=False), start=begin):
@@ -136,7 +120,7 @@ def _killed(script: _Script, wanted: Run, verdict: Verdict) -> None:
         name, apart = tensors_apart(old[0]["params"], now[0]["params"])
         if found is None and apart:
             text = f"{name} differs by {apart:.2g} relative from the undisturbed run after a kill at step {at}"
-            found = Finding(run=run.name, step=number, what="restart", text=text)
+            found = run.finding(number, "restart", text)
         if found is not None:
             verdict.findings.append(found)
             return

@@ -91,6 +91,7 @@ def test_an_old_version_in_one_file(tmp_path):
 
 
 WARN = "n1:102:202 [0] transport/net_ib.cc:1038 NCCL WARN NET/IB : Got completion from peer 10.0.0.1<5{}> with error 12"
+P2P = "n0:100:200 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 0."
 LOOP = "n0:100:200 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>"
 DOCKER = "n0:100:200 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>"
 
@@ -113,8 +114,8 @@ DOCKER = "n0:100:200 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>"
          "warn", "Socket, although the machine has mlx5_0:1/IB"),
         ([new(0, more="n0:100:200 [0] NCCL INFO NCCL_ALGO set by environment to Ring."), new(2)], "NCCL_ALGO", "warn",
          "not set on n1"),
-        ([[line.replace("via P2P/CUMEM/read", "via SHM/direct/direct") for line in new(r)] for r in range(4)],
-         "transports", "warn", "through its memory"),
+        ([[line.replace("via P2P/CUMEM/read", "via SHM/direct/direct") for line in new(r, more=P2P)] for r in range(4)],
+         "transports", "warn", "through its memory (no P2P)"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(tmp_path, files, name, status, text):

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from rankwise.diagnose.doctor import Check
-from rankwise.diagnose.doctor.connection import Listener, reach, read_banner, talk
+from rankwise.diagnose.doctor.connection import listening, reach, read_banner, talk
 from rankwise.diagnose.doctor.network import data_addresses, judge_clocks, judge_pairs
 from rankwise.testing.hosts import HostLab
 
@@ -129,13 +129,12 @@ def test_under_rankwise_run_on_two_hosts(lab, tmp_path):
 
 def test_what_a_connection_says():
     """Refusal, unknown name, our own listener with its clock, and a service that is not ours."""
-    with Listener("127.0.0.1") as listener:
-        assert reach("127.0.0.1", listener.port, 20).kind == "answers"
-        seen = talk("127.0.0.1", listener.port, listener.token, 20)
+    with listening("127.0.0.1") as (port, token):
+        assert reach("127.0.0.1", port, 20).kind == "answers"
+        seen = talk("127.0.0.1", port, token, 20)
         assert seen.kind == "answers"
         assert abs(seen.offset_s) <= seen.error_s + 0.01
-        assert talk("127.0.0.1", listener.port, "other", 20).kind == "another"
-        port = listener.port
+        assert talk("127.0.0.1", port, "other", 20).kind == "another"
     assert reach("127.0.0.1", port, 20).kind == "refused"
     assert reach("no-such-host.invalid", port, 20).kind == "name"
     with socket.create_server(("127.0.0.1", 0)) as server:

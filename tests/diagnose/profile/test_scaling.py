@@ -15,7 +15,7 @@ from rankwise.diagnose.profile.parts import PARTS
 from rankwise.diagnose.profile.runs import sweep_setting
 from rankwise.diagnose.profile.scaling import Scaling, TimedRun, judge_scaling
 from rankwise.diagnose.profile.table import scaling_text
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, LaunchError
 
 JOB = str(Path(__file__).with_name("job.py"))
 ALONE = dict.fromkeys(PARTS, 0.0) | {"forward": 0.4, "backward": 0.6}
@@ -102,6 +102,14 @@ def test_a_size_below_the_least_is_found():
     sizes, mode = judge_scaling(runs, [1, 2], None)
     found = Scaling(runs=runs, sizes=sizes, mode=mode, steps=5, command=("train.py",))
     assert [found.falls_below(least) for least in (None, 0.4, 0.6)] == [False, False, True]
+
+
+def test_a_script_that_takes_too_long_is_ended(tmp_path):
+    """The time limit of the script holds for each of its runs."""
+    path = tmp_path / "sleeps.py"
+    path.write_text("import time\ntime.sleep(600)\n")
+    with pytest.raises(LaunchError, match="failed on"):
+        measure_scaling(Script(path=str(path), timeout_s=0.5), ranks=[1, 2], repeats=1)
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path):

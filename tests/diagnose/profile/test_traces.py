@@ -1,7 +1,6 @@
 """Traces made by hand, of a GPU and cut in every way: parts add up, the rank that is waited for is named."""
 
 import gzip
-import io
 import json
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from rankwise.diagnose.profile import profile_traces
 from rankwise.diagnose.profile.parts import PARTS, find_phases, split_steps
 from rankwise.diagnose.profile.table import profile_text
-from rankwise.diagnose.profile.trace import _parts, read_trace
+from rankwise.diagnose.profile.trace import read_trace
 from rankwise.errors import DataError
 
 # The form is Kineto's; the moments are chosen so that the sums are known. No GPU was at hand.
@@ -188,15 +187,6 @@ def test_a_functional_collective_is_waited_for_and_not_computed(tmp_path):
     trace = read_trace(tmp_path / "rank-0.trace.json")
     (step,) = split_steps(trace, find_phases(trace))
     assert (step.parts["transfer"] // 1000, step.comm // 1000) == (40, 60)
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 1 << 20])
-def test_it_is_read_in_any_pieces(monkeypatch, size, tmp_path):
-    """Cut in the middle of numbers, names and escapes; the members around the events as well."""
-    monkeypatch.setattr("rankwise.diagnose.profile.trace._CHUNK", size)
-    whole = {"a": -12.5e3, "traceEvents": [{"name": 'x"\\u', "ts": 123.25}, {}], "b": [1, {"c": None}], "d": 1234}
-    found = list(_parts(io.StringIO(json.dumps(whole, indent=1))))
-    assert found == [("a", -12500.0), ("", whole["traceEvents"][0]), ("", {}), ("b", whole["b"]), ("d", 1234)]
 
 
 def test_what_is_no_trace_is_refused_with_its_name(tmp_path):

@@ -12,19 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = [
-    "SECTIONS",
-    "Check",
-    "Status",
-    "describe_sweep",
-    "exit_code",
-    "failed",
-    "measured",
-    "not_run",
-    "passed",
-    "render",
-    "warned",
-]
+__all__ = ["SECTIONS", "Check", "Status", "exit_code", "failed", "measured", "not_run", "passed", "render", "warned"]
 
 Status = Literal["pass", "warn", "fail", "not run"]
 # in the order of the report: causes before their effects
@@ -55,14 +43,17 @@ class Check:
     data: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
 
-def passed(section: str, name: str, evidence: str) -> Check:
-    """Return a passed check."""
-    return Check(section=section, name=name, status="pass", evidence=evidence)
-
-
-def measured(section: str, name: str, evidence: str, rows: Sequence[Mapping[str, Any]]) -> Check:
-    """Return a passed check with measurements."""
+def passed(section: str, name: str, evidence: str, rows: Sequence[Mapping[str, Any]] = ()) -> Check:
+    """Return a passed check, with the measurements behind its evidence."""
     return Check(section=section, name=name, status="pass", evidence=evidence, data=rows)
+
+
+def measured(rows: Sequence[Mapping[str, float]]) -> Check:
+    """Return the check with the bandwidths of a sweep, as `collectives.sweep` returns them."""
+    told = ", ".join(
+        f"{_size(int(row['bytes']))} {row['bus_gb_s']:.3g} GB/s ({row['seconds'] * 1e3:.3g} ms)" for row in rows
+    )
+    return passed("group", "bandwidth of all_reduce", told, rows)
 
 
 def warned(section: str, name: str, evidence: str, mend: str) -> Check:
@@ -104,13 +95,6 @@ def render(checks: Sequence[Check]) -> str:
 _WIDTH = 30  # width of the longest bar, in characters
 
 
-def describe_sweep(rows: Sequence[Mapping[str, float]]) -> str:
-    """Return sizes with their bus bandwidths in one line."""
-    return ", ".join(
-        f"{_size(int(row['bytes']))} {row['bus_gb_s']:.3g} GB/s ({row['seconds'] * 1e3:.3g} ms)" for row in rows
-    )
-
-
 def _bandwidth_table(rows: Sequence[Mapping[str, float]]) -> str:
     """Return the sweep as text; bars have a logarithmic scale, from a tenth of the slowest to the fastest."""
     from rich.bar import Bar
@@ -127,10 +111,9 @@ def _bandwidth_table(rows: Sequence[Mapping[str, float]]) -> str:
         share = (math.log10(row["bus_gb_s"] or 1e-9) - low) / ((high - low) or 1)
         rates = [f"{row[name]:.3g} GB/s" for name in ("algorithm_gb_s", "bus_gb_s")]
         table.add_row(_size(int(row["bytes"])), f"{row['seconds'] * 1e3:.3g} ms", *rates, Bar(1, 0, share))
-    console = Console(file=io.StringIO(), width=100, color_system=None)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    out = io.StringIO()
+    Console(file=out, width=100, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def _size(num_bytes: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankwise.diagnose.doctor.check import Check, failed, passed
@@ -66,7 +66,7 @@ def judge_patterns(found: Sequence[Mapping[str, str]], hosts: Sequence[str], rig
     return failed("group", "collectives", "; ".join(bad), mend)
 
 
-def sweep(device: Any = "cpu", sizes: Sequence[int] | None = None) -> list[dict[str, float]]:
+def sweep(device: Any = "cpu") -> list[dict[str, float]]:
     """Time all-reduces of growing size: algorithm bandwidth is bytes / time, bus bandwidth that times 2(W-1)/W.
 
     The formula is that of nccl-tests.
@@ -79,10 +79,9 @@ def sweep(device: Any = "cpu", sizes: Sequence[int] | None = None) -> list[dict[
 
     world = dist.get_world_size()
     rows = []
-    on_gpu = torch.device(device).type == "cuda"
-    for size in sizes or (_GPU_SIZES if on_gpu else SIZES):
+    for size in _GPU_SIZES if torch.device(device).type == "cuda" else SIZES:
         data = torch.zeros(size // 4, device=device)
-        seconds = statistics.median([_timed(lambda: dist.all_reduce(data), device) for _ in range(_ROUNDS)])  # noqa: B023
+        seconds = statistics.median([_time_all_reduce(data) for _ in range(_ROUNDS)])
         rate = size / seconds / 1e9
         rows.append(
             {"bytes": size, "seconds": seconds, "algorithm_gb_s": rate, "bus_gb_s": rate * 2 * (world - 1) / world}
@@ -90,13 +89,13 @@ def sweep(device: Any = "cpu", sizes: Sequence[int] | None = None) -> list[dict[
     return rows
 
 
-def _timed(call: Callable[[], object], device: Any) -> float:
+def _time_all_reduce(data: Any) -> float:
     import torch
     import torch.distributed as dist
 
     dist.barrier()
     begun = time.perf_counter()
-    call()
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
+    dist.all_reduce(data)
+    if data.is_cuda:
+        torch.cuda.synchronize(data.device)
     return time.perf_counter() - begun

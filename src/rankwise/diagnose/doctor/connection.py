@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import secrets
 import socket
 import socketserver
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-__all__ = ["MENDS", "Listener", "Reached", "reach", "read_banner", "talk"]
+__all__ = ["MENDS", "Reached", "listening", "reach", "read_banner", "talk"]
 
 Kind = Literal["answers", "name", "refused", "filtered", "no route", "another"]
 MENDS = {
@@ -37,7 +38,7 @@ class Reached:
     Attributes:
         kind: "answers", or the obstacle; "another": another service answers.
         text: the observation, in words.
-        offset_s: remote clock minus local clock, seconds; only for "answers" of a `Listener`.
+        offset_s: remote clock minus local clock, seconds; only for "answers" of `listening`.
         error_s: maximum error of `offset_s`: half of the round-trip time.
     """
 
@@ -125,38 +126,29 @@ class _Server(socketserver.ThreadingTCPServer):
         """Ignore errors of clients that connect and leave."""
 
 
-class Listener:
-    """Listens on one address of this machine, and sends its time to clients that know the token; a context manager.
-
-    Args:
-        address: an address of this machine.
+@contextlib.contextmanager
+def listening(address: str) -> Iterator[tuple[int, str]]:
+    """Listen on an address of this machine, and send its time to clients that know the token; yield port and token.
 
     Raises:
         OSError: it is not an address of this machine.
     """
-
-    def __init__(self, address: str) -> None:
-        kind = type("_Server6", (_Server,), {"address_family": socket.AF_INET6}) if ":" in address else _Server
-        self._server = kind((address, 0), _Answer)
-        self._server.token = secrets.token_hex(8)
-        self.address, self.port, self.token = address, int(self._server.server_address[1]), self._server.token
-        # A daemon thread, although `__exit__` waits for it: Ctrl-C may end that wait, and then the program should end.
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()  # waits until the loop has left its select, which would fail on a closed socket
-        self._server.server_close()
-        self._thread.join()
+    kind = type("_Server6", (_Server,), {"address_family": socket.AF_INET6}) if ":" in address else _Server
+    server = kind((address, 0), _Answer)
+    server.token = secrets.token_hex(8)
+    # A daemon thread, although the end waits for it: Ctrl-C may end that wait, and then the program should end.
+    thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
+    thread.start()
+    try:
+        yield int(server.server_address[1]), server.token
+    finally:
+        server.shutdown()  # waits until the loop has left its select, which would fail on a closed socket
+        server.server_close()
+        thread.join()
 
 
 def talk(address: str, port: int, token: str, timeout_s: float) -> Reached:
-    """Connect to a `Listener` and compare clocks, assuming that it read its time in the middle of the exchange."""
+    """Connect to a machine that is `listening` and compare clocks: it reads its time in the middle of the exchange."""
     made = _connect(address, port, timeout_s)
     if isinstance(made, Reached):
         return made

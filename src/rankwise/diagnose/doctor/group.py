@@ -13,13 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankwise.diagnose.doctor.check import Check, describe_sweep, failed, measured, not_run, passed
+from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed
 from rankwise.diagnose.doctor.collectives import judge_patterns
 
 __all__ = ["check_group"]
 
-_STAGES = ("torch", "store", "group", "collectives", "sweep")
-_MEANING = {
+_STAGES = {  # what a rank reports, in order, and what it means not to get there
     "torch": "importing torch",
     "store": "opening the store on loopback",
     "group": "meeting the other ranks",
@@ -118,10 +117,11 @@ def _judge(name: str, probes: Sequence[_Probe], ranks: int) -> list[Check]:
             stuck[rank] = missing
     if stuck:
         # a rank that ended by itself is the cause; the others may only have waited for it
-        rank, stage = min(stuck.items(), key=lambda item: (not probes[item[0]].ended_itself, _STAGES.index(item[1])))
+        order = list(_STAGES)
+        rank, stage = min(stuck.items(), key=lambda item: (not probes[item[0]].ended_itself, order.index(item[1])))
         said = probes[rank].complaint.strip().splitlines()
         evidence = (
-            f"rank {rank} did not get past {_MEANING[stage]}{': ' + said[-1][:300] if said else ', and said nothing'}"
+            f"rank {rank} did not get past {_STAGES[stage]}{': ' + said[-1][:300] if said else ', and said nothing'}"
         )
         if stage == "torch" and any("No module named 'torch'" in line for line in said):
             return [not_run("group", name, "torch is not installed", "pip install 'rankwise[train]'")]
@@ -131,11 +131,10 @@ def _judge(name: str, probes: Sequence[_Probe], ranks: int) -> list[Check]:
     collectives = judge_patterns(wrong, [socket.gethostname()] * ranks, right)
     if collectives.status == "fail":
         return [collectives]
-    rows = probes[0].said["sweep"]["rows"]
     return [
         passed("group", name, f"met on loopback, torch {probes[0].said['torch']['version']}"),
         collectives,
-        measured("group", "bandwidth of all_reduce", describe_sweep(rows), rows),
+        measured(probes[0].said["sweep"]["rows"]),
     ]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise._process.place import Place, loopback_address
-from rankwise.diagnose.doctor.check import Check, describe_sweep, failed, measured, not_run, passed, warned
+from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed, warned
 from rankwise.diagnose.doctor.collectives import check_patterns, judge_patterns, sweep
 from rankwise.diagnose.doctor.network import (
     Hosts,
@@ -94,11 +94,8 @@ def _no_store(place: Place, error: Exception) -> Check:
 
 def _compare(hosts: Hosts, place: Place, local: Sequence[Check]) -> tuple[list[dict[str, Any]], list[Check]]:
     """Exchange the ranks' cards and test the connections; return the cards ([]: some are missing) and checks."""
-    listeners, doors = listen(os.environ, on_one_machine=bool(loopback_address(place.master_addr)))
-    with contextlib.ExitStack() as stack:
-        for listener in listeners:
-            stack.enter_context(listener)
-        file = stack.enter_context(_written(place))
+    on_one_machine = bool(loopback_address(place.master_addr))
+    with listen(os.environ, on_one_machine=on_one_machine) as doors, _written(place) as file:
         troubles = [asdict(check) for check in local if check.status in {"warn", "fail"}]
         mine = _facts(place) | {"file": file, "doors": doors, "checks": troubles}
         said = {rank: json.loads(text) for rank, text in hosts.exchange("card", json.dumps(mine)).items()}
@@ -174,7 +171,7 @@ def _collectives(deadline: float, timeout_s: float, place: Place) -> list[Check]
     right = f"correct on {world.world_size} ranks, {world.device}"
     checks.append(judge_patterns(wrong, [each["host"] for each in used], right))
     if checks[-1].status == "pass":
-        checks.append(measured("group", "bandwidth of all_reduce", describe_sweep(rows), rows))
+        checks.append(measured(rows))
     return checks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warned
 from rankwise.diagnose.doctor.nccl_log import Process
@@ -29,7 +29,7 @@ def judge_logs(processes: Sequence[Process]) -> list[Check]:
 
 
 def _version(processes: Sequence[Process]) -> Check:
-    found = _groups({made.name: made.version for made in processes if made.version})
+    found = _groups(processes, lambda made: made.version)
     if not found:
         return not_run("nccl", "version", "no process prints its version", "NCCL_DEBUG=VERSION or INFO prints it")
     if len(found) > 1:
@@ -58,18 +58,18 @@ def _ranks(processes: Sequence[Process]) -> Check:
 
 
 def _interface(processes: Sequence[Process]) -> Check:
-    found = {made.name: made.interface for made in processes if made.interface is not None}
+    found = [made.interface for made in processes if made.interface is not None]
     if not found:
         return not_run("nccl", "interface", "no bootstrap line", _NONE)
-    told = _told(_groups({who: " ".join(pair) for who, pair in found.items()}, by_host=True))
+    told = _told(_groups(processes, lambda made: " ".join(made.interface or ()), by_host=True))
     hosts = {made.host for made in processes}
     mend = (
         "name the interface between the machines: NCCL_SOCKET_IFNAME==eth0 (= is exact), or exclude the others: "
         "^docker0,lo"
     )
-    if len(hosts) > 1 and any(_is_loopback(address) for _, address in found.values()):
+    if len(hosts) > 1 and any(_is_loopback(address) for _, address in found):
         return failed("nccl", "interface", f"{told}: loopback cannot reach another machine", mend)
-    if len(hosts) > 1 and any(name.startswith(_INNER) for name, _ in found.values()):
+    if len(hosts) > 1 and any(name.startswith(_INNER) for name, _ in found):
         return warned("nccl", "interface", f"{told}: that is a network inside one machine", mend)
     return passed("nccl", "interface", told)
 
@@ -82,8 +82,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _network(processes: Sequence[Process]) -> Check:
-    used = _groups({made.name: made.network or _by_ways(made) for made in processes if made.network or made.ways})
-    used.pop("", None)
+    used = _groups(processes, lambda made: made.network or _by_ways(made))
     if not used:
         return not_run("nccl", "network", "none named", _NONE)
     if len(used) > 1:
@@ -105,7 +104,7 @@ def _network(processes: Sequence[Process]) -> Check:
 def _socket(processes: Sequence[Process]) -> Check:
     """Return a check for hosts that use sockets, with the reason if known."""
     devices = sorted({device for made in processes for device in made.ib_devices or ()})
-    if any(made.variables.get("NCCL_IB_DISABLE", "0") != "0" for made in processes):
+    if _is_on(processes, "NCCL_IB_DISABLE"):
         told, mend = "Socket, because NCCL_IB_DISABLE is set", "unset NCCL_IB_DISABLE if there is InfiniBand or RoCE"
     elif devices:
         told = f"Socket, although the machine has {', '.join(devices[:_SHOWN])}"
@@ -117,6 +116,10 @@ def _socket(processes: Sequence[Process]) -> Check:
             "locked memory; otherwise this is correct"
         )
     return warned("nccl", "network", told, mend)
+
+
+def _is_on(processes: Sequence[Process], variable: str) -> bool:
+    return any(made.variables.get(variable, "0") != "0" for made in processes)
 
 
 def _by_ways(made: Process) -> str:
@@ -142,14 +145,14 @@ def _transports(processes: Sequence[Process]) -> Check:
         )
         return warned("nccl", "transports", f"{told}: InfiniBand without GPUDirect", mend)
     if "SHM" in count and "P2P" not in count:
-        why = "NCCL_P2P_DISABLE is set" if any("NCCL_P2P_DISABLE" in made.variables for made in processes) else "no P2P"
+        why = "NCCL_P2P_DISABLE is set" if _is_on(processes, "NCCL_P2P_DISABLE") else "no P2P"
         mend = "nvidia-smi topo -p2p r shows what is possible; IOMMU, ACS and containers without --ipc=host prevent it"
         return warned("nccl", "transports", f"{told}: GPUs of one machine communicate through its memory ({why})", mend)
     return passed("nccl", "transports", told)
 
 
 def _channels(processes: Sequence[Process]) -> Check:
-    found = _groups({made.name: str(made.channels) for made in processes if made.channels})
+    found = _groups(processes, lambda made: str(made.channels or ""))
     if not found:
         return not_run("nccl", "channels", "none named", _NONE)
     if len(found) > 1:
@@ -176,13 +179,13 @@ def _connected(processes: Sequence[Process]) -> Check:
 
 def _variables(processes: Sequence[Process]) -> list[Check]:
     names = sorted({name for made in processes for name in made.variables})
+    joined = [made for made in processes if made.ranks]
     checks = []
     for name in names:
         judged = judge_name(name)
         if judged is not None:
             checks.append(warned("nccl", name, f"{judged[0]} name", judged[1]))
-        said = {made.name: made.variables.get(name, "not set") for made in processes if made.ranks}
-        found = _groups(said, by_host=True)
+        found = _groups(joined, lambda made: made.variables.get(name, "not set"), by_host=True)  # noqa: B023
         if len(found) > 1 and name not in _PER_RANK:
             checks.append(warned("nccl", name, _told(found), "set it to the same value on all ranks"))
     told = ", ".join(f"{name}={next(m.variables[name] for m in processes if name in m.variables)}" for name in names)
@@ -205,13 +208,15 @@ def _warnings(processes: Sequence[Process]) -> list[Check]:
     return checks[:_SHOWN] or [passed("nccl", "warnings", "none")]
 
 
-def _groups(values: dict[str, str], *, by_host: bool = False) -> dict[str, list[str]]:
-    """Return the processes with each value; `by_host`: processes of one host count once."""
+def _groups(
+    processes: Sequence[Process], value: Callable[[Process], str], *, by_host: bool = False
+) -> dict[str, list[str]]:
+    """Return the names of the processes, or of their hosts, with each value that is not ""."""
     groups: dict[str, list[str]] = {}
-    for who, value in values.items():
-        short = who.partition("host ")[2].partition(",")[0] if by_host else who
-        members = groups.setdefault(value, [])
-        members += [] if short in members else [short]
+    for made in processes:
+        if told := value(made):
+            members, name = groups.setdefault(told, []), made.host if by_host else made.name
+            members += [] if name in members else [name]
     return groups
 
 

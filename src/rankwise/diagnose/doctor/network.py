@@ -10,12 +10,12 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rankwise._process.place import Place, loopback_address
 from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warned
-from rankwise.diagnose.doctor.connection import MENDS, Listener, Reached, reach, read_banner, talk
+from rankwise.diagnose.doctor.connection import MENDS, Reached, listening, reach, read_banner, talk
 from rankwise.diagnose.hardware import network
 
 __all__ = ["Hosts", "check_rendezvous", "data_addresses", "judge_clocks", "judge_pairs"]
@@ -109,15 +109,16 @@ class Hosts:
         return {rank: self._store.get(key).decode() for rank, key in enumerate(keys) if self._store.check([key])}
 
 
-def listen(environ: Mapping[str, str], *, on_one_machine: bool) -> tuple[list[Listener], list[dict[str, Any]]]:
-    """Listen on the data addresses; return the listeners, and the facts that other hosts need to connect."""
-    listeners, told = [], []
-    for who, address in data_addresses(environ, on_one_machine=on_one_machine).items():
-        with contextlib.suppress(OSError):  # the other hosts report what they cannot reach
-            made = Listener(address)
-            listeners.append(made)
-            told.append({"who": who, "address": address, "port": made.port, "token": made.token})
-    return listeners, told
+@contextlib.contextmanager
+def listen(environ: Mapping[str, str], *, on_one_machine: bool) -> Iterator[list[dict[str, Any]]]:
+    """Listen on the data addresses; yield the facts that other hosts need to connect."""
+    with contextlib.ExitStack() as stack:
+        doors = []
+        for who, address in data_addresses(environ, on_one_machine=on_one_machine).items():
+            with contextlib.suppress(OSError):  # the other hosts report what they cannot reach
+                port, token = stack.enter_context(listening(address))
+                doors.append({"who": who, "address": address, "port": port, "token": token})
+        yield doors
 
 
 def look_at_others(cards: Sequence[Mapping[str, Any]], rank: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rankwise.diagnose.doctor.check import Check, failed, measured, not_run
+from rankwise.diagnose.doctor.check import Check, failed, not_run, passed
 
 __all__ = ["check_data", "is_network", "kind_of"]
 
@@ -82,7 +82,7 @@ def check_data(arguments: str | None) -> Check:
         f"{row['crops_per_s']:.4g} crops of {row['crop']} a second, {row['mb_s']:.4g} MB/s decoded ({row['codec']})"
         for row in rows
     )
-    return measured("data", _NAME, told, rows)
+    return passed("data", _NAME, told, rows)
 
 
 def _groups(facts: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -11,8 +11,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from rankwise.diagnose.explain.catalogue import MESSAGES
-from rankwise.diagnose.explain.message import HANG, Message
+from rankwise.diagnose.explain.catalogue import LEVELS, MESSAGES, Message
 from rankwise.errors import ConfigError
 
 __all__ = ["Finding", "explain_logs", "render"]
@@ -71,33 +70,34 @@ class Finding:
         }
 
 
-class _Matcher:
-    """Matches lines to messages; a search for literal text skips most of a log."""
+def _by_text() -> dict[bytes, list[Message]]:
+    found: dict[bytes, list[Message]] = {}
+    for message in MESSAGES:
+        for text in message.texts:
+            found.setdefault(text.encode(), []).append(message)
+    return found
 
-    def __init__(self, messages: Iterable[Message]) -> None:
-        self._by_literal: dict[bytes, list[Message]] = {}
-        self._patterns: dict[str, re.Pattern[str]] = {}
-        for message in messages:
-            self._patterns[message.slug] = re.compile(message.pattern)
-            for literal in message.literals:
-                self._by_literal.setdefault(literal.encode(), []).append(message)
 
-    def candidates(self, chunk: bytes) -> dict[int, list[Message]]:
-        """Return candidate messages by the start of a line in the chunk."""
-        found: dict[int, list[Message]] = {}
-        for literal, messages in self._by_literal.items():
-            at = chunk.find(literal)
-            while at >= 0:
-                found.setdefault(chunk.rfind(b"\n", 0, at) + 1, []).extend(messages)
-                end = chunk.find(b"\n", at)
-                at = chunk.find(literal, end) if end >= 0 else -1
-        return found
+_BY_TEXT = _by_text()
 
-    def matching(self, line: str, candidates: Iterable[Message]) -> list[Message]:
-        """Return the messages whose pattern matches the line; fallbacks only if no other message matches."""
-        matched = [message for message in dict.fromkeys(candidates) if self._patterns[message.slug].search(line)]
-        known = [message for message in matched if not message.fallback]
-        return known or matched
+
+def candidates(chunk: bytes) -> dict[int, list[Message]]:
+    """Return candidate messages by the start of a line in the chunk; the search for plain text skips most of a log."""
+    found: dict[int, list[Message]] = {}
+    for text, messages in _BY_TEXT.items():
+        at = chunk.find(text)
+        while at >= 0:
+            found.setdefault(chunk.rfind(b"\n", 0, at) + 1, []).extend(messages)
+            end = chunk.find(b"\n", at)
+            at = chunk.find(text, end) if end >= 0 else -1
+    return found
+
+
+def matching(line: str, among: Iterable[Message]) -> list[Message]:
+    """Return the messages whose pattern matches the line; fallbacks only if no other message matches."""
+    matched = [message for message in dict.fromkeys(among) if re.search(message.pattern, line)]
+    known = [message for message in matched if not message.fallback]
+    return known or matched
 
 
 def _without_prefix(line: str) -> tuple[str, int | None]:
@@ -126,17 +126,16 @@ def _chunks(stream: BinaryIO) -> Iterator[bytes]:
 
 def _read_log(stream: BinaryIO, name: str, log: int, findings: dict[str, Finding]) -> None:
     """Read one log and add its messages to the findings."""
-    matcher = _Matcher(MESSAGES)
     num_lines, context = 0, b""
     for chunk in _chunks(stream):
         counted, number = 0, num_lines + 1
-        for start, candidates in sorted(matcher.candidates(chunk).items()):
+        for start, among in sorted(candidates(chunk).items()):
             number += chunk.count(b"\n", counted, start)
             counted = start
             end = chunk.find(b"\n", start)
             raw = chunk[start : end if end >= 0 else len(chunk)].decode(errors="replace").rstrip("\r")
             line, rank = _without_prefix(raw)
-            for message in matcher.matching(line, candidates):
+            for message in matching(line, among):
                 text = _CONTROL.sub(" ", line).strip()[:400]
                 finding = findings.setdefault(message.slug, Finding(message=message, text=text, order=(log, number)))
                 _add(finding, line, rank, f"{name}:{number}")
@@ -214,7 +213,7 @@ def explain_logs(logs: Iterable[Path | BinaryIO]) -> list[Finding]:
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"explain wants logs that can be read; {log}: {reason}") from error
-    return sorted(findings.values(), key=lambda finding: (finding.message.rank_of_cause, finding.order))
+    return sorted(findings.values(), key=lambda finding: (finding.message.distance, finding.order))
 
 
 def render(findings: list[Finding]) -> str:
@@ -241,6 +240,6 @@ def render(findings: list[Finding]) -> str:
         lines += [*(f"   mend: {mend}" for mend in message.mends), f"   as in {message.source}"]
         parts.append("\n".join(lines))
     first, last = findings[0].message, findings[-1].message
-    if len(findings) > 1 and first.rank_of_cause < HANG <= last.rank_of_cause:
+    if len(findings) > 1 and first.distance < LEVELS.index("hang") <= last.distance:
         parts.append(f"Begin with 1 ({first.slug}): what stands below it is likely its consequence.")
     return "\n\n".join(parts) + "\n"

@@ -85,7 +85,7 @@ found nothing) or *not visible* from code, with what looks at it then. A rule th
 
 What is wrong is shown by [executed examples](checklist_shown.md), on two ranks.
 
-| | the guide says | | what is so | what looks at it |
+| no. | statement of the guide | verdict | correction or addition | checked by |
 |---|---|---|---|---|
 """
 

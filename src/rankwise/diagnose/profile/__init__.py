@@ -2,8 +2,9 @@
 
 from rankwise.diagnose.profile.analysis import profile_traces
 from rankwise.diagnose.profile.profile import Finding, Profile
-from rankwise.diagnose.profile.runs import Script, profile_script, sweep_setting
+from rankwise.diagnose.profile.runs import profile_script, sweep_setting
 from rankwise.diagnose.profile.scaling import Scaling, measure_scaling
+from rankwise.diagnose.script_run import Script
 
 __all__ = [
     "Finding",

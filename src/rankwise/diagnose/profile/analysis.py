@@ -29,9 +29,7 @@ def profile_traces(folder: Path) -> Profile:
     settings: dict[str, Any] = {}
     first_step = 0
     for path in find_traces(folder):
-        trace = read_trace(path)
-        if trace.rank is None:
-            trace.rank = len(traces)
+        trace = read_trace(path, rank=len(traces))
         same = [other.path.name for other in traces if other.rank == trace.rank]
         if same:
             raise DataError(
@@ -42,19 +40,19 @@ def profile_traces(folder: Path) -> Profile:
         if beside.is_file():
             first_step = _take_notes(beside, trace, settings)
     matching = match_collectives(traces)
-    steps = {trace.rank or 0: split_steps(trace, find_phases(trace)) for trace in traces}
+    steps = {trace.rank: split_steps(trace, find_phases(trace)) for trace in traces}
     if not set.intersection(*({step.number for step in mine} for mine in steps.values())):
         raise DataError(f"{folder}: the ranks have no step in common; record the same steps on all of them")
     kernels = [kernel.end - kernel.start for trace in traces for kernel in trace.kernels]
     profile = Profile(
         steps=steps,
-        hosts={trace.rank or 0: trace.host for trace in traces},
+        hosts={trace.rank: trace.host for trace in traces},
         on_gpu=any(trace.on_gpu for trace in traces),
         matching=matching,
         straggler=find_straggler(steps),
         settings=settings,
         first_step=first_step,
-        missing=sorted(set(range(max(trace.world_size or 0 for trace in traces))) - steps.keys()),
+        missing=sorted(set(range(max(trace.world_size for trace in traces))) - steps.keys()),
         kernel_us=statistics.median(kernels) / 1e3 if kernels else None,
     )
     profile.findings = advise(profile)

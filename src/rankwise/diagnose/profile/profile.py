@@ -12,7 +12,7 @@ from typing import Any
 
 from rankwise._files import write_whole
 from rankwise.diagnose.profile.parts import PARTS, StepParts, is_gradient
-from rankwise.diagnose.profile.ranks import Matching, Straggler, scores
+from rankwise.diagnose.profile.ranks import Lateness, Matching, latenesses
 
 __all__ = ["Finding", "Profile"]
 
@@ -63,7 +63,7 @@ class Profile:
     hosts: dict[int, str]
     on_gpu: bool
     matching: Matching
-    straggler: Straggler | None
+    straggler: Lateness | None
     settings: Mapping[str, Any]
     findings: list[Finding] = field(default_factory=list)
     command: Sequence[str] | None = None
@@ -127,10 +127,9 @@ class Profile:
         }
 
     def _ranks(self) -> list[dict[str, Any]]:
-        scored = scores(self.steps)
+        late = latenesses(self.steps)
         told = []
         for rank, mine in sorted(self.steps.items()):
-            score, last_share, _ = scored.get(rank, (None, None, None))
             ready = [step.ready for step in mine if step.ready is not None]
             told.append(
                 {
@@ -140,8 +139,8 @@ class Profile:
                     "mean_ms": self.mean_ms(rank),
                     "share": self.share(rank),
                     "ready_ms": statistics.median(ready) / 1e6 if ready else None,
-                    "score": score,
-                    "last_share": last_share,
+                    "score": late[rank].score if late else None,
+                    "last_share": late[rank].last_share if late else None,
                     "clock_offset_ms": self.matching.offsets_ns.get(rank, 0) / 1e6,
                     "steps_ms": [[step.parts[part] / 1e6 for part in PARTS] for step in mine],
                 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rankwise.diagnose.profile.parts import StepParts
 from rankwise.diagnose.profile.trace import Collective, Trace
 
-__all__ = ["Matching", "Straggler", "find_straggler", "match_collectives", "scores"]
+__all__ = ["Lateness", "Matching", "find_straggler", "latenesses", "match_collectives"]
 
 _MIN_STEPS = 4  # with fewer steps, a rank may be last each time by chance
 _OFTEN = 0.75
@@ -33,12 +33,13 @@ class Matching:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """The rank that the others wait for.
+class Lateness:
+    """How late a rank is: the straggler is the rank that the others wait for.
 
     Attributes:
         rank: the rank.
-        score: the median rank's time to the first ready bucket / this rank's time, below 1.
+        score: the median rank's time to the first ready bucket / this rank's time, median over the steps; for an even
+            number of ranks, the faster of the two middle ones is the median, so that one of two ranks can lag.
         last_share: share of the steps in which it was ready last.
         lag_ns: delay of its first ready bucket compared to the median rank, median over the steps.
     """
@@ -56,12 +57,11 @@ def match_collectives(traces: Sequence[Trace]) -> Matching:
     different numbers, count per step instead, and ignore steps with different numbers. The last rank waits for nobody,
     so the shortest duration over the ranks is the transfer time; this needs no common clock.
     """
-    sides = [trace.rank or 0 for trace in traces]
     lists: dict[tuple[str, str], dict[int, list[tuple[int, Collective]]]] = defaultdict(dict)
-    for rank, trace in zip(sides, traces, strict=True):
+    for trace in traces:
         for found in trace.collectives:
             number = next((n for n, start, end in trace.steps if start <= found.start < end), -1)
-            lists[found.group, found.name].setdefault(rank, []).append((number, found))
+            lists[found.group, found.name].setdefault(trace.rank, []).append((number, found))
     groups: list[dict[int, Collective]] = []
     unmatched = 0
     for found_by in lists.values():
@@ -84,7 +84,7 @@ def match_collectives(traces: Sequence[Trace]) -> Matching:
 
 def _offsets(traces: Sequence[Trace], groups: Sequence[dict[int, Collective]]) -> dict[int, int]:
     """Return each clock's offset from the lowest rank's, assuming that a collective ends on all ranks at once."""
-    bases = {trace.rank or 0: trace.base_ns for trace in traces}
+    bases = {trace.rank: trace.base_ns for trace in traces}
     first = min(bases)
     apart: dict[int, list[int]] = defaultdict(list)
     for group in groups:
@@ -103,31 +103,25 @@ def _ready_by_step(steps: dict[int, list[StepParts]]) -> list[dict[int, int]]:
     return [row for _, row in sorted(by_number.items()) if len(row) == len(steps) > 1]
 
 
-def scores(steps: dict[int, list[StepParts]]) -> dict[int, tuple[float, float, int]]:
-    """Return for each rank: its score, the share of steps in which it was last, its median lag in nanoseconds.
-
-    The score of a step is the median rank's time to the first ready bucket divided by this rank's. For an even number
-    of ranks, the faster of the two middle ones is the median, so that one of two ranks can lag.
-    """
+def latenesses(steps: dict[int, list[StepParts]]) -> dict[int, Lateness]:
+    """Return how late each rank is; {} if no step is comparable."""
     rows = _ready_by_step(steps)
-    found = {}
-    for rank in steps if rows else ():
-        middles = [statistics.median_low(row.values()) for row in rows]
-        ratios = [middle / max(1, row[rank]) for middle, row in zip(middles, rows, strict=True)]
-        last = sum(row[rank] == max(row.values()) for row in rows) / len(rows)
-        lag = statistics.median(row[rank] - middle for middle, row in zip(middles, rows, strict=True))
-        found[rank] = (statistics.median(ratios), last, round(lag))
-    return found
+    middles = [statistics.median_low(row.values()) for row in rows]
+    return {
+        rank: Lateness(
+            rank=rank,
+            score=statistics.median(middle / max(1, row[rank]) for middle, row in zip(middles, rows, strict=True)),
+            last_share=sum(row[rank] == max(row.values()) for row in rows) / len(rows),
+            lag_ns=round(statistics.median(row[rank] - middle for middle, row in zip(middles, rows, strict=True))),
+        )
+        for rank in (steps if rows else ())
+    }
 
 
-def find_straggler(steps: dict[int, list[StepParts]]) -> Straggler | None:
+def find_straggler(steps: dict[int, list[StepParts]]) -> Lateness | None:
     """Return the rank that the others wait for, None if no rank is late by a relevant time in most steps."""
-    found = scores(steps)
-    if not found or len(_ready_by_step(steps)) < _MIN_STEPS:
+    if len(_ready_by_step(steps)) < _MIN_STEPS:
         return None
-    rank = max(found, key=lambda key: (found[key][1], found[key][2]))
-    score, last_share, lag = found[rank]
-    wall = statistics.median(step.wall for step in steps[rank])
-    if last_share < _OFTEN or lag < _LATE * wall:
-        return None
-    return Straggler(rank=rank, score=score, last_share=last_share, lag_ns=lag)
+    late = max(latenesses(steps).values(), key=lambda one: (one.last_share, one.lag_ns))
+    wall = statistics.median(step.wall for step in steps[late.rank])
+    return late if late.last_share >= _OFTEN and late.lag_ns >= _LATE * wall else None

@@ -87,6 +87,7 @@ class Recorder:
         self.num_steps = 0
         self._profiler: Any = None
         self._stepping: Any = None
+        self._optimizing: Any = None
         self._began_ns = 0
         self._walls_ns: list[int] = []
         self._samples: list[int | None] = []
@@ -104,7 +105,7 @@ class Recorder:
         from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
         on_steps(self._begin, self._end)
-        around(torch.autograd, "backward", self._marked("rankwise:backward"))
+        around(torch.autograd, "backward", self._backward)
         around(_BaseDataLoaderIter, "__next__", self._pull)
         around(DataLoader, "__iter__", self._iterate)
         around(DistributedDataParallel, "__init__", self._wrap)
@@ -113,12 +114,9 @@ class Recorder:
         inner(ddp, *args, **{**kwargs, **self._task.ddp})
         self._ddp = ddp
 
-    def _marked(self, name: str) -> Callable[..., Any]:
-        def call(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            with self._mark(name):
-                return inner(*args, **kwargs)
-
-        return call
+    def _backward(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._mark("rankwise:backward"):
+            return inner(*args, **kwargs)
 
     @contextlib.contextmanager
     def _mark(self, name: str) -> Iterator[None]:
@@ -172,8 +170,6 @@ class Recorder:
 
             self._optimizing = torch.profiler.record_function("rankwise:optimizer")
             self._optimizing.__enter__()
-
-    _optimizing: Any = None
 
     def _end(self, optimizer: Any) -> None:
         if self._optimizing is not None:

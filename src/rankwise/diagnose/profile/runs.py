@@ -8,7 +8,6 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from rankwise.diagnose.profile.analysis import profile_traces
 from rankwise.diagnose.profile.noise import LEAST_RUNS, differ, spread
 from rankwise.diagnose.profile.profile import Profile
 from rankwise.diagnose.profile.recorder import VARIABLE, Task
-from rankwise.diagnose.script_run import run_observed
+from rankwise.diagnose.script_run import Script, run_observed
 from rankwise.errors import ConfigError, LaunchError
 
-__all__ = ["SWEPT", "Script", "profile_script", "run_recorded", "sweep_setting"]
+__all__ = ["SWEPT", "profile_script", "run_recorded", "sweep_setting"]
 
 # Settings that a sweep may change, and DDP's names of them.
 SWEPT = {
@@ -28,23 +27,6 @@ SWEPT = {
     "find_unused": "find_unused_parameters",
     "bucket_view": "gradient_as_bucket_view",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """A script and its arguments; ``{ranks}`` and ``{dir}`` in them are the number of ranks and a fresh folder.
-
-    Attributes:
-        path: the script.
-        args: its arguments.
-        num_threads: threads per rank; None: as chosen by `rankwise run`.
-        timeout_s: time limit of each run; None: none.
-    """
-
-    path: str
-    args: tuple[str, ...] = ()
-    num_threads: int | None = None
-    timeout_s: float | None = None
 
 
 def run_recorded(script: Script, num_ranks: int, task: Task) -> list[dict[str, Any]]:
@@ -58,13 +40,10 @@ def run_recorded(script: Script, num_ranks: int, task: Task) -> list[dict[str, A
     scratch = Path(tempfile.mkdtemp(prefix="rankwise-profile-"))
     outcome = run_observed(
         "rankwise.diagnose.profile",
-        script.path,
-        script.args,
+        script,
         num_ranks=num_ranks,
         place=scratch,
         env={VARIABLE: task.to_json()},
-        num_threads=script.num_threads,
-        timeout_s=script.timeout_s,
     )
     if outcome.exitcode:
         raise LaunchError(f"{script.path} failed on {num_ranks} ranks:\n{outcome.text.strip()}")

@@ -9,7 +9,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,8 @@ from rankwise.diagnose.profile.analysis import profile_traces
 from rankwise.diagnose.profile.noise import LEAST_RUNS, differ, spread
 from rankwise.diagnose.profile.parts import PARTS
 from rankwise.diagnose.profile.recorder import Task
-from rankwise.diagnose.profile.runs import Script, run_recorded
+from rankwise.diagnose.profile.runs import run_recorded
+from rankwise.diagnose.script_run import Script
 from rankwise.errors import ConfigError, LaunchError
 
 __all__ = ["Scaling", "Size", "TimedRun", "judge_scaling", "measure_scaling"]
@@ -74,12 +75,12 @@ class Size:
     throughput: float
     low: float
     high: float
-    efficiency: float | None
-    efficiency_low: float | None
-    efficiency_high: float | None
-    verdict: str | None
-    text: str
-    lost: dict[str, float] | None
+    efficiency: float | None = None
+    efficiency_low: float | None = None
+    efficiency_high: float | None = None
+    verdict: str | None = None
+    text: str = ""
+    lost: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +173,7 @@ def measure_scaling(
         raise ConfigError(f"repeats, steps and skip must be at least 1, got {repeats}, {steps} and {skip}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     num_threads = script.num_threads or max(1, cores // max(ranks))
-    script = Script(path=script.path, args=script.args, num_threads=num_threads)
+    script = replace(script, num_threads=num_threads)
     if max(ranks) * num_threads > cores:
         say(f"{max(ranks)} ranks of {num_threads} threads share {cores} cores: on CPUs this alone costs time")
     source = random.Random(0)  # noqa: S311  (an order, no secret)
@@ -237,48 +238,40 @@ def _mode(batches: dict[int, float]) -> Mode:
 def _judge(mine: Sequence[TimedRun], first: Sequence[TimedRun], work: float | None) -> Size:
     """Compare a size with the first one; `work` is a rank's work per step relative to the first size."""
     rates = spread([run.throughput for run in mine])
-    size = mine[0].ranks
-    if work is None or mine is first:
-        text = "reference for the others" if mine is first else "strong or weak is unknown: give --mode"
-        one = 1.0 if mine is first and work is not None else None
-        return Size(
-            ranks=size,
-            throughput=rates.median,
-            low=rates.low,
-            high=rates.high,
-            efficiency=one,
-            efficiency_low=one,
-            efficiency_high=one,
-            verdict=None,
-            text=text,
-            lost=None,
-        )
+    size = Size(ranks=mine[0].ranks, throughput=rates.median, low=rates.low, high=rates.high)
+    if mine is first:
+        one = None if work is None else 1.0
+        text = "reference for the others"
+        return replace(size, efficiency=one, efficiency_low=one, efficiency_high=one, text=text)
+    if work is None:
+        return replace(size, text="strong or weak is unknown: give --mode")
     ours, theirs = [run.step_ms for run in mine], [run.step_ms * work for run in first]
     pairs = spread([ideal / step for ideal in theirs for step in ours])
     efficiency = statistics.median(theirs) / statistics.median(ours)
     lost = _lost(mine, first, statistics.median(ours), statistics.median(theirs))
-    verdict = None
-    if differ(ours, theirs):
-        ranked = sorted(lost.items(), key=lambda item: -item[1])[:3]
-        dearest = [f"{part} {share:.0%}" for part, share in ranked if share > 0.01]
-        verdict = f"{'loses' if efficiency < 1 else 'gains'} {abs(1 - efficiency):.0%}"
-        text = verdict + (f": {', '.join(dearest)}" if dearest and efficiency < 1 else "")
-    elif min(len(mine), len(first)) < LEAST_RUNS:
-        text = f"no verdict: {LEAST_RUNS} runs of each size are needed to measure their noise"
-    else:
-        text = "no verdict: the noise of the runs exceeds the effect"
-    return Size(
-        ranks=size,
-        throughput=rates.median,
-        low=rates.low,
-        high=rates.high,
+    verdict = f"{'loses' if efficiency < 1 else 'gains'} {abs(1 - efficiency):.0%}" if differ(ours, theirs) else None
+    return replace(
+        size,
         efficiency=efficiency,
         efficiency_low=min(pairs.low, efficiency),
         efficiency_high=max(pairs.high, efficiency),
         verdict=verdict,
-        text=text,
+        text=_no_verdict(mine, first) if verdict is None else verdict + _dearest(lost) * (efficiency < 1),
         lost=lost,
     )
+
+
+def _no_verdict(mine: Sequence[TimedRun], first: Sequence[TimedRun]) -> str:
+    if min(len(mine), len(first)) < LEAST_RUNS:
+        return f"no verdict: {LEAST_RUNS} runs of each size are needed to measure their noise"
+    return "no verdict: the noise of the runs exceeds the effect"
+
+
+def _dearest(lost: dict[str, float]) -> str:
+    """Return the parts that lose most, to follow a verdict; "" if none loses a relevant time."""
+    ranked = sorted(lost.items(), key=lambda item: -item[1])[:3]
+    told = ", ".join(f"{part} {share:.0%}" for part, share in ranked if share > 0.01)
+    return f": {told}" if told else ""
 
 
 def _lost(mine: Sequence[TimedRun], first: Sequence[TimedRun], step_ms: float, ideal_ms: float) -> dict[str, float]:

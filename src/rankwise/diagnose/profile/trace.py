@@ -10,17 +10,15 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rankwise.diagnose.profile.intervals import Spans
 from rankwise.errors import DataError
 
 __all__ = ["Collective", "Kernel", "Trace", "find_traces", "read_trace"]
 
-_CHUNK = 1 << 20
 _DATA = ("enumerate(DataLoader)#", "rankwise:data")
 _OPTIMIZER = ("Optimizer.step#", "rankwise:optimizer")
 _BACKEND_OP = re.compile(r"(gloo|mpi|ucc):(\w+)")
@@ -72,8 +70,8 @@ class Trace:
 
     Attributes:
         path: the file.
-        rank: this rank, None if unknown.
-        world_size: number of ranks, None if unknown.
+        rank: this rank.
+        world_size: number of ranks, 0 if unknown.
         host: host name.
         base_ns: origin of all times, nanoseconds since 1970; 0 if they are absolute.
         steps: number, start and end of each step.
@@ -90,8 +88,8 @@ class Trace:
     """
 
     path: Path
-    rank: int | None = None
-    world_size: int | None = None
+    rank: int
+    world_size: int = 0
     host: str = ""
     base_ns: int = 0
     steps: list[tuple[int, int, int]] = field(default_factory=list)
@@ -131,25 +129,38 @@ def find_traces(folder: Path) -> list[Path]:
     )
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path, rank: int = 0) -> Trace:
     """Read the trace of one rank.
+
+    Args:
+        path: the file.
+        rank: its rank, if neither its content nor its name says it.
 
     Raises:
         DataError: it is truncated, not JSON, not a trace of torch.profiler, or has no ``ProfilerStep``.
     """
-    trace = Trace(path)
+    named = _RANK.search(path.name)
+    trace = Trace(path, rank=int(named[1]) if named else rank)
     launches: dict[Any, int] = {}
+
+    def take(value: dict[str, Any]) -> dict[str, Any] | None:
+        """Note an event as soon as it is parsed, and drop it."""
+        if "ph" not in value:
+            return value
+        if value["ph"] == "X" and "dur" in value:
+            _note(trace, value, launches)
+        return None
+
     try:
         with (
             gzip.open(path, "rt", encoding="utf-8", errors="replace")
             if path.suffix == ".gz"
             else path.open(encoding="utf-8", errors="replace") as file
         ):
-            for key, value in _parts(file):
-                if key == "":
-                    _note(trace, value, launches)
-                else:
-                    _head(trace, key, value)
+            whole = json.load(file, object_hook=take, strict=False)
+        _head(trace, whole)
+        if not all(event is None or isinstance(event, dict) for event in whole.get("traceEvents", ())):
+            raise ValueError("an event is no object")
     except _DAMAGED as error:
         raise DataError(f"{path} is not a complete trace of torch.profiler: {error}; record it again") from error
     if not trace.steps:
@@ -157,8 +168,6 @@ def read_trace(path: Path) -> Trace:
             f"{path} has no ProfilerStep: give torch.profiler.profile a schedule and call its step() after each "
             "optimizer step, or let `rankwise profile SCRIPT` record"
         )
-    if trace.rank is None and (named := _RANK.search(path.name)):
-        trace.rank = int(named[1])
     asked: list[Kernel | Collective] = [*trace.kernels, *trace.uploads, *trace.collectives]
     for kernel in asked:
         if kernel.launched < 0:  # the negated correlation id; a launch before the trace began is missing
@@ -170,90 +179,20 @@ def read_trace(path: Path) -> Trace:
     return trace
 
 
-def _parts(file: IO[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the members of the outermost object; each event of `traceEvents` separately, under the key ""."""
-    text = _Text(file)
-    text.expect("{")
-    while text.peek() != "}":
-        key = text.value()
-        text.expect(":")
-        if key != "traceEvents":
-            yield key, text.value()
-        else:
-            text.expect("[")
-            while text.peek() != "]":
-                yield "", text.value()
-                if text.peek() == ",":
-                    text.expect(",")
-            text.expect("]")
-        if text.peek() == ",":
-            text.expect(",")
-
-
-class _Text:
-    """An incremental JSON reader."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file, self._buffer, self._at, self._ended = file, "", 0, False
-        self._decode = json.JSONDecoder(strict=False).raw_decode
-
-    def _fill(self) -> None:
-        more = self._file.read(max(_CHUNK, len(self._buffer) - self._at))  # double the buffer for a long value
-        self._ended = not more
-        self._buffer, self._at = self._buffer[self._at :] + more, 0
-
-    def peek(self) -> str:
-        """Return the next character that is not whitespace."""
-        while True:
-            while self._at < len(self._buffer) and self._buffer[self._at] in " \t\r\n":
-                self._at += 1
-            if self._at < len(self._buffer):
-                return self._buffer[self._at]
-            if self._ended:
-                raise ValueError("it ends too early")
-            self._fill()
-
-    def expect(self, wanted: str) -> None:
-        """Consume an expected character."""
-        if self.peek() != wanted:
-            raise ValueError(f"expected {wanted!r}, got {self._buffer[self._at : self._at + 20]!r}")
-        self._at += 1
-
-    def value(self) -> Any:
-        """Return the next value."""
-        self.peek()
-        while True:
-            try:
-                value, end = self._decode(self._buffer, self._at)
-            except json.JSONDecodeError:
-                if self._ended:
-                    raise
-                self._fill()
-                continue
-            if end == len(self._buffer) and not self._ended:  # a number may continue in the next chunk
-                self._fill()
-                continue
-            self._at = end
-            return value
-
-
-def _head(trace: Trace, key: str, value: Any) -> None:
-    if key == "distributedInfo":
-        trace.rank, trace.world_size = int(value["rank"]), int(value["world_size"])
+def _head(trace: Trace, whole: dict[str, Any]) -> None:
+    """Store what stands beside the events."""
+    if (job := whole.get("distributedInfo")) is not None:
+        trace.rank, trace.world_size = int(job["rank"]), int(job["world_size"])
         if not 0 <= trace.rank < trace.world_size <= _MOST_RANKS:
             raise ValueError(f"rank {trace.rank} of {trace.world_size}")
-    elif key == "host_name":
-        trace.host = str(value)
-    elif key == "baseTimeNanoseconds":
-        trace.base_ns = int(value)
-        if not 0 <= trace.base_ns < _FOR_EVER:
-            raise ValueError(f"times since {trace.base_ns} ns")
+    trace.host = str(whole.get("host_name", ""))
+    trace.base_ns = int(whole.get("baseTimeNanoseconds", 0))
+    if not 0 <= trace.base_ns < _FOR_EVER:
+        raise ValueError(f"times since {trace.base_ns} ns")
 
 
 def _note(trace: Trace, event: dict[str, Any], launches: dict[Any, int]) -> None:
     """Store the needed data of an event."""
-    if event.get("ph") != "X" or "dur" not in event:
-        return
     kind = str(event.get("cat", "")).lower()
     start = round(event["ts"] * 1000)
     end = start + round(event["dur"] * 1000)

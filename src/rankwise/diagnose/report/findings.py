@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankwise.diagnose.report.markup import Markup, el, join, table, told
-from rankwise.diagnose.report.run_record import RunRecord, as_dict, as_list
+from rankwise.diagnose.report.markup import Columns, Markup, el, join, none, not_recorded, records_table, told
+from rankwise.diagnose.report.run_record import RunRecord, as_dict, as_dicts
 from rankwise.diagnose.report.series import summary
 
 __all__ = ["attention", "badge", "doctor", "guard", "hangs", "lint", "skipped"]
 
-_BAD = ("fail", "warn")
+_KEPT = "rankwise run --run-dir"
 
 
 def attention(run: RunRecord, curves: dict[str, list[tuple[int, float]]]) -> list[tuple[str, str, str]]:
@@ -40,11 +40,11 @@ def attention(run: RunRecord, curves: dict[str, list[tuple[int, float]]]) -> lis
 def _checked(run: RunRecord) -> list[tuple[str, str, str]]:
     """Return the problems found by the linter and the doctor."""
     found = []
-    levels = [str(as_dict(finding).get("level")) for finding in run.lint or []]
+    levels = [str(finding.get("level")) for finding in run.lint or []]
     if levels:
         found.append(("error" if "error" in levels else "warning", f"lint: {len(levels)} finding(s)", "lint"))
     for status, level in (("fail", "error"), ("warn", "warning")):
-        checks = [check for check in run.doctor or [] if as_dict(check).get("status") == status]
+        checks = [check for check in run.doctor or [] if check.get("status") == status]
         if checks:
             found.append((level, f"doctor: {len(checks)} check(s) with status {status}", "doctor"))
     return found
@@ -53,7 +53,7 @@ def _checked(run: RunRecord) -> list[tuple[str, str, str]]:
 def guard(run: RunRecord) -> Markup:
     """Return the section with the guard's findings, from the trainer's record, else from the logs."""
     if not (run.logs.are_kept or run.findings):
-        return el("p", "not recorded: the logs are kept by ", el("code", "rankwise run --run-dir"), class_="none")
+        return not_recorded("the logs are kept by ", el("code", _KEPT))
     return _said(_guarded(run), "nothing found")
 
 
@@ -62,7 +62,7 @@ def _guarded(run: RunRecord) -> list[tuple[str, str]]:
     kept = [
         (f"attempt {number}", told(one.get("text")))
         for number, record in run.findings
-        for one in map(as_dict, as_list(record.get("guard")))
+        for one in as_dicts(record.get("guard"))
     ]
     return kept or list(run.logs.guard)
 
@@ -77,13 +77,13 @@ def skipped(run: RunRecord) -> Markup:
         told_so = el("p", f"{told(_num_lost(run))} samples by step {told(run.findings[-1][1].get('num_steps'))}")
         return join([told_so, _said(run.logs.skipped, "")])
     if not run.logs.are_kept:
-        return el("p", "not recorded: the logs are kept by ", el("code", "rankwise run --run-dir"), class_="none")
+        return not_recorded("the logs are kept by ", el("code", _KEPT))
     return _said(run.logs.skipped, "none in the logs")
 
 
 def _said(lines: Sequence[tuple[str, str]], nothing: str) -> Markup:
     if not lines:
-        return el("p", nothing, class_="none")
+        return none(nothing)
     return el("ul", *(el("li", text, " ", el("small", where)) for where, text in lines), class_="said")
 
 
@@ -107,40 +107,33 @@ def _verdicts(run: RunRecord) -> list[tuple[str, str]]:
 def lint(run: RunRecord) -> Markup:
     """Return the section with the linter's findings, if saved."""
     if run.lint is None:
-        command = f"rankwise lint --output-format json SCRIPT > {run.name}/lint.json"
-        return el("p", "not recorded: ", el("code", command), ", or --lint FILE", class_="none")
-    rows = [
-        [
-            badge(told(one.get("level"))),
-            told(one.get("code")),
-            told(one.get("slug")),
-            f"{told(one.get('file'))}:{told(one.get('line'))}",
-            told(one.get("message")),
-        ]
-        for one in map(as_dict, run.lint)
-    ]
-    head = ["level", "rule", "name", "place", "what"]
-    return table(head, rows, name=f"lint findings of {run.name}") if rows else el("p", "nothing found", class_="none")
+        return not_recorded(
+            el("code", f"rankwise lint --output-format json SCRIPT > {run.name}/lint.json"), ", or --lint FILE"
+        )
+    columns: Columns = {
+        "level": lambda one: badge(told(one.get("level"))),
+        "rule": "code",
+        "name": "slug",
+        "place": lambda one: f"{told(one.get('file'))}:{told(one.get('line'))}",
+        "what": "message",
+    }
+    return records_table(run.lint, columns, name=f"lint findings of {run.name}") or none("nothing found")
 
 
 def doctor(run: RunRecord) -> Markup:
     """Return the section with the doctor's checks, if saved: problems first."""
     if run.doctor is None:
-        command = f"rankwise doctor --json > {run.name}/doctor.json"
-        return el("p", "not recorded: ", el("code", command), ", or --doctor FILE", class_="none")
-    checks = sorted(map(as_dict, run.doctor), key=lambda check: {"fail": 0, "warn": 1}.get(str(check.get("status")), 2))
-    rows = [
-        [
-            badge(told(check.get("status"))),
-            told(check.get("section")),
-            told(check.get("name")),
-            told(check.get("evidence")),
-            told(check.get("mend")) or "-",
-        ]
-        for check in checks
-    ]
-    bad = sum(check.get("status") in _BAD for check in checks)
-    inner = table(["", "section", "check", "evidence", "mend"], rows, name=f"doctor's checks of {run.name}")
+        return not_recorded(el("code", f"rankwise doctor --json > {run.name}/doctor.json"), ", or --doctor FILE")
+    checks = sorted(run.doctor, key=lambda check: {"fail": 0, "warn": 1}.get(str(check.get("status")), 2))
+    columns: Columns = {
+        "": lambda check: badge(told(check.get("status"))),
+        "section": "section",
+        "check": "name",
+        "evidence": "evidence",
+        "mend": lambda check: told(check.get("mend")) or "-",
+    }
+    bad = sum(check.get("status") in ("fail", "warn") for check in checks)
+    inner = records_table(checks, columns, name=f"doctor's checks of {run.name}")
     return el("details", el("summary", f"{len(checks)} checks, {bad} with problems"), inner, open=bool(bad))
 
 

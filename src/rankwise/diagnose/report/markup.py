@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-__all__ = ["Markup", "el", "island", "join", "short_number", "table", "told"]
+__all__ = [
+    "Columns",
+    "Markup",
+    "el",
+    "island",
+    "join",
+    "none",
+    "not_recorded",
+    "records_table",
+    "short_number",
+    "table",
+    "told",
+]
 
+Columns = dict[str, str | Callable[[dict[str, Any]], object]]
 _VOID = {"meta", "input"}
 _MOST_TEXT = 6000
 _MOST_ROWS = 200
@@ -50,19 +63,42 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} … ({len(text) - _MOST_TEXT} more characters)"
 
 
-def table(head: Sequence[object], rows: Sequence[Sequence[object]], *, caption: str = "", name: str = "") -> Markup:
+def none(text: str) -> Markup:
+    """Return a section's paragraph that says that there is nothing."""
+    return el("p", text, class_="none")
+
+
+def not_recorded(*what: object) -> Markup:
+    """Return a section's paragraph that says what would record its content."""
+    return el("p", "not recorded: ", *what, class_="none")
+
+
+def records_table(records: Sequence[dict[str, Any]], columns: Columns, *, name: str) -> Markup | None:
+    """Return a table of JSON records; None if there are none.
+
+    Args:
+        records: one for each row.
+        columns: for each heading, the key of a value to tell, or a function of the record that returns the cell.
+        name: its name for screen readers.
+    """
+    rows = [
+        [told(record.get(cell)) if isinstance(cell, str) else cell(record) for cell in columns.values()]
+        for record in records
+    ]
+    return table(list(columns), rows, name=name) if rows else None
+
+
+def table(head: Sequence[object], rows: Sequence[Sequence[object]], *, name: str) -> Markup:
     """Return a table of at most 200 rows, with the number of further rows; a narrow page shows a list of rows."""
     shown = [el("tr", *map(_cell, head, row)) for row in rows[:_MOST_ROWS]]
     if len(rows) > _MOST_ROWS:
         shown.append(el("tr", el("td", f"… {len(rows) - _MOST_ROWS} more rows", colspan=len(head))))
     inner = el(
         "table",
-        el("caption", caption) if caption else None,
         el("thead", el("tr", *(el("th", word, scope="col") for word in head))),
         el("tbody", *shown),
     )
-    label = caption or name or "table"
-    return el("div", inner, class_="wide", tabindex=0, role="region", aria_label=label)
+    return el("div", inner, class_="wide", tabindex=0, role="region", aria_label=name)
 
 
 def _cell(label: object, cell: object) -> Markup:

@@ -14,7 +14,7 @@ from typing import Any
 from rankwise._files import write_named
 from rankwise._version import __version__
 from rankwise.diagnose.report import findings, sections
-from rankwise.diagnose.report.markup import Markup, el, island, join, table, told
+from rankwise.diagnose.report.markup import Markup, el, island, join, none, not_recorded, table, told
 from rankwise.diagnose.report.run_record import RunRecord, read_run, read_saved
 from rankwise.diagnose.report.series import collect, envelope, summary
 from rankwise.errors import ConfigError
@@ -219,7 +219,7 @@ def _cards(runs: Sequence[RunRecord], curves: Curves) -> Markup:
 
 def _curves(runs: Sequence[RunRecord], figures: Sequence[Markup], left_out: Sequence[str]) -> list[Markup | None]:
     if not any(run.lines for run in runs):
-        return [el("p", "not recorded: metrics.jsonl holds no step yet", class_="none")]
+        return [not_recorded("metrics.jsonl holds no step yet")]
     tools = el(
         "div",
         el("button", "Log scale", id="log", type="button", aria_pressed="false"),
@@ -244,7 +244,7 @@ def _curves(runs: Sequence[RunRecord], figures: Sequence[Markup], left_out: Sequ
 
 def _grid(figures: Sequence[Markup]) -> Markup:
     if not figures:
-        return el("p", "not recorded: no line of metrics holds one", class_="none")
+        return not_recorded("no line of metrics holds one")
     return el("div", *figures, class_="charts")
 
 
@@ -252,4 +252,4 @@ def _notes(run: RunRecord) -> Markup:
     notes = list(run.notes)
     if run.num_superseded:
         notes.append(f"{run.num_superseded} lines of earlier attempts were left behind by a restart and are not drawn")
-    return el("ul", *(el("li", note) for note in notes)) if notes else el("p", "none", class_="none")
+    return el("ul", *(el("li", note) for note in notes)) if notes else none("none")

@@ -16,7 +16,7 @@ from rankwise.diagnose.report.series import is_number
 from rankwise.errors import ConfigError
 from rankwise.tracking import read_metrics
 
-__all__ = ["RunRecord", "as_dict", "as_list", "read_run", "read_saved"]
+__all__ = ["RunRecord", "as_dict", "as_dicts", "as_list", "read_run", "read_saved"]
 
 _MOST_BYTES = 256 << 20
 
@@ -57,8 +57,8 @@ class RunRecord:
     checkpoints: list[dict[str, Any]]
     profile: dict[str, Any]
     scaling: dict[str, Any]
-    lint: list[Any] | None
-    doctor: list[Any] | None
+    lint: list[dict[str, Any]] | None
+    doctor: list[dict[str, Any]] | None
     stalls: list[dict[str, Any]]
     failures: list[dict[str, Any]]
     standstills: list[dict[str, Any]]
@@ -77,10 +77,17 @@ def as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def as_dicts(value: object) -> list[dict[str, Any]]:
+    """Return a JSON list of objects; what is none becomes an empty one."""
+    return [as_dict(one) for one in as_list(value)]
+
+
 _OF_A_RUN = ("config.json", "metrics.jsonl", "failure.json", "profile.json", "scaling.json")
 
 
-def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: list[Any] | None = None) -> RunRecord:
+def read_run(
+    path: Path, *, name: str, lint: list[dict[str, Any]] | None, doctor: list[dict[str, Any]] | None
+) -> RunRecord:
     """Read a run directory.
 
     Args:
@@ -92,20 +99,13 @@ def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: li
     Raises:
         ConfigError: the directory does not exist, or holds no run.
     """
-    if not path.is_dir():
-        raise ConfigError(
-            f"report needs a run directory, but {str(path)!r} is not a directory. Runs are in runs/ by default"
-        )
-    if not any((path / known).exists() for known in _OF_A_RUN):
-        raise ConfigError(
-            f"{str(path)!r} holds no run: none of {', '.join(_OF_A_RUN)}. "
-            "Give the folder of one run, as --run-dir names it"
-        )
+    _require_run(path)
     notes: list[str] = []
     config = as_dict(_load(path / "config.json", notes, wanted=True))
     finished = as_dict(_load(path / "finished.json", notes))
     attempts = _by_attempt(as_dict(config.get("environment")))
     ended = as_dict(_load(path / "failure.json", notes))
+    failures = as_dicts(ended.get("failures"))
     lines, starts, num_superseded = _metrics(path, notes)
     stalls = [
         {"file": file.name, **as_dict(_load(file, notes))}
@@ -115,7 +115,7 @@ def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: li
     return RunRecord(
         name=name,
         path=path,
-        status=_status(path, finished, attempts, as_list(ended.get("failures"))),
+        status=_status(path, finished, attempts, failures),
         config=config,
         finished=finished,
         attempts=attempts,
@@ -128,12 +128,24 @@ def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: li
         lint=lint if lint is not None else _saved(path / "lint.json", "findings", notes),
         doctor=doctor if doctor is not None else _saved(path / "doctor.json", "checks", notes),
         stalls=stalls,
-        failures=[as_dict(one) for one in as_list(ended.get("failures"))],
-        standstills=[as_dict(one) for one in as_list(ended.get("standstills"))],
+        failures=failures,
+        standstills=as_dicts(ended.get("standstills")),
         findings=_by_attempt(as_dict(_load(path / "findings.json", notes))),
         logs=read_logs(path / "logs", notes),
         notes=notes,
     )
+
+
+def _require_run(path: Path) -> None:
+    if not path.is_dir():
+        raise ConfigError(
+            f"report needs a run directory, but {str(path)!r} is not a directory. Runs are in runs/ by default"
+        )
+    if not any((path / known).exists() for known in _OF_A_RUN):
+        raise ConfigError(
+            f"{str(path)!r} holds no run: none of {', '.join(_OF_A_RUN)}. "
+            "Give the folder of one run, as --run-dir names it"
+        )
 
 
 def _by_attempt(records: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
@@ -141,7 +153,7 @@ def _by_attempt(records: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     return sorted(found, key=lambda pair: pair[0])
 
 
-def read_saved(path: Path, key: str) -> list[Any]:
+def read_saved(path: Path, key: str) -> list[dict[str, Any]]:
     """Return the JSON output of `rankwise lint` or `rankwise doctor` from a file.
 
     Raises:
@@ -154,12 +166,12 @@ def read_saved(path: Path, key: str) -> list[Any]:
     return found
 
 
-def _saved(path: Path, key: str, notes: list[str]) -> list[Any] | None:
+def _saved(path: Path, key: str, notes: list[str]) -> list[dict[str, Any]] | None:
     value = _load(path, notes)
     value = value.get(key) if isinstance(value, dict) else value
     if value is not None and not isinstance(value, list):
         notes.append(f"{path.name} holds no list of {key}")
-    return value if isinstance(value, list) else None
+    return as_dicts(value) if isinstance(value, list) else None
 
 
 def _load(path: Path, notes: list[str], *, wanted: bool = False) -> Any:
@@ -207,16 +219,15 @@ def _checkpoints(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
         if not isinstance(record.get("step"), int):
             notes.append(f"checkpoints/{place.name} has no readable manifest: it is damaged or being written")
             continue
-        parts = as_dict(record.get("parts")).values()
-        files = [as_dict(file) for part in parts for file in as_list(as_dict(part).get("files"))]
-        sizes = [file.get("bytes") for file in files]
+        parts = map(as_dict, as_dict(record.get("parts")).values())
+        sizes = [file.get("bytes") for part in parts for file in as_dicts(part.get("files"))]
         size = sum(size for size in sizes if is_number(size))
         found.append({**record, "folder": place.name, "size": size})
     return sorted(found, key=lambda record: record["step"])
 
 
 def _status(
-    path: Path, finished: dict[str, Any], attempts: Sequence[tuple[int, dict[str, Any]]], failures: Sequence[Any]
+    path: Path, finished: dict[str, Any], attempts: Sequence[tuple[int, dict[str, Any]]], failures: list[dict[str, Any]]
 ) -> str:
     if finished:
         return "finished"
@@ -224,9 +235,9 @@ def _status(
         return "running"
     if attempts and "interrupted" in attempts[-1][1]:
         return "interrupted"
-    begun, died = attempts[-1][1].get("time") if attempts else None, [as_dict(one).get("time") for one in failures]
-    last = max((time for time in died if is_number(time)), default=-math.inf)
-    return "failed" if died and (not is_number(begun) or last >= begun) else "ended"
+    begun = attempts[-1][1].get("time") if attempts else None
+    last = max((when for one in failures if is_number(when := one.get("time"))), default=-math.inf)
+    return "failed" if failures and (not is_number(begun) or last >= begun) else "ended"
 
 
 def _is_held(lock: Path) -> bool:

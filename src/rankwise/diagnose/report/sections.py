@@ -7,8 +7,19 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rankwise.diagnose.report.markup import Markup, el, join, short_number, table, told
-from rankwise.diagnose.report.run_record import RunRecord, as_dict, as_list
+from rankwise.diagnose.report.markup import (
+    Columns,
+    Markup,
+    el,
+    join,
+    none,
+    not_recorded,
+    records_table,
+    short_number,
+    table,
+    told,
+)
+from rankwise.diagnose.report.run_record import RunRecord, as_dict, as_dicts, as_list
 from rankwise.diagnose.report.series import is_number
 
 __all__ = ["attempts", "checkpoints", "made_of", "moment", "profile", "scaling", "size_text"]
@@ -77,47 +88,39 @@ def _flatten(prefix: str, value: dict[str, Any], into: dict[str, str], *, depth:
 def attempts(run: RunRecord) -> Markup:
     """Return the attempts: their start time, first step, and how they ended."""
     if not run.attempts:
-        nothing = el("p", "not recorded: config.json names no attempt", class_="none")
-        return join([nothing, _failures(run)])
-    starts, rows = dict(run.starts), []
-    for index, (number, record) in enumerate(run.attempts):
-        following = run.attempts[index + 1][1].get("time") if index + 1 < len(run.attempts) else math.inf
-        steps = [line["step"] for line in run.lines if line["attempt"] == number]
-        changed = ", ".join(map(str, as_list(record.get("changed"))))
-        rows.append(
-            [
-                number,
-                moment(record.get("time")),
-                told(record.get("host")),
-                told(record.get("world_size")),
-                told(starts.get(number)),
-                told(max(steps, default=None)),
-                _ending(run, number, record, following),
-                changed or "-",
-            ]
-        )
+        return join([not_recorded("config.json names no attempt"), _failures(run)])
+    starts = dict(run.starts)
+    following = [*(record.get("time") for _, record in run.attempts[1:]), math.inf]
+    rows = [
+        [
+            number,
+            moment(record.get("time")),
+            told(record.get("host")),
+            told(record.get("world_size")),
+            told(starts.get(number)),
+            told(max((line["step"] for line in run.lines if line["attempt"] == number), default=None)),
+            _ending(run, number, record, end),
+            ", ".join(map(str, as_list(record.get("changed")))) or "-",
+        ]
+        for (number, record), end in zip(run.attempts, following, strict=True)
+    ]
     head = ["attempt", "started", "host", "ranks", "from step", "last step that counts", "how it ended", "changed"]
     return join([table(head, rows, name=f"attempts of {run.name}"), _failures(run)])
 
 
-def _failures(run: RunRecord) -> Markup | None:
+def _failures(run: RunRecord) -> Markup:
     """Return the launcher's failure records; a failure before the run was opened belongs to no attempt."""
-    rows = [
-        [
-            moment(one.get("time")),
-            f"{told(one.get('rank'))} of {told(one.get('world_size'))}",
-            told(one.get("host")),
-            _exit(one),
-            told(one.get("step")),
-            told(one.get("attempt")),
-            told(one.get("cause")),
-        ]
-        for one in run.failures
-    ]
-    if not rows:
-        return None
-    head = ["failed", "rank", "host", "exit", "step", "restarts before", "cause"]
-    return join([table(head, rows, name=f"failures of {run.name}"), *map(_detail, run.failures[-_MOST_DETAILS:])])
+    columns: Columns = {
+        "failed": lambda one: moment(one.get("time")),
+        "rank": lambda one: f"{told(one.get('rank'))} of {told(one.get('world_size'))}",
+        "host": "host",
+        "exit": _exit,
+        "step": "step",
+        "restarts before": "attempt",
+        "cause": "cause",
+    }
+    shown = records_table(run.failures, columns, name=f"failures of {run.name}")
+    return join([shown, *map(_detail, run.failures[-_MOST_DETAILS:])])
 
 
 def _exit(one: dict[str, Any]) -> str:
@@ -137,13 +140,13 @@ def _detail(one: dict[str, Any]) -> Markup | None:
     return el("details", el("summary", title), el("pre", text))
 
 
-def _ending(run: RunRecord, number: int, record: dict[str, Any], following: object) -> object:
+def _ending(run: RunRecord, number: int, record: dict[str, Any], end: object) -> str:
     asked = as_dict(record.get("interrupted"))
     if asked:
         return f"saved and stopped at step {told(asked.get('step'))}: {told(asked.get('reason'))}"
     if run.finished.get("attempt") == number:
         return "finished"
-    begin, end = record.get("time"), following
+    begin = record.get("time")
     for one in run.failures:
         when = one.get("time")
         if is_number(begin) and is_number(when) and begin <= when and not (is_number(end) and when >= end):
@@ -155,50 +158,48 @@ def _ending(run: RunRecord, number: int, record: dict[str, Any], following: obje
 
 def checkpoints(run: RunRecord) -> Markup:
     """Return the existing checkpoints, with the best one marked."""
-    if not run.checkpoints:
-        return el("p", "none in checkpoints/", class_="none")
     best, why = _best(run)
-    rows = [
-        [
-            el("strong", info["step"], " ★ best") if index == best else info["step"],
-            moment(info.get("time")),
-            told(info.get("attempt")),
-            told(info.get("world_size")),
-            size_text(info["size"]),
-            ", ".join(f"{name} {told(value)}" for name, value in as_dict(info.get("metrics")).items()) or "-",
-        ]
-        for index, info in enumerate(run.checkpoints)
-    ]
-    head = ["step", "saved", "attempt", "ranks", "size", "metrics"]
-    return join([table(head, rows, name=f"checkpoints of {run.name}"), el("p", why, class_="note")])
+    columns: Columns = {
+        "step": lambda info: el("strong", info["step"], " ★ best") if info is best else told(info["step"]),
+        "saved": lambda info: moment(info.get("time")),
+        "attempt": "attempt",
+        "ranks": "world_size",
+        "size": lambda info: size_text(info["size"]),
+        "metrics": lambda info: (
+            ", ".join(f"{name} {told(value)}" for name, value in as_dict(info.get("metrics")).items()) or "-"
+        ),
+    }
+    shown = records_table(run.checkpoints, columns, name=f"checkpoints of {run.name}")
+    return join([shown, el("p", why, class_="note")]) if shown else none("none in checkpoints/")
 
 
-def _best(run: RunRecord) -> tuple[int | None, str]:
+def _best(run: RunRecord) -> tuple[dict[str, Any], str]:
+    """Return the best checkpoint, if its metric is known (else {}), and by what it is the best."""
     options = as_dict(as_dict(run.config.get("config")).get("train"))
-    name, mode = str(options.get("best_metric") or "val_loss"), options.get("best_mode")
-    values = [as_dict(info.get("metrics")).get(name) for info in run.checkpoints]
+    name, sign = str(options.get("best_metric") or "val_loss"), -1 if options.get("best_mode") == "max" else 1
     logged = {line["step"]: line[name] for line in run.lines if name in line}
-    values = [
-        logged.get(info["step"]) if value is None else value
-        for info, value in zip(run.checkpoints, values, strict=True)
-    ]
-    known = [(value if mode != "max" else -value, index) for index, value in enumerate(values) if is_number(value)]
+    known: list[tuple[float, dict[str, Any]]] = []
+    for info in run.checkpoints:
+        value = as_dict(info.get("metrics")).get(name)
+        value = logged.get(info["step"]) if value is None else value
+        if is_number(value):
+            known.append((sign * value, info))
     if not known:
         return (
-            None,
+            {},
             f"The best checkpoint is unknown: neither the checkpoints nor the metrics of their steps have {name}.",
         )
-    return min(known)[1], f"Best of these by {name} ({'highest' if mode == 'max' else 'lowest'})."
+    best = min(known, key=lambda pair: pair[0])[1]
+    return best, f"Best of these by {name} ({'highest' if sign < 0 else 'lowest'})."
 
 
 def profile(run: RunRecord) -> Markup:
     """Return the profile: the time of the steps by rank as bars and table, the causes, the straggler."""
     found = run.profile
     parts = [str(part) for part in as_list(found.get("parts"))]
-    ranks = [as_dict(rank) for rank in as_list(found.get("ranks"))]
+    ranks = as_dicts(found.get("ranks"))
     if not parts or not ranks:
-        return el("p", "not recorded: run ", el("code", "rankwise profile"), class_="none")
-    findings = [as_dict(finding) for finding in as_list(found.get("findings"))]
+        return not_recorded("run ", el("code", "rankwise profile"))
     rows = [
         [
             told(rank.get("rank")),
@@ -218,7 +219,7 @@ def profile(run: RunRecord) -> Markup:
             _bars(parts, ranks),
             table(head, rows, name=f"times per rank of {run.name}"),
             _straggler(as_dict(found.get("straggler"))),
-            _causes(findings),
+            records_table(as_dicts(found.get("findings")), _CAUSES, name="causes"),
             _sweep(as_dict(found.get("sweep"))),
         ]
     )  # fmt: skip
@@ -229,7 +230,7 @@ def _ms(value: object) -> str:
 
 
 def _bars(parts: Sequence[str], ranks: Sequence[dict[str, Any]]) -> Markup:
-    shown, longest = ranks[:64], 0.0
+    shown = ranks[:64]
     values = [[_number(as_dict(rank.get("mean_ms")).get(part)) for part in parts] for rank in shown]
     longest = max((sum(row) for row in values), default=0.0) or 1.0
     rows = []
@@ -266,52 +267,34 @@ def _straggler(found: dict[str, Any]) -> Markup:
     )
 
 
-def _causes(findings: Sequence[dict[str, Any]]) -> Markup | None:
-    rows = [
-        [
-            told(finding.get("cause")),
-            told(finding.get("rank")),
-            _ms(finding.get("cost_ms")),
-            f"{_number(finding.get('share')):.1%}",
-            told(finding.get("text")),
-            told(finding.get("change")),
-        ]
-        for finding in findings
-    ]
-    return (
-        table(["cause", "rank", "costs per step", "share", "what", "what to change"], rows, name="causes")
-        if rows
-        else None
-    )
+_CAUSES: Columns = {
+    "cause": "cause",
+    "rank": "rank",
+    "costs per step": lambda finding: _ms(finding.get("cost_ms")),
+    "share": lambda finding: f"{_number(finding.get('share')):.1%}",
+    "what": "text",
+    "what to change": "change",
+}
 
 
 def _sweep(found: dict[str, Any]) -> Markup | None:
-    values = [as_dict(value) for value in as_list(found.get("values"))]
-    rows = [
-        [
-            told(v.get("value")),
-            _ms(v.get("step_ms")),
-            f"{_ms(v.get('low_ms'))} to {_ms(v.get('high_ms'))}",
-            told(v.get("verdict")),
-        ]
-        for v in values
-    ]  # fmt: skip
-    head = [told(found.get("setting")), "step", "quartiles", "verdict"]
-    return table(head, rows, name="sweep of a setting") if rows else None
+    columns: Columns = {
+        told(found.get("setting")): "value",
+        "step": lambda one: _ms(one.get("step_ms")),
+        "quartiles": lambda one: f"{_ms(one.get('low_ms'))} to {_ms(one.get('high_ms'))}",
+        "verdict": "verdict",
+    }
+    return records_table(as_dicts(found.get("values")), columns, name="sweep of a setting")
 
 
 def scaling(run: RunRecord) -> Markup | None:
     """Return the throughput by number of ranks; None if not measured."""
-    sizes = [as_dict(size) for size in as_list(run.scaling.get("sizes"))]
     unit = told(run.scaling.get("unit"))
-    rows = [
-        [
-            told(size.get("ranks")),
-            f"{short_number(size.get('throughput'))} {unit}",
-            f"{short_number(size.get('low'))} to {short_number(size.get('high'))}",
-            short_number(size.get("efficiency")),
-            told(size.get("text") or size.get("verdict")),
-        ]
-        for size in sizes
-    ]
-    return table(["ranks", "throughput", "quartiles", "efficiency", "verdict"], rows, name="scaling") if rows else None
+    columns: Columns = {
+        "ranks": "ranks",
+        "throughput": lambda size: f"{short_number(size.get('throughput'))} {unit}",
+        "quartiles": lambda size: f"{short_number(size.get('low'))} to {short_number(size.get('high'))}",
+        "efficiency": lambda size: short_number(size.get("efficiency")),
+        "verdict": lambda size: told(size.get("text") or size.get("verdict")),
+    }
+    return records_table(as_dicts(run.scaling.get("sizes")), columns, name="scaling")

@@ -42,9 +42,8 @@ class Registry:
     """
 
     def __init__(self, store: Any) -> None:
-        clone = getattr(store, "clone", None)  # since torch 2.6; before, a wait of the main thread delays this thread
-        self._store = clone() if clone is not None else store
-        self._appends = bool(getattr(self._store, "has_extended_api", lambda: False)())
+        self._store = store.clone()
+        self._appends = bool(self._store.has_extended_api())
 
     def enter(self, entry: Entry) -> None:
         """Register this rank."""

@@ -123,11 +123,8 @@ def side_of(test: ast.expr, lookup: Lookup, depth: int = 0) -> Side | None:
         return None
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = test.operand
-        if is_rank(inner, lookup) and not isinstance(inner, ast.Call):
-            return "main"
-        if isinstance(inner, ast.Call) and last(text_of(inner.func)) in RANK_NAMES:
-            return "main"
-        return _opposite(side_of(inner, lookup, depth + 1))
+        named = last(text_of(inner.func)) in RANK_NAMES if isinstance(inner, ast.Call) else is_rank(inner, lookup)
+        return "main" if named else _opposite(side_of(inner, lookup, depth + 1))
     if isinstance(test, ast.BoolOp):
         sides = [side_of(value, lookup, depth + 1) for value in test.values]
         if isinstance(test.op, ast.And):  # each part narrows it
@@ -141,15 +138,7 @@ def side_of(test: ast.expr, lookup: Lookup, depth: int = 0) -> Side | None:
     if isinstance(test, ast.NamedExpr):
         return side_of(test.value, lookup, depth + 1)
     if isinstance(test, ast.Call):
-        name = last(text_of(test.func))
-        if is_main_word(name):
-            return "main"
-        if name in {"getattr", "get"} and (key := _key(test, name)) is not None and is_main_word(key):
-            return "main"
-        if name in {"get_rank", "rank"} and is_rank(test, lookup):  # `if dist.get_rank():`
-            return "other"
-        answer = None if test.args or test.keywords else lookup(text_of(test.func) + "()")
-        return None if answer is None else side_of(answer, lookup, depth + 1)
+        return _called(test, lookup, depth)
     if isinstance(test, ast.IfExp) and _is_nothing(test.orelse) and (side := side_of(test.test, lookup, depth + 1)):
         return side  # `writer = Writer() if rank == 0 else None`
     if isinstance(test, ast.IfExp):  # `rank == 0 if distributed else True`
@@ -163,6 +152,18 @@ def side_of(test: ast.expr, lookup: Lookup, depth: int = 0) -> Side | None:
             return "other"
         return "main" if is_main_word(last(text)) else None
     return None
+
+
+def _called(test: ast.Call, lookup: Lookup, depth: int) -> Side | None:
+    name = last(text_of(test.func))
+    if is_main_word(name):
+        return "main"
+    if name in {"getattr", "get"} and (key := _key(test, name)) is not None and is_main_word(key):
+        return "main"
+    if name in {"get_rank", "rank"} and is_rank(test, lookup):  # `if dist.get_rank():`
+        return "other"
+    answer = None if test.args or test.keywords else lookup(text_of(test.func) + "()")
+    return None if answer is None else side_of(answer, lookup, depth + 1)
 
 
 def _is_nothing(node: ast.expr) -> bool:
