@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rankwise import vitals
-from rankwise.launch.failures.observation import choose, describe_sightings, look, read_stacks
+from rankwise.launch.failures.culprit import choose
+from rankwise.launch.failures.observation import describe_sightings, look, read_running, read_stacks
 from rankwise.launch.failures.verdict import Failure
 from rankwise.vitals.stacks import imports, tidy
 
@@ -62,7 +63,7 @@ class HangWatch:
     def _found(self, alive: Collection[int]) -> tuple[list[vitals.Vital], float]:
         if self._timeout_s == 0 or not alive:
             return [], 0.0
-        found = [vital for vital in vitals.read(self._folder) if vital.rank in alive]
+        found = read_running(self._folder, alive)
         default = DEFAULT_TIMEOUT_S if any(vital.num_beats for vital in found) else 0.0
         return found, default if self._timeout_s is None else self._timeout_s
 
@@ -113,7 +114,7 @@ class StallWatch:
 
     def quiet_s(self, alive: Collection[int]) -> float | None:
         """Return the seconds since a rank last advanced; None if none has and `stall_s` was not set."""
-        moved = [v.moved_s for v in vitals.read(self._folder) if v.rank in alive and v.moved_s is not None]
+        moved = [v.moved_s for v in read_running(self._folder, alive) if v.moved_s is not None]
         if not moved and not self._from_start:
             return None
         self._has_moved = bool(moved)
@@ -127,13 +128,13 @@ class StallWatch:
 
 def _begins(folder: Path, alive: Collection[int]) -> bool:
     """Whether a rank has not begun yet, or is importing a module."""
-    found = [vital for vital in vitals.read(folder) if vital.rank in alive]
+    found = read_running(folder, alive)
     return len(found) < len(alive) or any(imports(stacks) for stacks in read_stacks(found).values())
 
 
 def tell_standstill(quiet_s: float, folder: Path, alive: Collection[int]) -> str:
     """Return the text about a standstill of this machine's ranks: the likely culprit, and where each rank is."""
-    found = look(folder, alive)
+    found = look(read_running(folder, alive))
     headline = f"no rank has advanced for {quiet_s:.0f} s (--stall), the run continues"
     if all(vital.moved_s is None for vital in vitals.read(folder)):
         headline = f"no rank was seen to advance for {quiet_s:.0f} s (--stall): {_UNSEEN}; the run continues"
@@ -156,7 +157,7 @@ def blame(folder: Path, alive: Collection[int], reason: str, gone: Mapping[int, 
         reason: why they count as hung.
         gone: ranks that have ended with exit 0, and when.
     """
-    found = look(folder, alive)
+    found = look(read_running(folder, alive))
     missing = set(alive) - {seen.rank for seen in found}
     places = {seen.rank: seen.where for seen in found}
     if missing:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rankwise._process.cores import group_folders
-from rankwise.launch.failures.observation import look, shortened
+from rankwise.launch.failures.observation import look, read_running, shortened
 from rankwise.launch.failures.record import keep_standstill
 from rankwise.launch.failures.verdict import Failure, RankEnd, decide, is_timeout
 from rankwise.launch.job import Job
@@ -186,7 +186,7 @@ class Judge:
     def view(self, alive: set[int] | None = None) -> dict[str, Any]:
         """Return the state of the running ranks here, in the form sent to other nodes."""
         alive = self._given_up()[0] if alive is None else alive
-        found = look(self._folder, alive, _LOOK_S)
+        found = look(read_running(self._folder, alive), _LOOK_S)
         missing = sorted(alive - {seen.rank for seen in found})
         quiet_s = self._stall.quiet_s(alive)
         return {"quiet_s": quiet_s, "missing": missing, "ranks": [seen.to_dict() for seen in shortened(found)]}
