@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rankwise.launch.failures.outcome import Outcome
 from rankwise.launch.job import Job
-from rankwise.launch.local.stage import Stage
 from rankwise.launch.local.supervisor import supervise
 from rankwise.launch.show import parse_show
 from rankwise.launch.target import Target
@@ -54,7 +53,7 @@ def run_observed(
         num_threads=num_threads,
         timeout_s=timeout_s,
     )
-    outcome = supervise(job, Stage(tell_last=False))
+    outcome = supervise(job, tell_last=False)
     if outcome.interrupted is not None:
         raise KeyboardInterrupt
     return outcome

@@ -44,15 +44,15 @@ class Outcome:
         return self.failure.exitcode if self.failure is not None else 0
 
 
-def describe_failure(failure: Failure, num_ranks: int, others: Sequence[str]) -> str:
-    """Return the text of a failure: its traceback once, then one line for each other rank."""
+def describe_failure(failure: Failure, num_ranks: int, ends: Sequence[RankEnd]) -> str:
+    """Return the text of a failure: its traceback once, then one line for each other rank of this machine."""
     host = socket.gethostname()
     lines = [f"rank {failure.rank} of {num_ranks} on {host} {failure.headline}"]
     if failure.detail:
         witness = failure.rank if failure.witness is None else failure.witness
         title = f"---- rank {witness} on {host} "
         lines += [title + "-" * (_WIDTH - len(title)), _shorten(failure.detail.rstrip("\n")), "-" * _WIDTH]
-    return "\n".join([*lines, *others])
+    return "\n".join([*lines, *describe_others(ends, failure)])
 
 
 def _shorten(text: str) -> str:

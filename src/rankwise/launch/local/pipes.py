@@ -1,4 +1,4 @@
-"""The descriptors of a rank's streams: pipes, or a pseudo-terminal for rank 0, and the pumps for its output."""
+"""The descriptors of a rank: pipes, or a pseudo-terminal for rank 0, and the pumps for its output."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ _FD = {"out": 1, "err": 2}
 
 @dataclass(kw_only=True, slots=True)
 class Wires:
-    """The streams of one rank.
+    """The descriptors of one rank.
 
     Attributes:
         stdin: descriptor to read.
+        report: descriptor to which it writes its report.
+        report_fd: descriptor from which the supervisor reads the report.
         out: descriptor of its stdout; None: it inherits the supervisor's.
         err: descriptor of its stderr; None: it inherits the supervisor's.
         pumps: the pumps for streams that are not inherited.
@@ -34,6 +36,8 @@ class Wires:
     """
 
     stdin: int
+    report: int
+    report_fd: int
     out: int | None = None
     err: int | None = None
     pumps: list[Pump] = field(default_factory=list)
@@ -45,6 +49,12 @@ class Wires:
         for fd in self.ours:
             os.close(fd)
         self.ours.clear()
+
+    def close(self) -> None:
+        """Close the supervisor's ends."""
+        os.close(self.report_fd)
+        for pump in self.pumps:
+            pump.close()
 
     def resize(self) -> None:
         """Give the pseudo-terminals the new size of the supervisor's terminal."""
@@ -65,7 +75,7 @@ def make_mergers(ranks: Sequence[int], show: Show, console: Console) -> dict[str
 def wire(
     rank: int, num_ranks: int, show: Show, console: Console, *, logs: Path | None, mergers: Mapping[str, Merger]
 ) -> Wires:
-    """Set up the streams of a rank.
+    """Open the descriptors of a rank.
 
     Rank 0 writes as if it ran alone: it inherits the supervisor's terminal. If its output also goes to a log file or a
     merger, it gets a pseudo-terminal of the same size. If the console is no terminal, it gets whole lines of all ranks;
@@ -80,7 +90,9 @@ def wire(
         mergers: mergers of the streams that are shown for several ranks.
     """
     null = os.open(os.devnull, os.O_RDWR)
-    wires = Wires(stdin=null, ours=[null])
+    report_fd, report = os.pipe()
+    os.set_blocking(report_fd, False)
+    wires = Wires(stdin=null, report=report, report_fd=report_fd, ours=[null, report])
     if rank == 0 and _may_read_terminal():
         wires.stdin = 0
     for stream in ("out", "err"):

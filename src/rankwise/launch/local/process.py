@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rankwise.launch.local.pump import Pump
+from rankwise.launch.local.pipes import Wires
 from rankwise.launch.local.sessions import end_session
 from rankwise.launch.target import Target
 
@@ -29,8 +29,7 @@ class RankProcess:
     Attributes:
         rank: global rank.
         popen: the process, leader of its own session.
-        report_fd: descriptor on which its report arrives.
-        pumps: the pumps of its streams.
+        wires: its descriptors; closed by the attempt.
         status: exit status as `subprocess` gives it (negative: signal); None while it runs.
         ended_s: when the supervisor noticed its end, monotonic clock.
         report: its report about its own failure.
@@ -41,8 +40,7 @@ class RankProcess:
 
     rank: int
     popen: subprocess.Popen[bytes] | Forked
-    report_fd: int
-    pumps: list[Pump]
+    wires: Wires
     status: int | None = None
     ended_s: float | None = None
     report: Report | None = None
@@ -91,7 +89,7 @@ class RankProcess:
     def read_report(self) -> bool:
         """Read the rank's report; return False once the pipe has ended."""
         try:
-            data = os.read(self.report_fd, 1 << 16)
+            data = os.read(self.wires.report_fd, 1 << 16)
         except BlockingIOError:
             return True
         if not data:
@@ -107,21 +105,9 @@ class RankProcess:
                 self.report = Report.from_json(line)
         return True
 
-    def close(self) -> None:
-        """Close the report's descriptor; the pumps are closed by their owner."""
-        os.close(self.report_fd)
-
 
 def start_rank(
-    target: Target,
-    rank: int,
-    env: Mapping[str, str],
-    *,
-    stdin: int,
-    out: int | None,
-    err: int | None,
-    pumps: list[Pump],
-    server: ForkServer | None = None,
+    target: Target, rank: int, env: Mapping[str, str], wires: Wires, server: ForkServer | None = None
 ) -> RankProcess:
     """Start a rank in a session of its own, with a fresh interpreter unless it is forked.
 
@@ -129,44 +115,32 @@ def start_rank(
         target: what it runs.
         rank: global rank.
         env: its whole environment.
-        stdin: descriptor it reads.
-        out: descriptor of its stdout, None for the supervisor's.
-        err: descriptor of its stderr, None for the supervisor's.
-        pumps: the pumps of its streams.
+        wires: its descriptors; closed if it cannot be started.
         server: the fork server that forks it, None for a fresh interpreter.
     """
-    read_end, write_end = os.pipe()
-    os.set_blocking(read_end, False)
     try:
-        if server is not None:
-            popen: subprocess.Popen[bytes] | Forked = server.fork(
-                env, stdin=stdin, out=out, err=err, report_fd=write_end
-            )
-        else:
-            popen = _start_interpreter(target, env, write_end, stdin=stdin, out=out, err=err)
+        popen = _start_interpreter(target, env, wires) if server is None else server.fork(env, wires)
     except BaseException:
-        os.close(read_end)
+        wires.close()
         raise
     finally:
-        os.close(write_end)
-    return RankProcess(rank=rank, popen=popen, report_fd=read_end, pumps=pumps)
+        wires.close_ours()
+    return RankProcess(rank=rank, popen=popen, wires=wires)
 
 
-def _start_interpreter(
-    target: Target, env: Mapping[str, str], report_fd: int, *, stdin: int, out: int | None, err: int | None
-) -> subprocess.Popen[bytes]:
+def _start_interpreter(target: Target, env: Mapping[str, str], wires: Wires) -> subprocess.Popen[bytes]:
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001  (as multiprocessing does)
-    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.child", str(os.getpid()), str(report_fd)]
+    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.child", str(os.getpid()), str(wires.report)]
     # The rank inherits the mask: Ctrl-C during its imports stays pending until `child.main` can end quietly.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(  # noqa: S603
             [*command, target.kind, target.name, *target.args],
             env=env,
-            stdin=stdin,
-            stdout=out,
-            stderr=err,
-            pass_fds=(report_fd,),
+            stdin=wires.stdin,
+            stdout=wires.out,
+            stderr=wires.err,
+            pass_fds=(wires.report,),
             start_new_session=True,
         )
     finally:
