@@ -53,6 +53,7 @@ def run_observed(
         num_threads=num_threads,
         timeout_s=timeout_s,
     )
+    # the caller tells what went wrong, in the words of its own command
     outcome = supervise(job, tell_last=False)
     if outcome.interrupted is not None:
         raise KeyboardInterrupt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankwise.errors import LaunchError
@@ -21,14 +21,15 @@ from rankwise.launch.elastic.rendezvous import Meeting, StoppedWhileWaiting
 from rankwise.launch.elastic.seal import derived_secret, read_token
 from rankwise.launch.failures.outcome import Outcome
 from rankwise.launch.failures.record import keep, keep_standstill
-from rankwise.launch.failures.verdict import Failure, RankEnd
+from rankwise.launch.failures.verdict import Failure
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
-from rankwise.launch.local.console import Console
-from rankwise.launch.local.environment import Part
+from rankwise.launch.local.console import Console, tell
+from rankwise.launch.local.environment import Part, with_time_left
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
-from rankwise.launch.local.stage import next_logs, tell, with_time_left
+from rankwise.launch.local.process import RankEnd
+from rankwise.launch.local.pump import next_logs
 
 __all__ = ["supervise_node"]
 
@@ -277,7 +278,7 @@ class _Node:
         except LaunchError as error:
             headline = f"could not be started: {error}"
             failure = Failure(rank=part.first_rank, headline=headline, detail="", status=None, exitcode=1)
-            ends = []
+            ends = ()
         finally:
             self._attempt = None
         if failure is None:
@@ -368,7 +369,7 @@ def _moved(link: Link) -> bool:
     return any(message["kind"] == "moved" for message in link.messages)
 
 
-def _status(ends: list[RankEnd]) -> str:
+def _status(ends: Sequence[RankEnd]) -> str:
     if any(end.interrupted for end in ends):
         return "again"
     return "ended" if ends and all(end.status == 0 for end in ends) else "stopped"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rankwise.launch.failures.observation import Sighting
+from rankwise.launch.failures.verdict import Failure
 from rankwise.launch.hardware import format_numbers
+from rankwise.vitals.stacks import tidy
 
-__all__ = ["Culprit", "choose", "find_culprit"]
+__all__ = ["Culprit", "blame", "choose", "find_culprit"]
 
 # operations for which all ranks must pass the same shapes; other operations allow different shapes
 _SAME_SHAPES = {"all_reduce", "broadcast", "reduce", "all_gather", "allgather", "allreduce", "barrier"}
@@ -256,10 +258,55 @@ def _ranks(states: Sequence[Sighting]) -> tuple[int, ...]:
     return tuple(state.rank for state in states)
 
 
+def blame(
+    found: Sequence[Sighting],
+    missing: Collection[int],
+    reason: str,
+    *,
+    gone: Mapping[int, float] | None = None,
+) -> Failure:
+    """Return a failure for the rank that blocks the others, with its stacks.
+
+    Checked in this order: a rank that never began; a rank that has exited, if all others wait; the rank that `choose`
+    returns.
+
+    Args:
+        found: sightings of the running ranks; at least one unless a rank is missing.
+        missing: ranks that have not begun.
+        reason: why the ranks count as hung.
+        gone: ranks that have ended with exit 0, and when.
+    """
+    places = {seen.rank: seen.where for seen in found}
+    if missing:
+        headline = f"hangs: {reason}; it never started"
+        return Failure(rank=min(missing), headline=headline, detail="", status=None, exitcode=1, places=places)
+    culprit, why = choose(found)
+    rank, headline = culprit.rank, f"hangs ({culprit.where}): {'; '.join(filter(None, (reason, why)))}"
+    if gone and not any(seen.frozen for seen in found) and all(seen.waits for seen in found):
+        rank = min(gone, key=gone.__getitem__)
+        headline = (
+            f"had finished (exit 0) while rank {culprit.rank} still waits for it in a collective "
+            f"({culprit.where}): {reason}; the ranks do not call the same collectives, here is rank "
+            f"{culprit.rank}"
+        )
+    return Failure(
+        rank=rank,
+        headline=headline,
+        detail=tidy(culprit.stacks),
+        witness=culprit.rank,
+        status=None,
+        exitcode=1,
+        places=places,
+        waits=culprit.waits > 0,
+    )
+
+
 def choose(found: Sequence[Sighting]) -> tuple[Sighting, str]:
     """Return the rank that blocks the others, and the reason; the reason is "" for a single rank.
 
-    Decide by the collectives that torch has recorded, else by stacks alone.
+    Checked in this order: the collectives that torch has recorded; a process that is stopped or has no heartbeat; a
+    rank that does not wait in a collective while others do; the rank with the lowest (epoch, step); the rank at another
+    place than most; the only rank in its phase.
     """
     if any(group.get("calls") for seen in found for group in seen.groups):
         verdict = find_culprit(found)

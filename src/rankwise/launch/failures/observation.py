@@ -20,7 +20,6 @@ __all__ = [
     "Sighting",
     "describe_sightings",
     "is_frozen",
-    "is_stopped",
     "look",
     "read_running",
     "read_stacks",
@@ -108,7 +107,7 @@ def sighting_of(vital: Vital, stacks: str, calls: Sequence[Mapping[str, Any]] | 
     """Return a sighting from a rank's vitals, its stacks, and its last calls (None: it did not answer)."""
     silent_s, frozen = time.monotonic() - vital.heartbeat_s, ""
     state = "silent" if silent_s > (_QUIET_S if calls is None else _STALE_S) else "running"
-    if is_stopped(vital):
+    if _is_stopped(vital):
         state, frozen = "stopped", "its process is stopped (SIGSTOP)"
     elif silent_s > _STALE_S:
         frozen = "its heartbeat has stopped"
@@ -138,16 +137,16 @@ def read_stacks(found: Sequence[Vital], patience_s: float = _STACKS_S) -> dict[i
         found: the ranks, of this machine.
         patience_s: how long to wait in total for ranks that do not answer.
     """
-    asked = [vital for vital in found if not is_stopped(vital)]
+    asked = [vital for vital in found if not _is_stopped(vital)]
     return {vital.rank: "" for vital in found} | vitals.request_stacks(asked, min(_STACKS_S, patience_s))
 
 
 def is_frozen(vital: Vital) -> bool:
     """Whether the rank's threads do not run: it is stopped, or a call holds the interpreter lock."""
-    return is_stopped(vital) or time.monotonic() - vital.heartbeat_s > _STALE_S
+    return _is_stopped(vital) or time.monotonic() - vital.heartbeat_s > _STALE_S
 
 
-def is_stopped(vital: Vital) -> bool:
+def _is_stopped(vital: Vital) -> bool:
     """Whether the rank's process is stopped (SIGSTOP, or a debugger)."""
     return process_state(vital.pid) in {"T", "t"}
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rankwise.errors import Interrupted
-from rankwise.launch.failures.verdict import Failure, RankEnd, is_collateral, signal_name
+from rankwise.launch.failures.verdict import Failure, signal_name
+
+if TYPE_CHECKING:
+    from rankwise.launch.local.process import RankEnd
 
 __all__ = ["Outcome", "describe_failure", "describe_others"]
 
@@ -78,7 +82,7 @@ def describe_others(ends: Sequence[RankEnd], failure: Failure) -> list[str]:
 def _fate(end: RankEnd, root: RankEnd | None) -> str:
     if end.failed:
         later = _how_much_later(end, root)
-        if end.report is not None and is_collateral(end.report):
+        if end.report is not None and end.report.is_collateral:
             return f"collateral{later}: {_short(end)}"
         if root is not None and root.failed and _short(end) == _short(root):
             return f"failed in the same way{later}"

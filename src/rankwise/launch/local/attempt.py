@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,12 @@ from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part, rank_environment, seated, seats_of
 from rankwise.launch.local.loop import ENDING, Loop
 from rankwise.launch.local.pipes import make_mergers, wire
-from rankwise.launch.local.process import RankProcess, start_rank
+from rankwise.launch.local.process import RankEnd, RankProcess, start_rank
 from rankwise.launch.local.pump import Pump
 from rankwise.launch.local.sessions import end_sessions
 
 if TYPE_CHECKING:
-    from rankwise.launch.failures.verdict import Failure, RankEnd
+    from rankwise.launch.failures.verdict import Failure
     from rankwise.launch.local.forks.client import ForkServer
     from rankwise.launch.local.forks.spare import Spare
     from rankwise.launch.local.judge import Fellows, Judge
@@ -76,12 +76,13 @@ class Attempt:
         self._held: list[Pump] = []  # pumps that are paused because the console is behind
         self._mergers = make_mergers(range(part.first_rank, part.first_rank + job.num_ranks), job.show, console)
         self._judge: Judge  # set once the ranks are started, before signals and messages are handled
-        self._kill_s: float | None = None  # when ranks that were asked to end will be killed
+        self._stop_s: float | None = None  # when the ranks were first asked to end
+        self._kill_s: float | None = None  # when they will be killed
         self._all_ended_s: float | None = None
         self._begun_s = time.monotonic()
         self._next_check_s = self._begun_s + CHECK_INTERVAL_S
 
-    def run(self) -> tuple[Failure | None, list[RankEnd]]:
+    def run(self) -> tuple[Failure | None, Sequence[RankEnd]]:
         """Run the ranks until they end; return the root cause of a failure (or None) and every rank's end."""
         self._folder = vitals.make_folder(sweep=False)  # a sweep would import shutil
         try:
@@ -98,14 +99,14 @@ class Attempt:
                 self._reap()
                 self._take_signals()
                 self._act()
-            while judge.stop_s is None and judge.awaits_fellows(time.monotonic()):
+            while self._stop_s is None and judge.awaits_fellows(time.monotonic()):
                 self._loop.step(CHECK_INTERVAL_S)  # all ended here; a rank on another node may be the cause
                 self._take_signals()
-            return judge.decide()
+            return judge.decide(), self._ranks
         finally:
             self._clean_up()
 
-    def describe(self, failure: Failure, ends: list[RankEnd]) -> tuple[str, dict[str, Any]]:
+    def describe(self, failure: Failure, ends: Sequence[RankEnd]) -> tuple[str, dict[str, Any]]:
         """Return the text of a failure and its entry for `failures.record.keep`; call it after the end."""
         from rankwise.launch.failures import record
         from rankwise.launch.failures.outcome import describe_failure
@@ -119,7 +120,8 @@ class Attempt:
         """Import the other modules while the ranks start; later, an upgrade may have changed or removed the files."""
         import shutil  # noqa: F401  (for the folders, at the end)
 
-        import rankwise.launch.failures.outcome  # noqa: F401  (for the last word)
+        import rankwise.launch.failures.outcome  # for the last word
+        import rankwise.launch.failures.report  # noqa: F401  (for what the ranks report)
         from rankwise.launch.local.judge import Judge
 
         vitals.sweep_folders()
@@ -191,7 +193,7 @@ class Attempt:
         now = time.monotonic()
         if self._all_ended_s is not None:
             return max(0.0, self._all_ended_s + DRAIN_S - now) + 0.001
-        if self._judge.stop_s is not None:
+        if self._stop_s is not None:
             return None if self._kill_s is None else max(0.0, self._kill_s - now) + 0.001
         settled = self._judge.settled_s()
         if self._judge.is_asking:
@@ -223,8 +225,7 @@ class Attempt:
         for process in self._ranks:
             if process.reap():
                 process.read_report()
-                if process.status == -signal.SIGKILL and process.sent is None:
-                    process.evidence = self._judge.evidence(process.pid)
+                self._judge.examine(process)
 
     def _take_signals(self) -> None:
         while self._loop.signals:
@@ -285,12 +286,12 @@ class Attempt:
         """End the ranks because other nodes end theirs; `in_peace`: all ranks may save a checkpoint first."""
         if not in_peace:
             self._stop_at_once()
-        elif self._judge.stop_s is None:
+        elif self._stop_s is None:
             self._stop(signal.SIGTERM, self._grace_s())
 
     def view(self, *, final: bool) -> dict[str, Any]:
         """Return the state of the running ranks here, see `Judge.view`; `final`: the answer will end the attempt."""
-        if self._judge.stop_s is not None:
+        if self._stop_s is not None:
             return {"quiet_s": None, "missing": [], "ranks": []}
         if final:
             self._judge.note_asked()
@@ -302,34 +303,34 @@ class Attempt:
 
     def blame(self, failure: Failure | None) -> None:
         """End the ranks because one of them blocks the ranks of all nodes; None: no culprit was found here."""
-        if self._judge.stop_s is None:
+        if self._stop_s is None:
             self._judge.note_blamed(failure)
             if failure is not None:
                 self._stop_the_others()
 
     def _stop(self, number: int, patience: float) -> None:
-        now = time.monotonic()
-        if self._judge.stop_s is None:
-            self._judge.stop_s = now
-        self._kill_s = now + patience
-        for process in self._alive():
-            process.ask_to_end(number)
+        self._ask_to_end(number, kill_s=time.monotonic() + patience)
 
     def _kill(self) -> None:
-        self._kill_s = None
+        self._ask_to_end(signal.SIGKILL, kill_s=None)
+
+    def _ask_to_end(self, number: int, *, kill_s: float | None) -> None:
+        if self._stop_s is None:
+            self._stop_s = time.monotonic()
+        self._kill_s = kill_s
         for process in self._alive():
-            process.ask_to_end(signal.SIGKILL)
+            process.ask_to_end(number, self._stop_s)
 
     def _act(self) -> None:
         """Act on a failure, a hang, or the end of the time to shut down."""
         judge, now = self._judge, time.monotonic()
         if self._kill_s is not None and now >= self._kill_s:
             self._kill()
-        if judge.stop_s is not None or not self._alive():
+        if self._stop_s is not None or not self._alive():
             return
         if any(process.status == Interrupted.EXIT_CODE for process in self._ranks):
             # all ranks agreed to end, and saved: the others are exiting too
-            judge.stop_s, self._kill_s = now, now + self._grace_s()
+            self._stop_s, self._kill_s = now, now + self._grace_s()
             return
         settled = judge.settled_s()
         if settled is not None:

@@ -12,16 +12,19 @@ from rankwise.errors import LaunchError
 from rankwise.launch.hardware import num_visible_gpus
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
-from rankwise.launch.local.console import Console
-from rankwise.launch.local.environment import Part
+from rankwise.launch.local.console import Console, tell
+from rankwise.launch.local.environment import Part, with_time_left
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
-from rankwise.launch.local.stage import next_logs, tell, with_time_left
+from rankwise.launch.local.pump import next_logs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankwise.launch.failures.outcome import Outcome
-    from rankwise.launch.failures.verdict import Failure, RankEnd
+    from rankwise.launch.failures.verdict import Failure
     from rankwise.launch.local.forks.spare import Spare
+    from rankwise.launch.local.process import RankEnd
 
 __all__ = ["supervise"]
 
@@ -57,7 +60,7 @@ def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Ou
     while True:
         logs, limited = next_logs(job.logs, job.run_dir), with_time_left(job, begun_s)
         failure: Failure | None = None
-        ends: list[RankEnd] = []
+        ends: Sequence[RankEnd] = ()
         text = why = ""
         with closing(HeldPort(job.master_port)) as port:
             port.hand_over()

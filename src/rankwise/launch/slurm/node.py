@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from rankwise import vitals
 from rankwise.errors import LaunchError, RankwiseError
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
 from rankwise.launch.elastic.seal import derived_secret
-from rankwise.launch.failures.verdict import Failure, RankEnd
+from rankwise.launch.failures.verdict import Failure
 from rankwise.launch.functions.bound import value_path
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
@@ -24,6 +24,7 @@ from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
+from rankwise.launch.local.process import RankEnd
 from rankwise.launch.slurm.fellows import Desk, NodeFellows
 from rankwise.launch.slurm.start import Meeting, Record, Start, leave, read_meeting, say_ready
 
@@ -108,7 +109,7 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
     return _failed(replace(record, text=text, failure=entry), failure, ends)
 
 
-def _failed(record: Record, failure: Failure, ends: list[RankEnd]) -> Record:
+def _failed(record: Record, failure: Failure, ends: Sequence[RankEnd]) -> Record:
     end = next((end for end in ends if end.rank == failure.rank), None)
     hung = end is None or not end.failed
     return replace(
