@@ -2,7 +2,8 @@
 
 import pytest
 
-from rankwise.launch.failures.culprit import RankState, find_culprit
+from rankwise.launch.failures.culprit import find_culprit
+from rankwise.launch.failures.observation import Sighting
 
 
 def call(number, name="all_reduce", *, ended=True, sizes=((4,),), dtypes=("Float",), line="", **arguments):
@@ -12,9 +13,17 @@ def call(number, name="all_reduce", *, ended=True, sizes=((4,),), dtypes=("Float
     }  # fmt: skip
 
 
+def stacks(place, *, waits=False):
+    """The stacks of a rank at "file:line in function", in a collective or not."""
+    file, _, rest = place.partition(":")
+    line, _, name = rest.partition(" in ")
+    inner = '  File "/x/torch/distributed/distributed_c10d.py", line 9 in barrier\n' if waits else ""
+    return f'Thread 0x1 (most recent call first):\n{inner}  File "{file}", line {line} in {name}' if place else ""
+
+
 def state(rank, *calls, world=4, name="0", place="", **more):
     groups = [{"name": name, "ranks": list(range(world)), "calls": list(calls)}] if calls else []
-    return RankState(rank=rank, place=place, groups=groups, **more)
+    return Sighting(rank=rank, stacks=stacks(place), groups=groups, **more)
 
 
 def waiting(rank, number, **more):
@@ -104,7 +113,7 @@ def test_who_is_missed_because_it_waits_elsewhere_is_no_culprit():
 
     def both(rank, first, second):
         groups = [{"name": "0", "ranks": [0, 1, 2, 3], "calls": first}, {"name": "1", "ranks": [2, 3], "calls": second}]
-        return RankState(rank=rank, groups=[g for g in groups if rank in g["ranks"]], place=f"x.py:{rank} in f")
+        return Sighting(rank=rank, groups=[g for g in groups if rank in g["ranks"]], stacks=stacks(f"x.py:{rank} in f"))
 
     states = [
         both(0, [call(7, ended=False)], []),
@@ -122,7 +131,7 @@ def test_who_is_missed_because_it_waits_elsewhere_is_no_culprit():
 def test_a_process_that_does_not_run(kind, text):
     """It is named before all else."""
     verdict = find_culprit(
-        [waiting(0, 3, place="t.py:1 in f"), waiting(1, 3, place="t.py:1 in f"), RankState(rank=2, state=kind)]
+        [waiting(0, 3, place="t.py:1 in f"), waiting(1, 3, place="t.py:1 in f"), Sighting(rank=2, state=kind)]
     )
     assert (verdict.kind, verdict.ranks) == (kind, (2,))
     assert f"rank 2 {text}" in verdict.text
@@ -131,10 +140,10 @@ def test_a_process_that_does_not_run(kind, text):
 
 def test_without_records_the_stacks_tell():
     """A torch whose recorder is off: who is not in a collective holds the others up."""
-    states = [RankState(rank=r, place=f"t.py:{r} in f", waits=r != 1) for r in range(3)]
+    states = [Sighting(rank=r, stacks=stacks(f"t.py:{r} in f", waits=r != 1)) for r in range(3)]
     verdict = find_culprit(states)
     assert (verdict.kind, verdict.ranks) == ("missing", (1,))
-    nobody = find_culprit([RankState(rank=r, place="t.py:1 in f") for r in range(2)])
+    nobody = find_culprit([Sighting(rank=r, stacks=stacks("t.py:1 in f")) for r in range(2)])
     assert (nobody.kind, nobody.ranks) == ("unknown", ())
 
 

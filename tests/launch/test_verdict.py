@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from rankwise.errors import CheckpointError, DesyncError
 from rankwise.launch.failures.outcome import describe_failure
 from rankwise.launch.failures.report import Report, make_report
-from rankwise.launch.failures.verdict import RankEnd, decide, is_collateral
+from rankwise.launch.failures.verdict import decide
+from rankwise.launch.local.process import RankEnd
 
 GLOO_CLOSED = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:12199"
 GLOO_TIMEOUT = "[/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2000ms for recv operation to complete"
@@ -62,7 +63,7 @@ def ended(rank, time_s, status, **more):
 )
 def test_collateral_errors(kind, message, more, collateral):
     """Errors that say a peer was lost or waited for in vain are collateral; errors of the program are not."""
-    assert is_collateral(report(0, 1.0, kind, message, **more)) == collateral
+    assert report(0, 1.0, kind, message, **more).is_collateral == collateral
 
 
 def test_a_cause_beats_an_earlier_consequence():
@@ -113,8 +114,8 @@ def test_an_error_that_tells_of_another_rank_is_collateral():
     error.__cause__ = DesyncError("rank 1 failed in saving: no space left on device", ranks=(1,))
     told, own = make_report(error, 0, 1), make_report(error, 1, 1)
     assert told.peers == (1,)
-    assert is_collateral(told)
-    assert not is_collateral(own)
+    assert told.is_collateral
+    assert not own.is_collateral
     cause = raised(1, 2.0, "rankwise.errors.CheckpointError", "saving failed on rank 1: no space left")
     assert decide([RankEnd(rank=0, status=1, ended_s=1.0, report=told), cause]).rank == 1
 

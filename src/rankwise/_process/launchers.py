@@ -13,7 +13,6 @@ from rankwise._process.variables import (
     check_ranges,
     first_set,
     int_of,
-    mpi_address,
     port_of,
 )
 from rankwise.errors import WorldError
@@ -77,23 +76,35 @@ def open_mpi_place(environ: Mapping[str, str]) -> Place | None:
     local = int_of(environ, "OMPI_COMM_WORLD_LOCAL_RANK")
     if rank is None or size is None or local is None:
         return None
-    local_size, node = int_of(environ, "OMPI_COMM_WORLD_LOCAL_SIZE"), int_of(environ, "OMPI_COMM_WORLD_NODE_RANK")
+    local_size = int_of(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
     check_ranges(
         {
             ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"): (rank, size),
             ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"): (local, local_size),
         }
     )
-    del node  # Open MPI's NODE_RANK counts processes on a node over all jobs; it is not the node's number
     found = Place(family="open mpi", rank=rank, world_size=size, local_rank=local, local_world_size=local_size)
-    address = mpi_address(environ, "mpirun", _MPIRUN, one_machine=local_size == size)
-    return _mpi_place(found, address, port_of(environ, "MASTER_PORT") or _open_mpi_port(environ))
+    found = _with_address(environ, found, launcher="mpirun", example=_MPIRUN)
+    return replace(found, master_port=port_of(environ, "MASTER_PORT") or _open_mpi_port(environ))
 
 
-def _mpi_place(found: Place, address: str, port: int) -> Place:
-    """Return the place with address and port of rank 0; MPI launchers do not provide the machine's number."""
-    node, num_nodes = (0, 1) if found.local_world_size == found.world_size else (None, None)
-    return replace(found, node_rank=node, num_nodes=num_nodes, master_addr=address, master_port=port)
+def _with_address(environ: Mapping[str, str], found: Place, *, launcher: str, example: str) -> Place:
+    """Return the place with the address of rank 0, which MPI launchers do not provide.
+
+    They do not provide the machine's number either: Open MPI's NODE_RANK counts processes on a node over all jobs.
+
+    Raises:
+        WorldError: the ranks are on several machines, and MASTER_ADDR is not set.
+    """
+    one_machine = found.local_world_size == found.world_size
+    if not one_machine and not first_set(environ, "MASTER_ADDR"):
+        raise WorldError(
+            f"{launcher} does not set the machine of rank 0, and the ranks are on several machines: pass its host "
+            f"name, for example `{example}`"
+        )
+    address = environ.get("MASTER_ADDR", "").strip() or "127.0.0.1"
+    node, num_nodes = (0, 1) if one_machine else (None, None)
+    return replace(found, node_rank=node, num_nodes=num_nodes, master_addr=address)
 
 
 def _open_mpi_port(environ: Mapping[str, str]) -> int:
@@ -122,8 +133,8 @@ def mpich_place(environ: Mapping[str, str]) -> Place | None:
     if size == 1:
         return Place(family="mpich")
     found = Place(family="mpich", rank=rank, world_size=size, local_rank=local, local_world_size=local_size)
-    address = mpi_address(environ, "mpiexec", _MPIEXEC, one_machine=local_size == size)
-    return _mpi_place(found, address, _mpich_port(environ))
+    found = _with_address(environ, found, launcher="mpiexec", example=_MPIEXEC)
+    return replace(found, master_port=_mpich_port(environ))
 
 
 def _mpich_port(environ: Mapping[str, str]) -> int:

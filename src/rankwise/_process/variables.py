@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rankwise.errors import WorldError
 
-__all__ = ["FIRST_PORT", "NUM_PORTS", "Place", "check_ranges", "first_set", "int_of", "mpi_address", "port_of"]
+__all__ = ["FIRST_PORT", "NUM_PORTS", "Place", "check_ranges", "first_set", "int_of", "port_of"]
 
 # range of ports computed from a job's numbers: below Linux's ephemeral ports, which begin at 32768
 FIRST_PORT, NUM_PORTS = 10_000, 20_000
@@ -95,25 +95,3 @@ def check_ranges(pairs: Mapping[tuple[str, str], tuple[int | None, int | None]])
                 f"{index_name}={index} contradicts {count_name}={count}: the first must be below the second; both must "
                 "come from the same launcher: start all ranks with one launcher, or unset them to run as one rank"
             )
-
-
-def mpi_address(environ: Mapping[str, str], launcher: str, example: str, *, one_machine: bool) -> str:
-    """Return the address of rank 0 under an MPI launcher, which does not provide it.
-
-    Args:
-        environ: the environment.
-        launcher: the launcher's name, for the message.
-        example: how to pass MASTER_ADDR through it, for the message.
-        one_machine: whether all ranks are on this machine.
-
-    Raises:
-        WorldError: the ranks are on several machines, and MASTER_ADDR is not set.
-    """
-    if first_set(environ, "MASTER_ADDR"):
-        return environ["MASTER_ADDR"].strip()
-    if one_machine:
-        return "127.0.0.1"
-    raise WorldError(
-        f"{launcher} does not set the machine of rank 0, and the ranks are on several machines: pass its host name, "
-        f"for example `{example}`"
-    )

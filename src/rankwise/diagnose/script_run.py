@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rankwise.launch.failures.outcome import Outcome
 from rankwise.launch.job import Job
-from rankwise.launch.local.stage import Stage
 from rankwise.launch.local.supervisor import supervise
 from rankwise.launch.show import parse_show
 from rankwise.launch.target import Target
@@ -60,7 +59,8 @@ def run_observed(
         num_threads=script.num_threads,
         timeout_s=script.timeout_s,
     )
-    outcome = supervise(job, Stage(tell_last=False))
+    # the caller tells what went wrong, in the words of its own command
+    outcome = supervise(job, tell_last=False)
     if outcome.interrupted is not None:
         raise KeyboardInterrupt
     return outcome

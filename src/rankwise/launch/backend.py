@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rankwise.launch.hardware import format_numbers
-from rankwise.launch.local.stage import ALONE, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,29 +16,10 @@ if TYPE_CHECKING:
     from rankwise.launch.job import Job
     from rankwise.launch.local.environment import Seat
 
-__all__ = ["Backend", "backend_of", "describe_job", "supervise"]
+__all__ = ["describe_job", "supervise"]
 
 
-class Backend(Protocol):
-    """Starts the ranks of a job and watches them until they end."""
-
-    def __call__(self, job: Job, stage: Stage = ..., /) -> Outcome:
-        """Run the job; see `supervise`."""
-        ...
-
-
-def backend_of(job: Job) -> Backend:
-    """Return the backend for a job: `elastic` if the job names other nodes, else `local`."""
-    if job.nodes is not None:
-        from rankwise.launch.elastic.supervisor import supervise_node
-
-        return supervise_node
-    from rankwise.launch.local.supervisor import supervise as supervise_local
-
-    return supervise_local
-
-
-def supervise(job: Job, stage: Stage = ALONE) -> Outcome:
+def supervise(job: Job) -> Outcome:
     """Start the ranks, watch them, and restart all of them after a failure, up to `max_restarts` times.
 
     Call it in the main thread of a process without other threads. When it returns, no rank is left. If this process
@@ -47,13 +27,18 @@ def supervise(job: Job, stage: Stage = ALONE) -> Outcome:
 
     Args:
         job: what to run.
-        stage: the loop, console and spare process to use.
 
     Raises:
         LaunchError: the ranks cannot be started, or other nodes cannot be found or joined.
         ConfigError: the job has several nodes, but no token with which they could authenticate.
     """
-    return backend_of(job)(job, stage)
+    if job.nodes is not None:
+        from rankwise.launch.elastic.supervisor import supervise_node
+
+        return supervise_node(job)
+    from rankwise.launch.local.supervisor import supervise as supervise_local
+
+    return supervise_local(job)
 
 
 def describe_job(job: Job) -> str:

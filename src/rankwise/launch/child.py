@@ -64,14 +64,12 @@ def main(argv: list[str]) -> None:
         if os.getpid() != pid:
             raise  # in a child that the program forked: its parent handles the failure
         code = _exit_code(error)
-        if code == Interrupted.EXIT_CODE:
+        if code in {0, Interrupted.EXIT_CODE}:
             _say_finished(report_fd)
-            _leave_jax_at_once(code)
-        elif code != 0:
-            _send(report_fd, make_report(error, rank, code).to_json())
-            _leave_jax_at_once(code)
         else:
-            _say_finished(report_fd)
+            _send(report_fd, make_report(error, rank, code).to_json())
+        if code != 0:
+            _leave_jax_at_once(code)
         sys.exit(code)
     if os.getpid() == pid:
         _say_finished(report_fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -89,22 +90,18 @@ def num_usable_cores() -> int:
 def num_visible_gpus() -> int:
     """Return the number of NVIDIA GPUs that a rank would see; CUDA_VISIBLE_DEVICES is respected."""
     present = _num_present_gpus()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or present == 0:
-        return present
-    return _num_listed(visible, present)
+    return len(_listed(os.environ.get("CUDA_VISIBLE_DEVICES"), present)) if present else 0
 
 
-def _num_listed(visible: str, present: int) -> int:
-    """Count devices as CUDA does: it ignores the first invalid entry and all entries after it."""
-    count = 0
-    for entry in visible.split(","):
-        word = entry.strip()
-        known = word.startswith(("GPU-", "MIG-")) or (word.isdigit() and int(word) < present)
-        if not known:
-            break
-        count += 1
-    return count
+def _listed(visible: str | None, present: int) -> list[str]:
+    """Return the visible devices as CUDA does: it ignores the first invalid entry and all entries after it."""
+    if visible is None:
+        return [str(index) for index in range(present)]
+
+    def is_known(entry: str) -> bool:
+        return entry.startswith(("GPU-", "MIG-")) or (entry.isdigit() and int(entry) < present)
+
+    return list(itertools.takewhile(is_known, map(str.strip, visible.split(","))))
 
 
 def _num_present_gpus() -> int:
@@ -222,17 +219,12 @@ def _gpus(sys_root: Path, nvidia: Path, visible: str | None) -> Iterator[int | N
     """Yield the node of each visible GPU, in the driver's PCI bus order; CUDA's order is the same for equal GPUs."""
     present = sorted(nvidia.iterdir()) if nvidia.is_dir() else []
     uuids = {_uuid(folder): folder for folder in present}
-    entries = [str(index) for index in range(len(present))] if visible is None else visible.split(",")
-    for entry in map(str.strip, entries):
-        if entry.isdigit() and int(entry) < len(present):
+    for entry in _listed(visible, len(present)):
+        if entry.isdigit():
             yield _pci_node(sys_root, present[int(entry)].name)
-        elif entry.startswith("GPU-"):
+        else:
             found = [folder for uuid, folder in uuids.items() if uuid.startswith(entry)]
             yield _pci_node(sys_root, found[0].name) if len(found) == 1 else None
-        elif entry.startswith("MIG-"):
-            yield None
-        else:
-            return  # CUDA ignores the first invalid entry and all entries after it
 
 
 def _uuid(folder: Path) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rankwise.errors import ConfigError
 
-__all__ = ["Show", "parse_redirects", "parse_show"]
+__all__ = ["Show", "parse_show"]
 
 _BITS = {"0": frozenset(), "1": frozenset({"out"}), "2": frozenset({"err"}), "3": frozenset({"out", "err"})}
 _EVERY = -1  # key of the ranks that are not named
@@ -51,11 +51,11 @@ def parse_show(text: str, redirects: str = "0", *, merge: bool = True) -> Show:
     Args:
         text: "auto" (stdout of rank 0, stderr of all), "all", "main" (rank 0 only), "none", or torchrun's numbers: 1 is
             stdout, 2 stderr, 3 both, 0 the same as "auto"; `3` for every rank, `0:1,1:2` for the named ones.
-        redirects: torchrun's numbers; these streams are kept from the console.
+        redirects: torchrun's numbers; these streams go to the log files only.
         merge: as `Show.merge`.
 
     Raises:
-        ConfigError: an unknown word.
+        ConfigError: an unknown word, or redirects that are not in torchrun's format.
     """
     words = {
         "auto": None,
@@ -64,18 +64,9 @@ def parse_show(text: str, redirects: str = "0", *, merge: bool = True) -> Show:
         "main": {0: _BITS["3"]},
         "none": {},
     }
-    hidden = parse_redirects(redirects)
+    hidden = _parse_numbers(redirects, "--redirects must be")
     streams = words[text] if text in words else _parse_numbers(text, "--tee must be auto, all, main, none,")
     return Show(hidden=hidden, merge=merge) if streams is None else Show(streams=streams, hidden=hidden, merge=merge)
-
-
-def parse_redirects(text: str) -> dict[int, frozenset[str]]:
-    """Parse torchrun's `--redirects`: streams that go to the log files only.
-
-    Raises:
-        ConfigError: not in torchrun's format.
-    """
-    return _parse_numbers(text, "--redirects must be")
 
 
 def _parse_numbers(text: str, wanted: str) -> dict[int, frozenset[str]]:

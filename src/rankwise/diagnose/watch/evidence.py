@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rankwise import vitals
 from rankwise.diagnose.watch.registry import Entry
-from rankwise.launch.failures.culprit import Culprit, RankState, find_culprit
-from rankwise.launch.failures.observation import describe_places, is_stopped, rank_states, read_stacks
+from rankwise.launch.failures.culprit import Culprit, find_culprit
+from rankwise.launch.failures.observation import Sighting, describe_sightings, look, sighting_from
 from rankwise.launch.local.sessions import process_state
 from rankwise.vitals import Vital
 
@@ -27,27 +27,19 @@ class Evidence:
     """Evidence about some ranks.
 
     Attributes:
-        states: for `find_culprit`.
-        stacks: by rank.
-        places: by rank, "epoch 1, step 20, at file:line in function".
+        ranks: what is seen of each, by rank.
         idle_s: time since any of them made progress.
     """
 
-    states: Sequence[RankState]
-    stacks: Mapping[int, str]
-    places: Mapping[int, str]
+    ranks: Sequence[Sighting]
     idle_s: float
 
     def to_json(self) -> str:
         """Return the evidence as a message."""
-        return json.dumps(
-            {
-                "states": [asdict(state) for state in self.states],
-                "stacks": {str(rank): text[:_STACK_CHARACTERS] for rank, text in self.stacks.items()},
-                "places": {str(rank): text for rank, text in self.places.items()},
-                "idle_s": self.idle_s,
-            }
-        )
+        states = [{**seen.to_dict(), "place": seen.place, "waits": seen.waits > 0} for seen in self.ranks]
+        stacks = {str(state["rank"]): state.pop("stacks")[:_STACK_CHARACTERS] for state in states}
+        places = {str(seen.rank): seen.where for seen in self.ranks}
+        return json.dumps({"states": states, "stacks": stacks, "places": places, "idle_s": self.idle_s})
 
     @classmethod
     def from_json(cls, text: str) -> Evidence:
@@ -58,23 +50,16 @@ class Evidence:
         """
         try:
             found = json.loads(text)
-            return cls(
-                states=[RankState(**state) for state in found["states"]],
-                stacks={int(rank): str(stack) for rank, stack in found["stacks"].items()},
-                places={int(rank): str(place) for rank, place in found["places"].items()},
-                idle_s=float(found["idle_s"]),
-            )
+            stacks = found["stacks"]
+            ranks = [sighting_from({**state, "stacks": stacks[str(state["rank"])]}) for state in found["states"]]
+            return cls(ranks=ranks, idle_s=float(found["idle_s"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a message of a watched rank: {error!r}") from error
 
     def with_others(self, other: Evidence) -> Evidence:
         """Return both combined."""
-        return Evidence(
-            states=sorted([*self.states, *other.states], key=lambda state: state.rank),
-            stacks={**self.stacks, **other.stacks},
-            places=dict(sorted({**self.places, **other.places}.items())),
-            idle_s=min(self.idle_s, other.idle_s),
-        )
+        ranks = sorted([*self.ranks, *other.ranks], key=lambda seen: seen.rank)
+        return Evidence(ranks=ranks, idle_s=min(self.idle_s, other.idle_s))
 
 
 def read_vitals(entries: Sequence[Entry]) -> list[Vital]:
@@ -98,37 +83,29 @@ def idle_s(vital: Vital) -> float:
 def collect(entries: Sequence[Entry]) -> Evidence:
     """Ask this machine's ranks for their stacks and last calls, and note those that have ended."""
     found = read_vitals(entries)
-    stacks = read_stacks(found)
-    states = rank_states(found, stacks)
+    ranks = [replace(seen, said=_said(vital, seen)) for vital, seen in zip(found, look(found), strict=True)]
     alive = {vital.rank for vital in found}
-    gone = [entry for entry in entries if entry.rank not in alive]
-    states += [RankState(rank=entry.rank, state="gone") for entry in gone]
-    places = {
-        vital.rank: ", at ".join(filter(None, (_said(vital), state.place)))
-        for vital, state in zip(found, states, strict=False)
-    }
-    places |= {entry.rank: f"process {entry.pid} on {entry.name} has ended" for entry in gone}
-    return Evidence(
-        states=sorted(states, key=lambda state: state.rank),
-        stacks={**stacks, **{entry.rank: "" for entry in gone}},
-        places=dict(sorted(places.items())),
-        idle_s=min(map(idle_s, found), default=0.0),
-    )
+    ranks += [
+        Sighting(rank=entry.rank, state="gone", said=f"process {entry.pid} on {entry.name} has ended")
+        for entry in entries
+        if entry.rank not in alive
+    ]
+    idle = min(map(idle_s, found), default=0.0)
+    return Evidence(ranks=sorted(ranks, key=lambda seen: seen.rank), idle_s=idle)
 
 
-def _said(vital: Vital) -> str:
-    if is_stopped(vital):
+def _said(vital: Vital, seen: Sighting) -> str:
+    if seen.state == "stopped":
         return f"process {vital.pid} is stopped"
     return vital.place if vital.num_beats else ""
 
 
 def report(evidence: Evidence, headline: str, missing: Sequence[int] = ()) -> tuple[Culprit, str]:
     """Return the verdict and the report text: the verdict first, then every rank's stacks."""
-    verdict = find_culprit(evidence.states)
-    running = {rank: place for rank, place in evidence.places.items() if evidence.stacks.get(rank)}
-    text = describe_places(f"{headline}\n{verdict.text}", running, evidence.stacks)
-    silent = [rank for rank in evidence.places if rank not in running]
-    text += "".join(f"\nrank {rank}: {evidence.places[rank] or 'does not answer'}" for rank in silent)
+    verdict = find_culprit(evidence.ranks)
+    text = describe_sightings(f"{headline}\n{verdict.text}", [seen for seen in evidence.ranks if seen.stacks])
+    silent = [seen for seen in evidence.ranks if not seen.stacks]
+    text += "".join(f"\nrank {seen.rank}: {seen.where or 'does not answer'}" for seen in silent)
     if missing:
         text += f"\nranks without any message: {', '.join(map(str, missing))}"
     return verdict, text

@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankwise.launch.failures.observation import Sighting, choose, describe_sightings, sighting_from
+from rankwise.launch.failures.culprit import choose
+from rankwise.launch.failures.observation import Sighting, describe_sightings, sighting_from
 from rankwise.launch.failures.verdict import Failure
 from rankwise.vitals.stacks import tidy
 

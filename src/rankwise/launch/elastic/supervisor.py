@@ -5,8 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankwise.errors import LaunchError
@@ -22,14 +21,15 @@ from rankwise.launch.elastic.rendezvous import Meeting, StoppedWhileWaiting
 from rankwise.launch.elastic.seal import derived_secret, read_token
 from rankwise.launch.failures.outcome import Outcome
 from rankwise.launch.failures.record import keep, keep_standstill
-from rankwise.launch.failures.verdict import Failure, RankEnd
+from rankwise.launch.failures.verdict import Failure
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
-from rankwise.launch.local.console import Console
-from rankwise.launch.local.environment import Part
+from rankwise.launch.local.console import Console, tell
+from rankwise.launch.local.environment import Part, with_time_left
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
-from rankwise.launch.local.stage import ALONE, Stage, describe_end, next_logs, tell, tell_hidden, with_time_left
+from rankwise.launch.local.process import RankEnd
+from rankwise.launch.local.pump import next_logs
 
 __all__ = ["supervise_node"]
 
@@ -39,7 +39,7 @@ _TEXT_CHARACTERS = 1 << 15  # maximum of a report that is sent
 _OF_STANDSTILLS = {"look", "standstill", "hung"}
 
 
-def supervise_node(job: Job, stage: Stage = ALONE) -> Outcome:
+def supervise_node(job: Job) -> Outcome:
     """Take part in a run of several nodes until it ends; each node calls it with the same job, but its own ranks.
 
     As for `local.supervisor.supervise`: call it in the main thread of a process without other threads. No rank is left
@@ -47,23 +47,22 @@ def supervise_node(job: Job, stage: Stage = ALONE) -> Outcome:
 
     Args:
         job: what to run; its `nodes` must be set.
-        stage: the loop, console and spare process to use.
 
     Raises:
         LaunchError: the nodes do not find each other, have different settings, or the rendezvous refuses this node.
         ConfigError: there is no usable token.
     """
     assert job.nodes is not None
-    console = stage.console or Console()
-    with nullcontext(stage.loop) if stage.loop is not None else Loop() as entered:
-        node = _Node(job, job.nodes, entered, console)
+    console = Console()
+    with Loop() as loop:
+        node = _Node(job, job.nodes, loop, console)
         try:
             outcome = node.run()
         finally:
             node.close()
     if outcome.again:
         console.say("the ranks have saved and ended as requested: the same command resumes the run")
-    elif stage.tell_last and outcome.text and outcome.text not in node.told:
+    elif outcome.text and outcome.text not in node.told:
         console.say(outcome.text)
     console.flush()
     return outcome
@@ -265,12 +264,12 @@ class _Node:
         logs = next_logs(job.logs / socket.gethostname() if job.logs is not None else None, job.run_dir)
         attempt = Attempt(
             job,
-            int(start["round"]),
-            self._run_id,
+            part,
+            number=int(start["round"]),
+            run_id=self._run_id,
             loop=self._loop,
             console=self._console,
             logs=logs,
-            part=part,
             fellows=self,
         )
         self._attempt, self._num_attempts = attempt, self._num_attempts + 1
@@ -279,14 +278,12 @@ class _Node:
         except LaunchError as error:
             headline = f"could not be started: {error}"
             failure = Failure(rank=part.first_rank, headline=headline, detail="", status=None, exitcode=1)
-            ends = []
+            ends = ()
         finally:
             self._attempt = None
-        tell_hidden(self._console, attempt.hidden_lines, logs)
         if failure is None:
             return {"status": _status(ends)}
-        self._text = describe_end(failure, ends, logs, world_size=part.world_size)
-        self._record = attempt.describe(failure, ends)
+        self._text, self._record = attempt.describe(failure, ends)
         root = next((end for end in ends if end.rank == failure.rank and end.failed), None)
         return {
             "status": "failed",
@@ -372,7 +369,7 @@ def _moved(link: Link) -> bool:
     return any(message["kind"] == "moved" for message in link.messages)
 
 
-def _status(ends: list[RankEnd]) -> str:
+def _status(ends: Sequence[RankEnd]) -> str:
     if any(end.interrupted for end in ends):
         return "again"
     return "ended" if ends and all(end.status == 0 for end in ends) else "stopped"

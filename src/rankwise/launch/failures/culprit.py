@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from rankwise.launch.failures.observation import Sighting
+from rankwise.launch.failures.verdict import Failure
 from rankwise.launch.hardware import format_numbers
+from rankwise.vitals.stacks import tidy
 
-__all__ = ["Culprit", "RankState", "find_culprit"]
+__all__ = ["Culprit", "blame", "choose", "find_culprit"]
 
 # operations for which all ranks must pass the same shapes; other operations allow different shapes
 _SAME_SHAPES = {"all_reduce", "broadcast", "reduce", "all_gather", "allgather", "allreduce", "barrier"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankState:
-    """What is known of one rank.
-
-    Attributes:
-        rank: global rank.
-        state: "running", "stopped" (SIGSTOP), "silent" (its threads do not run: a call holds the interpreter lock, or
-            the rank cannot be reached) or "gone" (its process has ended).
-        place: "file:line in function" of the user's code that it executes, "" if unknown.
-        groups: what `rankwise.vitals.collectives.last_calls` returned on that rank; empty if unknown.
-        waits: whether its stack is in a collective or a backward pass.
-    """
-
-    rank: int
-    state: str = "running"
-    place: str = ""
-    groups: Sequence[Mapping[str, Any]] = field(default=())
-    waits: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +33,7 @@ class Culprit:
     text: str
 
 
-def find_culprit(states: Sequence[RankState]) -> Culprit:
+def find_culprit(states: Sequence[Sighting]) -> Culprit:
     """Return which ranks block the others.
 
     Checked in this order: a process that ended or was stopped; a rank that has not joined a collective in which others
@@ -89,7 +72,7 @@ class _Group:
     """A process group in which at least one rank waits."""
 
     name: str
-    members: tuple[RankState, ...]  # those with a known state
+    members: tuple[Sighting, ...]  # those with a known state
     last: Mapping[int, Mapping[str, Any]]  # rank -> the last call that the rank began
     calls: Mapping[int, Mapping[int, Mapping[str, Any]]]  # rank -> number -> call
 
@@ -97,7 +80,7 @@ class _Group:
         return int(self.last[rank]["number"]) if rank in self.last else 0
 
 
-def _open_groups(states: Sequence[RankState]) -> list[_Group]:
+def _open_groups(states: Sequence[Sighting]) -> list[_Group]:
     """Return the groups with an unfinished call of some rank; the default group comes first."""
     names: dict[tuple[str, tuple[int, ...]], None] = {}
     for state in states:
@@ -113,7 +96,7 @@ def _open_groups(states: Sequence[RankState]) -> list[_Group]:
     return found
 
 
-def _calls_of(state: RankState, name: str, ranks: tuple[int, ...]) -> dict[int, Mapping[str, Any]]:
+def _calls_of(state: Sighting, name: str, ranks: tuple[int, ...]) -> dict[int, Mapping[str, Any]]:
     for group in state.groups:
         if group["name"] == name and tuple(group["ranks"]) == ranks:
             return {int(call["number"]): call for call in group["calls"]}
@@ -194,7 +177,7 @@ def _missing(group: _Group) -> Culprit | None:
     return Culprit(kind="missing", ranks=_ranks(behind), text=text)
 
 
-def _first_cause(missing: Sequence[Culprit], states: Sequence[RankState]) -> Culprit:
+def _first_cause(missing: Sequence[Culprit], states: Sequence[Sighting]) -> Culprit:
     """Do not blame a rank that misses one group's call because it waits in another group, unless all do."""
     missed = {rank for verdict in missing for rank in verdict.ranks}
     waiting = {state.rank for state in states if _has_open_call(state)}
@@ -207,11 +190,11 @@ def _first_cause(missing: Sequence[Culprit], states: Sequence[RankState]) -> Cul
     return Culprit(kind="crossed", ranks=tuple(sorted(missed)), text=text)
 
 
-def _has_open_call(state: RankState) -> bool:
+def _has_open_call(state: Sighting) -> bool:
     return any(group["calls"] and group["calls"][-1]["ended"] is False for group in state.groups)
 
 
-def _by_stacks(states: Sequence[RankState]) -> Culprit:
+def _by_stacks(states: Sequence[Sighting]) -> Culprit:
     """Find the culprit from the stacks alone: no unfinished call is known."""
     busy = [state for state in states if not state.waits]
     if busy and len(busy) < len(states):
@@ -222,7 +205,7 @@ def _by_stacks(states: Sequence[RankState]) -> Culprit:
     return Culprit(kind="unknown", ranks=(), text=f"{what}: {_where(states)}")
 
 
-def _where(states: Sequence[RankState]) -> str:
+def _where(states: Sequence[Sighting]) -> str:
     """Return where the ranks are, equal places once."""
     places: dict[str, list[int]] = {}
     for state in states:
@@ -239,7 +222,7 @@ def _where(states: Sequence[RankState]) -> str:
     return ", ".join(" ".join(pair) for pair in told)
 
 
-def _waiting_text(others: Sequence[RankState]) -> str:
+def _waiting_text(others: Sequence[Sighting]) -> str:
     waiting = [state for state in others if _has_open_call(state) or state.waits]
     if not waiting:
         return ""
@@ -252,7 +235,7 @@ def _waiting_text(others: Sequence[RankState]) -> str:
     return f"; {_names(waiting)} {verb}{name or ' in a collective'}{_lines(waiting)}"
 
 
-def _lines(states: Sequence[RankState]) -> str:
+def _lines(states: Sequence[Sighting]) -> str:
     places = list(dict.fromkeys(state.place for state in states if state.place))
     return f", {places[0]}" if len(places) == 1 else (f", {len(places)} places" if places else "")
 
@@ -267,9 +250,108 @@ def _group_name(group: _Group) -> str:
     return f"group {group.name} (ranks {format_numbers([state.rank for state in group.members])})"
 
 
-def _names(states: Sequence[RankState]) -> str:
+def _names(states: Sequence[Sighting]) -> str:
     return f"rank{'s' if len(states) > 1 else ''} {format_numbers([state.rank for state in states])}"
 
 
-def _ranks(states: Sequence[RankState]) -> tuple[int, ...]:
+def _ranks(states: Sequence[Sighting]) -> tuple[int, ...]:
     return tuple(state.rank for state in states)
+
+
+def blame(
+    found: Sequence[Sighting],
+    missing: Collection[int],
+    reason: str,
+    *,
+    gone: Mapping[int, float] | None = None,
+) -> Failure:
+    """Return a failure for the rank that blocks the others, with its stacks.
+
+    Checked in this order: a rank that never began; a rank that has exited, if all others wait; the rank that `choose`
+    returns.
+
+    Args:
+        found: sightings of the running ranks; at least one unless a rank is missing.
+        missing: ranks that have not begun.
+        reason: why the ranks count as hung.
+        gone: ranks that have ended with exit 0, and when.
+    """
+    places = {seen.rank: seen.where for seen in found}
+    if missing:
+        headline = f"hangs: {reason}; it never started"
+        return Failure(rank=min(missing), headline=headline, detail="", status=None, exitcode=1, places=places)
+    culprit, why = choose(found)
+    rank, headline = culprit.rank, f"hangs ({culprit.where}): {'; '.join(filter(None, (reason, why)))}"
+    if gone and not any(seen.frozen for seen in found) and all(seen.waits for seen in found):
+        rank = min(gone, key=gone.__getitem__)
+        headline = (
+            f"had finished (exit 0) while rank {culprit.rank} still waits for it in a collective "
+            f"({culprit.where}): {reason}; the ranks do not call the same collectives, here is rank "
+            f"{culprit.rank}"
+        )
+    return Failure(
+        rank=rank,
+        headline=headline,
+        detail=tidy(culprit.stacks),
+        witness=culprit.rank,
+        status=None,
+        exitcode=1,
+        places=places,
+        waits=culprit.waits > 0,
+    )
+
+
+def choose(found: Sequence[Sighting]) -> tuple[Sighting, str]:
+    """Return the rank that blocks the others, and the reason; the reason is "" for a single rank.
+
+    Checked in this order: the collectives that torch has recorded; a process that is stopped or has no heartbeat; a
+    rank that does not wait in a collective while others do; the rank with the lowest (epoch, step); the rank at another
+    place than most; the only rank in its phase.
+    """
+    if any(group.get("calls") for seen in found for group in seen.groups):
+        verdict = find_culprit(found)
+        if verdict.kind in {"missing", "mismatch", "crossed"}:
+            return next(seen for seen in found if seen.rank == verdict.ranks[0]), verdict.text
+    frozen = [seen for seen in found if seen.frozen]
+    if frozen:
+        return frozen[0], frozen[0].frozen
+    if len(found) == 1:
+        return found[0], ""
+    return _choose_by_stacks(found)
+
+
+def _choose_by_stacks(found: Sequence[Sighting]) -> tuple[Sighting, str]:
+    places = {seen.rank: seen.place for seen in found}
+    here = Counter(places.values())
+
+    def suspect(seen: Sighting) -> tuple[tuple[int, int], int, float]:
+        return _progress(seen), here[places[seen.rank]], -seen.quiet_s
+
+    waiting = {seen.rank: seen.waits for seen in found}
+    busy = [seen for seen in found if waiting[seen.rank] == min(waiting.values())]
+    if len(busy) < len(found):
+        return min(busy, key=suspect), "the others wait for it in a collective"
+    behind, furthest = min(found, key=suspect), max(found, key=_progress)
+    if _progress(behind) != _progress(furthest):
+        return behind, f"it is behind the others (furthest: {furthest.said})"
+    most, num_most = here.most_common(1)[0]
+    if len(here) > 1 and num_most > len(found) / 2:
+        odd = [seen for seen in found if places[seen.rank] != most]
+        return min(odd, key=suspect), f"it is elsewhere than the others ({num_most} of {len(found)} are at {most})"
+    return _quietest(
+        found, "all ranks are at the same place" if len(here) == 1 else "the ranks are at different places"
+    )
+
+
+def _quietest(found: Sequence[Sighting], where: str) -> tuple[Sighting, str]:
+    phases = [seen.phase for seen in found]
+    lone = [seen for seen in found if phases.count(seen.phase) == 1]
+    first = max(lone or found, key=lambda seen: seen.quiet_s)
+    if lone:
+        return first, "its phase differs from the others'"
+    return first, f"{where}; it was the first to stop reporting"
+
+
+def _progress(seen: Sighting) -> tuple[int, int]:
+    none = -1
+    return (none if seen.epoch is None else seen.epoch, none if seen.step is None else seen.step)

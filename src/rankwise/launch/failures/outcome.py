@@ -5,9 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rankwise.errors import Interrupted
-from rankwise.launch.failures.verdict import Failure, RankEnd, is_collateral, signal_name
+from rankwise.launch.failures.verdict import Failure, signal_name
+
+if TYPE_CHECKING:
+    from rankwise.launch.local.process import RankEnd
 
 __all__ = ["Outcome", "describe_failure", "describe_others"]
 
@@ -44,15 +48,15 @@ class Outcome:
         return self.failure.exitcode if self.failure is not None else 0
 
 
-def describe_failure(failure: Failure, num_ranks: int, others: Sequence[str]) -> str:
-    """Return the text of a failure: its traceback once, then one line for each other rank."""
+def describe_failure(failure: Failure, num_ranks: int, ends: Sequence[RankEnd]) -> str:
+    """Return the text of a failure: its traceback once, then one line for each other rank of this machine."""
     host = socket.gethostname()
     lines = [f"rank {failure.rank} of {num_ranks} on {host} {failure.headline}"]
     if failure.detail:
         witness = failure.rank if failure.witness is None else failure.witness
         title = f"---- rank {witness} on {host} "
         lines += [title + "-" * (_WIDTH - len(title)), _shorten(failure.detail.rstrip("\n")), "-" * _WIDTH]
-    return "\n".join([*lines, *others])
+    return "\n".join([*lines, *describe_others(ends, failure)])
 
 
 def _shorten(text: str) -> str:
@@ -78,7 +82,7 @@ def describe_others(ends: Sequence[RankEnd], failure: Failure) -> list[str]:
 def _fate(end: RankEnd, root: RankEnd | None) -> str:
     if end.failed:
         later = _how_much_later(end, root)
-        if end.report is not None and is_collateral(end.report):
+        if end.report is not None and end.report.is_collateral:
             return f"collateral{later}: {_short(end)}"
         if root is not None and root.failed and _short(end) == _short(root):
             return f"failed in the same way{later}"

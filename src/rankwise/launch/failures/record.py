@@ -7,11 +7,14 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankwise._files import write_whole
 from rankwise.launch.failures.outcome import describe_others
-from rankwise.launch.failures.verdict import Failure, RankEnd, signal_name
+from rankwise.launch.failures.verdict import Failure, signal_name
+
+if TYPE_CHECKING:
+    from rankwise.launch.local.process import RankEnd
 
 __all__ = ["FILE", "describe", "keep", "keep_standstill"]
 

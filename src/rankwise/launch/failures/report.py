@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -20,6 +21,21 @@ FINISHED = b"finished "  # followed by the monotonic time; sent instead of a rep
 _LAUNCH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120  (text, as co_filename)
 _IMPORT = importlib.__file__  # import_module
 _START, _CALL = (os.path.join(_LAUNCH, name) for name in ("child.py", "functions/bound.py"))  # noqa: PTH118
+
+# patterns for a message, compiled when they are used: the ranks do not use them
+_LOST_PEER = (
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (the )?(remote )?peer|socket closed"
+    r"|remote process exited|ncclremoteerror|nccl communicator was aborted|connect(ion)? failure|failed to connect"
+    r"|ping failed|stop_waiting|no longer reachable|recvvalue failed|sendbytes failed"
+)
+_TIMEOUT = (
+    r"timed out|timeout waiting|wait timeout|socket timeout|timeout after|watchdog caught collective"
+    r"|did not arrive in time"
+)
+_OF_THE_NETWORK = (
+    r"gloo|nccl|tcpstore|c10d|process ?group|dist(network|store|backend)?error|socket|connection|desyncerror|worlderror"
+    r"|collective|rendezvous|brokenpipe"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +65,22 @@ class Report:
     traceback: str
     exitcode: int
     peers: tuple[int, ...] = ()
+
+    @property
+    def is_collateral(self) -> bool:
+        """Whether the rank failed because it lost a peer, or because its wait for a peer timed out."""
+        if self.peers and self.rank not in self.peers:
+            return True
+        of_network = [text for text in self._texts() if re.search(_OF_THE_NETWORK, text, re.IGNORECASE)]
+        return any(re.search(f"{_LOST_PEER}|{_TIMEOUT}", text, re.IGNORECASE) for text in of_network)
+
+    @property
+    def is_timeout(self) -> bool:
+        """Whether the rank's wait for a peer timed out; the peer may be alive."""
+        return self.is_collateral and any(re.search(_TIMEOUT, text, re.IGNORECASE) for text in self._texts())
+
+    def _texts(self) -> list[str]:
+        return [f"{self.type}: {self.message}", *self.causes]
 
     def to_json(self) -> bytes:
         """Return the report as one line."""

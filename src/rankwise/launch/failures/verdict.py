@@ -6,88 +6,18 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rankwise.errors import Interrupted
-from rankwise.launch.failures.report import Report
 
-__all__ = ["Failure", "RankEnd", "decide", "is_collateral", "is_timeout", "signal_name"]
+if TYPE_CHECKING:
+    from rankwise.launch.local.process import RankEnd
 
-_LOST_PEER = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (the )?(remote )?peer|socket closed"
-    r"|remote process exited|ncclremoteerror|nccl communicator was aborted|connect(ion)? failure|failed to connect"
-    r"|ping failed|stop_waiting|no longer reachable|recvvalue failed|sendbytes failed",
-    re.IGNORECASE,
-)
-_TIMEOUT = re.compile(
-    r"timed out|timeout waiting|wait timeout|socket timeout|timeout after|watchdog caught collective"
-    r"|did not arrive in time",
-    re.IGNORECASE,
-)
-_OF_THE_NETWORK = re.compile(
-    r"gloo|nccl|tcpstore|c10d|process ?group|dist(network|store|backend)?error|socket|connection|desyncerror|worlderror"
-    r"|collective|rendezvous|brokenpipe",
-    re.IGNORECASE,
-)
+__all__ = ["Failure", "decide", "signal_name"]
+
 _IN_A_COLLECTIVE = re.compile(r"torch[/.](distributed|autograd)|rankwise[/.](world|errors\.DesyncError)")
 # the supervisor notices a rank's end later than its peers notice closed sockets; much later on a busy machine
 _LEAVING_S = 2.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankEnd:
-    """How one rank of an attempt ended.
-
-    Attributes:
-        rank: global rank.
-        status: exit status as in `subprocess`; None if the supervisor gave up waiting for the process.
-        ended_s: when it ended, monotonic clock.
-        report: its own report.
-        sent: the last signal with which the supervisor asked it to end, None if it did not.
-        sent_s: when the supervisor first did so.
-        crash: Python stacks left by a crash inside C, "" if none.
-        evidence: evidence that the kernel's OOM killer killed it, "" if there is none.
-        finished_s: when its program ended, as it reported; None if it did not report that.
-    """
-
-    rank: int
-    status: int | None
-    ended_s: float
-    report: Report | None = None
-    sent: int | None = None
-    sent_s: float | None = None
-    crash: str = ""
-    evidence: str = ""
-    finished_s: float | None = None
-
-    @property
-    def left_s(self) -> float | None:
-        """Return when it ended successfully without being asked to; None if it did not."""
-        by_itself = self.ended_s if self.status == 0 and self.sent is None else None
-        return by_itself if self.finished_s is None else self.finished_s
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether it saved and ended because it was asked to, together with all other ranks."""
-        return self.status == Interrupted.EXIT_CODE
-
-    @property
-    def failed_s(self) -> float:
-        """Return when the failure happened, as precisely as known."""
-        return self.report.time_s if self.report is not None else self.ended_s
-
-    @property
-    def failed(self) -> bool:
-        """Whether it failed on its own, before the supervisor asked it to end."""
-        if self.report is None and self.status in (0, Interrupted.EXIT_CODE):
-            return False
-        return self.sent_s is None or self.failed_s < self.sent_s
-
-    @property
-    def suspicion(self) -> int:
-        """Return 0 for a cause, 1 for an abort inside C, which a lost peer can also cause, 2 for the loss of a peer."""
-        if self.report is not None:
-            return 2 if is_collateral(self.report) else 0
-        return 1 if self.status == -signal.SIGABRT else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,20 +43,6 @@ class Failure:
     witness: int | None = None
     places: Mapping[int, str] = field(default_factory=dict)
     waits: bool = False
-
-
-def is_collateral(report: Report) -> bool:
-    """Whether a rank failed because it lost a peer, or because its wait for a peer timed out."""
-    if report.peers and report.rank not in report.peers:
-        return True
-    texts = [f"{report.type}: {report.message}", *report.causes]
-    return any(_OF_THE_NETWORK.search(text) and (_LOST_PEER.search(text) or _TIMEOUT.search(text)) for text in texts)
-
-
-def is_timeout(report: Report) -> bool:
-    """Whether a rank's wait for a peer timed out; the peer may be alive."""
-    texts = [f"{report.type}: {report.message}", *report.causes]
-    return is_collateral(report) and any(_TIMEOUT.search(text) for text in texts)
 
 
 def signal_name(number: int) -> str:

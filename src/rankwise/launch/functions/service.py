@@ -51,7 +51,6 @@ def _serve(fd: int, spare: Spare | None) -> None:
     from rankwise.errors import RankwiseError
     from rankwise.launch.functions.link import Link
     from rankwise.launch.local.loop import Loop
-    from rankwise.launch.local.stage import Stage
     from rankwise.launch.local.supervisor import supervise
 
     link = Link(fd)
@@ -67,7 +66,7 @@ def _serve(fd: int, spare: Spare | None) -> None:
         (folder / "call").write_bytes(call)
         loop.watch(fd, lambda: _caller_is_gone(loop, fd))
         try:
-            outcome = supervise(_job(options, folder), Stage(loop=loop, tell_last=False, spare=spare))
+            outcome = supervise(_job(options, folder), loop=loop, spare=spare, tell_last=False)
         except RankwiseError as error:
             link.send(json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
             return

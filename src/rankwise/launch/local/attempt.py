@@ -14,16 +14,15 @@ from rankwise import vitals
 from rankwise.errors import Interrupted, LaunchError
 from rankwise.launch.job import Job
 from rankwise.launch.local.console import Console
-from rankwise.launch.local.environment import Part, Seat, rank_environment, seated, seats_of
-from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.pipes import Wires, make_mergers, wire
-from rankwise.launch.local.ports import HeldPort
-from rankwise.launch.local.process import RankProcess, start_rank
+from rankwise.launch.local.environment import Part, rank_environment, seated, seats_of
+from rankwise.launch.local.loop import ENDING, Loop
+from rankwise.launch.local.pipes import make_mergers, wire
+from rankwise.launch.local.process import RankEnd, RankProcess, start_rank
 from rankwise.launch.local.pump import Pump
 from rankwise.launch.local.sessions import end_sessions
 
 if TYPE_CHECKING:
-    from rankwise.launch.failures.verdict import Failure, RankEnd
+    from rankwise.launch.failures.verdict import Failure
     from rankwise.launch.local.forks.client import ForkServer
     from rankwise.launch.local.forks.spare import Spare
     from rankwise.launch.local.judge import Fellows, Judge
@@ -42,55 +41,54 @@ class Attempt:
 
     Args:
         job: the launch.
+        part: which ranks of the world are on this machine.
         number: number of the attempt in this launch, from 0.
         run_id: name of the launch.
         loop: the event loop, entered by the caller.
         console: where output goes.
         logs: existing folder for this attempt's logs, None for no logs.
-        part: which ranks of the world are on this machine; None: all of them.
         fellows: the other nodes, None if there are none.
+        may_fork: one import of torch may serve all ranks.
         spare: a process that may become the fork server; the caller closes it.
     """
 
     def __init__(
         self,
         job: Job,
+        part: Part,
+        *,
         number: int,
         run_id: str,
-        *,
         loop: Loop,
         console: Console,
         logs: Path | None,
-        part: Part | None = None,
         fellows: Fellows | None = None,
+        may_fork: bool = False,
         spare: Spare | None = None,
     ) -> None:
         self.interrupted: int | None = None
         self.furthest_step: int | None = None  # highest step that a rank reported; set after all have ended
-        self.hidden_lines: dict[int, int] = {}
-        self._job, self._number, self._run_id = job, number, run_id
+        self._job, self._part, self._number, self._run_id = job, part, number, run_id
         self._loop, self._console, self._logs = loop, console, logs
-        self._part, self._fellows, self._spare = part, fellows, spare
+        self._fellows, self._may_fork, self._spare = fellows, may_fork, spare
         self._ranks: list[RankProcess] = []
-        self._wires: list[Wires] = []
         self._open_pumps: set[Pump] = set()
         self._held: list[Pump] = []  # pumps that are paused because the console is behind
-        first = part.first_rank if part is not None else 0
-        self._mergers = make_mergers(range(first, first + job.num_ranks), job.show, console)
-        self._judge: Judge | None = None  # set once the ranks are started
+        self._mergers = make_mergers(range(part.first_rank, part.first_rank + job.num_ranks), job.show, console)
+        self._judge: Judge  # set once the ranks are started, before signals and messages are handled
         self._stop_s: float | None = None  # when the ranks were first asked to end
         self._kill_s: float | None = None  # when they will be killed
         self._all_ended_s: float | None = None
         self._begun_s = time.monotonic()
         self._next_check_s = self._begun_s + CHECK_INTERVAL_S
 
-    def run(self) -> tuple[Failure | None, list[RankEnd]]:
+    def run(self) -> tuple[Failure | None, Sequence[RankEnd]]:
         """Run the ranks until they end; return the root cause of a failure (or None) and every rank's end."""
-        port = HeldPort(self._job.master_port) if self._part is None else None
         self._folder = vitals.make_folder(sweep=False)  # a sweep would import shutil
         try:
-            self._start(self._part or self._all_of_it(port))
+            self._start()
             judge = self._judge = self._call_judge()
+            self._take_signals()
             while not self._is_over():
                 self._loop.step(self._patience())
                 self._let_go()
@@ -100,95 +98,73 @@ class Attempt:
                     merger.show_due()
                 self._reap()
                 self._take_signals()
-                self._act(judge)
+                self._act()
             while self._stop_s is None and judge.awaits_fellows(time.monotonic()):
                 self._loop.step(CHECK_INTERVAL_S)  # all ended here; a rank on another node may be the cause
                 self._take_signals()
-            verdict = judge.decide()
+            return judge.decide(), self._ranks
         finally:
             self._clean_up()
-            if port is not None:
-                port.close()
-        return verdict
 
-    def describe(self, failure: Failure, ends: list[RankEnd]) -> dict[str, Any]:
-        """Return how the attempt ended, in the form of `failures.record`; call it after the end."""
+    def describe(self, failure: Failure, ends: Sequence[RankEnd]) -> tuple[str, dict[str, Any]]:
+        """Return the text of a failure and its entry for `failures.record.keep`; call it after the end."""
         from rankwise.launch.failures import record
+        from rankwise.launch.failures.outcome import describe_failure
 
-        world_size = self._job.num_ranks if self._part is None else self._part.world_size
-        step, logs = self.furthest_step, self._logs
-        return record.describe(failure, ends, attempt=self._number, world_size=world_size, step=step, logs=logs)
+        size, logs = self._part.world_size, self._logs
+        text = describe_failure(failure, size, ends) + ("" if logs is None else f"\nlogs: {logs}")
+        step = self.furthest_step
+        return text, record.describe(failure, ends, attempt=self._number, world_size=size, step=step, logs=logs)
 
     def _call_judge(self) -> Judge:
         """Import the other modules while the ranks start; later, an upgrade may have changed or removed the files."""
         import shutil  # noqa: F401  (for the folders, at the end)
 
-        import rankwise.launch.failures.outcome  # noqa: F401  (for the last word)
+        import rankwise.launch.failures.outcome  # for the last word
+        import rankwise.launch.failures.report  # noqa: F401  (for what the ranks report)
         from rankwise.launch.local.judge import Judge
 
         vitals.sweep_folders()
         return Judge(self._job, self._folder, self._ranks, self._console, begun_s=self._begun_s, fellows=self._fellows)
 
-    def _all_of_it(self, port: HeldPort | None) -> Part:
-        assert port is not None
-        port.hand_over()
-        job = self._job
-        return Part(world_size=job.num_ranks, master_addr=job.master_addr, master_port=port.number)
-
-    def _start(self, part: Part) -> None:
-        seats = seats_of(self._job)
+    def _start(self) -> None:
+        """Start the ranks; none if a signal that ends the launch arrives before."""
+        job, part, seats = self._job, self._part, seats_of(self._job)
         environments = [
             rank_environment(
-                self._job, part, rank=rank, seat=seat, attempt=self._number, run_id=self._run_id, vitals=self._folder
+                job, part, rank=rank, seat=seat, attempt=self._number, run_id=self._run_id, vitals=self._folder
             )
             for rank, seat in enumerate(seats, part.first_rank)
         ]
-        server = self._fork_server(seats, environments) if self._part is None and len(seats) > 1 else None
-        if self._stop_s is not None:
-            return
+        server: ForkServer | None = None
+        if self._may_fork and len(seats) > 1:
+            from rankwise.launch.local.forks.client import open_server
+
+            server = open_server(job, seats, environments, self._loop, meanwhile=self._call_judge, spare=self._spare)
+            if server is None and ENDING.intersection(self._loop.signals):
+                return
         try:
             for rank, (seat, env) in enumerate(zip(seats, environments, strict=True), part.first_rank):
                 try:
                     with seated(seat):
-                        process, wires = self._start_rank(rank, part.world_size, env, server)
+                        self._start_rank(rank, env, server)
                 except OSError as error:
                     raise LaunchError(f"rank {rank} of {part.world_size} cannot be started: {error}") from error
-                self._ranks.append(process)
-                self._loop.watch(process.report_fd, partial(self._read_report, process))
-                for pump in wires.pumps:
-                    self._open_pumps.add(pump)
-                    self._loop.watch(pump.fd, partial(self._pump, pump))
             if server is not None:
                 server.let_go()
         finally:
             if server is not None:
                 server.close()
 
-    def _fork_server(self, seats: Sequence[Seat], environments: Sequence[Mapping[str, str]]) -> ForkServer | None:
-        """Return a fork server for the ranks, None to start them one by one; a signal may end the attempt meanwhile."""
-        from rankwise.launch.local.forks.client import ENDING, open_server
-
-        server = open_server(self._job, seats, environments, self._loop, meanwhile=self._call_judge, spare=self._spare)
-        if server is None and ENDING.intersection(self._loop.signals):
-            self._take_signals()
-        return server
-
-    def _start_rank(
-        self, rank: int, world_size: int, env: Mapping[str, str], server: ForkServer | None
-    ) -> tuple[RankProcess, Wires]:
-        wires = wire(rank, world_size, self._job.show, self._console, logs=self._logs, mergers=self._mergers)
-        self._wires.append(wires)
-        try:
-            target, pumps = self._job.target, wires.pumps
-            out, err = wires.out, wires.err
-            process = start_rank(target, rank, env, stdin=wires.stdin, out=out, err=err, pumps=pumps, server=server)
-        except OSError:
-            for pump in wires.pumps:
-                pump.close()
-            raise
-        finally:
-            wires.close_ours()
-        return process, wires
+    def _start_rank(self, rank: int, env: Mapping[str, str], server: ForkServer | None) -> None:
+        show, console = self._job.show, self._console
+        wires = wire(rank, self._part.world_size, show, console, logs=self._logs, mergers=self._mergers)
+        process = start_rank(self._job.target, rank, env, wires, server)
+        self._ranks.append(process)
+        self._loop.watch(wires.report_fd, partial(self._read_report, process))
+        for pump in wires.pumps:
+            self._open_pumps.add(pump)
+            self._loop.watch(pump.fd, partial(self._pump, pump))
 
     @property
     def num_started(self) -> int:
@@ -219,14 +195,14 @@ class Attempt:
             return max(0.0, self._all_ended_s + DRAIN_S - now) + 0.001
         if self._stop_s is not None:
             return None if self._kill_s is None else max(0.0, self._kill_s - now) + 0.001
-        settled = self._judge.settled_s() if self._judge is not None else None
-        if self._judge is not None and self._judge.is_asking:
+        settled = self._judge.settled_s()
+        if self._judge.is_asking:
             return CHECK_INTERVAL_S  # wait for the other nodes; their answer wakes the loop
         return max(0.0, (self._next_check_s if settled is None else settled) - now) + 0.001
 
     def _read_report(self, process: RankProcess) -> None:
         if not process.read_report():
-            self._loop.forget(process.report_fd)
+            self._loop.forget(process.wires.report_fd)
 
     def _pump(self, pump: Pump) -> None:
         if pump.shown and self._console.is_full(pump.stream):
@@ -249,8 +225,7 @@ class Attempt:
         for process in self._ranks:
             if process.reap():
                 process.read_report()
-                if process.status == -signal.SIGKILL and process.sent is None:
-                    process.evidence = self._judge.evidence(process.pid) if self._judge is not None else ""
+                self._judge.examine(process)
 
     def _take_signals(self) -> None:
         while self._loop.signals:
@@ -259,10 +234,10 @@ class Attempt:
                 for process in self._alive():
                     process.send(number)
             elif number == signal.SIGWINCH:
-                for wires in self._wires:
-                    wires.resize()
-                if self._ranks:
-                    self._ranks[0].send(number)
+                for process in self._ranks:
+                    process.wires.resize()
+                for process in self._ranks[:1]:
+                    process.send(number)
             elif number == signal.SIGTSTP:
                 self._suspend()
             elif number != signal.SIGCHLD:
@@ -275,8 +250,7 @@ class Attempt:
         signal.raise_signal(signal.SIGSTOP)
         for process in self._alive():
             process.send(signal.SIGCONT)
-        if self._judge is not None:
-            self._judge.reset()
+        self._judge.reset()
 
     def interrupt(self, number: int) -> None:
         """End the ranks because of a signal from outside; a second signal kills them at once."""
@@ -317,7 +291,7 @@ class Attempt:
 
     def view(self, *, final: bool) -> dict[str, Any]:
         """Return the state of the running ranks here, see `Judge.view`; `final`: the answer will end the attempt."""
-        if self._judge is None or self._stop_s is not None:
+        if self._stop_s is not None:
             return {"quiet_s": None, "missing": [], "ranks": []}
         if final:
             self._judge.note_asked()
@@ -325,45 +299,38 @@ class Attempt:
 
     def note_standstill(self) -> None:
         """Note that a standstill of all nodes was reported."""
-        if self._judge is not None:
-            self._judge.note_told()
+        self._judge.note_told()
 
     def blame(self, failure: Failure | None) -> None:
         """End the ranks because one of them blocks the ranks of all nodes; None: no culprit was found here."""
-        if self._judge is not None and self._stop_s is None:
+        if self._stop_s is None:
             self._judge.note_blamed(failure)
             if failure is not None:
                 self._stop_the_others()
 
     def _stop(self, number: int, patience: float) -> None:
-        now = time.monotonic()
-        if self._stop_s is None:
-            self._note_stop(now)
-        self._kill_s = now + patience
-        for process in self._alive():
-            process.ask_to_end(number)
-
-    def _note_stop(self, now: float) -> None:
-        self._stop_s = now
-        if self._judge is not None:
-            self._judge.stop_s = now
+        self._ask_to_end(number, kill_s=time.monotonic() + patience)
 
     def _kill(self) -> None:
-        self._kill_s = None
-        for process in self._alive():
-            process.ask_to_end(signal.SIGKILL)
+        self._ask_to_end(signal.SIGKILL, kill_s=None)
 
-    def _act(self, judge: Judge) -> None:
+    def _ask_to_end(self, number: int, *, kill_s: float | None) -> None:
+        if self._stop_s is None:
+            self._stop_s = time.monotonic()
+        self._kill_s = kill_s
+        for process in self._alive():
+            process.ask_to_end(number, self._stop_s)
+
+    def _act(self) -> None:
         """Act on a failure, a hang, or the end of the time to shut down."""
-        now = time.monotonic()
+        judge, now = self._judge, time.monotonic()
         if self._kill_s is not None and now >= self._kill_s:
             self._kill()
         if self._stop_s is not None or not self._alive():
             return
         if any(process.status == Interrupted.EXIT_CODE for process in self._ranks):
             # all ranks agreed to end, and saved: the others are exiting too
-            self._note_stop(now)
-            self._kill_s = now + self._grace_s()
+            self._stop_s, self._kill_s = now, now + self._grace_s()
             return
         settled = judge.settled_s()
         if settled is not None:
@@ -378,21 +345,26 @@ class Attempt:
     def _clean_up(self) -> None:
         """Remove every process, descriptor and folder of the attempt."""
         self._kill()
+        hidden: dict[int, int] = {}
         for process in self._ranks:
             if process.status is None:
                 process.status = process.popen.wait()
-            self._loop.forget(process.report_fd)
-            process.close()
-            for pump in process.pumps:
+            self._loop.forget(process.wires.report_fd)
+            for pump in process.wires.pumps:
                 self._loop.forget(pump.fd)
                 pump.drain()
                 if process.report is not None and pump.stream == "err":
                     pump.note(process.report.traceback)
-                pump.close()
-                if not pump.shown and pump.stream == "out":
-                    self.hidden_lines[process.rank] = pump.num_lines
+                if not pump.shown and pump.stream == "out" and pump.num_lines:
+                    hidden[process.rank] = pump.num_lines
+            process.wires.close()
         for merger in self._mergers.values():
             merger.flush()
+        if hidden and self._logs is None:
+            ranks = ", ".join(map(str, sorted(hidden)))
+            self._console.say(
+                f"not shown: {sum(hidden.values())} lines on stdout of rank {ranks} (--tee all shows them)"
+            )
         with contextlib.suppress(OSError):
             steps = [vital.step for vital in vitals.read(self._folder) if vital.step is not None]
             self.furthest_step = max(steps, default=None)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from rankwise.launch.hardware import format_numbers
 
-__all__ = ["Console", "Merger", "Voice"]
+__all__ = ["Console", "Merger", "Voice", "tell"]
 
 _FDS = {"out": 1, "err": 2}
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -83,6 +83,14 @@ class Console:
         with contextlib.suppress(KeyboardInterrupt):
             for outlet in self._outlets.values():
                 outlet.flush()
+
+
+def tell(console: Console, text: str) -> None:
+    """Print the first line of a text as a message, and the rest unchanged."""
+    first, _, rest = text.partition("\n")
+    console.say(first)
+    if rest:
+        console.block(rest)
 
 
 class _Outlet:
@@ -235,7 +243,7 @@ class Merger:
         number = same[found]
         self._last[rank] = number
         self._lines[number].ranks.append(rank)
-        self._show_ready()
+        self.show_due()
 
     def _append(self, text: bytes) -> None:
         number, self._count = self._count, self._count + 1
@@ -243,7 +251,8 @@ class Merger:
         self._numbers[text].append(number)
         self._num_bytes += len(text)
 
-    def _show_ready(self) -> None:
+    def show_due(self) -> None:
+        """Show the lines that all ranks have written, or whose waiting time is over."""
         while self._lines:
             first = next(iter(self._lines.values()))
             full = len(self._lines) > _MAX_LINES or self._num_bytes > _MAX_BYTES
@@ -267,10 +276,6 @@ class Merger:
         if not self._lines:
             return None
         return max(0.0, next(iter(self._lines.values())).due_s - time.monotonic())
-
-    def show_due(self) -> None:
-        """Show the lines whose waiting time is over."""
-        self._show_ready()
 
     def show_until(self, rank: int) -> None:
         """Show all lines up to the rank's last one, before output of the rank that cannot wait."""
@@ -313,7 +318,3 @@ class Voice:
             self._merger.show_until(self._rank)
             self._console.raw(stream, tail)
             self._in_line = not tail.endswith(b"\n")
-
-    def say(self, text: str) -> None:
-        """Pass on a message of the supervisor."""
-        self._console.say(text)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankwise.launch.hardware import Topology, num_usable_cores, read_topology
 from rankwise.launch.job import Job
 
-__all__ = ["Part", "Seat", "rank_environment", "seat_ranks", "seated", "seats_of"]
+__all__ = ["Part", "Seat", "rank_environment", "seat_ranks", "seated", "seats_of", "with_time_left"]
 
 # variables that an outer launch left in this environment and that must not reach these ranks; RANKWISE_RUN_DIR and
 # RANKWISE_RESUME belong to the user and stay
 _OURS = ("RANKWISE_FRESH", "RANKWISE_STORE_FILE", "RANKWISE_VITALS")
 # variables that the ranks do not need: only supervisors use the token
 _STALE = (*_OURS, "RANKWISE_TOKEN", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
+_MAX_SECONDS = "RANKWISE_MAX_SECONDS"
 # the ranks of this process's launches authenticate each other with this secret, see world/rendezvous/arrival
 _SECRET = os.urandom(16).hex()
 
@@ -200,3 +202,12 @@ def rank_environment(
     if job.resume is not None:
         env["RANKWISE_RESUME"] = job.resume
     return env
+
+
+def with_time_left(job: Job, begun_s: float) -> Job:
+    """If the environment sets a time limit for the ranks, let it count from the start of the launch."""
+    text = job.env.get(_MAX_SECONDS, os.environ.get(_MAX_SECONDS, ""))
+    with contextlib.suppress(ValueError):
+        left_s = max(1.0, float(text) - (time.monotonic() - begun_s))
+        return replace(job, env={**job.env, _MAX_SECONDS: f"{left_s:g}"})
+    return job

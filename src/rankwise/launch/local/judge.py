@@ -9,20 +9,21 @@ import contextlib
 import math
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from rankwise._process.cores import group_folders
-from rankwise.launch.failures.observation import look, shortened
+from rankwise.launch.failures.culprit import blame
+from rankwise.launch.failures.observation import Sighting, look, read_running, shortened
 from rankwise.launch.failures.record import keep_standstill
-from rankwise.launch.failures.verdict import Failure, RankEnd, decide, is_timeout
+from rankwise.launch.failures.verdict import Failure, decide
 from rankwise.launch.job import Job
-from rankwise.launch.local.console import Console
-from rankwise.launch.local.hang import HangWatch, StallWatch, blame, tell_standstill
+from rankwise.launch.local.console import Console, tell
+from rankwise.launch.local.hang import ProgressWatch, tell_standstill
 from rankwise.launch.local.process import RankProcess
-from rankwise.launch.local.stage import tell
 
 __all__ = ["Fellows", "Judge", "OomWatch"]
 
@@ -64,9 +65,6 @@ class Judge:
         console: where a standstill is reported.
         begun_s: when the attempt began, monotonic clock.
         fellows: the other nodes, whose ranks may block the ranks here; None if there are none.
-
-    Attributes:
-        stop_s: when the ranks were first asked to end; None: not yet.
     """
 
     def __init__(
@@ -79,40 +77,40 @@ class Judge:
         begun_s: float,
         fellows: Fellows | None = None,
     ) -> None:
-        self.stop_s: float | None = None
         self._job, self._folder, self._ranks, self._console = job, folder, ranks, console
         self._begun_s, self._fellows = begun_s, fellows
         self._asked_s = -math.inf  # when the other nodes were last asked for the culprit
         self._late_until_s: float | None = None  # until when to wait for their answer after a rank's timeout
         self._asked_until_s = -math.inf  # until when to wait for the answer to another node's question
-        self._watch = HangWatch(folder, job.hang_timeout_s)
-        self._stall = StallWatch(folder, job.stall_s)
+        self._watch = ProgressWatch(folder, job.hang_timeout_s, job.stall_s)
         self._oom = OomWatch()
         self._hung: Failure | None = None
 
     def reset(self) -> None:
         """Restart the count of time without progress, for example after all ranks were suspended."""
         self._watch.reset()
-        self._stall.reset()
 
-    def evidence(self, pid: int) -> str:
-        """Return evidence that the OOM killer killed a process, "" if there is none."""
-        return self._oom.evidence(pid)
+    def examine(self, process: RankProcess) -> None:
+        """If a signal has just ended a process, note the stacks that it left, and whether the OOM killer sent it."""
+        if process.status is not None and process.status < 0:
+            with contextlib.suppress(FileNotFoundError):
+                process.crash = (self._folder / f"crash-{process.rank}").read_text(errors="replace")
+        if process.status == -signal.SIGKILL and process.sent is None:
+            process.evidence = self._oom.evidence(process.pid)
 
-    def decide(self) -> tuple[Failure | None, list[RankEnd]]:
-        """Return the root cause of a failure (or None), and every rank's end."""
-        ends = self._ends()
-        return self._hung or decide(ends), ends
+    def decide(self) -> Failure | None:
+        """Return the root cause of a failure, None if there is none."""
+        return self._hung or decide(self._ranks)
 
     def settled_s(self) -> float | None:
         """Return when to act on the failures so far; None if there are none."""
-        failed = [end for end in self._ends() if end.failed]
+        failed = self._failed()
         if not failed:
             return None
         clear = [end for end in failed if end.suspicion < 2]
         if clear:
             return min(end.failed_s for end in clear) + SETTLE_S
-        waited = any(end.report is not None and is_timeout(end.report) for end in failed)
+        waited = any(end.report is not None and end.report.is_timeout for end in failed)
         return min(end.failed_s for end in failed) + (SETTLE_TIMEOUT_S if waited else SETTLE_COLLATERAL_S)
 
     def blame_the_quiet(self) -> None:
@@ -127,7 +125,7 @@ class Judge:
             return False
         _, reason = self._given_up()
         if not reason:
-            return now < self._asked_until_s and all(end.suspicion == 2 for end in self._ends() if end.failed)
+            return now < self._asked_until_s and all(end.suspicion == 2 for end in self._failed())
         if self._late_until_s is None:
             self._late_until_s = now + _LATE_S
             self._fellows.ask({"final": True, "limit_s": 0.0, "reason": reason, **self.view()})
@@ -145,8 +143,8 @@ class Judge:
 
     def _given_up(self) -> tuple[set[int], str]:
         """Return the ranks that live and have not failed, and a text about the rank that timed out, "" if none did."""
-        failed = [end for end in self._ends() if end.failed]
-        reports = [end.report for end in failed if end.report is not None and is_timeout(end.report)]
+        failed = self._failed()
+        reports = [end.report for end in failed if end.report is not None and end.report.is_timeout]
         alive = self._alive() - {end.rank for end in failed}
         if not reports or not all(end.suspicion == 2 for end in failed):
             return alive, ""
@@ -156,44 +154,44 @@ class Judge:
     def finds_hang(self, now: float) -> bool:
         """Whether the ranks hang and a culprit was found; report a standstill that does not end the attempt."""
         alive = self._alive()
-        reason = self._watch.standstill(alive)
-        if reason is not None and self._fellows is not None and self._watch.silence(alive) is None:
-            self._ask(now, alive, reason, self._watch.limit_s(alive), final=True)  # the cause may be there
+        still, silent = self._watch.hang(alive)
+        if still and not silent and self._fellows is not None:
+            self._ask(now, still, self._watch.limit_s, final=True)  # the cause may be there
             return False
-        reason = reason or self._watch.silence(alive)
-        if reason is None and self._job.timeout_s is not None and now - self._begun_s > self._job.timeout_s:
+        reason = still or silent
+        if not reason and self._job.timeout_s is not None and now - self._begun_s > self._job.timeout_s:
             reason = f"not finished after {self._job.timeout_s:g} s (timeout)"
-        if reason is not None:
+        if reason:
             self._hung = self._blame(alive, reason)
             return True
-        quiet_s, news = self._stall.look(alive)
+        quiet_s, news = self._watch.stall(alive)
         if quiet_s is not None and self._fellows is not None:
-            self._ask(now, alive, "", quiet_s, final=False)
+            self._ask(now, "", quiet_s, final=False)
         elif quiet_s is not None:
             news = tell_standstill(quiet_s, self._folder, alive)
-            self._stall.note_told()
+            self._watch.note_told()
             keep_standstill(self._job.run_dir, news, self._console.say)
         if news:
             tell(self._console, news)
         return False
 
-    def _ask(self, now: float, alive: set[int], reason: str, limit_s: float, *, final: bool) -> None:
+    def _ask(self, now: float, reason: str, limit_s: float, *, final: bool) -> None:
         if now >= self._asked_s + _ASK_AGAIN_S or not final:
             assert self._fellows is not None
             self._asked_s = now
-            self._fellows.ask({"final": final, "limit_s": limit_s, "reason": reason, **self.view(alive)})
+            self._fellows.ask({"final": final, "limit_s": limit_s, "reason": reason, **self.view()})
 
-    def view(self, alive: set[int] | None = None) -> dict[str, Any]:
+    def view(self) -> dict[str, Any]:
         """Return the state of the running ranks here, in the form sent to other nodes."""
-        alive = self._given_up()[0] if alive is None else alive
-        found = look(self._folder, alive, _LOOK_S)
-        missing = sorted(alive - {seen.rank for seen in found})
-        quiet_s = self._stall.quiet_s(alive)
+        alive, _ = self._given_up()
+        found = look(read_running(self._folder, alive), _LOOK_S)
+        missing = sorted(_missing(alive, found))
+        quiet_s = self._watch.quiet_s(alive)
         return {"quiet_s": quiet_s, "missing": missing, "ranks": [seen.to_dict() for seen in shortened(found)]}
 
     def note_told(self) -> None:
         """Note that a standstill of all nodes was reported."""
-        self._stall.note_told()
+        self._watch.note_told()
 
     def note_blamed(self, failure: Failure | None) -> None:
         """Note the verdict over all nodes: a rank here is the culprit, or None was found."""
@@ -202,48 +200,30 @@ class Judge:
     def _alive(self) -> set[int]:
         return {process.rank for process in self._ranks if process.status is None}
 
-    def _ends(self) -> list[RankEnd]:
-        return [
-            RankEnd(
-                rank=process.rank,
-                status=process.status,
-                ended_s=process.ended_s or time.monotonic(),
-                report=process.report,
-                sent=process.sent,
-                sent_s=self.stop_s if process.sent is not None else None,
-                crash=self._crash(process),
-                evidence=process.evidence,
-                finished_s=process.finished_s,
-            )
-            for process in self._ranks
-            if process.status is not None or process.report is not None or self.stop_s is not None
-        ]
+    def _failed(self) -> list[RankProcess]:
+        return [process for process in self._ranks if process.failed]
 
     def _blame(self, alive: set[int], reason: str) -> Failure:
-        gone = {end.rank: end.left_s for end in self._ends() if end.left_s is not None and end.rank not in alive}
-        return blame(self._folder, alive, reason, gone)
+        gone = {end.rank: end.left_s for end in self._ranks if end.left_s is not None and end.rank not in alive}
+        found = look(read_running(self._folder, alive))
+        return blame(found, _missing(alive, found), reason, gone=gone)
 
-    def _crash(self, process: RankProcess) -> str:
-        if process.status is None or process.status >= 0:
-            return ""
-        path = self._folder / f"crash-{process.rank}"
-        return path.read_text(errors="replace") if path.exists() else ""
+
+def _missing(alive: set[int], found: Sequence[Sighting]) -> set[int]:
+    """Return the ranks that have not begun."""
+    return alive - {seen.rank for seen in found}
 
 
 class OomWatch:
-    """Compares the OOM kill counters of this process's cgroups, which its ranks share, with their values at creation.
+    """Compares the OOM kill counters of this process's cgroups, which its ranks share, with those at creation."""
 
-    Args:
-        log: the kernel's log, if readable.
-    """
-
-    def __init__(self, log: Path = _LOG) -> None:
-        self._log, self._begun_s = log, time.monotonic()
+    def __init__(self) -> None:
+        self._begun_s = time.monotonic()
         self._before = dict(_kills())
 
     def evidence(self, pid: int) -> str:
         """Return evidence that the OOM killer killed the process, "" if there is none or it is not readable."""
-        for stamp_s, text in self._records():
+        for stamp_s, text in _log_entries():
             if f"Killed process {pid} (" in text and stamp_s > self._begun_s - _SLACK_S:
                 return f"the kernel's log says: {text}"
         for folder, number in _kills():
@@ -251,31 +231,22 @@ class OomWatch:
                 return f"control group {folder} killed processes for lack of memory{_limit(folder)}"
         return ""
 
-    def _records(self) -> Iterator[tuple[float, str]]:
-        """Yield the log's entries: seconds since boot, text."""
-        with contextlib.suppress(OSError), _opened(self._log) as fd:
-            while True:
-                try:
-                    record = os.read(fd, _RECORD_BYTES)
-                except BrokenPipeError:
-                    continue  # the entry was overwritten during the read: continue with the oldest one left
-                except BlockingIOError:
-                    return  # end of the log
-                head, _, text = record.partition(b"\n")[0].decode(errors="replace").partition(";")
-                fields = head.split(",")
-                if len(fields) > 2 and fields[2].isdigit():
-                    yield int(fields[2]) / 1e6, text
-                elif not record:
-                    return
 
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def _log_entries() -> Iterator[tuple[float, str]]:
+    """Yield the entries of the kernel's log, if readable: seconds since boot, text."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(OSError), os.fdopen(os.open(_LOG, flags), "rb", buffering=0) as log:
+        while True:
+            try:
+                record = log.read(_RECORD_BYTES)
+            except BrokenPipeError:
+                continue  # the entry was overwritten during the read: continue with the oldest one left
+            if not record:
+                return  # end of the log
+            head, _, text = record.partition(b"\n")[0].decode(errors="replace").partition(";")
+            fields = head.split(",")
+            if len(fields) > 2 and fields[2].isdigit():
+                yield int(fields[2]) / 1e6, text
 
 
 def _kills() -> Iterator[tuple[Path, int]]:

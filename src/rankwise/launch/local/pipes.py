@@ -1,4 +1,4 @@
-"""The descriptors of a rank's streams: pipes, or a pseudo-terminal for rank 0, and the pumps for its output."""
+"""The descriptors of a rank: pipes, or a pseudo-terminal for rank 0, and the pumps for its output."""
 
 from __future__ import annotations
 
@@ -22,29 +22,39 @@ _FD = {"out": 1, "err": 2}
 
 @dataclass(kw_only=True, slots=True)
 class Wires:
-    """The streams of one rank.
+    """The descriptors of one rank.
 
     Attributes:
         stdin: descriptor to read.
+        report: descriptor to which it writes its report.
+        report_fd: descriptor from which the supervisor reads the report.
         out: descriptor of its stdout; None: it inherits the supervisor's.
         err: descriptor of its stderr; None: it inherits the supervisor's.
         pumps: the pumps for streams that are not inherited.
-        ours: descriptors to close once the rank has started.
+        theirs: the rank's ends, to close once it has started.
         terminals: master sides of pseudo-terminals, resized with the supervisor's terminal.
     """
 
     stdin: int
+    report: int
+    report_fd: int
     out: int | None = None
     err: int | None = None
     pumps: list[Pump] = field(default_factory=list)
-    ours: list[int] = field(default_factory=list)
+    theirs: list[int] = field(default_factory=list)
     terminals: list[tuple[int, int]] = field(default_factory=list)
 
-    def close_ours(self) -> None:
+    def close_theirs(self) -> None:
         """Close the rank's ends in this process, so that the streams end with the rank."""
-        for fd in self.ours:
+        for fd in self.theirs:
             os.close(fd)
-        self.ours.clear()
+        self.theirs.clear()
+
+    def close(self) -> None:
+        """Close the supervisor's ends."""
+        os.close(self.report_fd)
+        for pump in self.pumps:
+            pump.close()
 
     def resize(self) -> None:
         """Give the pseudo-terminals the new size of the supervisor's terminal."""
@@ -65,7 +75,7 @@ def make_mergers(ranks: Sequence[int], show: Show, console: Console) -> dict[str
 def wire(
     rank: int, num_ranks: int, show: Show, console: Console, *, logs: Path | None, mergers: Mapping[str, Merger]
 ) -> Wires:
-    """Set up the streams of a rank.
+    """Open the descriptors of a rank.
 
     Rank 0 writes as if it ran alone: it inherits the supervisor's terminal. If its output also goes to a log file or a
     merger, it gets a pseudo-terminal of the same size. If the console is no terminal, it gets whole lines of all ranks;
@@ -80,47 +90,30 @@ def wire(
         mergers: mergers of the streams that are shown for several ranks.
     """
     null = os.open(os.devnull, os.O_RDWR)
-    wires = Wires(stdin=null, ours=[null])
+    report_fd, report = os.pipe()
+    os.set_blocking(report_fd, False)
+    wires = Wires(stdin=null, report=report, report_fd=report_fd, theirs=[null, report])
     if rank == 0 and _may_read_terminal():
         wires.stdin = 0
-    for stream in ("out", "err"):
-        shown = show.shows(rank, stream)
-        ours = logs is None and (num_ranks == 1 or console.is_terminal(stream))
-        if rank == 0 and shown and ours and stream not in mergers:
-            continue
-        log = logs / f"rank-{rank}.{stream}" if logs is not None else None
-        prefix = b"" if rank == 0 or num_ranks == 1 else f"[{rank}] ".encode()
+    prefix = b"" if rank == 0 or num_ranks == 1 else f"[{rank}] ".encode()
+    for stream, number in _FD.items():
+        shown, is_terminal = show.shows(rank, stream), console.is_terminal(stream)
         merger = mergers.get(stream) if shown else None
+        first = rank == 0 and shown
+        if first and logs is None and merger is None and (num_ranks == 1 or is_terminal):
+            continue  # it inherits the supervisor's
+        raw = first and is_terminal
+        ours, theirs = open_terminal(number) if raw else os.pipe()
+        if raw:
+            wires.terminals.append((number, ours))
+        wires.theirs.append(theirs)
+        setattr(wires, stream, theirs)
+        log = None
+        if logs is not None:
+            log = LogFile(logs / f"rank-{rank}.{stream}", from_terminal=raw, console=console)
         place = console if merger is None else Voice(merger, console, rank, prefix)
-        _lay(wires, stream, console, place, shown=shown, first=rank == 0, prefix=prefix, log=log)
+        wires.pumps.append(Pump(ours, stream, place, shown=shown, raw=raw, prefix=prefix, log=log))
     return wires
-
-
-def _lay(
-    wires: Wires,
-    stream: str,
-    console: Console,
-    place: Console | Voice,
-    *,
-    shown: bool,
-    first: bool,
-    prefix: bytes,
-    log: Path | None,
-) -> None:
-    """Set up one stream with a pipe, or with a pseudo-terminal for the rank that owns the supervisor's terminal."""
-    raw = first and shown and console.is_terminal(stream)
-    if raw:
-        master, slave = open_terminal(_FD[stream])
-        wires.terminals.append((_FD[stream], master))
-    else:
-        master, slave = os.pipe()
-    wires.ours.append(slave)
-    if stream == "out":
-        wires.out = slave
-    else:
-        wires.err = slave
-    file = LogFile(log, from_terminal=raw, console=console) if log is not None else None
-    wires.pumps.append(Pump(master, stream, place, shown=shown, raw=raw, prefix=prefix, log=file))
 
 
 def _may_read_terminal() -> bool:

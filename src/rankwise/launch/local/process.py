@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -11,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rankwise.launch.local.pump import Pump
+from rankwise.errors import Interrupted
+from rankwise.launch.local.pipes import Wires
 from rankwise.launch.local.sessions import end_session
 from rankwise.launch.target import Target
 
@@ -19,36 +21,77 @@ if TYPE_CHECKING:
     from rankwise.launch.failures.report import Report
     from rankwise.launch.local.forks.client import Forked, ForkServer
 
-__all__ = ["RankProcess", "start_rank"]
+__all__ = ["RankEnd", "RankProcess", "start_rank"]
 
 
 @dataclass(kw_only=True, slots=True)
-class RankProcess:
-    """A rank's process.
+class RankEnd:
+    """How one rank of an attempt ended.
 
     Attributes:
         rank: global rank.
-        popen: the process, leader of its own session.
-        report_fd: descriptor on which its report arrives.
-        pumps: the pumps of its streams.
         status: exit status as `subprocess` gives it (negative: signal); None while it runs.
         ended_s: when the supervisor noticed its end, monotonic clock.
         report: its report about its own failure.
         finished_s: when its program ended, as it reported; None if it did not report that.
         sent: the last signal with which the supervisor asked it to end; None if it did not.
-        evidence: evidence of why it was killed, "" if there is none.
+        sent_s: when the supervisor began to ask the ranks.
+        crash: Python stacks left by a crash inside C, "" if none.
+        evidence: evidence that the kernel's OOM killer killed it, "" if there is none.
     """
 
     rank: int
-    popen: subprocess.Popen[bytes] | Forked
-    report_fd: int
-    pumps: list[Pump]
     status: int | None = None
-    ended_s: float | None = None
+    ended_s: float = math.inf
     report: Report | None = None
     finished_s: float | None = None
     sent: int | None = None
+    sent_s: float = math.inf
+    crash: str = ""
     evidence: str = ""
+
+    @property
+    def left_s(self) -> float | None:
+        """Return when it ended successfully without being asked to; None if it did not."""
+        by_itself = self.ended_s if self.status == 0 and self.sent is None else None
+        return by_itself if self.finished_s is None else self.finished_s
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it saved and ended because it was asked to, together with all other ranks."""
+        return self.status == Interrupted.EXIT_CODE
+
+    @property
+    def failed_s(self) -> float:
+        """Return when the failure happened, as precisely as known."""
+        return self.report.time_s if self.report is not None else self.ended_s
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed on its own, before the supervisor asked it to end."""
+        if self.report is None and self.status in (None, 0, Interrupted.EXIT_CODE):
+            return False
+        return self.failed_s < self.sent_s
+
+    @property
+    def suspicion(self) -> int:
+        """Return 0 for a cause, 1 for an abort inside C, which a lost peer can also cause, 2 for the loss of a peer."""
+        if self.report is not None:
+            return 2 if self.report.is_collateral else 0
+        return 1 if self.status == -signal.SIGABRT else 0
+
+
+@dataclass(kw_only=True, slots=True)
+class RankProcess(RankEnd):
+    """A rank's process, and how it ended.
+
+    Attributes:
+        popen: the process, leader of its own session.
+        wires: its descriptors; closed by the attempt.
+    """
+
+    popen: subprocess.Popen[bytes] | Forked
+    wires: Wires
     _report_bytes: bytearray = field(default_factory=bytearray)
 
     @property
@@ -78,10 +121,15 @@ class RankProcess:
         if self.status is None:
             os.kill(self.pid, number)  # not Popen.send_signal, which may reap the process
 
-    def ask_to_end(self, number: int) -> None:
-        """Send a signal, and note that the supervisor asked for the end."""
+    def ask_to_end(self, number: int, stop_s: float) -> None:
+        """Send a signal, and note that the supervisor asked for the end.
+
+        Args:
+            number: the signal.
+            stop_s: when the supervisor began to ask the ranks: those that lose a peer from then on have not failed.
+        """
         if self.status is None:
-            self.sent = number
+            self.sent, self.sent_s = number, stop_s
             if number == signal.SIGKILL:
                 end_session(self.pid)
             else:
@@ -91,7 +139,7 @@ class RankProcess:
     def read_report(self) -> bool:
         """Read the rank's report; return False once the pipe has ended."""
         try:
-            data = os.read(self.report_fd, 1 << 16)
+            data = os.read(self.wires.report_fd, 1 << 16)
         except BlockingIOError:
             return True
         if not data:
@@ -107,21 +155,9 @@ class RankProcess:
                 self.report = Report.from_json(line)
         return True
 
-    def close(self) -> None:
-        """Close the report's descriptor; the pumps are closed by their owner."""
-        os.close(self.report_fd)
-
 
 def start_rank(
-    target: Target,
-    rank: int,
-    env: Mapping[str, str],
-    *,
-    stdin: int,
-    out: int | None,
-    err: int | None,
-    pumps: list[Pump],
-    server: ForkServer | None = None,
+    target: Target, rank: int, env: Mapping[str, str], wires: Wires, server: ForkServer | None = None
 ) -> RankProcess:
     """Start a rank in a session of its own, with a fresh interpreter unless it is forked.
 
@@ -129,44 +165,32 @@ def start_rank(
         target: what it runs.
         rank: global rank.
         env: its whole environment.
-        stdin: descriptor it reads.
-        out: descriptor of its stdout, None for the supervisor's.
-        err: descriptor of its stderr, None for the supervisor's.
-        pumps: the pumps of its streams.
+        wires: its descriptors; closed if it cannot be started.
         server: the fork server that forks it, None for a fresh interpreter.
     """
-    read_end, write_end = os.pipe()
-    os.set_blocking(read_end, False)
     try:
-        if server is not None:
-            popen: subprocess.Popen[bytes] | Forked = server.fork(
-                env, stdin=stdin, out=out, err=err, report_fd=write_end
-            )
-        else:
-            popen = _start_interpreter(target, env, write_end, stdin=stdin, out=out, err=err)
+        popen = _start_interpreter(target, env, wires) if server is None else server.fork(env, wires)
     except BaseException:
-        os.close(read_end)
+        wires.close()
         raise
     finally:
-        os.close(write_end)
-    return RankProcess(rank=rank, popen=popen, report_fd=read_end, pumps=pumps)
+        wires.close_theirs()
+    return RankProcess(rank=rank, popen=popen, wires=wires)
 
 
-def _start_interpreter(
-    target: Target, env: Mapping[str, str], report_fd: int, *, stdin: int, out: int | None, err: int | None
-) -> subprocess.Popen[bytes]:
+def _start_interpreter(target: Target, env: Mapping[str, str], wires: Wires) -> subprocess.Popen[bytes]:
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001  (as multiprocessing does)
-    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.child", str(os.getpid()), str(report_fd)]
+    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.child", str(os.getpid()), str(wires.report)]
     # The rank inherits the mask: Ctrl-C during its imports stays pending until `child.main` can end quietly.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(  # noqa: S603
             [*command, target.kind, target.name, *target.args],
             env=env,
-            stdin=stdin,
-            stdout=out,
-            stderr=err,
-            pass_fds=(report_fd,),
+            stdin=wires.stdin,
+            stdout=wires.out,
+            stderr=wires.err,
+            pass_fds=(wires.report,),
             start_new_session=True,
         )
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -9,9 +10,10 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
+from rankwise.errors import LaunchError
 from rankwise.launch.local.console import Console, Voice
 
-__all__ = ["LogFile", "Pump"]
+__all__ = ["LogFile", "Pump", "next_logs"]
 
 _READ_BYTES = 1 << 16
 _PIPE_BYTES = 1 << 20  # the largest pipe buffer that an unprivileged process may set
@@ -65,6 +67,26 @@ class LogFile:
             )
             self._file.close()
             self._file = None
+
+
+def next_logs(root: Path | None, run_dir: Path | None) -> Path | None:
+    """Create the next `attempt-<n>` folder; logs of earlier attempts and launches stay."""
+    if root is None:
+        return None
+    try:
+        if run_dir is not None:
+            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # with the mode that the ranks would use: owner only
+        root.mkdir(parents=True, exist_ok=True)
+        while True:
+            taken = [int(m[1]) for m in (re.fullmatch(r"attempt-(\d+)", entry.name) for entry in root.iterdir()) if m]
+            folder = root / f"attempt-{max(taken, default=-1) + 1}"
+            with contextlib.suppress(FileExistsError):  # another node with the same name made it meanwhile
+                folder.mkdir(mode=0o700)
+                return folder
+    except OSError as error:
+        raise LaunchError(
+            f"cannot write logs to {root}: {error.strerror}; choose another --log-dir or --run-dir"
+        ) from error
 
 
 def _settled(line: bytes) -> bytes:

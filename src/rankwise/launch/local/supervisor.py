@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,19 +12,24 @@ from rankwise.errors import LaunchError
 from rankwise.launch.hardware import num_visible_gpus
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
-from rankwise.launch.local.console import Console
+from rankwise.launch.local.console import Console, tell
+from rankwise.launch.local.environment import Part, with_time_left
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.stage import ALONE, Stage, describe_end, next_logs, tell, tell_hidden, with_time_left
+from rankwise.launch.local.ports import HeldPort
+from rankwise.launch.local.pump import next_logs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankwise.launch.failures.outcome import Outcome
     from rankwise.launch.failures.verdict import Failure
     from rankwise.launch.local.forks.spare import Spare
+    from rankwise.launch.local.process import RankEnd
 
 __all__ = ["supervise"]
 
 
-def supervise(job: Job, stage: Stage = ALONE) -> Outcome:
+def supervise(job: Job, *, loop: Loop | None = None, spare: Spare | None = None, tell_last: bool = True) -> Outcome:
     """Start the ranks, watch them, and restart all of them after a failure, up to `max_restarts` times.
 
     Call it in the main thread of a process without other threads. When it returns, no rank is left. If this process is
@@ -32,15 +37,17 @@ def supervise(job: Job, stage: Stage = ALONE) -> Outcome:
 
     Args:
         job: what to run.
-        stage: the loop, console and spare process to use.
+        loop: an entered loop whose descriptors are served while the ranks run; None creates one.
+        spare: a process that may become the fork server of the first attempt; the caller closes it.
+        tell_last: print the failure that ends the launch; it stands in `Outcome.text` in any case.
 
     Raises:
         LaunchError: the ranks cannot be started (port in use, log folder not writable).
     """
-    console = stage.console or Console()
-    with nullcontext(stage.loop) if stage.loop is not None else Loop() as entered:
-        outcome = _attempts(job, entered, console, stage.spare)
-    if stage.tell_last and outcome.text:
+    console = Console()
+    with nullcontext(loop) if loop is not None else Loop() as entered:
+        outcome = _attempts(job, entered, console, spare)
+    if tell_last and outcome.text:
         tell(console, outcome.text)
     console.flush()
     return outcome
@@ -51,23 +58,36 @@ def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Ou
     begun_s, gpus = time.monotonic(), num_visible_gpus() if job.min_ranks is not None else 0
     number = failures = 0  # attempts of the launch; failures at this number of ranks
     while True:
-        logs = next_logs(job.logs, job.run_dir)
-        limited = with_time_left(job, begun_s)
-        attempt = Attempt(limited, number, run_id, loop=loop, console=console, logs=logs, spare=spare)
+        logs, limited = next_logs(job.logs, job.run_dir), with_time_left(job, begun_s)
         failure: Failure | None = None
-        try:
-            failure, ends = attempt.run()
-            text = describe_end(failure, ends, logs) if failure is not None else ""
-            why = "" if failure is None else f"rank {failure.rank} failed"
-            if failure is not None:
-                from rankwise.launch.failures.record import keep
+        ends: Sequence[RankEnd] = ()
+        text = why = ""
+        with closing(HeldPort(job.master_port)) as port:
+            port.hand_over()
+            part = Part(world_size=job.num_ranks, master_addr=job.master_addr, master_port=port.number)
+            attempt = Attempt(
+                limited,
+                part,
+                number=number,
+                run_id=run_id,
+                loop=loop,
+                console=console,
+                logs=logs,
+                may_fork=True,
+                spare=spare,
+            )
+            try:
+                failure, ends = attempt.run()
+            except LaunchError as error:
+                if not attempt.num_started or _with_ranks(job, attempt.num_started) is None:
+                    raise
+                text, why = str(error), "no more ranks could be started"
+        if failure is not None:
+            from rankwise.launch.failures.record import keep
 
-                keep(job.run_dir, attempt.describe(failure, ends), console.say)
-        except LaunchError as error:
-            if not attempt.num_started or _with_ranks(job, attempt.num_started) is None:
-                raise
-            ends, text, why = [], str(error), "no more ranks could be started"
-        tell_hidden(console, attempt.hidden_lines, logs)
+            text, entry = attempt.describe(failure, ends)
+            keep(job.run_dir, entry, console.say)
+            why = f"rank {failure.rank} failed"
         number, failures, spare = number + 1, failures + 1, None
         following = _following(job, failures, had_gpus=gpus, started=attempt.num_started) if why else None
         if following is None or attempt.interrupted is not None:

@@ -14,9 +14,8 @@ from rankwise.launch.elastic.link import Link
 from rankwise.launch.elastic.peer import Peer
 from rankwise.launch.failures.record import keep_standstill
 from rankwise.launch.local.attempt import Attempt
-from rankwise.launch.local.console import Console
+from rankwise.launch.local.console import Console, tell
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.stage import tell
 
 __all__ = ["Desk", "NodeFellows"]
 

@@ -15,9 +15,10 @@ from typing import Any
 from rankwise.errors import ConfigError
 from rankwise.launch.failures.record import keep
 from rankwise.launch.job import Job
-from rankwise.launch.local.console import Console
+from rankwise.launch.local.console import Console, tell
+from rankwise.launch.local.environment import with_time_left
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.stage import next_logs, tell, with_time_left
+from rankwise.launch.local.pump import next_logs
 from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.requeue import Progress, ProgressLog, put_back
 from rankwise.launch.slurm.start import Record, Start

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from rankwise import vitals
 from rankwise.errors import LaunchError, RankwiseError
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
 from rankwise.launch.elastic.seal import derived_secret
-from rankwise.launch.failures.verdict import Failure, RankEnd
+from rankwise.launch.failures.verdict import Failure
 from rankwise.launch.functions.bound import value_path
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
@@ -24,7 +24,7 @@ from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
-from rankwise.launch.local.stage import describe_end, tell_hidden
+from rankwise.launch.local.process import RankEnd
 from rankwise.launch.slurm.fellows import Desk, NodeFellows
 from rankwise.launch.slurm.start import Meeting, Record, Start, leave, read_meeting, say_ready
 
@@ -86,12 +86,18 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
     )
     fellows = _fellows(meeting, secret, job.run_dir, here)
     attempt = Attempt(
-        job, start.attempt, start.run_id, loop=loop, console=console, logs=start.logs, part=part, fellows=fellows
+        job,
+        part,
+        number=start.attempt,
+        run_id=start.run_id,
+        loop=loop,
+        console=console,
+        logs=start.logs,
+        fellows=fellows,
     )
     if fellows is not None:
         fellows.attempt = attempt
     failure, ends = attempt.run()
-    tell_hidden(console, attempt.hidden_lines, start.logs)
     console.flush()
     if job.target.kind == "call":
         _hand_in(Path(job.target.name).parent, range(part.first_rank, part.first_rank + job.num_ranks), folder)
@@ -99,16 +105,15 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
     record = Record(node=node, host=host, interrupted=attempt.interrupted, again=again, step=attempt.furthest_step)
     if failure is None:
         return record
-    record = replace(record, failure=attempt.describe(failure, ends))
-    return _failed(record, failure, ends, part.world_size, start.logs)
+    text, entry = attempt.describe(failure, ends)
+    return _failed(replace(record, text=text, failure=entry), failure, ends)
 
 
-def _failed(record: Record, failure: Failure, ends: list[RankEnd], world_size: int, logs: Path | None) -> Record:
+def _failed(record: Record, failure: Failure, ends: Sequence[RankEnd]) -> Record:
     end = next((end for end in ends if end.rank == failure.rank), None)
     hung = end is None or not end.failed
     return replace(
         record,
-        text=describe_end(failure, ends, logs, world_size=world_size),
         rank=failure.rank,
         status=failure.status,
         exitcode=failure.exitcode or 1,

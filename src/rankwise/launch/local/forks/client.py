@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
 from rankwise.launch.local.forks.preload import leading_imports, source_of
+from rankwise.launch.local.loop import ENDING
 
 if TYPE_CHECKING:
     from rankwise.launch.job import Job
     from rankwise.launch.local.environment import Seat
     from rankwise.launch.local.forks.spare import Spare
     from rankwise.launch.local.loop import Loop
+    from rankwise.launch.local.pipes import Wires
     from rankwise.launch.target import Target
 
 __all__ = ["ForkServer", "Forked", "names_to_load", "open_server"]
 
 START = "RANKWISE_START"
-ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "ROLE_RANK", "RANKWISE_CORES"})
 # tools that load into a process before its program, and may behave differently per process
@@ -163,21 +164,15 @@ class ForkServer:
             answer = b""
         self.reason = json.loads(answer) if answer else "it has ended"
 
-    def fork(self, env: Mapping[str, str], *, stdin: int, out: int | None, err: int | None, report_fd: int) -> Forked:
-        """Fork a rank; it waits for `let_go`.
-
-        Args:
-            env: its whole environment.
-            stdin: descriptor it reads.
-            out: descriptor of its stdout, None for this process's.
-            err: descriptor of its stderr, None for this process's.
-            report_fd: descriptor to which it writes its report.
+    def fork(self, env: Mapping[str, str], wires: Wires) -> Forked:
+        """Fork a rank with its whole environment and its descriptors; it waits for `let_go`.
 
         Raises:
             OSError: the rank cannot be forked.
         """
         own = {name: value for name, value in env.items() if self._env.get(name) != value}
-        fds = [stdin, 1 if out is None else out, 2 if err is None else err, report_fd, self._gate_read]
+        out, err = 1 if wires.out is None else wires.out, 2 if wires.err is None else wires.err
+        fds = [wires.stdin, out, err, wires.report, self._gate_read]
         socket.send_fds(self._line, [json.dumps({"env": own}).encode()], fds)
         answer = self._line.recv(1 << 16)
         if not answer:
