@@ -24,7 +24,7 @@ from rankwise.checkpoint.interruption import Interruption
 from rankwise.checkpoint.parts import as_part
 from rankwise.checkpoint.restore import RestoreReport, decide, load_part, read_part
 from rankwise.checkpoint.retention import Keeping
-from rankwise.checkpoint.save import Asking, SaveJob, Saving, checked_step, save_job
+from rankwise.checkpoint.save import Asking, Saving, checked_step, collect
 from rankwise.checkpoint.snapshot import HostBuffers
 from rankwise.checkpoint.storage.bucket import Bucket, is_url
 from rankwise.checkpoint.storage.object_path import ObjectPath
@@ -138,10 +138,10 @@ class Checkpointer:
         """
         self.wait()
 
-        def make_job() -> SaveJob:
+        def states() -> tuple[CheckpointInfo, dict[str, Any]]:
             target = self.folder / folder_name(checked_step(step))
             self._clean()
-            return save_job(
+            return collect(
                 target,
                 self._world,
                 step=step,
@@ -160,7 +160,7 @@ class Checkpointer:
             prune=self._prune,
             background=self._thread,
         )
-        saving.start(make_job)
+        saving.start(states)
         self._saving = saving
         self._asking.begin(is_publishing=False)
         if self._host is None:
