@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from rankwise.errors import DesyncError, WorldError
+from rankwise.errors import ConfigError, DesyncError, WorldError
 from rankwise.world.collectives.channel import Channel, KeyChannel
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ __all__ = [
     "INLINE",
     "Call",
     "Frame",
-    "Message",
     "Offer",
     "call_place",
     "carry",
@@ -47,6 +46,16 @@ INLINE = 1024
 FRAME_BYTES = _IDENTITY.size + _REST.size + _TEXT + INLINE
 _PACKAGE = str(PurePath(__file__).parents[2]) + os.sep
 _PASSING = contextlib.__file__  # its frames are between a `with` statement and our generator
+_OPS = ("sum", "mean", "min", "max")
+# the argument for the single rank that sends or receives
+_ROOTS = {
+    "broadcast": "src",
+    "broadcast_object": "src",
+    "from_main": "src",
+    "gather": "dst",
+    "gather_object": "dst",
+    "reduce": "dst",
+}
 # calls without values, which a skipped call could not mix up; often written in both branches of an `if`
 _ANY_PLACE = frozenset({"barrier", "raise_together", "subgroup"})
 
@@ -70,9 +79,21 @@ class Call:
     @property
     def title(self) -> str:
         """Return the call as in source code."""
-        root = {"broadcast": "src", "broadcast_object": "src", "from_main": "src"}.get(self.op, "dst")
-        arguments = [self.reduce] * bool(self.reduce) + [f"{root}={self.root}"] * (self.root >= 0)
-        return f"{self.op}({', '.join(arguments)}) at {self.place}"
+        root = [f"{_ROOTS.get(self.op, 'dst')}={self.root}"] * (self.root >= 0)
+        return f"{self.op}({', '.join([self.reduce] * bool(self.reduce) + root)}) at {self.place}"
+
+    def check(self, world_size: int) -> None:
+        """Check root and reduce op.
+
+        Raises:
+            ConfigError: there is no such rank or op.
+        """
+        if self.op in _ROOTS and not 0 <= self.root < world_size:
+            raise ConfigError(
+                f"{_ROOTS[self.op]}={self.root} is not a rank of this world: expected 0 to {world_size - 1}"
+            )
+        if self.op.endswith("reduce") and self.reduce not in _OPS:
+            raise ConfigError(f"the reduce op must be one of {', '.join(_OPS)}, got {self.reduce!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +125,7 @@ def encode_frame(
     call: Call,
     number: int,
     *,
-    payload: bytes | memoryview,
+    payload: bytes,
     payload_bytes: int,
     structure: str = "",
     failed: bool = False,
@@ -142,39 +163,26 @@ def decode_frame(raw: memoryview) -> Frame:
     )
 
 
-class Offer(Protocol):
-    """A rank's contribution to a call."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A rank's contribution to a call: bytes that are there already, or none; a subclass may make them when asked.
 
-    @property
-    def structure(self) -> str:
-        """Return the structure of its tree; must be equal on all ranks."""
-        ...
+    Attributes:
+        structure: structure of its tree; must be equal on all ranks.
+        data: its payload.
+    """
+
+    structure: str = ""
+    data: bytes = b""
 
     @property
     def payload_bytes(self) -> int:
         """Return the size of its payload."""
-        ...
-
-    def payload(self) -> bytes | memoryview:
-        """Return the payload, or at least the beginning that goes into the frame."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """An offer of bytes that are there already, or of none."""
-
-    data: bytes = b""
-    structure: str = ""
-
-    @property
-    def payload_bytes(self) -> int:
-        """See `Offer`."""
         return len(self.data)
 
-    def payload(self) -> memoryview:
-        """See `Offer`."""
-        return memoryview(self.data)
+    def payload(self) -> bytes:
+        """Return the payload, or at least the beginning that goes into the frame."""
+        return self.data
 
 
 def call_place() -> str:
