@@ -119,42 +119,71 @@ class Mean:
 
 
 class _Extreme:
-    """Common base of `Max` and `Min`."""
+    """Common base of `Max` and `Min`: the best integer and the best float, each with whether there was one."""
 
     scope: Literal["reduced"] = "reduced"
     _largest: ClassVar[bool]
 
     def __init__(self) -> None:
-        self._best = _Best(largest=self._largest)
+        self.reset()
 
     def update(self, value: Any, weight: Any = 1) -> None:
         """Include `value`. Arguments as in `Sum.update`; a weight of 0 excludes an element, others have no effect."""
-        self._best.add(*extreme(value, weight, largest=self._largest))
+        self._add(*extreme(value, weight, largest=self._largest))
 
     def reset(self) -> None:
         """Clear the stored extreme."""
-        self._best = _Best(largest=self._largest)
+        self._cells: dict[str, Any] = {"ints": 0, "ints_seen": False, "floats": 0.0, "floats_seen": False}
 
     def partial(self) -> dict[str, Any]:
         """Return this rank's best integer and float on their device, and whether there are any."""
-        return self._best.cells()
+        return dict(self._cells)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the same as Python numbers; synchronises with the device."""
-        return to_host(self.partial())
+        return to_host(self._cells)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load an extreme."""
         _check_state(self, state)
-        self._best = _Best.of([state], largest=self._largest)
+        self._cells = self.merge_states([state])
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the best of several partials."""
-        return _Best.of(states, largest=self._largest).cells()
+        best = type(self)()
+        for state in states:
+            for kind in ("ints", "floats"):
+                best._add(state[kind], state[f"{kind}_seen"])  # noqa: SLF001
+        return best.partial()
 
     def read_state(self, state: Mapping[str, Any]) -> float | int:
         """Return the best element: an int if it was added as one."""
-        return _Best.read(state, largest=self._largest)
+        found = [state[kind] for kind in ("ints", "floats") if state[f"{kind}_seen"]]
+        if not found or any(math.isnan(value) for value in found):
+            return math.nan
+        best: float | int = max(found) if self._largest else min(found)
+        return best
+
+    def _add(self, value: Any, seen: Any) -> None:
+        kind = "floats" if _is_float(value) else "ints"
+        old, old_seen = self._cells[kind], self._cells[f"{kind}_seen"]
+        if old_seen is False or seen is False:
+            if seen is not False:
+                self._cells |= {kind: value, f"{kind}_seen": seen}
+            return
+        self._cells[kind] = self._better(old, value)
+        self._cells[f"{kind}_seen"] = True if old_seen is True or seen is True else old_seen | seen
+
+    def _better(self, old: Any, new: Any) -> Any:
+        if not is_tensor(old) and not is_tensor(new):
+            if math.isnan(old) or math.isnan(new):
+                return math.nan
+            return max(old, new) if self._largest else min(old, new)
+        import torch
+
+        model = old if is_tensor(old) else new
+        pair = [cell if is_tensor(cell) else torch.full_like(model, cell) for cell in (old, new)]
+        return torch.maximum(*pair) if self._largest else torch.minimum(*pair)
 
 
 class Max(_Extreme):
@@ -212,56 +241,6 @@ class _Total:
             return self.ints  # type: ignore[no-any-return]
         # a sum that overflowed, or met NaN, has no rest
         return self.ints + (self.floats + self.rest if math.isfinite(self.floats) else self.floats)  # type: ignore[no-any-return]
-
-
-class _Best:
-    """The best integer and the best float separately, each with a flag whether there was one."""
-
-    __slots__ = ("_cells", "_largest")
-
-    def __init__(self, *, largest: bool) -> None:
-        self._largest = largest
-        self._cells: dict[str, Any] = {"ints": 0, "ints_seen": False, "floats": 0.0, "floats_seen": False}
-
-    @classmethod
-    def of(cls, states: Sequence[Mapping[str, Any]], *, largest: bool) -> _Best:
-        best = cls(largest=largest)
-        for state in states:
-            best.add(state["ints"], state["ints_seen"])
-            best.add(state["floats"], state["floats_seen"])
-        return best
-
-    @classmethod
-    def read(cls, state: Mapping[str, Any], *, largest: bool) -> float | int:
-        found = [state[kind] for kind in ("ints", "floats") if state[f"{kind}_seen"]]
-        if not found or any(math.isnan(value) for value in found):
-            return math.nan
-        best: float | int = max(found) if largest else min(found)
-        return best
-
-    def cells(self) -> dict[str, Any]:
-        return dict(self._cells)
-
-    def add(self, value: Any, seen: Any) -> None:
-        kind = "floats" if _is_float(value) else "ints"
-        old, old_seen = self._cells[kind], self._cells[f"{kind}_seen"]
-        if old_seen is False or seen is False:
-            if seen is not False:
-                self._cells |= {kind: value, f"{kind}_seen": seen}
-            return
-        self._cells[kind] = self._better(old, value)
-        self._cells[f"{kind}_seen"] = True if old_seen is True or seen is True else old_seen | seen
-
-    def _better(self, old: Any, new: Any) -> Any:
-        if not is_tensor(old) and not is_tensor(new):
-            if math.isnan(old) or math.isnan(new):
-                return math.nan
-            return max(old, new) if self._largest else min(old, new)
-        import torch
-
-        model = old if is_tensor(old) else new
-        pair = [cell if is_tensor(cell) else torch.full_like(model, cell) for cell in (old, new)]
-        return torch.maximum(*pair) if self._largest else torch.minimum(*pair)
 
 
 def _is_float(value: Any) -> bool:
