@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from rankwise.tracking.services.outbox import Table
-
-__all__ = ["Sink", "TableSink"]
+__all__ = ["Sink"]
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """A destination for numbers. Called on the main rank only, from one thread."""
+    """A destination for numbers. Called on the main rank only, from one thread.
+
+    If it also has a method `table`, it receives the tables.
+    """
 
     def start(self, attempt: int, restored_step: int | None) -> None:
         """Begin an attempt: values logged past `restored_step` become invalid (None: all values)."""
@@ -24,13 +25,4 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Flush buffered values. Called once."""
-        ...
-
-
-@runtime_checkable
-class TableSink(Sink, Protocol):
-    """A sink that also accepts tables."""
-
-    def table(self, table: Table) -> None:
-        """Log a table."""
         ...

@@ -19,7 +19,7 @@ from rankwise.tracking.run_dir import RunDir
 from rankwise.tracking.services.mlflow import MlflowSink
 from rankwise.tracking.services.outbox import Outbox, RunFacts, Service, Table, is_nonfinite
 from rankwise.tracking.services.wandb import WandbSink
-from rankwise.tracking.sink import Sink, TableSink
+from rankwise.tracking.sink import Sink
 from rankwise.tracking.verdict import on_main
 from rankwise.world import World
 
@@ -163,7 +163,7 @@ class Tracker:
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / f"step-{made.step:08}.json", _table_record(made))
         for sink in self._sinks:
-            if isinstance(sink, TableSink):
+            if hasattr(sink, "table"):
                 sink.table(made)
 
     def flush(self) -> None:
@@ -198,14 +198,7 @@ class Tracker:
         run, folder = self._run, self._folder
         if run is None:
             folder.mkdir(parents=True, exist_ok=True)
-        lines = JsonlSink(
-            folder / "metrics.jsonl",
-            attempt=None if run is None else run.attempt,
-            fence=self._fence,
-            is_undisturbed=None if run is None else run.is_undisturbed,
-            hold_s=hold_s,
-        )
-        self._lines = lines
+        self._lines = lines = JsonlSink(folder / "metrics.jsonl", run, hold_s=hold_s)
         self._attempt = lines.attempt
         self._known = read_json(folder / "trackers.json") or {}
         self._ids = dict(self._known.get("ids", {}))
