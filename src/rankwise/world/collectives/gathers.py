@@ -12,7 +12,7 @@ import numpy as np
 from rankwise.errors import ConfigError
 from rankwise.world.collectives.channel import Channel
 from rankwise.world.collectives.handshake import INLINE, Call, Frame, Offer, call_place, exchange
-from rankwise.world.collectives.transfer import broadcast_bytes, gather_bytes
+from rankwise.world.collectives.transfer import broadcast_bytes, gather_bytes, gather_raw
 from rankwise.world.collectives.tree import Leaf, describe, flatten, rebuild
 from rankwise.world.collectives.wire import bytes_of, flat_of, from_bytes, value_of
 
@@ -133,16 +133,12 @@ def _all_lengths(
     world: World, call: Call, mine: _Pieces, frames: list[Frame]
 ) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
     """Return every rank's lengths, from the frames if they fit."""
-    import torch
-
     num_bytes = mine.lengths.nbytes
-    if num_bytes <= INLINE:
-        return [np.frombuffer(bytes(frame.payload[:num_bytes]), np.int64) for frame in frames]
-    assert isinstance(world.channel, Channel)
-    own = bytes_of(torch.from_numpy(mine.lengths)).to(world.channel.device)
-    everywhere = Call(call.op, call.place)
-    found = gather_bytes(world, everywhere, own, [num_bytes] * world.world_size) or []
-    return [row.cpu().numpy().view(np.int64) for row in found]
+    raws: list[Any] = [frame.payload[:num_bytes] for frame in frames]
+    if num_bytes > INLINE:
+        everywhere = Call(call.op, call.place)
+        raws = gather_raw(world, everywhere, mine.lengths.tobytes(), [num_bytes] * world.world_size) or []
+    return [np.frombuffer(raw, np.int64) for raw in raws]
 
 
 def _collect(

@@ -221,12 +221,13 @@ def exchange(world: World, call: Call, offer: Callable[[], OfferT]) -> tuple[Off
         DesyncError: another rank failed, or the ranks make different calls. The group stays usable.
         WorldError: the group is lost: a rank died or is late by more than the timeout.
     """
-    assert world.channel is not None
-    if world.channel.broken:
-        raise WorldError(f"{call.title}: the group cannot be used: {world.channel.broken}")
-    world.channel.calls += 1
-    ready, trouble, raw = _packed(call, world.channel.calls, offer)
-    frames = _swap(world, call, raw)
+    channel = world.channel
+    assert channel is not None
+    if channel.broken:
+        raise WorldError(f"{call.title}: the group cannot be used: {channel.broken}")
+    channel.calls += 1
+    ready, trouble, raw = _packed(call, channel.calls, offer)
+    frames = [decode_frame(memoryview(frame)) for frame in carry(world, call, lambda: channel.swap(raw))]
     if trouble is not None:
         raise trouble
     identity = frames[world.rank].identity
@@ -255,25 +256,6 @@ def _text_of(error: Exception) -> bytes:
         return f"{type(error).__name__}: {error}".encode(errors="replace")
     except Exception:  # noqa: BLE001  (the user's __str__ is broken, too)
         return f"{type(error).__name__} (its text cannot be made)".encode()
-
-
-def _swap(world: World, call: Call, raw: bytes) -> list[Frame]:
-    channel = world.channel
-    if isinstance(channel, KeyChannel):
-        return [decode_frame(memoryview(frame)) for frame in carry(world, call, lambda: channel.swap(raw))]
-    assert channel is not None
-    return _swap_tensors(world, call, channel, raw)
-
-
-def _swap_tensors(world: World, call: Call, channel: Channel, raw: bytes) -> list[Frame]:
-    import torch
-    import torch.distributed as dist
-
-    mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(channel.device)
-    all_frames = torch.empty(world.world_size, FRAME_BYTES, dtype=torch.uint8, device=channel.device)
-    carry(world, call, lambda: dist.all_gather(list(all_frames.unbind()), mine, group=channel.group))
-    whole = memoryview(all_frames.cpu().numpy().tobytes())
-    return [decode_frame(whole[start : start + FRAME_BYTES]) for start in range(0, len(whole), FRAME_BYTES)]
 
 
 def carry(world: World, call: Call, transport: Callable[[], T]) -> T:
