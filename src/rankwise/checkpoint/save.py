@@ -117,6 +117,7 @@ class Saving:
         world: this rank's world.
         storage: the storage.
         fence: see `Checkpointer`.
+        asking: decides which calls of `poll` advance it; kept between saves.
         prune: called on the main rank with the folder after publication.
         background: its thread does both halves; None: they are done directly. It is kept between saves, because
             starting a thread means waiting until it runs.
@@ -129,6 +130,7 @@ class Saving:
         storage: Storage,
         fence: Fence,
         *,
+        asking: Asking,
         prune: Callable[[Any], None],
         background: Executor | None,
     ) -> None:
@@ -136,13 +138,14 @@ class Saving:
         self._world = world
         self._storage = storage
         self._fence = fence
+        self._asking = asking
         self._prune = prune
         self._background = background
         self._manifest: CheckpointInfo  # its parts without files
         self._trees: dict[str, Any]
         self._token = secrets.token_hex(4)  # tells the files of this save from those of others; the main rank's is used
         self._made: Any = None
-        self.is_publishing = False
+        self._is_publishing = False
         self._act: Callable[[], Any] = self._write
         self._done: Future[Any] | None = None
 
@@ -179,8 +182,8 @@ class Saving:
         """Whether this rank's thread is idle. Local."""
         return self._done is not None and self._done.done()
 
-    def advance(self, *, wait: bool) -> bool | None:
-        """Begin the next half if this one is done on all ranks; return whether it is published, None if it is not.
+    def advance(self, *, wait: bool) -> bool:
+        """Begin the next half if this one is done on all ranks; return whether the checkpoint is published.
 
         If one rank has failed, all fail: of the first half nothing is published.
 
@@ -196,10 +199,12 @@ class Saving:
             raise
         done = [one[0] for one in ended if one is not None]
         if len(done) < len(ended):
-            return None
-        if self.is_publishing:
+            return False
+        if not wait:
+            self._asking.end(is_publishing=self._is_publishing)
+        if self._is_publishing:
             return True
-        self.is_publishing = True
+        self._is_publishing = True
         self._begin(lambda: self._publish(done))
         return False
 
@@ -216,6 +221,7 @@ class Saving:
         return self._storage.make(self._manifest.step, self._manifest.attempt, self._token)
 
     def _begin(self, act: Callable[[], Any]) -> None:
+        self._asking.begin(is_publishing=self._is_publishing)
         self._act, self._done = act, None if self._background is None else self._background.submit(act)
 
     def _ended(self) -> Any:
