@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from rankwise.errors import ConfigError, RunDirError
 from rankwise.tracking.config import as_json
@@ -19,14 +19,33 @@ from rankwise.tracking.run_dir import RunDir
 from rankwise.tracking.services.mlflow import MlflowSink
 from rankwise.tracking.services.outbox import Outbox, RunFacts, Service, Table, is_nonfinite
 from rankwise.tracking.services.wandb import WandbSink
-from rankwise.tracking.sink import Sink
 from rankwise.tracking.verdict import on_main
 from rankwise.world import World
 
-__all__ = ["SinkName", "Tracker"]
+__all__ = ["Sink", "SinkName", "Tracker"]
 
 SinkName = Literal["jsonl", "tensorboard", "mlflow", "wandb"]
 _NAMES: tuple[SinkName, ...] = ("jsonl", "tensorboard", "mlflow", "wandb")
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """A destination for numbers. Called on the main rank only, from one thread.
+
+    If it also has a method `table`, it receives the tables.
+    """
+
+    def start(self, attempt: int, restored_step: int | None) -> None:
+        """Begin an attempt: values logged past `restored_step` become invalid (None: all values)."""
+        ...
+
+    def log(self, step: int, values: Mapping[str, float], tags: Mapping[str, Any]) -> None:
+        """Log the numbers of one step. Values may be non-finite."""
+        ...
+
+    def close(self) -> None:
+        """Flush buffered values. Called once."""
+        ...
 
 
 class Tracker:
