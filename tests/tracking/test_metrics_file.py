@@ -161,3 +161,11 @@ def test_a_line_that_did_not_fit_spoils_no_other(tmp_path, monkeypatch):
     monkeypatch.undo()
     append(file, encode_line(line(1, 3), {}))
     assert [found["step"] for found in read_metrics(file)] == [1, 3]
+
+
+def test_an_event_need_not_have_a_step(tmp_path):
+    """One of another program may say null; the reader gives it back with all lines, and the others count."""
+    other = {"event": "moved", "attempt": 1, "step": None}
+    write(tmp_path / "metrics.jsonl", [event(1, None), line(1, 10), other, event(2, 10), line(2, 11)])
+    assert lineage(read_metrics(tmp_path)) == [(1, 10), (2, 11)]
+    assert read_metrics(tmp_path, all=True)[2] == {**other, "superseded": False}

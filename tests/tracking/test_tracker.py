@@ -161,7 +161,7 @@ def test_a_left_over_is_fenced_at_its_next_line(tmp_path, fresh, monkeypatch):
             with pytest.raises(FencedError, match="this process is attempt 1"):
                 lines.log(21, {"loss": 2.0})
             # between its look and its write: read as superseded, or in the folder that was moved away
-            lines._sinks[0]._is_undisturbed = lambda: True
+            left.is_undisturbed = lambda: True
             lines.log(9, {"loss": 2.0})
             newer.log(11, {"loss": 3.0})
         lines.close()

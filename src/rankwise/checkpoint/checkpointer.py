@@ -13,9 +13,9 @@ from typing import Any, Literal, Self, cast
 from rankwise.checkpoint.commit import Disk, Fence, Storage, folder_name
 from rankwise.checkpoint.format.manifest import (
     CheckpointInfo,
+    LaterFormatError,
     folders,
     read_manifest,
-    refuse_later_format,
     sound,
     step_of,
     verify,
@@ -24,7 +24,7 @@ from rankwise.checkpoint.interruption import Interruption
 from rankwise.checkpoint.parts import as_part
 from rankwise.checkpoint.restore import RestoreReport, decide, load_part, read_part
 from rankwise.checkpoint.retention import Keeping
-from rankwise.checkpoint.save import Asking, SaveJob, Saving, checked_step, save_job
+from rankwise.checkpoint.save import Asking, Saving, checked_step, collect
 from rankwise.checkpoint.snapshot import HostBuffers
 from rankwise.checkpoint.storage.bucket import Bucket, is_url
 from rankwise.checkpoint.storage.object_path import ObjectPath
@@ -138,10 +138,10 @@ class Checkpointer:
         """
         self.wait()
 
-        def make_job() -> SaveJob:
+        def states() -> tuple[CheckpointInfo, dict[str, Any]]:
             target = self.folder / folder_name(checked_step(step))
             self._clean()
-            return save_job(
+            return collect(
                 target,
                 self._world,
                 step=step,
@@ -157,12 +157,12 @@ class Checkpointer:
             self._world,
             self._storage,
             self._fence,
+            asking=self._asking,
             prune=self._prune,
             background=self._thread,
         )
-        saving.start(make_job)
+        saving.start(states)
         self._saving = saving
-        self._asking.begin(is_publishing=False)
         if self._host is None:
             self.wait()
         return cast("Path", saving.target)
@@ -237,10 +237,10 @@ class Checkpointer:
             CheckpointError: a candidate cannot be read now (permissions, storage), has a later format, or
                 there are candidates and all are damaged; on every rank.
         """
-        self.wait()
-        what = f"looking for checkpoints in {self.folder}"
-        found = take_together(self._world, what, lambda: self._looked_for(lambda root: self._newest(root, step)))
-        return self._here(self._world.broadcast_object(found))
+        return self._found(
+            f"looking for checkpoints in {self.folder}",
+            lambda root: [folder for folder in folders(root) if step is None or step_of(folder) <= step],
+        )
 
     def best(self) -> CheckpointInfo | None:
         """Return the best complete checkpoint by ``metric=``, None if none has it. Every rank must call it.
@@ -251,10 +251,10 @@ class Checkpointer:
         """
         if self._keeping.metric is None:
             raise ConfigError("best() needs Checkpointer(metric=...), a name from the metrics= of save")
-        self.wait()
-        what = f"looking for the best checkpoint in {self.folder}"
-        found = take_together(self._world, what, lambda: self._looked_for(self._best))
-        return self._here(self._world.broadcast_object(found))
+        return self._found(
+            f"looking for the best checkpoint in {self.folder}",
+            lambda root: [info.path for info in self._keeping.by_quality(sound(root))],
+        )
 
     def restore(
         self, parts: Mapping[str, Any], info: CheckpointInfo | None = None, *, allow_missing: Sequence[str] = ()
@@ -309,38 +309,37 @@ class Checkpointer:
         state = read_part(info, name, None, self._world)
         return state["tree"] if isinstance(state, dict) and list(state) == ["tree"] else state
 
-    def _looked_for(self, find: Callable[[Path], CheckpointInfo | None]) -> CheckpointInfo | None:
-        """Return the result of `find` for the folder, or for that of a run directory."""
-        if not self._world.is_main:
-            return None
-        try:
-            return find(self.folder) or find(self.folder / "checkpoints")
-        except OSError as error:
-            raise CheckpointError(
-                f"a checkpoint cannot be read now, but is not damaged, so it was not skipped: {error}; fix storage or "
-                "permissions and start again, or move its folder away to continue from an earlier one"
-            ) from error
+    def _found(self, what: str, candidates: Callable[[Path], list[Path]]) -> CheckpointInfo | None:
+        """Return the main rank's first whole candidate in the folder, or in that of a run directory."""
+        self.wait()
 
-    def _here(self, info: CheckpointInfo | None) -> CheckpointInfo | None:
-        """Return the main rank's result with this rank's own connection."""
+        def look() -> CheckpointInfo | None:
+            if not self._world.is_main:
+                return None
+            try:
+                return self._first_whole(candidates(self.folder)) or self._first_whole(
+                    candidates(self.folder / "checkpoints")
+                )
+            except OSError as error:
+                raise CheckpointError(
+                    f"a checkpoint cannot be read now, but is not damaged, so it was not skipped: {error}; fix storage "
+                    "or permissions and start again, or move its folder away to continue from an earlier one"
+                ) from error
+
+        info: CheckpointInfo | None = self._world.broadcast_object(take_together(self._world, what, look))
         if info is None or not isinstance(self.folder, ObjectPath):
             return info
-        return replace(info, path=replace(info.path, store=self.folder.store))
-
-    def _newest(self, root: Path, step: int | None) -> CheckpointInfo | None:
-        return self._first_whole([folder for folder in folders(root) if step is None or step_of(folder) <= step])
-
-    def _best(self, root: Path) -> CheckpointInfo | None:
-        return self._first_whole([info.path for info in self._keeping.by_quality(sound(root))])
+        return replace(info, path=replace(info.path, store=self.folder.store))  # by this rank's own connection
 
     def _first_whole(self, candidates: list[Path]) -> CheckpointInfo | None:
         skipped: dict[Path, str] = {}
         whole = None
         for folder in candidates:
-            refuse_later_format(folder)
             try:
                 whole = verify(folder)
                 break
+            except LaterFormatError:
+                raise
             except CheckpointError as error:
                 skipped[folder] = str(error)
         if skipped and whole is None:
@@ -350,7 +349,7 @@ class Checkpointer:
                 "a copy; or move them away to start over (for a whole run: --fresh, or Trainer(fresh=True))."
             )
         for folder in skipped.keys() - self._skipped.keys():
-            warnings.warn(f"skipped the checkpoint {folder}: {skipped[folder]}", stacklevel=5)
+            warnings.warn(f"skipped the checkpoint {folder}: {skipped[folder]}", stacklevel=7)
         self._skipped |= skipped
         return whole
 
@@ -364,17 +363,12 @@ class Checkpointer:
 
     def _advanced(self, saving: Saving, *, wait: bool) -> Path | None:
         """Advance the current save; return its folder if it is published."""
-        self._saving, half = None, saving.is_publishing
-        is_published = saving.advance(wait=wait)
-        if is_published is not None and not wait:
-            self._asking.end(is_publishing=half)
-        if is_published:
-            self.published = cast("Path", saving.target)
-            return self.published
-        self._saving = saving
-        if is_published is False:
-            self._asking.begin(is_publishing=True)
-        return None
+        self._saving = None  # if it fails, there is none any more
+        if not saving.advance(wait=wait):
+            self._saving = saving
+            return None
+        self.published = cast("Path", saving.target)
+        return self.published
 
     def _prune(self, newest: Path) -> None:
         if self._keeping.keep is None:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Protocol
 
 from rankwise._files import fsync_folder
 
-__all__ = ["Disk", "Fence", "Storage", "clean", "folder_name", "publish", "set_aside"]
+__all__ = ["Disk", "Fence", "Storage", "folder_name"]
 
 Fence = Callable[[], AbstractContextManager[Any]]
 
@@ -111,8 +111,17 @@ class Disk:
         with self.create(made, "manifest.json") as file:
             file.write(manifest)
         fsync_folder(made)
+        target = self.root / folder_name(step)
+        aside = target.with_name(f".old-{target.name}")
         with fence():
-            publish(made, self.root / folder_name(step))
+            if target.exists():
+                if aside.exists():
+                    _delete(aside)
+                os.rename(target, aside)  # noqa: PTH104  (tests inject faults here)
+            os.rename(made, target)  # noqa: PTH104
+            fsync_folder(self.root)
+            if aside.exists():
+                _delete(aside)
 
     def discard(self, made: Path, folder: str | None) -> None:
         """See `Storage`."""
@@ -125,8 +134,16 @@ class Disk:
         with fence():
             self.root.mkdir(parents=True, exist_ok=True)
             for folder in skipped:
-                set_aside(folder)
-            clean(self.root)
+                _set_aside(folder)
+            for entry in list(self.root.iterdir()):
+                if entry.name.startswith(".old-step-"):
+                    target = self.root / entry.name.removeprefix(".old-")
+                    if target.exists():
+                        _delete(entry)
+                    else:
+                        os.rename(entry, target)  # noqa: PTH104
+                elif entry.name.startswith((".tmp-step-", ".del-")):
+                    _delete(entry)
 
     def remove(self, folders: Callable[[], Iterable[Path]], fence: Fence) -> None:
         """See `Storage`."""
@@ -148,34 +165,8 @@ def folder_name(step: int) -> str:
     return f"step-{step:010d}"
 
 
-def publish(temporary: Path, target: Path) -> None:
-    """Give a complete folder its final name; replace a folder with that name. Call it inside the fence."""
-    aside = target.with_name(f".old-{target.name}")
-    if target.exists():
-        if aside.exists():
-            _delete(aside)
-        os.rename(target, aside)  # noqa: PTH104  (tests inject faults here)
-    os.rename(temporary, target)  # noqa: PTH104
-    fsync_folder(target.parent)
-    if aside.exists():
-        _delete(aside)
-
-
-def clean(root: Path) -> None:
-    """Remove what killed saves and deletions left behind. Call it inside the fence."""
-    for entry in list(root.iterdir()):
-        if entry.name.startswith(".old-step-"):
-            target = root / entry.name.removeprefix(".old-")
-            if target.exists():
-                _delete(entry)
-            else:
-                os.rename(entry, target)  # noqa: PTH104
-        elif entry.name.startswith((".tmp-step-", ".del-")):
-            _delete(entry)
-
-
-def set_aside(folder: Path) -> None:
-    """Rename a damaged checkpoint to keep it without blocking later ones. Call it inside the fence."""
+def _set_aside(folder: Path) -> None:
+    """Rename a damaged checkpoint to keep it without blocking later ones."""
     name, number = f"skipped-{folder.name.removeprefix('.old-')}", 1
     while (aside := folder.with_name(name if number == 1 else f"{name}.{number}")).exists():
         number += 1

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from rankwise.checkpoint.format.manifest import CheckpointInfo, folders, read_manifest, verify
+from rankwise.checkpoint.format.manifest import CheckpointInfo, LaterFormatError, folders, read_manifest, verify
 from rankwise.checkpoint.format.payload import read_payload
 from rankwise.checkpoint.format.pieces import join_ranks, whole_tree
 from rankwise.checkpoint.storage.bucket import Bucket, is_url
@@ -36,6 +36,8 @@ def find_one(path: str) -> CheckpointInfo:
             return verify(folder)
     try:
         return verify(last)
+    except LaterFormatError:
+        raise
     except CheckpointError as error:
         raise CheckpointError(f"{last} is damaged: {error}") from error
 
@@ -158,7 +160,7 @@ def _found(path: str) -> list[Any]:
     """
     root: Any = Bucket(path, {}).root if is_url(path) else Path(path)
     is_one = "manifest.json" in root.names() if is_url(path) else (root / "manifest.json").exists()
-    found = [root] if is_one else list(folders(root)) or list(folders(root / "checkpoints"))
+    found = [root] if is_one else folders(root) or folders(root / "checkpoints")
     if not found:
         raise CheckpointError(f"there is no checkpoint in {path}: neither a manifest.json nor a step-* folder")
     return found

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rankwise._version import __version__
@@ -27,32 +27,13 @@ from rankwise.errors import CheckpointError, ConfigError, DesyncError
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["Asking", "SaveJob", "Saving", "checked_step", "save_job"]
+__all__ = ["Asking", "Saving", "checked_step", "collect"]
 
 _MOST_CALLS = 64
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveJob:
-    """One rank's part of a save: what to write, and where.
-
-    Attributes:
-        token: distinguishes its files from those of other saves; the main rank's is used.
-        scopes: scope by part, equal on all ranks.
-        in_pieces: parts of which each rank writes pieces.
-        trees: encoded tree by part, for the parts that this rank writes.
-        head: manifest without the files.
-    """
-
-    token: str
-    scopes: Mapping[str, str]
-    in_pieces: frozenset[str]
-    trees: Mapping[str, Any]
-    head: CheckpointInfo
-
-
-def save_job(
+def collect(
     target: Any,
     world: World,
     *,
@@ -62,11 +43,14 @@ def save_job(
     meta: Mapping[str, JSON] | None,
     metrics: Mapping[str, float] | None,
     host: HostBuffers | None,
-) -> SaveJob:
+) -> tuple[CheckpointInfo, dict[str, Any]]:
     """Collect the current states of all parts of this rank. Local: no collective, nothing is written.
 
     The arguments are those of `Checkpointer.save`; `target` is the published place, and `host` copies the states, so
     that they may change while they are written (None: they must not).
+
+    Returns:
+        The manifest, its parts without files, equal on all ranks; and the encoded trees that this rank writes, by part.
 
     Raises:
         ConfigError: a bad step, name, part, `meta` or metric.
@@ -76,37 +60,34 @@ def save_job(
         if not isinstance(name, str) or _PART_NAME.fullmatch(name) is None:
             raise ConfigError(f"a part's name must consist of letters, digits, '.', '_' and '-'; got {name!r}")
     sources = {name: as_part(name, value) for name, value in parts.items()}
-    scopes = {name: part.scope for name, part in sources.items()}
-    in_pieces = frozenset(
-        name for name, part in sources.items() if scopes[name] == "sharded" and getattr(part, "by_pieces", False)
-    )
+    records = {
+        name: PartRecord(
+            scope=part.scope, files=(), in_pieces=part.scope == "sharded" and getattr(part, "by_pieces", False)
+        )
+        for name, part in sources.items()
+    }
     trees = {}
     try:
         for name, part in sources.items():
-            if world.is_main or scopes[name] != "replicated":
+            if world.is_main or records[name].scope != "replicated":
                 state = part.state_dict()
-                mine = only_pieces(state) if name in in_pieces and not world.is_main else state
+                mine = only_pieces(state) if records[name].in_pieces and not world.is_main else state
                 trees[name] = encode(mine, name, host)
     finally:
         if host is not None:  # after an error, too: what was copied then is no state of the next save
             host.settle()
-    return SaveJob(
-        token=secrets.token_hex(4),
-        scopes=scopes,
-        in_pieces=in_pieces,
-        trees=trees,
-        head=CheckpointInfo(
-            path=target,
-            step=step,
-            attempt=attempt,
-            world_size=world.world_size,
-            time=time.time(),
-            versions={"rankwise": __version__, **_loaded_versions()},
-            parts={},
-            meta=_checked_meta(meta or {}),
-            metrics=_checked_metrics(metrics or {}),
-        ),
+    manifest = CheckpointInfo(
+        path=target,
+        step=step,
+        attempt=attempt,
+        world_size=world.world_size,
+        time=time.time(),
+        versions={"rankwise": __version__, **_loaded_versions()},
+        parts=records,
+        meta=_checked_meta(meta or {}),
+        metrics=_checked_metrics(metrics or {}),
     )
+    return manifest, trees
 
 
 def checked_step(step: Any) -> int:
@@ -136,6 +117,7 @@ class Saving:
         world: this rank's world.
         storage: the storage.
         fence: see `Checkpointer`.
+        asking: decides which calls of `poll` advance it; kept between saves.
         prune: called on the main rank with the folder after publication.
         background: its thread does both halves; None: they are done directly. It is kept between saves, because
             starting a thread means waiting until it runs.
@@ -148,6 +130,7 @@ class Saving:
         storage: Storage,
         fence: Fence,
         *,
+        asking: Asking,
         prune: Callable[[Any], None],
         background: Executor | None,
     ) -> None:
@@ -155,27 +138,30 @@ class Saving:
         self._world = world
         self._storage = storage
         self._fence = fence
+        self._asking = asking
         self._prune = prune
         self._background = background
-        self._job: SaveJob
+        self._manifest: CheckpointInfo  # its parts without files
+        self._trees: dict[str, Any]
+        self._token = secrets.token_hex(4)  # tells the files of this save from those of others; the main rank's is used
         self._made: Any = None
-        self.is_publishing = False
+        self._is_publishing = False
         self._act: Callable[[], Any] = self._write
         self._done: Future[Any] | None = None
 
-    def start(self, make_job: Callable[[], SaveJob]) -> None:
+    def start(self, states: Callable[[], tuple[CheckpointInfo, dict[str, Any]]]) -> None:
         """Collect the states of every rank, agree on what is saved, and begin to write.
 
         Args:
-            make_job: calls `save_job`; local.
+            states: calls `collect`; local.
         """
 
         def prepare() -> tuple[int, dict[str, str], str]:
-            self._job = job = make_job()
+            self._manifest, self._trees = states()
             if self._world.is_main:  # before the others know of it: they write into what it has made
-                self._made = self._storage.make(job.head.step, job.head.attempt, job.token)
+                self._made = self._place()
                 self._storage.prepare(self._made)
-            return job.head.step, dict(job.scopes), job.token
+            return self._manifest.step, {name: part.scope for name, part in self._manifest.parts.items()}, self._token
 
         try:
             plans = gather_together(self._world, self._what, prepare)
@@ -183,20 +169,21 @@ class Saving:
         except BaseException:
             self.give_up()
             raise
-        self._made = self._storage.make(self._job.head.step, self._job.head.attempt, plans[0][2])
+        self._token = plans[0][2]
+        self._made = self._place()
         self._begin(self._write)
 
     @property
     def target(self) -> Any:
         """The place of the published checkpoint."""
-        return self._job.head.path
+        return self._manifest.path
 
     def is_idle(self) -> bool:
         """Whether this rank's thread is idle. Local."""
         return self._done is not None and self._done.done()
 
-    def advance(self, *, wait: bool) -> bool | None:
-        """Begin the next half if this one is done on all ranks; return whether it is published, None if it is not.
+    def advance(self, *, wait: bool) -> bool:
+        """Begin the next half if this one is done on all ranks; return whether the checkpoint is published.
 
         If one rank has failed, all fail: of the first half nothing is published.
 
@@ -212,10 +199,12 @@ class Saving:
             raise
         done = [one[0] for one in ended if one is not None]
         if len(done) < len(ended):
-            return None
-        if self.is_publishing:
+            return False
+        if not wait:
+            self._asking.end(is_publishing=self._is_publishing)
+        if self._is_publishing:
             return True
-        self.is_publishing = True
+        self._is_publishing = True
         self._begin(lambda: self._publish(done))
         return False
 
@@ -228,7 +217,11 @@ class Saving:
             with contextlib.suppress(OSError):
                 self._storage.discard(self._made, folder)
 
+    def _place(self) -> Any:
+        return self._storage.make(self._manifest.step, self._manifest.attempt, self._token)
+
     def _begin(self, act: Callable[[], Any]) -> None:
+        self._asking.begin(is_publishing=self._is_publishing)
         self._act, self._done = act, None if self._background is None else self._background.submit(act)
 
     def _ended(self) -> Any:
@@ -237,8 +230,8 @@ class Saving:
     def _write(self) -> dict[str, tuple[str, int, bytes]]:
         """Return path, size and SHA-256 by part, compact enough for one message."""
         folder, written = f"rank-{self._world.rank}", {}
-        for name, tree in self._job.trees.items():
-            inside = name if self._job.scopes[name] == "replicated" else f"{folder}/{name}"
+        for name, tree in self._trees.items():
+            inside = name if self._manifest.parts[name].scope == "replicated" else f"{folder}/{name}"
             record = write_payload(self._storage, self._made, inside, tree)
             written[name] = (record.path, record.bytes, bytes.fromhex(record.sha256))
         self._storage.flush(self._made, folder)
@@ -253,21 +246,20 @@ class Saving:
         ]
         self._refuse_invisible(gathered)
         # in an object store the files are below the save's own name
-        inside = self._made.name if self._made.name.endswith(self._job.token) else ""
+        inside = self._made.name if self._made.name.endswith(self._token) else ""
         parts = {
-            name: PartRecord(
-                scope=scope,
+            name: replace(
+                part,
                 files=tuple(
                     replace(files[name], path=f"{inside}/{files[name].path}".lstrip("/"))
                     for files in gathered
                     if name in files
                 ),
-                in_pieces=name in self._job.in_pieces,
             )
-            for name, scope in self._job.scopes.items()
+            for name, part in self._manifest.parts.items()
         }
-        head = replace(self._job.head, parts=parts)
-        self._storage.publish(self._made, head.step, encode_manifest(head), self._fence)
+        manifest = replace(self._manifest, parts=parts)
+        self._storage.publish(self._made, manifest.step, encode_manifest(manifest), self._fence)
         self._made = None  # it exists, whatever happens from now on
         self._prune(self.target)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rankwise.errors import ConfigError
 
@@ -22,7 +22,7 @@ def is_torchmetric(value: Any) -> bool:
 
 
 class TorchMetricAdapter:
-    """A torchmetrics metric as a `Metric`: exact for ranks with different numbers of samples; keeps the local state.
+    """A torchmetrics metric in `reduce`: exact for ranks with different numbers of samples; keeps the local state.
 
     Args:
         name: its name, for messages.
@@ -32,8 +32,6 @@ class TorchMetricAdapter:
         ConfigError: it wraps other metrics, or has a state that cannot be merged exactly.
     """
 
-    scope: Literal["reduced"] = "reduced"
-
     def __init__(self, name: str, metric: Any) -> None:
         self.metric = metric
         self._ops = _merge_ops(name, metric)
@@ -42,17 +40,9 @@ class TorchMetricAdapter:
         """Reset the metric."""
         self.metric.reset()
 
-    def partial(self) -> dict[str, Any]:
-        """Return the states unchanged."""
-        return {state: getattr(self.metric, state) for state in self._ops}
-
     def state_dict(self) -> dict[str, Any]:
         """Return the states on the CPU; concatenate lists if the metric would do so."""
-        return {state: _on_cpu(value, self._ops[state]) for state, value in self.partial().items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load states."""
-        _put(self.metric, state)
+        return {state: _on_cpu(getattr(self.metric, state), op) for state, op in self._ops.items()}
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Merge the states of several ranks, in rank order."""

@@ -7,13 +7,14 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from rankwise.errors import RunDirError
 from rankwise.tracking.metrics_file import append_line, encode_line, open_lines, read_metrics, repair_tail
+from rankwise.tracking.run_dir import RunDir
 
 __all__ = ["JsonlSink"]
 
@@ -23,34 +24,25 @@ class JsonlSink:
 
     Args:
         path: the file; an incomplete last line is removed first.
-        attempt: number of this attempt; None takes the one after the last in the file.
-        fence: entered to open the file; raises if another attempt owns it.
-        is_undisturbed: whether the fence's last check is still valid, so that a line needs no new one; None: never.
+        run: the run of the file: its fence is entered to open the file. None: the attempt is the one after the last in
+            the file.
         hold_s: lines are buffered and written together: by the first line that comes so many seconds after the last
             write, by `flush` and by `close`. A kill loses at most the lines of these last seconds.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        attempt: int | None = None,
-        fence: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-        is_undisturbed: Callable[[], bool] | None = None,
-        hold_s: float = 0.0,
-    ) -> None:
+    def __init__(self, path: Path, run: RunDir | None, *, hold_s: float) -> None:
         self._path = path
-        self._fence = fence
-        self._is_undisturbed = is_undisturbed
+        self._run = run
         self._hold_s, self._written_s = hold_s, -math.inf
         self._held: list[tuple[Mapping[str, Any], Mapping[str, float]]] = []
         self._open: list[int] = []
         self._release = weakref.finalize(self, _close, self._open)
-        with fence():
+        with self._fence():
             repair_tail(path)
-        if attempt is None:
-            attempt = 1 + max((line["attempt"] for line in read_metrics(path, all=True)), default=0)
-        self.attempt = attempt
+        if run is None:
+            self.attempt = 1 + max((line["attempt"] for line in read_metrics(path, all=True)), default=0)
+        else:
+            self.attempt = run.attempt
 
     def start(self, attempt: int, restored_step: int | None) -> None:
         """Write the line that invalidates the lines of earlier attempts past `restored_step`."""
@@ -84,15 +76,18 @@ class JsonlSink:
     def _append(self, lines: bytes) -> None:
         # Another attempt may begin between the check and the write: its first line invalidates these lines. The open
         # file is the one that was checked: it stays with a run that is moved away.
-        if self._open and self._is_undisturbed is not None and self._is_undisturbed():
+        if self._open and self._run is not None and self._run.is_undisturbed():
             append_line(self._open[0], lines)
             return
         with self._fence():
             _close(self._open)  # closing makes the data visible to other clients of a network file system
             self._open.append(open_lines(self._path))
             append_line(self._open[0], lines)
-        if self._is_undisturbed is None:
+        if self._run is None:
             _close(self._open)
+
+    def _fence(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._run is None else self._run.fence()
 
 
 def _close(fds: list[int]) -> None:

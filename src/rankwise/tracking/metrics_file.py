@@ -127,6 +127,6 @@ def _superseded(lines: list[dict[str, Any]]) -> list[bool]:
     flags = []
     for index, line in enumerate(lines):
         last_step, last_index = limits[int(line["attempt"])]
-        is_event = line.get("event") == "attempt"
-        flags.append(not is_event and (line.get("step", -1) > last_step or index > last_index))
+        step = -1 if line.get("step") is None else line["step"]  # an event need not have one
+        flags.append(line.get("event") != "attempt" and (step > last_step or index > last_index))
     return flags

@@ -6,10 +6,11 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -22,12 +23,13 @@ from rankwise.tracking.ownership import FINISHED_HERE, WAYS, Claim, claim
 from rankwise.tracking.verdict import on_main
 from rankwise.world import World
 
-__all__ = ["RunDir"]
+__all__ = ["RunDir", "default_run_dir"]
 
 # How long a publish waits for the previous one: far longer than a rename takes, short enough to be noticed.
 _FENCE_WAIT_S = 60.0
 # How long a check of the fence stays valid: a network file system shows changes of other clients late.
 _LOOK_S = 1.0
+_NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher", "ipython", "ipython3")
 
 
 class RunDir:
@@ -284,3 +286,28 @@ def _agree(world: World, config: Mapping[str, Any]) -> None:
             "put values of a single rank into environment=",
             ranks=different,
         )
+
+
+def default_run_dir(argv: Sequence[str] | None = None) -> Path:
+    """Return the run directory of this script: RANKWISE_RUN_DIR if it is set, else ``runs/<script name>``.
+
+    A script without a name (an interactive session, ``python -c``) gets ``runs/session``; a module run by
+    ``python -m package`` gets the package's name.
+
+    Args:
+        argv: the command line, script first; default ``sys.argv``.
+
+    Raises:
+        ConfigError: in a notebook, because all notebooks would share one name.
+    """
+    if given := os.environ.get("RANKWISE_RUN_DIR"):
+        return Path(given)
+    line = sys.argv if argv is None else argv
+    script = Path(line[0]) if line and line[0] not in ("", "-c", "-m", "-") else Path("session")
+    name = script.parent.name if script.name == "__main__.py" and script.parent.name else script.stem
+    if name in _NOTEBOOKS:
+        raise ConfigError(
+            "a run in a notebook needs a name, as there is no script to name it after: Trainer(run='runs/NAME'); "
+            "run=False writes nothing"
+        )
+    return Path("runs") / name

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from rankwise.errors import ConfigError, RunDirError
 from rankwise.tracking.config import as_json
@@ -19,14 +19,33 @@ from rankwise.tracking.run_dir import RunDir
 from rankwise.tracking.services.mlflow import MlflowSink
 from rankwise.tracking.services.outbox import Outbox, RunFacts, Service, Table, is_nonfinite
 from rankwise.tracking.services.wandb import WandbSink
-from rankwise.tracking.sink import Sink, TableSink
 from rankwise.tracking.verdict import on_main
 from rankwise.world import World
 
-__all__ = ["SinkName", "Tracker"]
+__all__ = ["Sink", "SinkName", "Tracker"]
 
 SinkName = Literal["jsonl", "tensorboard", "mlflow", "wandb"]
 _NAMES: tuple[SinkName, ...] = ("jsonl", "tensorboard", "mlflow", "wandb")
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """A destination for numbers. Called on the main rank only, from one thread.
+
+    If it also has a method `table`, it receives the tables.
+    """
+
+    def start(self, attempt: int, restored_step: int | None) -> None:
+        """Begin an attempt: values logged past `restored_step` become invalid (None: all values)."""
+        ...
+
+    def log(self, step: int, values: Mapping[str, float], tags: Mapping[str, Any]) -> None:
+        """Log the numbers of one step. Values may be non-finite."""
+        ...
+
+    def close(self) -> None:
+        """Flush buffered values. Called once."""
+        ...
 
 
 class Tracker:
@@ -163,7 +182,7 @@ class Tracker:
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / f"step-{made.step:08}.json", _table_record(made))
         for sink in self._sinks:
-            if isinstance(sink, TableSink):
+            if hasattr(sink, "table"):
                 sink.table(made)
 
     def flush(self) -> None:
@@ -198,14 +217,7 @@ class Tracker:
         run, folder = self._run, self._folder
         if run is None:
             folder.mkdir(parents=True, exist_ok=True)
-        lines = JsonlSink(
-            folder / "metrics.jsonl",
-            attempt=None if run is None else run.attempt,
-            fence=self._fence,
-            is_undisturbed=None if run is None else run.is_undisturbed,
-            hold_s=hold_s,
-        )
-        self._lines = lines
+        self._lines = lines = JsonlSink(folder / "metrics.jsonl", run, hold_s=hold_s)
         self._attempt = lines.attempt
         self._known = read_json(folder / "trackers.json") or {}
         self._ids = dict(self._known.get("ids", {}))

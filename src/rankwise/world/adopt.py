@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import weakref
@@ -14,7 +15,7 @@ from rankwise._process.place import Place, announced_place, find_place, num_loca
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world.collectives.channel import Channel, KeyChannel, frame_device
 from rankwise.world.jax_state import jax_client, jax_numbers
-from rankwise.world.value import World
+from rankwise.world.value import World, make_world
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +33,6 @@ __all__ = [
 
 _bound: World | None = None
 _adopted: tuple[weakref.ref[Any], World] | None = None
-_adopted_jax: tuple[Any, World] | None = None
-_single: World | None = None
-_announced: tuple[Place, World] | None = None
 _JAX_TIMEOUT = timedelta(seconds=600)
 
 
@@ -97,13 +95,16 @@ def ray_device() -> str:
 
 def current_world() -> World:
     """See `World.current`."""
-    global _single  # noqa: PLW0603  (a process has one world)
-    found = known_world() or _announced_world()
+    found = known_world()
     if found is not None:
         return found
-    if _single is None:
-        _single = World.single()
-    return _single
+    place = announced_place(os.environ)
+    return _single() if place is None else _announced(place)
+
+
+@functools.cache
+def _single() -> World:
+    return World.single()
 
 
 def joined_world(world: World | None, caller: str) -> World:
@@ -127,18 +128,9 @@ def joined_world(world: World | None, caller: str) -> World:
     return world
 
 
-def _announced_world() -> World | None:
+@functools.lru_cache(maxsize=1)
+def _announced(place: Place) -> World:
     """Return the world of a launcher's variables: loaders can use its rank and size, its collectives raise."""
-    global _announced  # noqa: PLW0603  (a process has one launcher)
-    place = announced_place(os.environ)
-    if place is None:
-        return None
-    if _announced is None or _announced[0] != place:
-        _announced = (place, _without_group(place))
-    return _announced[1]
-
-
-def _without_group(place: Place) -> World:
     import torch
 
     why = (
@@ -146,14 +138,13 @@ def _without_group(place: Place) -> World:
         "the ranks do together inside `with rankwise.bind() as world:` (or call torch.distributed.init_process_group "
         "first); to work alone, pass world=World.single(), or unset the launcher's variables"
     )
-    return _world_at(
+    return make_world(
         replace(place, local_world_size=num_local_ranks(os.environ)),
-        place.rank,
-        place.world_size,
+        None,
+        Channel(None, timedelta(0), broken=why),
         device=torch.device("cpu"),
         backend="none",
         threads=torch.get_num_threads(),
-        channel=Channel(None, timedelta(0), broken=why),
     )
 
 
@@ -183,27 +174,22 @@ def group_world() -> World | None:
 
 def _jax_world() -> World | None:
     """Return the world of JAX's distributed system that the user initialised, or None."""
-    global _adopted_jax  # noqa: PLW0603
     client = jax_client()
-    if client is None:
-        return None
-    if _adopted_jax is None or _adopted_jax[0] is not client:
-        _adopted_jax = (client, _adopt_jax(client))
-    return _adopted_jax[1]
+    return None if client is None else _adopt_jax(client)
 
 
+@functools.lru_cache(maxsize=1)
 def _adopt_jax(client: Any) -> World:
     import jax
 
     rank, size = jax_numbers()
-    return _world_at(
+    return make_world(
         _place(rank, size),
-        rank,
-        size,
+        None,
+        KeyChannel(client, "rankwise", rank, size, _JAX_TIMEOUT) if size > 1 else None,
         device=jax.local_devices()[0],
         backend="jax",
         threads=choose_threads(None, environ=os.environ, cores=usable_cores(len(cpu_mask())), sharers=1),
-        channel=KeyChannel(client, "rankwise", rank, size, _JAX_TIMEOUT) if size > 1 else None,
     )
 
 
@@ -212,32 +198,13 @@ def _adopt(group: Any) -> World:
     import torch.distributed as dist
 
     rank, size = dist.get_rank(), dist.get_world_size()
-    return _world_at(
+    return make_world(
         _place(rank, size),
-        rank,
-        size,
+        None,
+        Channel(group, _timeout(group), device=frame_device(group)) if size > 1 else None,
         device=_device(dist.get_backend_config(group)),
         backend=dist.get_backend_config(group),
         threads=torch.get_num_threads(),
-        channel=Channel(group, _timeout(group), device=frame_device(group)) if size > 1 else None,
-    )
-
-
-def _world_at(place: Place, rank: int, size: int, *, device: Any, backend: str, threads: int, channel: Any) -> World:
-    """Return the world of a group that another library created; by default all ranks are on one machine."""
-    return World(
-        rank=rank,
-        world_size=size,
-        local_rank=place.local_rank,
-        local_world_size=place.local_world_size or size,
-        node_rank=place.node_rank or 0,
-        num_nodes=place.num_nodes or 1,
-        device=device,
-        backend=backend,
-        seed=1889,
-        threads=threads,
-        global_ranks=tuple(range(size)),
-        channel=channel,
     )
 
 

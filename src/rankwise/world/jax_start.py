@@ -31,7 +31,7 @@ from rankwise.world.jax_state import devices_started, import_jax, jax_client, ja
 from rankwise.world.keys import check_seed
 from rankwise.world.rendezvous.addresses import listening_address, say_once, warn_of_public
 from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Company, await_key, meet, own_card
-from rankwise.world.rendezvous.small_store import open_small_store
+from rankwise.world.rendezvous.small_store import open_small_store, told_of_loss
 from rankwise.world.value import World, make_world
 
 __all__ = [
@@ -126,22 +126,18 @@ def _join(jax: Any, place: Place, wishes: JaxWishes) -> Company:
     """Meet the other ranks, get the address of JAX's coordinator from rank 0, and start JAX with it."""
     store = _open_store(place, wishes.timeout)
     try:
-        trouble = ConfigError(_STARTED) if devices_started() else None
-        card = own_card(place, trouble=trouble, seed=str(wishes.seed))
-        secret = os.environ.get(SECRET_VARIABLE, "")
-        company = meet(store, card, timeout=wishes.timeout, secret=secret, trouble=trouble)
-        key, own = f"{company.prefix}/jax", None
-        if place.rank == 0:
-            own = choose_coordinator(place)
-            store.set(key, own.address)
-        address = await_key(store, key, wishes.timeout)
-        local_ranks = place.local_world_size or company.local_size
-        _initialize(jax, replace(place, local_world_size=local_ranks), address, own, wishes)
-    except OSError as error:
-        raise WorldError(
-            f"rank {place.rank} of {place.world_size} lost the store of rank 0 while the ranks met ({error}): look at "
-            "rank 0's output: it failed or was stopped"
-        ) from error
+        with told_of_loss(place):
+            trouble = ConfigError(_STARTED) if devices_started() else None
+            card = own_card(place, trouble=trouble, seed=str(wishes.seed))
+            secret = os.environ.get(SECRET_VARIABLE, "")
+            company = meet(store, card, timeout=wishes.timeout, secret=secret, trouble=trouble)
+            key, own = f"{company.prefix}/jax", None
+            if place.rank == 0:
+                own = choose_coordinator(place)
+                store.set(key, own.address)
+            address = await_key(store, key, wishes.timeout)
+            local_ranks = place.local_world_size or company.local_size
+            _initialize(jax, replace(place, local_world_size=local_ranks), address, own, wishes)
     finally:
         if not place.agent_store:
             store.close()

@@ -16,7 +16,7 @@ from rankwise.world.binding import keeps_store, kept_store
 from rankwise.world.collectives.channel import KeyChannel
 from rankwise.world.rendezvous.addresses import warn_of_public
 from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Mail, meet, own_card
-from rankwise.world.rendezvous.small_store import SmallStore, open_small_store
+from rankwise.world.rendezvous.small_store import SmallStore, open_small_store, told_of_loss
 from rankwise.world.value import World, make_world
 
 __all__ = ["StoreKeys", "store_world"]
@@ -67,19 +67,14 @@ def store_world(place: Place) -> Iterator[World]:
 
 def _met(store: Any, place: Place) -> World:
     secret = os.environ.get(SECRET_VARIABLE, "")
-    try:
+    with told_of_loss(place):
         company = meet(store, own_card(place), timeout=_MEET, secret=secret)
         keys = StoreKeys(store, company.prefix, secret)
         if isinstance(store, SmallStore):
             store.stop_listening()  # all are connected: release the port for a process group or the next meeting
             store.leave_word(keys.gone(place.rank))
-    except OSError as error:
-        raise WorldError(
-            f"rank {place.rank} of {place.world_size} lost the store of rank 0 while the ranks met ({error}): look at "
-            "rank 0's output: it failed or was stopped"
-        ) from error
     channel = KeyChannel(keys, f"{company.prefix}/talk", place.rank, place.world_size, _COLLECTIVE)
-    return make_world(place, company, channel, device="cpu", backend="store", seed=1889, threads=1)
+    return make_world(place, company, channel, device="cpu", backend="store", threads=1)
 
 
 class StoreKeys:

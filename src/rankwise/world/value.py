@@ -268,16 +268,27 @@ class World:
 
 
 def make_world(
-    place: Place, company: Company, channel: Any, *, device: Any, backend: str, seed: int, threads: int
+    place: Place,
+    company: Company | None,
+    channel: Any,
+    *,
+    device: Any,
+    backend: str,
+    threads: int,
+    seed: int = 1889,
 ) -> World:
-    """Return the world of a place, completed with the result of the meeting."""
+    """Return the world of a place, completed with the result of the meeting.
+
+    Without a meeting, for a group that another library created, all ranks are by default on one machine.
+    """
+    host, num_hosts = (0, 1) if company is None else (company.host, company.num_hosts)
     return World(
         rank=place.rank,
         world_size=place.world_size,
         local_rank=place.local_rank,
-        local_world_size=place.local_world_size or company.local_size,
-        node_rank=company.host if place.node_rank is None else place.node_rank,
-        num_nodes=company.num_hosts if place.num_nodes is None else place.num_nodes,
+        local_world_size=place.local_world_size or (place.world_size if company is None else company.local_size),
+        node_rank=host if place.node_rank is None else place.node_rank,
+        num_nodes=num_hosts if place.num_nodes is None else place.num_nodes,
         device=device,
         backend=backend,
         seed=seed,

@@ -1,12 +1,15 @@
 """The row that arrives is the row of that index: matrix and obs alike, through every way of loading."""
 
+import os
 from collections import Counter
+from dataclasses import dataclass
 from functools import cache
 
 import anndata
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 import zarr
 from hypothesis import HealthCheck, assume, given, settings
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 from rankwise import Order
 from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.output import write_sharded
 from rankwise.data.rows.samplers import (
     ClassSampler,
     DistributedSampler,
@@ -24,11 +28,93 @@ from rankwise.data.rows.samplers import (
 )
 from rankwise.errors import ConfigError
 from rankwise.testing.shares import RankPlace
-from rankwise.testing.stores.row_bricks import BRICK_LAYOUTS, make_bricks
+from rankwise.testing.stores.small_rows import write_anndata
 
-KINDS = {"sparse": BRICK_LAYOUTS[:4], "dense": BRICK_LAYOUTS[4:]}
+LAYOUTS = ("plain", "sharded", "elements", "rows", "dense", "dense v2")
+BRICK_SIZES = (1, 2, 7, 19, 40, 64)
+NUM_COLS = 9
+DTYPES = ("f4", "u2", "f8", "i4", "u1", "f4")
+KINDS = {"sparse": LAYOUTS[:4], "dense": LAYOUTS[4:]}
 SIZES = [(4, 4, 4), (1, 8, 8), (8, 2, 16), (5, 3, 1), (3, 8, 6)]
 quickly = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bricks:
+    """Stores by layout; matrix rows and kinds by row id."""
+
+    places: dict[str, list[str]]
+    rows: np.ndarray
+    kinds: np.ndarray
+    sizes: tuple = BRICK_SIZES
+
+    def __repr__(self):
+        return f"Bricks(of {', '.join(map(str, self.sizes))} rows)"
+
+    def who(self, numbers):
+        """Return the row ids of these bricks, concatenated."""
+        return np.concatenate([1000 * number + np.arange(self.sizes[number]) for number in numbers])
+
+    def wanted(self, who):
+        """Return the rows with these ids, float64[n, columns]."""
+        return self.rows[np.asarray(who, dtype=np.int64)]
+
+
+def make_bricks(folder):
+    """Write six stores of 1 to 64 rows in every layout.
+
+    ``plain`` and ``sharded`` are written by anndata, ``elements`` as by annbatch (chunks of so many elements), ``rows``
+    has chunk edges on row edges, ``dense`` and ``dense v2`` (Zarr 2) are arrays. Matrices have empty rows, rows with
+    stored zeros, and a dtype for each size. ``obs`` has `who`, `kind` (four categories, in runs of at least five rows
+    if the store is that long) and `donor`.
+    """
+    rows, kinds = np.zeros((1000 * len(BRICK_SIZES), NUM_COLS)), np.full(1000 * len(BRICK_SIZES), "", dtype=object)
+    places = {layout: [] for layout in LAYOUTS}
+    for number, size in enumerate(BRICK_SIZES):
+        made = brick(number, size)
+        rows[1000 * number : 1000 * number + size] = made.X.toarray()
+        kinds[1000 * number : 1000 * number + size] = made.obs["kind"].astype(str)
+        for layout in LAYOUTS:
+            places[layout].append(write(made, folder / f"{number}-{layout}.zarr", layout))
+    return Bricks(places, rows, kinds)
+
+
+def brick(number, size):
+    obs = pd.DataFrame(
+        {
+            "who": 1000 * number + np.arange(size),
+            "kind": pd.Categorical.from_codes(
+                np.minimum(np.arange(size) // 5, size // 5 - 1).clip(0) % 4, list("dbca")
+            ),
+            "donor": pd.Categorical([f"{number}/{row // 3}" for row in range(size)]),
+        },
+        index=[f"{number}-{row}" for row in range(size)],
+    )
+    return anndata.AnnData(matrix(number, size), obs=obs, var=pd.DataFrame(index=[f"g{k}" for k in range(NUM_COLS)]))
+
+
+def matrix(number, size):
+    rng = np.random.default_rng(number)
+    held = rng.random((size, NUM_COLS)) < 0.4
+    held[rng.random(size) < 0.15] = False
+    values = (np.arange(size * NUM_COLS).reshape(size, NUM_COLS) + 17 * number) % 250 + 1
+    values[rng.random(size) < 0.15] = 0  # stored explicitly
+    row, col = np.nonzero(held)
+    made = scipy.sparse.csr_matrix((size, NUM_COLS), dtype=DTYPES[number])
+    made.indptr = np.concatenate([[0], np.cumsum(held.sum(axis=1))]).astype(np.int32)
+    made.indices, made.data = col.astype(np.int32), values[row, col].astype(DTYPES[number])
+    return made
+
+
+def write(made, place, layout):
+    if layout in ("elements", "rows"):
+        group = zarr.open_group(str(place), mode="w", zarr_format=3)
+        write_sharded(group, made, n_obs_per_chunk=4, shard_size=12, align_rows=layout == "rows")
+        return os.fspath(place)
+    copy = made.copy()
+    if layout.startswith("dense"):
+        copy.X = made.X.toarray()
+    return write_anndata(copy, place, zarr_format=2 if layout == "dense v2" else 3, sharded=layout == "sharded")
 
 
 @pytest.fixture(scope="module")

@@ -22,12 +22,12 @@ from rankwise.errors import CheckpointError
 __all__ = [
     "CheckpointInfo",
     "FileRecord",
+    "LaterFormatError",
     "PartRecord",
     "encode_manifest",
     "folders",
     "open_inside",
     "read_manifest",
-    "refuse_later_format",
     "sound",
     "step_of",
     "verify",
@@ -44,6 +44,10 @@ _NONFINITE = "__nonfinite__"
 # Errors for a path inside a damaged checkpoint; every other error comes from the storage and may be temporary.
 _MISSING = (errno.ENOENT,)
 _FOREIGN = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENAMETOOLONG)
+
+
+class LaterFormatError(CheckpointError):
+    """A valid checkpoint in a format of a later version of rankwise: it is not damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +125,12 @@ def read_manifest(folder: Path) -> CheckpointInfo:
     """Return the checkpoint info from the manifest in `folder`.
 
     Raises:
-        CheckpointError: it is missing, damaged or has another format; the message has only the reason.
+        LaterFormatError: it has a later format; the message says which, and what to do.
+        CheckpointError: it is missing or damaged; the message has only the reason.
         OSError: it cannot be read now.
     """
     body = _read_body(folder)
-    if body.get("format") not in _FORMATS:
-        raise CheckpointError(f"it has format {body.get('format')}; this rankwise reads format {_known()}")
+    _check_format(folder, body)
     keys = ("step", "attempt", "world_size", "time", "versions", "meta")
     try:
         parts = {
@@ -142,28 +146,6 @@ def read_manifest(folder: Path) -> CheckpointInfo:
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"its manifest.json lacks required fields ({error})") from error
     return CheckpointInfo(path=folder, parts=parts, **{**facts, **loose})
-
-
-def refuse_later_format(folder: Path) -> None:
-    """Raise an error for a valid checkpoint in a later format; ignore everything else, including damage.
-
-    Raises:
-        CheckpointError: it has a later format; the message says which, and what to do.
-        OSError: it cannot be read now.
-    """
-    try:
-        body = _read_body(folder)
-    except CheckpointError:
-        return
-    found, versions = body.get("format"), body.get("versions")
-    if not isinstance(found, int) or found <= max(_FORMATS):
-        return
-    saver = versions.get("rankwise", "?") if isinstance(versions, dict) else "?"
-    raise CheckpointError(
-        f"{folder} has the checkpoint format {found}, of rankwise {saver}; this rankwise {__version__} reads format "
-        f"{_known()}: install the version that saved it or a later one, or move the folder away to continue from an "
-        "earlier checkpoint"
-    )
 
 
 def verify(folder: Path) -> CheckpointInfo:
@@ -227,8 +209,8 @@ def _open_at(folder: int, name: str, flags: int) -> int:
         raise
 
 
-def folders(root: Path) -> Iterator[Path]:
-    """Yield the folders that may have a published checkpoint, best first: latest attempt, then highest step.
+def folders(root: Path) -> list[Path]:
+    """Return the folders that may have a published checkpoint, best first: latest attempt, then highest step.
 
     If a later attempt went back to an earlier step, the steps beyond it are not the newest. A folder that was set aside
     for its replacement counts as long as the replacement is missing.
@@ -237,8 +219,7 @@ def folders(root: Path) -> Iterator[Path]:
         OSError: the folder, or a file that determines the order, cannot be read now.
     """
     found = [(_attempt(folder), step_of(folder), folder) for folder in _candidates(root)]
-    for _, _, folder in sorted(found, reverse=True):
-        yield folder
+    return [folder for _, _, folder in sorted(found, reverse=True)]
 
 
 def sound(root: Path) -> list[CheckpointInfo]:
@@ -300,8 +281,19 @@ def _format_of(info: CheckpointInfo) -> int:
     return 2 if any(file.path.endswith(_ARRAYS) for file in files) else 1
 
 
-def _known() -> str:
-    return f"{', '.join(map(str, _FORMATS[:-1]))} and {_FORMATS[-1]}"
+def _check_format(folder: Path, body: Mapping[str, Any]) -> None:
+    found, versions = body.get("format"), body.get("versions")
+    if found in _FORMATS:
+        return
+    known = f"{', '.join(map(str, _FORMATS[:-1]))} and {_FORMATS[-1]}"
+    if not isinstance(found, int) or found < max(_FORMATS):
+        raise CheckpointError(f"it has format {found}; this rankwise reads format {known}")
+    saver = versions.get("rankwise", "?") if isinstance(versions, dict) else "?"
+    raise LaterFormatError(
+        f"{folder} has the checkpoint format {found}, of rankwise {saver}; this rankwise {__version__} reads format "
+        f"{known}: install the version that saved it or a later one, or move the folder away to continue from an "
+        "earlier checkpoint"
+    )
 
 
 def _attempt(folder: Path) -> int:

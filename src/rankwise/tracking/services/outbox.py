@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Line", "Outbox", "Refused", "RunFacts", "Service", "Table", "TableService", "is_nonfinite"]
+__all__ = ["Line", "Outbox", "Refused", "RunFacts", "Service", "Table", "is_nonfinite", "with_text_tags"]
 
 _BATCH = 500  # lines of one delivery
 _LIMIT = 10_000  # lines that wait; a line of ten numbers is about 2 kB
@@ -60,6 +60,12 @@ class Table:
         return {key: [None if is_nonfinite(value) else value for value in cells] for key, cells in self.columns.items()}
 
 
+def with_text_tags(values: Mapping[str, float], tags: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values with the text among the tags before their names ("val/loss")."""
+    prefix = "".join(f"{tag}/" for tag in tags.values() if isinstance(tag, str))
+    return {prefix + name: value for name, value in values.items()}
+
+
 def is_nonfinite(value: Any) -> bool:
     """Whether it is a number that JSON lacks."""
     return isinstance(value, float) and not math.isfinite(value)
@@ -88,7 +94,10 @@ class RunFacts:
 
 @runtime_checkable
 class Service(Protocol):
-    """A tracking service. After `load`, the outbox's thread calls all methods; it retries a call that raises."""
+    """A tracking service. After `load`, the outbox's thread calls all methods; it retries a call that raises.
+
+    If it also has a method `send_table`, which gets a `Table` and may raise `Refused`, it receives the tables.
+    """
 
     @property
     def title(self) -> str:
@@ -109,15 +118,6 @@ class Service(Protocol):
 
     def finish(self, *, done: bool) -> None:
         """Flush everything and end; `done` tells whether the run is finished."""
-        ...
-
-
-@runtime_checkable
-class TableService(Service, Protocol):
-    """A service that also accepts tables."""
-
-    def send_table(self, table: Table) -> None:
-        """Deliver a table; called again after an error. May raise `Refused`."""
         ...
 
 
@@ -152,6 +152,7 @@ class Outbox:
     ) -> None:
         service.load()
         self.service = service
+        self._send_table: Callable[[Table], None] | None = getattr(service, "send_table", None)
         self.id: str | None = None
         self.known_id: str | None = None
         self.num_dropped = self.num_errors = 0
@@ -178,13 +179,12 @@ class Outbox:
 
     def log(self, step: int, values: Mapping[str, float], tags: Mapping[str, Any]) -> None:
         """Buffer a line."""
-        prefix = "".join(f"{tag}/" for tag in tags.values() if isinstance(tag, str))
-        named = {prefix + name: float(value) for name, value in values.items()}
+        named = {name: float(value) for name, value in with_text_tags(values, tags).items()}
         self._take(Line(step=step, values=named, time_ms=time.time_ns() // 1_000_000))
 
     def table(self, table: Table) -> None:
         """Buffer a table, if the service accepts tables."""
-        if isinstance(self.service, TableService):
+        if self._send_table is not None:
             self._take(table)
 
     def _take(self, line: Line | Table) -> None:
@@ -255,8 +255,8 @@ class Outbox:
         """Send consecutive lines, or one table."""
         refused = False
         try:
-            if isinstance(self.service, TableService) and isinstance(lines[0], Table):
-                self.service.send_table(lines[0])
+            if self._send_table is not None and isinstance(lines[0], Table):
+                self._send_table(lines[0])
             else:
                 self.service.send([line for line in lines if isinstance(line, Line)])
         except Refused as error:

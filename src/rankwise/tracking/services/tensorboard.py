@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.errors import MissingExtraError
-from rankwise.tracking.services.outbox import Table
+from rankwise.tracking.services.outbox import Table, with_text_tags
 
 __all__ = ["TensorBoardSink"]
 
@@ -42,9 +42,8 @@ class TensorBoardSink:
 
     def log(self, step: int, values: Mapping[str, float], tags: Mapping[str, Any]) -> None:
         """Write one scalar per value and flush; text tags other than the epoch prefix the name ("val/loss")."""
-        prefix = "".join(f"{tag}/" for tag in tags.values() if isinstance(tag, str))
-        for name, value in values.items():
-            self._writer.add_scalar(prefix + name, value, step)
+        for name, value in with_text_tags(values, tags).items():
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def table(self, table: Table) -> None:

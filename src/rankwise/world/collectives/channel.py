@@ -45,6 +45,20 @@ class Channel:
             "numbers that are needed (world.rank, world.world_size)"
         )
 
+    def swap(self, mine: bytes) -> list[bytes]:
+        """Return the messages of all ranks, by rank, which have one size; every rank calls it.
+
+        Raises:
+            RuntimeError: a rank is late by more than the timeout, or has died.
+        """
+        import torch
+        import torch.distributed as dist
+
+        own = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device)
+        found = torch.empty(dist.get_world_size(self.group), len(mine), dtype=torch.uint8, device=self.device)
+        dist.all_gather(list(found.unbind()), own, group=self.group)
+        return [message.tobytes() for message in found.cpu().numpy()]
+
     def close(self) -> None:
         """Drop the reference to the group; later calls raise."""
         if self.group is not None:

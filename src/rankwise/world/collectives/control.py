@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.errors import ConfigError
 from rankwise.world.collectives.channel import Channel, KeyChannel
-from rankwise.world.collectives.handshake import Call, Message, call_place, carry, exchange
+from rankwise.world.collectives.handshake import Call, Offer, call_place, carry, exchange
 
 if TYPE_CHECKING:
     from rankwise.world.value import World
@@ -20,7 +20,7 @@ __all__ = ["barrier", "raise_together", "subgroup"]
 def barrier(world: World) -> None:
     """See `World.barrier`."""
     if world.channel is not None:
-        exchange(world, Call("barrier", call_place()), Message)
+        exchange(world, Call("barrier", call_place()), Offer)
 
 
 def raise_together(world: World, error: BaseException | None) -> None:
@@ -30,10 +30,10 @@ def raise_together(world: World, error: BaseException | None) -> None:
             raise error
         return
 
-    def prepare() -> Message:
+    def prepare() -> Offer:
         if error is not None:
             raise error
-        return Message()
+        return Offer()
 
     exchange(world, Call("raise_together", call_place()), prepare)
 
@@ -45,9 +45,10 @@ def subgroup(world: World, ranks: Sequence[int]) -> World | None:
         _check_members(world, members)
         return world
 
-    def prepare() -> Message:
+    def prepare() -> Offer:
         _check_members(world, members)
-        return Message(max(_num_groups(world), _first_unused).to_bytes(8, "little"), structure=f"ranks {members}")
+        number = max(_num_groups(world), _first_unused)
+        return Offer(data=number.to_bytes(8, "little"), structure=f"ranks {members}")
 
     call = Call("subgroup", call_place())
     _, frames = exchange(world, call, prepare)

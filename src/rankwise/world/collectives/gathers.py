@@ -11,9 +11,8 @@ import numpy as np
 
 from rankwise.errors import ConfigError
 from rankwise.world.collectives.channel import Channel
-from rankwise.world.collectives.handshake import INLINE, Call, Frame, Message, call_place, exchange
-from rankwise.world.collectives.reductions import check_root
-from rankwise.world.collectives.transfer import broadcast_bytes, gather_bytes
+from rankwise.world.collectives.handshake import INLINE, Call, Frame, Offer, call_place, exchange
+from rankwise.world.collectives.transfer import broadcast_bytes, gather_bytes, gather_raw
 from rankwise.world.collectives.tree import Leaf, describe, flatten, rebuild
 from rankwise.world.collectives.wire import bytes_of, flat_of, from_bytes, value_of
 
@@ -25,19 +24,17 @@ if TYPE_CHECKING:
 __all__ = ["all_gather", "broadcast", "gather"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pieces:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pieces(Offer):
     """This rank's tree as bytes.
 
     Attributes:
-        structure: see `describe`.
         leaves: leaves of the tree.
         flats: flat tensors of the leaves.
         lengths: int64, length of the first axis of each leaf that has one (ragged calls only); sent first.
         sends: whether this rank's bytes are sent.
     """
 
-    structure: str
     leaves: list[Leaf]
     flats: list[torch.Tensor]
     lengths: np.ndarray[Any, np.dtype[np.int64]]
@@ -116,16 +113,11 @@ def _gather(world: World, tree: Any, call: Call) -> list[Any] | None:
 def _by_keys(world: World, tree: Any, call: Call, *, ragged: bool) -> list[Any]:
     from rankwise.world.collectives.key_trees import gather_by_keys
 
-    return gather_by_keys(world, tree, call, ragged=ragged, check=lambda: _check_call(world, call))
-
-
-def _check_call(world: World, call: Call) -> None:
-    if call.op != "all_gather":
-        check_root(world, call.root, "src" if call.op == "broadcast" else "dst")
+    return gather_by_keys(world, tree, call, ragged=ragged)
 
 
 def _prepare(world: World, tree: Any, call: Call, *, ragged: bool) -> _Pieces:
-    _check_call(world, call)
+    call.check(world.world_size)
     leaves = flatten(tree)
     lengths = [leaf.shape[0] for leaf in leaves if leaf.shape] if ragged else []
     return _Pieces(
@@ -141,16 +133,12 @@ def _all_lengths(
     world: World, call: Call, mine: _Pieces, frames: list[Frame]
 ) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
     """Return every rank's lengths, from the frames if they fit."""
-    import torch
-
     num_bytes = mine.lengths.nbytes
-    if num_bytes <= INLINE:
-        return [np.frombuffer(bytes(frame.payload[:num_bytes]), np.int64) for frame in frames]
-    assert isinstance(world.channel, Channel)
-    own = bytes_of(torch.from_numpy(mine.lengths)).to(world.channel.device)
-    everywhere = Call(call.op, call.place)
-    found = gather_bytes(world, everywhere, own, [num_bytes] * world.world_size) or []
-    return [row.cpu().numpy().view(np.int64) for row in found]
+    raws: list[Any] = [frame.payload[:num_bytes] for frame in frames]
+    if num_bytes > INLINE:
+        everywhere = Call(call.op, call.place)
+        raws = gather_raw(world, everywhere, mine.lengths.tobytes(), [num_bytes] * world.world_size) or []
+    return [np.frombuffer(raw, np.int64) for raw in raws]
 
 
 def _collect(
@@ -239,7 +227,7 @@ def _all_gather_with_grad(world: World, tree: Any) -> list[Any]:
     tracked = [i for i, leaf in enumerate(leaves) if leaf.kind == "tensor" and leaf.value.requires_grad]
     if world.channel is not None:
         structure = f"gradients of the leaves {tracked}"
-        exchange(world, Call("grad_gather", call_place()), lambda: Message(structure=structure))
+        exchange(world, Call("grad_gather", call_place()), lambda: Offer(structure=structure))
     gathered = world.all_gather([leaf.value for leaf in leaves])
     if not tracked:
         return [rebuild(tree, iter(values)) for values in gathered]

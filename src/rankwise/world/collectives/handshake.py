@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from rankwise.errors import DesyncError, WorldError
+from rankwise.errors import ConfigError, DesyncError, WorldError
 from rankwise.world.collectives.channel import Channel, KeyChannel
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ __all__ = [
     "INLINE",
     "Call",
     "Frame",
-    "Message",
     "Offer",
     "call_place",
     "carry",
@@ -47,6 +46,16 @@ INLINE = 1024
 FRAME_BYTES = _IDENTITY.size + _REST.size + _TEXT + INLINE
 _PACKAGE = str(PurePath(__file__).parents[2]) + os.sep
 _PASSING = contextlib.__file__  # its frames are between a `with` statement and our generator
+_OPS = ("sum", "mean", "min", "max")
+# the argument for the single rank that sends or receives
+_ROOTS = {
+    "broadcast": "src",
+    "broadcast_object": "src",
+    "from_main": "src",
+    "gather": "dst",
+    "gather_object": "dst",
+    "reduce": "dst",
+}
 # calls without values, which a skipped call could not mix up; often written in both branches of an `if`
 _ANY_PLACE = frozenset({"barrier", "raise_together", "subgroup"})
 
@@ -70,9 +79,21 @@ class Call:
     @property
     def title(self) -> str:
         """Return the call as in source code."""
-        root = {"broadcast": "src", "broadcast_object": "src", "from_main": "src"}.get(self.op, "dst")
-        arguments = [self.reduce] * bool(self.reduce) + [f"{root}={self.root}"] * (self.root >= 0)
-        return f"{self.op}({', '.join(arguments)}) at {self.place}"
+        root = [f"{_ROOTS.get(self.op, 'dst')}={self.root}"] * (self.root >= 0)
+        return f"{self.op}({', '.join([self.reduce] * bool(self.reduce) + root)}) at {self.place}"
+
+    def check(self, world_size: int) -> None:
+        """Check root and reduce op.
+
+        Raises:
+            ConfigError: there is no such rank or op.
+        """
+        if self.op in _ROOTS and not 0 <= self.root < world_size:
+            raise ConfigError(
+                f"{_ROOTS[self.op]}={self.root} is not a rank of this world: expected 0 to {world_size - 1}"
+            )
+        if self.op.endswith("reduce") and self.reduce not in _OPS:
+            raise ConfigError(f"the reduce op must be one of {', '.join(_OPS)}, got {self.reduce!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +125,7 @@ def encode_frame(
     call: Call,
     number: int,
     *,
-    payload: bytes | memoryview,
+    payload: bytes,
     payload_bytes: int,
     structure: str = "",
     failed: bool = False,
@@ -142,39 +163,26 @@ def decode_frame(raw: memoryview) -> Frame:
     )
 
 
-class Offer(Protocol):
-    """A rank's contribution to a call."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A rank's contribution to a call: bytes that are there already, or none; a subclass may make them when asked.
 
-    @property
-    def structure(self) -> str:
-        """Return the structure of its tree; must be equal on all ranks."""
-        ...
+    Attributes:
+        structure: structure of its tree; must be equal on all ranks.
+        data: its payload.
+    """
+
+    structure: str = ""
+    data: bytes = b""
 
     @property
     def payload_bytes(self) -> int:
         """Return the size of its payload."""
-        ...
-
-    def payload(self) -> bytes | memoryview:
-        """Return the payload, or at least the beginning that goes into the frame."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """An offer of bytes that are there already, or of none."""
-
-    data: bytes = b""
-    structure: str = ""
-
-    @property
-    def payload_bytes(self) -> int:
-        """See `Offer`."""
         return len(self.data)
 
-    def payload(self) -> memoryview:
-        """See `Offer`."""
-        return memoryview(self.data)
+    def payload(self) -> bytes:
+        """Return the payload, or at least the beginning that goes into the frame."""
+        return self.data
 
 
 def call_place() -> str:
@@ -213,12 +221,13 @@ def exchange(world: World, call: Call, offer: Callable[[], OfferT]) -> tuple[Off
         DesyncError: another rank failed, or the ranks make different calls. The group stays usable.
         WorldError: the group is lost: a rank died or is late by more than the timeout.
     """
-    assert world.channel is not None
-    if world.channel.broken:
-        raise WorldError(f"{call.title}: the group cannot be used: {world.channel.broken}")
-    world.channel.calls += 1
-    ready, trouble, raw = _packed(call, world.channel.calls, offer)
-    frames = _swap(world, call, raw)
+    channel = world.channel
+    assert channel is not None
+    if channel.broken:
+        raise WorldError(f"{call.title}: the group cannot be used: {channel.broken}")
+    channel.calls += 1
+    ready, trouble, raw = _packed(call, channel.calls, offer)
+    frames = [decode_frame(memoryview(frame)) for frame in carry(world, call, lambda: channel.swap(raw))]
     if trouble is not None:
         raise trouble
     identity = frames[world.rank].identity
@@ -247,25 +256,6 @@ def _text_of(error: Exception) -> bytes:
         return f"{type(error).__name__}: {error}".encode(errors="replace")
     except Exception:  # noqa: BLE001  (the user's __str__ is broken, too)
         return f"{type(error).__name__} (its text cannot be made)".encode()
-
-
-def _swap(world: World, call: Call, raw: bytes) -> list[Frame]:
-    channel = world.channel
-    if isinstance(channel, KeyChannel):
-        return [decode_frame(memoryview(frame)) for frame in carry(world, call, lambda: channel.swap(raw))]
-    assert channel is not None
-    return _swap_tensors(world, call, channel, raw)
-
-
-def _swap_tensors(world: World, call: Call, channel: Channel, raw: bytes) -> list[Frame]:
-    import torch
-    import torch.distributed as dist
-
-    mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(channel.device)
-    all_frames = torch.empty(world.world_size, FRAME_BYTES, dtype=torch.uint8, device=channel.device)
-    carry(world, call, lambda: dist.all_gather(list(all_frames.unbind()), mine, group=channel.group))
-    whole = memoryview(all_frames.cpu().numpy().tobytes())
-    return [decode_frame(whole[start : start + FRAME_BYTES]) for start in range(0, len(whole), FRAME_BYTES)]
 
 
 def carry(world: World, call: Call, transport: Callable[[], T]) -> T:

@@ -1,59 +1,58 @@
-"""Collectives of picklable objects."""
+"""Collectives of picklable objects; the ranks of one job trust each other, so they unpickle what the others send."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rankwise.errors import ConfigError
-from rankwise.world.collectives.handshake import INLINE, Call, Frame, Message, call_place, exchange
-from rankwise.world.collectives.reductions import check_root
+from rankwise.world.collectives.handshake import INLINE, Call, Offer, call_place, exchange
 from rankwise.world.collectives.transfer import broadcast_raw, gather_raw
 
 if TYPE_CHECKING:
     from rankwise.world.value import World
 
-__all__ = ["all_gather_object", "broadcast_object", "from_main", "gather_object"]
+__all__ = ["all_gather_object", "broadcast_object", "from_main", "gather_object", "gather_pickled"]
 
 T = TypeVar("T")
 
 
 def broadcast_object(world: World, obj: Any, src: int) -> Any:
     """See `World.broadcast_object`."""
-    call = Call("broadcast_object", call_place(), root=src)
-
-    def prepare() -> Message:
-        check_root(world, src, "src")
-        return _pickled(obj) if world.rank == src else Message()
-
-    if world.channel is None:
-        return pickle.loads(prepare().data)  # noqa: S301  (pickled one line above)
-    mine, frames = exchange(world, call, prepare)
-    if frames[src].payload_bytes <= INLINE:
-        return pickle.loads(frames[src].payload)  # noqa: S301  (ranks of one job trust each other)
-    return pickle.loads(broadcast_raw(world, call, mine.data, frames[src].payload_bytes))  # noqa: S301
+    return pickle.loads(_sent(world, Call("broadcast_object", call_place(), root=src), lambda: obj))  # noqa: S301
 
 
 def from_main(world: World, make: Callable[[], T]) -> T:
     """See `World.from_main`."""
     if world.channel is None:
         return make()
-    call = Call("from_main", call_place(), root=0)
     made: list[T] = []
 
-    def prepare() -> Message:
-        if world.rank != 0:
-            return Message()
+    def keep() -> T:
         made.append(make())
-        return _pickled(made[0])
-
-    mine, frames = exchange(world, call, prepare)
-    size = frames[0].payload_bytes
-    data = frames[0].payload if size <= INLINE else broadcast_raw(world, call, mine.data, size)
-    if made:  # the main rank returns its own object
         return made[0]
-    return cast("T", pickle.loads(data))  # noqa: S301
+
+    data = _sent(world, Call("from_main", call_place(), root=0), keep)
+    # the main rank returns its own object
+    return made[0] if made else cast("T", pickle.loads(data))  # noqa: S301
+
+
+def _sent(world: World, call: Call, make: Callable[[], Any]) -> bytes:
+    """Return the pickled object of the root, on every rank; only the root makes one."""
+
+    def prepare() -> Offer:
+        call.check(world.world_size)
+        return _pickled(make()) if world.rank == call.root else Offer()
+
+    if world.channel is None:
+        return prepare().data
+    mine, frames = exchange(world, call, prepare)
+    sent = frames[call.root]
+    if sent.payload_bytes <= INLINE:
+        return bytes(sent.payload)
+    return broadcast_raw(world, call, mine.data, sent.payload_bytes)
 
 
 def gather_object(world: World, obj: Any, dst: int) -> list[Any] | None:
@@ -67,26 +66,35 @@ def all_gather_object(world: World, obj: Any) -> list[Any]:
 
 
 def _gather(world: World, obj: Any, call: Call) -> list[Any] | None:
-    def prepare() -> Message:
-        if call.op == "gather_object":
-            check_root(world, call.root, "dst")
+    def prepare() -> Offer:
+        call.check(world.world_size)
         return _pickled(obj)
 
+    return gather_pickled(world, call, prepare, dst=call.root)
+
+
+def gather_pickled(world: World, call: Call, prepare: Callable[[], Offer], *, dst: int = -1) -> list[Any] | None:
+    """Return what all ranks have pickled, by rank; None on other ranks than `dst`, if it is one.
+
+    Args:
+        world: the world.
+        call: the call that this belongs to.
+        prepare: returns this rank's pickled object; if it raises, every rank raises.
+        dst: the rank that receives, -1 for all.
+    """
     if world.channel is None:
         return [pickle.loads(prepare().data)]  # noqa: S301
     mine, frames = exchange(world, call, prepare)
-    if all(frame.payload_bytes <= INLINE for frame in frames):
-        return _from_frames(frames) if call.root in (-1, world.rank) else None
-    arrived = gather_raw(world, call, mine.data, [frame.payload_bytes for frame in frames])
+    sizes = [frame.payload_bytes for frame in frames]
+    if max(sizes) > INLINE:
+        arrived = gather_raw(world, replace(call, root=dst), mine.data, sizes)
+    else:
+        arrived = [bytes(frame.payload) for frame in frames] if dst in (-1, world.rank) else None
     return None if arrived is None else [pickle.loads(raw) for raw in arrived]  # noqa: S301
 
 
-def _from_frames(frames: list[Frame]) -> list[Any]:
-    return [pickle.loads(frame.payload) for frame in frames]  # noqa: S301
-
-
-def _pickled(obj: Any) -> Message:
+def _pickled(obj: Any) -> Offer:
     try:
-        return Message(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL))
+        return Offer(data=pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL))
     except Exception as error:
         raise ConfigError(f"the object, a {type(obj).__name__}, cannot be pickled: {error}") from error

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankwise.errors import ConfigError
 from rankwise.world.collectives.channel import Channel
-from rankwise.world.collectives.handshake import INLINE, Call, Frame, call_place, carry, exchange
+from rankwise.world.collectives.handshake import INLINE, Call, Frame, Offer, call_place, carry, exchange
 from rankwise.world.collectives.tree import Leaf, describe, flatten, rebuild
 from rankwise.world.collectives.wire import Parcel, bytes_of, check_leaf, decode, encode, fold, pack, unpack
 
@@ -17,16 +16,13 @@ if TYPE_CHECKING:
 
     from rankwise.world.value import World
 
-__all__ = ["all_reduce", "check_root", "reduce", "start_sum"]
-
-_OPS = ("sum", "mean", "min", "max")
+__all__ = ["all_reduce", "reduce", "start_sum"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Summands:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Summands(Offer):
     """This rank's tree, encoded."""
 
-    structure: str
     leaves: list[Leaf]
     parcel: Parcel
 
@@ -78,44 +74,22 @@ def start_sum(world: World, numbers: Sequence[float]) -> Callable[[], list[float
     return finish
 
 
-def check_root(world: World, root: int, name: str) -> None:
-    """Check that the root is a rank of the world.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if not 0 <= root < world.world_size:
-        raise ConfigError(f"{name}={root} is not a rank of this world: expected 0 to {world.world_size - 1}")
-
-
-def check_call(world: World, call: Call) -> None:
-    """Check the root and the op of a reduction.
-
-    Raises:
-        ConfigError: there is no such rank or op.
-    """
-    if call.op == "reduce":
-        check_root(world, call.root, "dst")
-    if call.reduce not in _OPS:
-        raise ConfigError(f"the reduce op must be one of {', '.join(_OPS)}, got {call.reduce!r}")
-
-
 def _by_keys(world: World, tree: Any, call: Call) -> Any:
     from rankwise.world.collectives.key_trees import reduce_by_keys
 
-    reduced = reduce_by_keys(world, tree, call, check=lambda: check_call(world, call))
+    reduced = reduce_by_keys(world, tree, call)
     return reduced if call.root in (-1, world.rank) else None
 
 
 def _prepare(world: World, tree: Any, call: Call) -> _Summands:
-    check_call(world, call)
+    call.check(world.world_size)
     leaves = flatten(tree)
     for leaf in leaves:
         check_leaf(leaf, call.reduce)
     flats = [encode(leaf, call.reduce) for leaf in leaves]
     if isinstance(world.channel, Channel) and world.channel.device != "cpu":
         flats = [flat.to(world.channel.device) if flat.device.type == "cpu" else flat for flat in flats]
-    return _Summands(describe(tree, leaves, ragged=False), leaves, pack(flats))
+    return _Summands(structure=describe(tree, leaves, ragged=False), leaves=leaves, parcel=pack(flats))
 
 
 def _reduce(world: World, tree: Any, call: Call) -> Any:

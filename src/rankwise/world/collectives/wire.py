@@ -23,6 +23,7 @@ __all__ = [
     "Parcel",
     "bytes_of",
     "check_leaf",
+    "check_range",
     "decode",
     "encode",
     "flat_of",
@@ -31,6 +32,7 @@ __all__ = [
     "pack",
     "unpack",
     "value_of",
+    "whole",
 ]
 
 _ADD = {"bool": "int64", "int16": "int32", "uint16": "int32"}
@@ -39,7 +41,7 @@ _ORDER = {"bool": "uint8", "int16": "int32", "uint16": "int32", "uint32": "int64
 _FLOATS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 _PLAIN = ("int8", "uint8", "int32", "int64")
 _LOW = 2**32
-_INT64 = (-(2**63), 2**63 - 1)
+_INT64 = 2**63
 
 
 def flat_of(leaf: Leaf) -> torch.Tensor:
@@ -52,10 +54,7 @@ def flat_of(leaf: Leaf) -> torch.Tensor:
 
     if leaf.kind == "tensor":
         return _dense(leaf.value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1))
-    if leaf.kind == "int" and not _INT64[0] <= leaf.value <= _INT64[1]:
-        raise ConfigError(
-            f"{leaf.path} is {leaf.value}, which does not fit in 64 bits: send it as float or as an object"
-        )
+    check_range(leaf)
     if leaf.kind not in ("array", "scalar"):
         return torch.tensor([leaf.value], dtype=getattr(torch, leaf.dtype), device="cpu")
     array = np.asarray(leaf.value, dtype=leaf.dtype).reshape(-1)  # a dtype given by name has native byte order
@@ -101,6 +100,18 @@ def bytes_of(flat: torch.Tensor) -> torch.Tensor:
 def from_bytes(raw: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a copy of the bytes as values of `dtype`."""
     return raw.clone().view(dtype)
+
+
+def check_range(leaf: Leaf) -> None:
+    """Check that a Python integer can be sent.
+
+    Raises:
+        ConfigError: it does not fit into 64 bits.
+    """
+    if leaf.kind == "int" and not -_INT64 <= leaf.value < _INT64:
+        raise ConfigError(
+            f"{leaf.path} is {leaf.value}, which does not fit in 64 bits: send it as float or as an object"
+        )
 
 
 def check_leaf(leaf: Leaf, op: str) -> None:
@@ -172,14 +183,22 @@ def decode(flat: torch.Tensor, leaf: Leaf, op: str, world_size: int) -> Any:
 
 def _whole(flat: torch.Tensor, leaf: Leaf, op: str, world_size: int) -> int | float:
     parts = flat.tolist()
-    total = parts[0] if leaf.kind == "bool" else parts[0] * _LOW + parts[1]
+    return whole(parts[0] if leaf.kind == "bool" else parts[0] * _LOW + parts[1], leaf, op, world_size)
+
+
+def whole(total: int, leaf: Leaf, op: str, world_size: int) -> int | float:
+    """Return the sum or the mean of Python integers from their exact sum.
+
+    Raises:
+        WorldError: the sum does not fit into 64 bits.
+    """
     if op == "mean":
-        return float(total / world_size)
-    if not -(2**63) <= total < 2**63:
+        return total / world_size
+    if not -_INT64 <= total < _INT64:
         raise WorldError(
             f"the sum over ranks of {leaf.path} is {total}, which does not fit in 64 bits: send it as float"
         )
-    return int(total)
+    return total
 
 
 def _decode_sum(flat: torch.Tensor, dtype: str) -> torch.Tensor:

@@ -12,6 +12,7 @@ import socket
 import socketserver
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from rankwise._process.place import Place
 from rankwise.errors import WorldError
 from rankwise.world.rendezvous.addresses import listening_address, store_trouble
 
-__all__ = ["Shelf", "SmallStore", "StoreServer", "open_small_store"]
+__all__ = ["Shelf", "SmallStore", "StoreServer", "open_small_store", "told_of_loss"]
 
 _RETRY_S = 0.05
 _GRACE_S = 10.0  # the server answers when the time is up; a dead machine does not, so the client waits so much longer
@@ -238,6 +239,18 @@ class SmallStore:
         if "error" in answer:
             raise OSError(answer["error"])
         return answer["value"]
+
+
+@contextlib.contextmanager
+def told_of_loss(place: Place) -> Iterator[None]:
+    """Convert the loss of the store during a meeting to WorldError, for the rank at this place."""
+    try:
+        yield
+    except OSError as error:
+        raise WorldError(
+            f"rank {place.rank} of {place.world_size} lost the store of rank 0 while the ranks met ({error}): look at "
+            "rank 0's output: it failed or was stopped"
+        ) from error
 
 
 def open_small_store(place: Place, timeout: timedelta) -> SmallStore:
