@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.launch.elastic.decisions import Done, Member, Rules, Start
-from rankwise.launch.elastic.lookback import Standing, standing_from
 from rankwise.launch.elastic.membership import Membership
+from rankwise.launch.elastic.split_brain import Standing, standing_from
 
 MIDDLE_S = 20.0
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankwise.launch.elastic.guests import Guest, Guests
-from rankwise.launch.elastic.inquiry import Blame, Inquiry, Standstill, failure_from, view_from
-from rankwise.launch.elastic.link import Link
-from rankwise.launch.elastic.peer import Peer
+from rankwise.launch.elastic.client import Client
+from rankwise.launch.elastic.hang import Blame, Inquiry, Standstill, failure_from, view_from
+from rankwise.launch.elastic.server import RemoteNode, Server
 from rankwise.launch.failures.record import keep_standstill
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
@@ -42,63 +41,63 @@ class Desk:
         self.port = int(listener.getsockname()[1])
         self._inquiry: Inquiry | None = None
         self._loop, self._num_inquiries = loop, 0
-        self._guests = Guests(listener, secret, loop, obey=self._obey, lost=self._lost, say=say)
+        self._server = Server(listener, secret, loop, obey=self._obey, lost=self._lost, say=say)
         loop.every(_TICK_S, self._tick)
 
     def close(self) -> None:
         """Close all connections; from now on each node judges alone."""
         self._loop.forget_every(self._tick)
-        self._guests.close()
+        self._server.close()
 
-    def _obey(self, guest: Guest, message: Mapping[str, Any]) -> None:
+    def _obey(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
         kind = message.get("kind")
         if kind == "join":
-            guest.name, guest.is_member = str(message["name"]), True
-            self._guests.send(guest, {"kind": "welcome"})
-        elif kind == "still" and guest.is_member:
-            self._inquire(guest, message)
+            node.name, node.is_member = str(message["name"]), True
+            node.connection.send({"kind": "welcome"})
+        elif kind == "still" and node.is_member:
+            self._inquire(node, message)
         elif kind == "seen" and self._inquiry is not None and message["inquiry"] == self._num_inquiries:
-            self._inquiry.views[guest.key] = view_from(message)
+            self._inquiry.views[node.key] = view_from(message)
         self._conclude()
 
-    def _lost(self, guest: Guest, why: str, silent: bool) -> None:  # noqa: ARG002, FBT001
+    def _lost(self, node: RemoteNode, why: str, silent: bool) -> None:  # noqa: ARG002, FBT001
         """Conclude without a lost node; Slurm ends the others anyway."""
         self._conclude()
 
-    def _inquire(self, guest: Guest, message: Mapping[str, Any]) -> None:
+    def _inquire(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
         view, final = view_from(message), bool(message["final"])
         if self._inquiry is not None and (self._inquiry.final or not final):
-            self._inquiry.views[guest.key] = view
+            self._inquiry.views[node.key] = view
             return
         self._num_inquiries += 1
         self._inquiry = Inquiry(
-            key=guest.key,
+            key=node.key,
             round=0,
             final=final,
             limit_s=float(message["limit_s"]),
             reason=str(message["reason"]),
             begun_s=time.monotonic(),
-            views={guest.key: view},
+            views={node.key: view},
         )
         look = {"kind": "look", "inquiry": self._num_inquiries, "final": final}
-        self._guests.tell(look, [other for other in self._guests.members if other is not guest])
+        self._server.tell(look, [other for other in self._server.members if other is not node])
 
     def _conclude(self) -> None:
         inquiry = self._inquiry
         if inquiry is None:
             return
-        found = inquiry.conclude({guest.key: guest.name for guest in self._guests.members}, time.monotonic())
+        found = inquiry.conclude({node.key: node.name for node in self._server.members}, time.monotonic())
         if found is None:
             return
         self._inquiry = None
         if isinstance(found, Standstill):
-            self._guests.tell({"kind": "standstill", "text": found.text})
-        elif found.key in self._guests.by_key and (inquiry.final or isinstance(found, Blame)):
+            self._server.tell({"kind": "standstill", "text": found.text})
+        elif found.key in self._server.by_key and (inquiry.final or isinstance(found, Blame)):
             failure = found.failure if isinstance(found, Blame) else None
-            self._guests.send(self._guests.by_key[found.key], {"kind": "hung", "failure": failure})
+            self._server.by_key[found.key].connection.send({"kind": "hung", "failure": failure})
 
     def _tick(self) -> None:
-        self._guests.tick(time.monotonic())
+        self._server.tick(time.monotonic())
         self._conclude()
 
 
@@ -125,13 +124,14 @@ class NodeFellows:
     ) -> None:
         self.attempt: Attempt | None = None
         self._node, self._console, self._run_dir = node, console, run_dir
-        peer = Peer(socket.create_connection(address, timeout=_CONNECT_S))
-        self._link = Link(peer, address[0], secret, loop, {"kind": "join", "name": socket.gethostname()})
-        self._link.on_message = self._hear
+        connected = socket.create_connection(address, timeout=_CONNECT_S)
+        join = {"kind": "join", "name": socket.gethostname()}
+        self._client = Client(connected, address[0], secret, loop, lambda: join)
+        self._client.on_message = self._hear
 
     def close(self) -> None:
         """Close the connection to the desk."""
-        self._link.close()
+        self._client.close()
 
     def failing(self) -> None:
         """Do nothing: Slurm ends the other nodes when this one ends."""
@@ -141,8 +141,8 @@ class NodeFellows:
 
     def ask(self, question: Mapping[str, Any]) -> None:
         """Ask all nodes; if the first node is gone, judge by this node's ranks alone."""
-        if not self._link.lost:
-            self._link.send({"kind": "still", **question})
+        if not self._client.lost:
+            self._client.send({"kind": "still", **question})
             return
         alone = Inquiry(
             key=0,
@@ -160,14 +160,14 @@ class NodeFellows:
             self.attempt.blame(failure_from(found.failure if isinstance(found, Blame) else None))
 
     def _hear(self) -> None:
-        messages, attempt = self._link.messages, self.attempt
+        messages, attempt = self._client.messages, self.attempt
         while messages:
             message = messages.popleft()
             if message["kind"] == "look":
                 view: Mapping[str, Any] = {"quiet_s": None, "missing": [], "ranks": []}
                 if attempt is not None:
                     view = attempt.view(final=bool(message["final"]))
-                self._link.send({"kind": "seen", "inquiry": message["inquiry"], **view})
+                self._client.send({"kind": "seen", "inquiry": message["inquiry"], **view})
             elif message["kind"] == "standstill":
                 if self._node == 0:  # once is enough: srun collects the output of all nodes
                     self._tell_standstill(str(message["text"]))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwise.launch.elastic.inquiry import Blame, Inquiry, Nobody, Standstill, view_from
+from rankwise.launch.elastic.hang import Blame, Inquiry, Nobody, Standstill, view_from
 from rankwise.launch.failures.observation import Sighting, shortened, sighting_from
 
 COLLECTIVE = (
