@@ -10,8 +10,8 @@ import pytest
 from rankwise.launch.elastic import split_brain
 from rankwise.launch.elastic.client import Client
 from rankwise.launch.elastic.coordinator import Coordinator
-from rankwise.launch.elastic.decisions import Rules
 from rankwise.launch.elastic.membership import Membership
+from rankwise.launch.elastic.nodes import Nodes
 from rankwise.launch.local.loop import Loop
 
 GREETING = b"rankwise-rendezvous-1 "
@@ -27,9 +27,8 @@ class Party:
         listener.bind((address, port))
         listener.listen()
         self.address, self.port, self.token, self.loop = address, listener.getsockname()[1], token, stack.loop
-        self.membership = Membership(
-            rules=Rules(min_nodes=1, max_nodes=nodes, others_may_host=True), now_s=time.monotonic()
-        )
+        counts = Nodes(min_nodes=1, max_nodes=nodes, rendezvous=tuple(hosts))
+        self.membership = Membership(nodes=counts, begun_s=time.monotonic(), run_id="run")
         self.said, self.links = [], []
         self.coordinator = Coordinator(
             listener,
@@ -38,7 +37,6 @@ class Party:
             self.loop,
             say=self.said.append,
             home={"id": "home", "name": "home", "like": like},
-            run_id="run",
         )
         stack.callback(self.close)
         self.hosts = hosts

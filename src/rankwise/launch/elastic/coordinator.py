@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rankwise.launch.elastic.decisions import Action, Cause, End, Lost, Member, Say, Start, Stop, done_from
-from rankwise.launch.elastic.hang import PATIENCE_S, Blame, Inquiry, Standstill, view_from
-from rankwise.launch.elastic.interfaces import is_loopback
-from rankwise.launch.elastic.membership import Membership
+from rankwise.launch.elastic.hang import HangDetector
+from rankwise.launch.elastic.member import Member, done_from
+from rankwise.launch.elastic.membership import Membership, Order
 from rankwise.launch.elastic.nodes import difference
 from rankwise.launch.elastic.server import RemoteNode, Server
 from rankwise.launch.elastic.split_brain import SplitBrain
@@ -32,7 +31,6 @@ class Coordinator:
         loop: the event loop.
         say: prints messages that concern this machine only.
         home: the join message of this machine's own node; other nodes must have the same settings.
-        run_id: the same for all rounds; a run that continues after a lost rendezvous keeps its id.
     """
 
     def __init__(
@@ -44,15 +42,12 @@ class Coordinator:
         *,
         say: Callable[[str], None],
         home: Mapping[str, Any],
-        run_id: str,
     ) -> None:
         self._membership, self._token, self._loop, self._say = membership, token, loop, say
         self._server = Server(listener, token, loop, obey=self._obey, lost=self._lost, say=say)
-        self._run_id, self._home = run_id, home
-        self._begun_s = time.monotonic()
+        self._home = home
         self._split_brain: SplitBrain | None = None
-        self._inquiry: Inquiry | None = None
-        self._num_inquiries = 0
+        self._hangs = HangDetector(self._server, membership.at_work)
         loop.every(_TICK_S, self._tick)
 
     def close(self) -> None:
@@ -96,71 +91,18 @@ class Coordinator:
             own = None if self._split_brain is None else self._split_brain.answer(message)
             if own is not None:
                 node.connection.send(own)
-        elif kind == "failing":
-            self._do(members.failing(node.key, now))
-        elif kind == "leaving":
-            self._do(members.leaving(node.key, int(message["signal"]), now))
+        elif kind == "ending":
+            signal = message["signal"]
+            self._do(members.ending(node.key, None if signal is None else int(signal), now))
         elif kind == "done":
             self._do(members.done(node.key, done_from(message, now), int(message["port"]), now))
         elif kind == "still":
-            self._inquire(node, message, now)
+            if int(message["round"]) == members.number - 1:
+                members.hold(self._hangs.ask(node, message, now))
         elif kind == "seen":
-            self._hear_view(node, message, now)
+            self._hangs.note_view(node, message, now)
         elif kind == "bye":
             self._server.lose(node, "it was asked to end", silent=False)
-
-    def _inquire(self, node: RemoteNode, message: Mapping[str, Any], now: float) -> None:
-        """Handle a question from a node whose ranks stand still: ask all nodes with running ranks, if not yet asked."""
-        view, members = view_from(message), self._membership
-        if members.phase != "running" or int(message["round"]) != members.number - 1:
-            return
-        if self._inquiry is not None and (self._inquiry.final or not message["final"]):
-            self._inquiry.views[node.key] = view
-        elif node.key in members.at_work():
-            self._num_inquiries += 1
-            final = bool(message["final"])
-            if final:
-                members.hold(now + PATIENCE_S)
-            self._inquiry = Inquiry(
-                key=node.key,
-                round=members.number - 1,
-                final=final,
-                limit_s=float(message["limit_s"]),
-                reason=str(message["reason"]),
-                begun_s=now,
-                views={node.key: view},
-            )
-            for key in members.at_work():
-                if key != node.key:
-                    look = {"kind": "look", "inquiry": self._num_inquiries, "final": final}
-                    self._server.by_key[key].connection.send(look)
-        self._conclude(now)
-
-    def _hear_view(self, node: RemoteNode, message: Mapping[str, Any], now: float) -> None:
-        if self._inquiry is not None and message["inquiry"] == self._num_inquiries:
-            self._inquiry.views[node.key] = view_from(message)
-            self._conclude(now)
-
-    def _conclude(self, now: float) -> None:
-        """Send the verdict once all nodes' views have arrived."""
-        inquiry, members = self._inquiry, self._membership
-        if inquiry is None:
-            return
-        if members.phase != "running" or members.number - 1 != inquiry.round:
-            self._inquiry = None
-            return
-        found = inquiry.conclude(members.at_work(), now)
-        if found is None:
-            return
-        self._inquiry = None
-        if isinstance(found, Standstill):
-            for node in self._server.by_key.values():
-                if node.is_member:
-                    whole = node.is_home or node.key == found.key
-                    node.connection.send({"kind": "standstill", "text": found.text if whole else found.line})
-        elif found.key in self._server.by_key and (inquiry.final or isinstance(found, Blame)):
-            failure = found.failure if isinstance(found, Blame) else None
-            self._server.by_key[found.key].connection.send({"kind": "hung", "failure": failure})
 
     def _join(self, node: RemoteNode, message: Mapping[str, Any], now: float) -> None:
         node.name = str(message["name"])
@@ -180,6 +122,7 @@ class Coordinator:
             key=node.key,
             name=node.name,
             address=node.connection.addresses[1],
+            host_address=node.connection.addresses[0],
             num_ranks=int(message["num_ranks"]),
             wish=None if wish is None else int(wish),
             home=node.is_home,
@@ -191,7 +134,7 @@ class Coordinator:
         if not members.round:  # else this rendezvous has the newest state, and a node that was cut off has an old one
             members.failures = max(members.failures, int(message.get("failures", 0)))
             members.quorum = max(members.quorum, int(message.get("quorum", 0)))
-            self._run_id = str(message.get("run_id") or self._run_id)
+            members.run_id = str(message.get("run_id") or members.run_id)
         node.connection.send({"kind": "welcome"})
         self._do(members.join(member, now))
 
@@ -199,62 +142,15 @@ class Coordinator:
         now = time.monotonic()
         self._server.tick(now)
         self._do(self._membership.tick(now))
-        self._conclude(now)
-
-    def _do(self, actions: list[Action]) -> None:
-        if self._moved_to:
-            return  # the other rendezvous decides
-        for action in actions:
-            if isinstance(action, Start):
-                self._start(action)
-            elif isinstance(action, Stop):
-                stopped = [self._server.by_key[key] for key in action.keys if key in self._server.by_key]
-                self._server.tell({"kind": "stop", "in_peace": action.in_peace}, stopped)
-            elif isinstance(action, Say):
-                self._server.tell({"kind": "say", "text": action.text})
-            elif isinstance(action, Cause):
-                self._tell_cause(action)
-            elif isinstance(action, Lost):
-                home = [node for node in self._server.by_key.values() if node.is_home]
-                self._server.tell({"kind": "lost", "line": action.line, "rank": action.rank}, home)
-            elif isinstance(action, End):
-                names = ("exitcode", "again", "signal", "line", "rank")
-                self._server.tell({"kind": "end", **{name: getattr(action, name) for name in names}})
-
-    def _start(self, start: Start) -> None:
-        first = start.members[0]
-        base = {
-            "kind": "start",
-            "run_id": self._run_id,
-            "round": start.number,
-            "failures": self._membership.failures,
-            "num_nodes": len(start.members),
-            "world_size": sum(member.num_ranks for member in start.members),
-            "master_addr": self._reachable(first),
-            "master_port": first.port,
-            "elapsed_s": time.monotonic() - self._begun_s,
-        }
-        for member in start.members:
-            member.port = None
-            if member.key in self._server.by_key:
-                part = {"node_rank": member.seat, "first_rank": member.first_rank}
-                self._server.by_key[member.key].connection.send(base | part)
-
-    def _reachable(self, member: Member) -> str:
-        """Return the address at which other nodes reach a node; this machine's node may have joined over loopback."""
-        if is_loopback(member.address):
-            for node in self._server.by_key.values():
-                ours, theirs = node.connection.addresses
-                if node.is_member and not is_loopback(theirs):
-                    return ours
-        return member.address
+        self._hangs.conclude(now)
 
     def _lost(self, node: RemoteNode, why: str, silent: bool) -> None:  # noqa: FBT001
         self._do(self._membership.gone(node.key, why, time.monotonic(), silent=silent))
 
-    def _tell_cause(self, cause: Cause) -> None:
-        """Send a failure: the whole report to the node of the rendezvous, one line to the others."""
-        for node in self._server.members:
-            text = cause.text if node.is_home and node.key != cause.key else ""
-            own = node.key == cause.key
-            node.connection.send({"kind": "cause", "line": cause.line, "text": text, "own": own})
+    def _do(self, orders: list[Order]) -> None:
+        if self._moved_to:
+            return  # the other rendezvous decides
+        for order in orders:
+            if order.message["kind"] == "start":
+                self._hangs.forget()
+            self._server.tell(order.message, order.keys)

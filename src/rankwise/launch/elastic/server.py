@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,10 +74,10 @@ class Server:
         for node in list(self.by_key.values()):
             self.drop(node)
 
-    def tell(self, message: Mapping[str, Any], nodes: Iterable[RemoteNode] | None = None) -> None:
-        """Send a message to the given members, by default to all."""
-        for node in self.members if nodes is None else list(nodes):
-            if node.is_member:
+    def tell(self, message: Mapping[str, Any], keys: Collection[int | None] | None = None) -> None:
+        """Send a message to the members with these keys, by default to all."""
+        for node in self.members:
+            if keys is None or node.key in keys:
                 node.connection.send(message)
 
     def lose(self, node: RemoteNode, why: str, *, silent: bool) -> None:

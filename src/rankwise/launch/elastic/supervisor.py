@@ -12,9 +12,8 @@ from typing import Any
 from rankwise.errors import LaunchError
 from rankwise.launch.elastic.client import Client
 from rankwise.launch.elastic.coordinator import Coordinator
-from rankwise.launch.elastic.decisions import Rules
 from rankwise.launch.elastic.discovery import Discovery, StoppedWhileWaiting
-from rankwise.launch.elastic.hang import failure_from
+from rankwise.launch.elastic.hang import INQUIRY_KINDS, obey_inquiry
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.nodes import Nodes, describe_node
@@ -35,7 +34,6 @@ __all__ = ["supervise_node"]
 _FIND_AGAIN_S = 60.0
 _CALM_S = 0.5  # wait before another try, if the connection was accepted and closed
 _TEXT_CHARACTERS = 1 << 15  # maximum of a report that is sent
-_OF_STANDSTILLS = {"look", "standstill", "hung"}
 
 
 def supervise_node(job: Job, stage: Stage = ALONE) -> Outcome:
@@ -72,7 +70,7 @@ class _Node:
     """One node during a run.
 
     Attributes:
-        told: the lines of causes already printed.
+        told: the lines already printed.
     """
 
     def __init__(self, job: Job, nodes: Nodes, loop: Loop, console: Console) -> None:
@@ -121,12 +119,12 @@ class _Node:
 
     def failing(self) -> None:
         """Report that the ranks here are being ended because one of them failed."""
-        self._send({"kind": "failing"})
+        self._send({"kind": "ending", "signal": None})
 
     def leaving(self, number: int) -> None:
         """Report that a signal from outside asks the ranks here to save and end."""
         self._interrupted = number
-        self._send({"kind": "leaving", "signal": number})
+        self._send({"kind": "ending", "signal": number})
 
     def ask(self, question: Mapping[str, Any]) -> None:
         """Ask the rendezvous which rank of all nodes blocks the ranks here."""
@@ -159,22 +157,17 @@ class _Node:
 
     def _host(self, host: str, listener: socket.socket, join: Mapping[str, Any]) -> socket.socket:
         nodes = self._nodes
-        rules = Rules(
-            min_nodes=nodes.min_nodes,
-            max_nodes=nodes.max_nodes,
-            max_restarts=self._job.max_restarts,
-            join_timeout_s=nodes.join_timeout_s,
-            others_may_host=len(nodes.rendezvous) > 1,
-        )
         address = listener.getsockname()
         self._console.say(
             f"the rendezvous is here, {host} ({address[0]}) port {address[1]}; token of {self._token_source}"
         )
-        membership = Membership(rules=rules, now_s=time.monotonic())
-        run_id = self._run_id or f"rankwise-{secrets.token_hex(8)}"
-        self._coordinator = Coordinator(
-            listener, membership, self._token, self._loop, say=self._console.say, home=join, run_id=run_id
+        membership = Membership(
+            nodes=nodes,
+            max_restarts=self._job.max_restarts,
+            begun_s=time.monotonic(),
+            run_id=self._run_id or f"rankwise-{secrets.token_hex(8)}",
         )
+        self._coordinator = Coordinator(listener, membership, self._token, self._loop, say=self._console.say, home=join)
         if len(nodes.rendezvous) > 1:
             self._coordinator.look_for_others(self._discovery.known, host, nodes.port)
         return socket.create_connection(address[:2])
@@ -188,6 +181,8 @@ class _Node:
                 message = client.messages.popleft()
                 if message["kind"] == "start":
                     self._take_part(client, message)
+                elif message["kind"] == "record":
+                    self._record_loss(str(message["line"]), int(message["rank"]))
                 elif message["kind"] == "end":
                     return self._outcome(message)
                 elif message["kind"] == "moved":
@@ -208,44 +203,38 @@ class _Node:
         while client.messages:
             message = client.messages.popleft()
             if message["kind"] == "say":
-                self._console.say(str(message["text"]))
-            elif message["kind"] == "cause":
-                self._tell_cause(message)
-            elif message["kind"] == "lost":
-                self._keep_loss(str(message["line"]), int(message["rank"]))
-            elif message["kind"] in _OF_STANDSTILLS:
-                self._hear_of_standstill(message)
+                self._say(str(message["text"]), str(message["detail"]))
+            elif message["kind"] == "report":
+                self._report(str(message["line"]))
+            elif message["kind"] in INQUIRY_KINDS:
+                obey_inquiry(message, self._attempt, send=self._send, tell=self._tell_standstill)
             elif message["kind"] == "stop" and self._attempt is not None:
                 self._attempt.end_with_fellows(in_peace=bool(message["in_peace"]))
             else:
                 kept.append(message)  # including a stop that belongs to a start before it
         client.messages.extend(kept)
 
-    def _hear_of_standstill(self, message: Mapping[str, Any]) -> None:
-        attempt = self._attempt
-        if message["kind"] == "look":
-            view: Mapping[str, Any] = {"quiet_s": None, "missing": [], "ranks": []}
-            if attempt is not None:
-                view = attempt.view(final=bool(message["final"]))
-            self._send({"kind": "seen", "inquiry": message["inquiry"], **view})
-        elif message["kind"] == "standstill":
-            tell(self._console, str(message["text"]))
-            if self._coordinator is not None:
-                keep_standstill(self._job.run_dir, str(message["text"]), self._console.say)
-            if attempt is not None:
-                attempt.note_standstill()
-        elif attempt is not None:
-            attempt.blame(failure_from(message["failure"]))
+    def _tell_standstill(self, text: str) -> None:
+        tell(self._console, text)
+        if self._coordinator is not None:
+            keep_standstill(self._job.run_dir, text, self._console.say)
 
-    def _tell_cause(self, message: Mapping[str, Any]) -> None:
-        self.told.add(str(message["line"]))
-        if message["own"]:
-            tell(self._console, self._text)
-            keep(self._job.run_dir, self._record, self._console.say)
-        else:
-            self._console.say(str(message["line"]))
-            if message["text"]:
-                self._console.block(str(message["text"]).partition("\n")[2])
+    def _say(self, line: str, report: str) -> None:
+        """Print what the rendezvous says; its own node also gets the report of a rank that failed on another node."""
+        self.told.add(line)
+        self._console.say(line)
+        if report:
+            self._console.block(report.partition("\n")[2])
+
+    def _report(self, line: str) -> None:
+        """Report the failure of a rank here: it is the cause of the round's end."""
+        self.told.add(line)
+        tell(self._console, self._text)
+        keep(self._job.run_dir, self._record, self._console.say)
+
+    def _record_loss(self, line: str, rank: int) -> None:
+        found = {"time": time.time(), "attempt": self._round - 1, "rank": rank, "cause": line, "exitcode": 1}
+        keep(self._job.run_dir, found, self._console.say)
 
     def _take_part(self, client: Client, start: Mapping[str, Any]) -> None:
         """Run this node's ranks of a round, and report how they ended."""
@@ -320,8 +309,6 @@ class _Node:
         if end["exitcode"]:
             rank, code = int(end["rank"]), int(end["exitcode"])
             failure = Failure(rank=rank, headline=line, detail="", status=None, exitcode=code)
-            if self._coordinator is not None and line not in self.told:  # no rank failed; nodes were lost
-                self._keep_loss(line, rank, code)
         return Outcome(
             failure=failure,
             interrupted=None if signal is None else int(signal),
@@ -329,11 +316,6 @@ class _Node:
             num_attempts=self._num_attempts,
             text=line,
         )
-
-    def _keep_loss(self, line: str, rank: int, code: int = 1) -> None:
-        """Record in the run directory that nodes were lost; only the node of the rendezvous calls this."""
-        found = {"time": time.time(), "attempt": self._round - 1, "rank": rank, "cause": line, "exitcode": code}
-        keep(self._job.run_dir, found, self._console.say)
 
     def _after_loss(self, client: Client) -> Outcome | None:
         """Return how the run ends after the loss of the rendezvous, None if it may continue at another one."""
