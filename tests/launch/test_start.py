@@ -118,7 +118,7 @@ def test_a_line_carries_whole_messages():
     near, far = make_channels()
     assert not os.get_inheritable(near.fileno())
     big = bytes(range(256)) * 20_000
-    sender = f"import sys; from rankwise.launch.functions.channel import Channel; far = Channel({far.fileno()}); far.send(b'')\n"
+    sender = f"from rankwise.launch.functions.channel import Channel; far = Channel({far.fileno()}); far.send(b'')\n"
     sender += "far.send(far.receive()[::-1])"
     with near, subprocess.Popen([sys.executable, "-c", sender], pass_fds=(far.fileno(),)):
         far.close()

@@ -12,13 +12,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rankwise import errors
 from rankwise.errors import ConfigError, Interrupted, LaunchError, RankFailure
 from rankwise.launch.functions.bound import is_loading_main
 from rankwise.launch.functions.channel import Channel, make_channels
 from rankwise.launch.hardware import MAX_RANKS
+
+if TYPE_CHECKING:
+    from rankwise.launch.functions.platforms import Platform
 
 __all__ = ["call_ranks"]
 
@@ -33,8 +36,7 @@ def call_ranks(
     *,
     tee: str,
     store_file: str | None = None,
-    adapter: str = "",
-    context: Any = None,
+    platform: Platform | None = None,
 ) -> list[Any]:
     """Run a call on ranks and return their values.
 
@@ -45,8 +47,7 @@ def call_ranks(
         options: fields of the `Job`, as JSON has them; `num_ranks` is required.
         tee: which output is shown, as `rankwise run --tee`.
         store_file: where the ranks meet, "" for a file of the launch itself; None: at a port.
-        adapter: as for `pack_call`; with an adapter each rank starts as a fresh interpreter.
-        context: for the adapter.
+        platform: as for `pack_call`; with it each rank starts as a fresh interpreter.
 
     Raises:
         RankFailure: a rank failed.
@@ -62,7 +63,7 @@ def call_ranks(
     num_ranks = options["num_ranks"]
     if not isinstance(num_ranks, int) or not 1 <= num_ranks <= MAX_RANKS:
         raise ConfigError(f"num_ranks must be an integer from 1 to {MAX_RANKS:,}, got {num_ranks!r}")
-    code = None if adapter or options.get("env") or num_ranks == 1 else getattr(fn, "__code__", None)
+    code = None if platform is not None or options.get("env") or num_ranks == 1 else getattr(fn, "__code__", None)
     hint = (code.co_filename, code.co_name) if code is not None else None  # for ranks that may be forked
     channel, far_channel = make_channels()
     with channel:
@@ -74,7 +75,7 @@ def call_ranks(
             from rankwise.launch.show import parse_show
 
             parse_show(tee).check(num_ranks)
-            call = pack_call(fn, args, kwargs, adapter=adapter, context=context)
+            call = pack_call(fn, args, kwargs, platform=platform)
             target = {"main": call.main, "function": call.function, "path": call.path}
             request = {"options": dict(options), "target": target, "tee": tee, "store_file": store_file}
             values = _exchange(channel, process, streams, request, call.data)

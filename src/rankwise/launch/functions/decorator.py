@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.launch.functions.caller import call_ranks
-from rankwise.launch.functions.platforms import ADAPTER, DEFAULT_LOGS, Device, Platform, make_folder
+from rankwise.launch.functions.platforms import DEFAULT_LOGS, Device, Platform, make_folder
 
 __all__ = ["Wrapper", "wrapper"]
 
@@ -83,11 +83,9 @@ def _launch(
     }
     store_file = str(meeting or "") if platform.ipc_protocol == "file" else None
     # the parent calls `upon_finish`, so it is not sent to the ranks and need not be picklable
-    context = replace(platform, upon_finish=None)
+    sent = replace(platform, upon_finish=None)
     try:
-        return call_ranks(
-            target, args, kwargs, options, tee="all", store_file=store_file, adapter=ADAPTER, context=context
-        )
+        return call_ranks(target, args, kwargs, options, tee="all", store_file=store_file, platform=sent)
     finally:
         for left in meeting.parent.glob(f"{meeting.name}*") if meeting is not None else ():
             left.unlink(missing_ok=True)
