@@ -12,7 +12,7 @@ import pytest
 
 import rankwise
 from rankwise.errors import ConfigError, LaunchError, RankFailure
-from rankwise.launch.functions import client
+from rankwise.launch.functions import caller
 
 
 def test_values_by_rank():
@@ -281,7 +281,7 @@ def test_ranks_end_with_their_caller(launcher, is_alive, wait_until, number):
 
 def test_an_interrupt_while_the_supervisor_starts(monkeypatch, capfd):
     """It ends with KeyboardInterrupt and nothing else, also before the supervisor is ready or has the whole call."""
-    listen, calls = client._listen, []
+    listen, calls = caller._listen, []
 
     def interrupted(link, streams):
         calls.append(1)
@@ -289,7 +289,7 @@ def test_an_interrupt_while_the_supervisor_starts(monkeypatch, capfd):
             raise KeyboardInterrupt
         return listen(link, streams)
 
-    monkeypatch.setattr(client, "_listen", interrupted)
+    monkeypatch.setattr(caller, "_listen", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rankwise.run(lambda: threading.Event().wait(), num_ranks=1)
     assert "launch/functions/service.py" not in capfd.readouterr().err
@@ -302,12 +302,12 @@ def test_an_interrupt_while_a_call_is_sent(capfd):
         def send(self, data):
             raise KeyboardInterrupt
 
-    link, far_link = client.make_links()
+    link, far_link = caller.make_channels()
     Slow.close = lambda _self: link.close()
     Slow.__enter__ = lambda self: self
     Slow.__exit__ = lambda _self, *_: link.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "make_links", lambda: (Slow(), far_link))
+        patch.setattr(caller, "make_channels", lambda: (Slow(), far_link))
         with pytest.raises(KeyboardInterrupt):
             rankwise.run(print, num_ranks=1)
     assert capfd.readouterr().err == ""

@@ -89,7 +89,7 @@ def test_a_gpu_platform_without_gpus_refuses(monkeypatch):
 
 def test_another_start_method_makes_no_difference(monkeypatch):
     """It is accepted, and the user is told that it changes nothing."""
-    monkeypatch.setattr(decorator, "launch_packed", lambda _pack, _options: [])
+    monkeypatch.setattr(decorator, "call_ranks", lambda *_, **__: [])
     with pytest.warns(UserWarning, match="spawn_method='fork' has no effect"):
         Wrapper(Platform(device="cpu", spawn_method="fork")).start(print)
 
@@ -174,7 +174,7 @@ def test_the_end_is_the_same_however_it_comes(tmp_path):
 def test_upon_finish_that_fails_says_so(monkeypatch):
     """Its own error comes out, and says that all ranks had ended well."""
     platform = Platform(device="cpu", verbose=False, upon_finish=lambda: {}["missing"])
-    monkeypatch.setattr(decorator, "launch_packed", lambda _pack, _options: [])
+    monkeypatch.setattr(decorator, "call_ranks", lambda *_, **__: [])
     with pytest.raises(KeyError, match="missing") as caught:
         Wrapper(platform).start(print)
     assert caught.value.__notes__ == ["rankwise: raised by upon_finish, after all ranks had succeeded"]
@@ -183,6 +183,6 @@ def test_upon_finish_that_fails_says_so(monkeypatch):
 def test_a_default_folder_for_logs_that_is_read_only(monkeypatch, capsys):
     """A task runs where nothing may be written, and the user is told that there are no logs."""
     monkeypatch.setattr(decorator.os, "access", lambda _path, _mode: False)
-    monkeypatch.setattr(decorator, "launch_packed", lambda _pack, options: [options["log_dir"]])
+    monkeypatch.setattr(decorator, "call_ranks", lambda _fn, _args, _kwargs, options, **_: [options["log_dir"]])
     assert Wrapper(Platform(device="cpu", verbose=False)).start(print) == [None]
     assert "no logs are written: " in capsys.readouterr().out

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.launch.functions.link import make_links
+from rankwise.launch.functions.channel import make_channels
 
 EARLY = """
 import os, sys
@@ -26,8 +26,8 @@ SERVICE = "from rankwise.launch.functions.service import main\nmain(int(sys.argv
 LATE = ("typer", "click", "rich", "pydantic", "numpy", "torch", "hashlib", "asyncio", "logging", "multiprocessing")
 OURS = ("failures.verdict", "failures.outcome", "failures.report", "functions.pickled_call", "local.hang")
 OURS += ("local.judge", "elastic.nodes", "slurm.allocation")
-OPTIONS = {"num_ranks": 2, "max_restarts": 0, "timeout_s": None, "tee": "auto", "env": {}}
-OPTIONS |= {"master_addr": "127.0.0.1", "master_port": None}
+REQUEST = {"options": {"num_ranks": 2}, "tee": "auto", "store_file": None}
+REQUEST |= {"target": {"main": "", "function": "", "path": []}}
 COUNT = """
 import os, pathlib, time
 
@@ -75,13 +75,13 @@ def test_little_is_loaded_before_the_first_rank_starts(launcher, code, most):
     """The ranks wait for nothing that only an end, a mistake, help or another backend needs."""
     launcher.script("")
     stale = leave_folder(launcher.folder)
-    near, far = make_links()
+    near, far = make_channels()
     env = {name: value for name, value in launcher.env.items() if not name.startswith(("PET_", "SLURM_", "COV_"))}
     command = [sys.executable, "-P", "-c", EARLY + code, str(far.fileno())]
     sinks = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with near, subprocess.Popen(command, cwd=launcher.folder, pass_fds=(far.fileno(),), env=env, **sinks) as process:
         far.close()
-        near.send(json.dumps(OPTIONS).encode())
+        near.send(json.dumps(REQUEST).encode())
         near.send(b"no call is made")
         out, err = process.communicate(timeout=240)
     shutil.rmtree(stale, ignore_errors=True)  # the launch ended before it swept; another one may have
@@ -115,13 +115,11 @@ def test_a_launch_is_few_processes(launcher):
 
 def test_a_line_carries_whole_messages():
     """Messages of any length arrive as they were sent, from either end, and a closed end is told."""
-    near, far = make_links()
+    near, far = make_channels()
     assert not os.get_inheritable(near.fileno())
     big = bytes(range(256)) * 20_000
-    sender = (
-        f"import sys; from rankwise.launch.functions.link import Link; link = Link({far.fileno()}); link.send(b'')\n"
-    )
-    sender += "link.send(link.receive()[::-1])"
+    sender = f"from rankwise.launch.functions.channel import Channel; far = Channel({far.fileno()}); far.send(b'')\n"
+    sender += "far.send(far.receive()[::-1])"
     with near, subprocess.Popen([sys.executable, "-c", sender], pass_fds=(far.fileno(),)):
         far.close()
         assert near.receive() == b""

@@ -82,7 +82,7 @@ def until(loop, condition):
 
 
 def joined(loop, *nodes):
-    until(loop, lambda: all(node._link.welcome for node in nodes))
+    until(loop, lambda: all(node._client.welcome for node in nodes))
 
 
 def quiet(*ranks, quiet_s=20.0, missing=()):
@@ -132,7 +132,7 @@ def test_without_the_first_node_each_judges_alone(served):
     second = node(1, still)
     joined(loop, second)
     desk.close()
-    until(loop, lambda: second._link.lost)
+    until(loop, lambda: second._client.lost)
     second.ask(question(final=True, **still))
     assert [failure.rank for failure in second.attempt.blamed] == [2]
     second.ask(question(final=False, **still))
@@ -148,7 +148,7 @@ def test_garbage_and_strangers_are_dropped(served):
     noise = socket.create_connection(("127.0.0.1", desk.port))
     noise.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
     stranger = node(1, still, secret="t" * 32)
-    until(loop, lambda: stranger._link.lost or stranger._link._error is not None)
+    until(loop, lambda: stranger._client.lost or stranger._client.error is not None)
     until(loop, lambda: any("a different token" in line for line in console.lines))
     good.ask(question(final=True, **still))
     until(loop, lambda: good.attempt.blamed)

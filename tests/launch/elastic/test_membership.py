@@ -1,19 +1,22 @@
 """What is decided when nodes join, leave, fail and end, in any order."""
 
-import dataclasses
+from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.launch.elastic.decisions import Cause, Done, End, Member, Rules, Say, Start, Stop
+from rankwise.launch.elastic.member import Done, Member
 from rankwise.launch.elastic.membership import Membership
+from rankwise.launch.elastic.nodes import Nodes
 
 
 class Run:
-    """A membership with a clock, nodes that obey, and what was decided."""
+    """A membership with a clock, nodes that obey, and what they were told."""
 
-    def __init__(self, least, most, **rules):
-        self.state = Membership(rules=Rules(min_nodes=least, max_nodes=most, **rules), now_s=0.0)
+    def __init__(self, least, most, *, max_restarts=0, others_may_host=False, join_timeout_s=300.0):
+        hosts = ("a", "b") if others_may_host else ("a",)
+        nodes = Nodes(min_nodes=least, max_nodes=most, rendezvous=hosts, join_timeout_s=join_timeout_s)
+        self.state = Membership(nodes=nodes, max_restarts=max_restarts, begun_s=0.0)
         self.now, self.seen, self.next_key = 0.0, [], 0
 
     def note(self, actions):
@@ -24,7 +27,13 @@ class Run:
         key = self.next_key
         self.next_key += 1
         member = Member(
-            key=key, name=f"n{key}", address=f"10.0.0.{key}", num_ranks=num_ranks, wish=wish, port=1000 + key
+            key=key,
+            name=f"n{key}",
+            address=f"10.0.0.{key}",
+            num_ranks=num_ranks,
+            wish=wish,
+            port=1000 + key,
+            home=key == 0,
         )
         self.note(self.state.join(member, self.now))
         return key
@@ -42,10 +51,18 @@ class Run:
         self.note(self.state.gone(key, "gone", self.now, silent=silent))
 
     def of(self, kind):
-        return [action for action in self.seen if isinstance(action, kind)]
+        """The messages of a kind, with the keys of the nodes that they are for."""
+        return [
+            SimpleNamespace(**order.message, keys=order.keys) for order in self.seen if order.message["kind"] == kind
+        ]
+
+    def rounds(self):
+        """The starts of each round, by node."""
+        starts = self.of("start")
+        return [[start for start in starts if start.round == number] for number in sorted({s.round for s in starts})]
 
     def seats(self):
-        return [member.key for member in self.of(Start)[-1].members]
+        return [start.keys[0] for start in self.rounds()[-1]]
 
 
 def test_a_fixed_number_starts_once_all_are_there_and_ends_well():
@@ -53,14 +70,14 @@ def test_a_fixed_number_starts_once_all_are_there_and_ends_well():
     run = Run(2, 2)
     first = run.join(num_ranks=2)
     run.wait(2)
-    assert not run.of(Start)
+    assert not run.of("start")
     second = run.join()
     assert run.seats() == [first, second]
     assert [run.state.members[key].first_rank for key in (first, second)] == [0, 2]
     run.done(second)
-    assert not run.of(End)
+    assert not run.of("end")
     run.done(first)
-    assert run.of(End) == [End()]
+    assert [(end.exitcode, end.again, end.signal, end.line) for end in run.of("end")] == [(0, False, None, "")]
 
 
 def test_wishes_decide_the_order_and_are_given_once():
@@ -69,7 +86,7 @@ def test_wishes_decide_the_order_and_are_given_once():
     one = run.join(wish=1)
     twin = run.join(wish=1)
     run.wait(4)
-    assert not run.of(Start)
+    assert not run.of("start")
     zero = run.join(wish=0)
     assert run.seats() == [zero, one]
     run.gone(one)
@@ -82,14 +99,14 @@ def test_the_root_cause_of_all_nodes_is_told():
     run = Run(2, 2, max_restarts=1)
     keys = run.join(), run.join()
     for attempt in (1, 2):
-        run.note(run.state.failing(keys[1], run.now))
+        run.note(run.state.ending(keys[1], None, run.now))
         run.done(keys[1], "failed", rank=1, headline="raised ConnectionError", suspicion=2, exitcode=1)
         run.wait(1)
         run.done(keys[0], "failed", rank=0, headline="raised ValueError: x", suspicion=0, exitcode=3)
-        assert run.of(Cause)[-1].key == keys[0]
-        assert "rank 0 on node n0 (10.0.0.0) raised ValueError: x" in run.of(Cause)[-1].line
-        assert len(run.of(Start)) == 2 or attempt == 2
-    assert run.of(End)[0].exitcode == 3
+        assert run.of("report")[-1].keys == (keys[0],)
+        assert "rank 0 on node n0 (10.0.0.0) raised ValueError: x" in run.of("report")[-1].line
+        assert len(run.rounds()) == 2 or attempt == 2
+    assert run.of("end")[0].exitcode == 3
 
 
 def test_a_consequence_waits_for_its_cause():
@@ -98,11 +115,11 @@ def test_a_consequence_waits_for_its_cause():
     keys = [run.join() for _ in range(3)]
     run.done(keys[0], "failed", rank=0, headline="raised ConnectionError", suspicion=2, exitcode=1)
     run.wait(4)
-    assert not run.of(Stop)
+    assert not run.of("stop")
     run.done(keys[2], "failed", rank=2, headline="hangs", suspicion=0, exitcode=1)
-    assert [stop.keys for stop in run.of(Stop)] == [(keys[1],)]
+    assert [stop.keys for stop in run.of("stop")] == [(keys[1],)]
     run.done(keys[1], "stopped")
-    assert [cause.key for cause in run.of(Cause)] == [keys[2]]
+    assert [report.keys for report in run.of("report")] == [(keys[2],)]
 
 
 def test_a_consequence_without_a_cause_ends_the_round():
@@ -113,11 +130,11 @@ def test_a_consequence_without_a_cause_ends_the_round():
         run.state.hold(run.now + held_s)
         run.done(keys[0], "failed", rank=0, headline="raised ConnectionError", suspicion=2, exitcode=1)
         run.wait(patience_s - 2)
-        assert not run.of(Stop)
+        assert not run.of("stop")
         run.wait(2)
-        assert [stop.keys for stop in run.of(Stop)] == [(keys[1],)]
+        assert [stop.keys for stop in run.of("stop")] == [(keys[1],)]
         run.done(keys[1], "stopped")
-        assert [end.rank for end in run.of(End)] == [0]
+        assert [end.rank for end in run.of("end")] == [0]
 
 
 def test_a_lost_node_of_a_fixed_number_is_replaced_or_named():
@@ -126,15 +143,17 @@ def test_a_lost_node_of_a_fixed_number_is_replaced_or_named():
         run = Run(2, 2, max_restarts=restarts, join_timeout_s=30)
         keys = run.join(), run.join()
         run.gone(keys[1])
-        assert run.of(Stop)[-1] == Stop(in_peace=False, keys=(keys[0],))
+        assert (run.of("stop")[-1].in_peace, run.of("stop")[-1].keys) == (False, (keys[0],))
         run.done(keys[0], "stopped")
         if comes:
             newcomer = run.join()
             assert run.seats() == [keys[0], newcomer]
         else:
             run.wait(31)
-            assert "n1 (10.0.0.1)" in run.of(End)[0].line
-            assert run.of(End)[0].exitcode == 1
+            assert "n1 (10.0.0.1)" in run.of("end")[0].line
+            assert run.of("end")[0].exitcode == 1
+        records = [(record.keys, record.line) for record in run.of("record")]
+        assert records[0] == ((keys[0],), "node n1 (10.0.0.1) was lost"), "the node of the rendezvous records it"
 
 
 def test_a_replacement_may_come_before_the_loss_is_noticed():
@@ -142,7 +161,7 @@ def test_a_replacement_may_come_before_the_loss_is_noticed():
     run = Run(2, 2, max_restarts=1)
     keys = run.join(), run.join()
     newcomer = run.join()
-    assert "waits" in run.of(Say)[-1].text
+    assert "waits" in run.of("say")[-1].text
     run.wait(8)
     run.gone(keys[1], silent=True)
     run.done(keys[0], "stopped")
@@ -161,11 +180,11 @@ def test_an_elastic_run_goes_on_with_fewer_and_grows_again():
     assert run.seats() == [keys[1]]
     newcomer = run.join()
     run.wait(3)
-    assert run.of(Stop)[-1] == Stop(in_peace=True, keys=(keys[1],))
+    assert (run.of("stop")[-1].in_peace, run.of("stop")[-1].keys) == (True, (keys[1],))
     run.done(keys[1], "again")
     run.wait(3)
     assert run.seats() == [keys[1], newcomer]
-    assert not run.of(End)
+    assert not run.of("end")
     assert run.state.failures == 0
 
 
@@ -173,11 +192,11 @@ def test_a_signal_to_one_node_ends_all_in_peace():
     """All are asked to save; the run ends as one that is to be continued."""
     run = Run(2, 2)
     keys = run.join(), run.join()
-    run.note(run.state.leaving(keys[0], 15, run.now))
-    assert run.of(Stop)[-1].in_peace
+    run.note(run.state.ending(keys[0], 15, run.now))
+    assert run.of("stop")[-1].in_peace
     for key in keys:
         run.done(key, "again")
-    assert run.of(End) == [End(again=True, signal=15)]
+    assert [(end.exitcode, end.again, end.signal) for end in run.of("end")] == [(0, True, 15)]
 
 
 def test_a_minority_behind_a_cut_link_does_not_go_on():
@@ -189,8 +208,8 @@ def test_a_minority_behind_a_cut_link_does_not_go_on():
             run.gone(key, silent=silent)
         run.done(keys[0], "stopped")
         run.wait(3)
-        assert bool(run.of(End)) == silent
-        assert len(run.of(Start)) == (1 if silent else 2)
+        assert bool(run.of("end")) == silent
+        assert len(run.rounds()) == (1 if silent else 2)
 
 
 EVENTS = st.lists(
@@ -209,7 +228,7 @@ def test_any_order_of_events_keeps_the_rules(events, least, more, restarts, othe
         alive = sorted(run.state.members)
         key = alive[which % len(alive)] if alive else None
         before = run.state.phase
-        begun = len(run.of(Start))
+        begun = len(run.rounds())
         if what == "join":
             run.join(num_ranks=which + 1)
         elif what == "wait":
@@ -219,33 +238,35 @@ def test_any_order_of_events_keeps_the_rules(events, least, more, restarts, othe
         elif what == "gone":
             run.gone(key, silent=bool(which % 2))
         elif what == "signal":
-            run.note(run.state.leaving(key, 15, run.now))
+            run.note(run.state.ending(key, 15, run.now))
         elif key in run.state.round and before in {"running", "stopping"} and run.state.members[key].done is None:
             run.done(key, what, suspicion=which % 3, exitcode=1)
-        if len(run.of(Start)) > begun:
-            check_round(run, run.of(Start)[-1], least, least + more)
-    assert len(run.of(End)) <= 1
-    assert (run.state.phase == "over") == bool(run.of(End))
-    assert not run.of(End) or not isinstance(run.seen[run.seen.index(run.of(End)[0]) :][-1], Start)
+        if len(run.rounds()) > begun:
+            check_round(run, run.rounds()[-1], least, least + more)
+    assert len(run.of("end")) <= 1
+    assert (run.state.phase == "over") == bool(run.of("end"))
+    kinds = [order.message["kind"] for order in run.seen]
+    assert "end" not in kinds or "start" not in kinds[kinds.index("end") :]
     assert run.state.failures <= restarts + 1
 
 
-def check_round(run, start, least, most):
-    members = start.members
-    assert least <= len(members) <= most
+def check_round(run, starts, least, most):
+    assert least <= len(starts) <= most
+    assert {start.num_nodes for start in starts} == {len(starts)}
     first = 0
-    for seat, member in enumerate(members):
-        assert (member.seat, member.first_rank, member.done) == (seat, first, None)
-        first += member.num_ranks
-    assert start.number == len(run.of(Start)) - 1
-    assert dataclasses.is_dataclass(start)
+    for seat, start in enumerate(starts):
+        (key,) = start.keys
+        assert (start.node_rank, start.first_rank, run.state.members[key].done) == (seat, first, None)
+        first += run.state.members[key].num_ranks
+    assert {start.world_size for start in starts} == {first}
+    assert starts[0].round == len(run.rounds()) - 1
 
 
 def test_a_round_is_stopped_once():
     """Each word of a failure that comes later does not stop it again: nodes would give their ranks time anew."""
     run = Run(2, 2)
     keys = run.join(), run.join()
-    run.note(run.state.leaving(keys[0], 15, run.now))
+    run.note(run.state.ending(keys[0], 15, run.now))
     for _ in range(3):
-        run.note(run.state.failing(keys[1], run.now))
-    assert [stop.in_peace for stop in run.of(Stop)] == [True, False]
+        run.note(run.state.ending(keys[1], None, run.now))
+    assert [stop.in_peace for stop in run.of("stop")] == [True, False]

@@ -3,9 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.launch.elastic.decisions import Done, Member, Rules, Start
-from rankwise.launch.elastic.lookback import Standing, standing_from
+from rankwise.launch.elastic.member import Done, Member
 from rankwise.launch.elastic.membership import Membership
+from rankwise.launch.elastic.nodes import Nodes
+from rankwise.launch.elastic.split_brain import Standing, standing_from
 
 MIDDLE_S = 20.0
 
@@ -14,48 +15,48 @@ def member(key, *, veteran=False):
     return Member(key=key, name=f"n{key}", address=f"10.0.0.{key}", num_ranks=1, port=1000 + key, veteran=veteran)
 
 
-def starts(actions):
-    return [action for action in actions if isinstance(action, Start)]
+def starts(orders):
+    return [order for order in orders if order.message["kind"] == "start"]
 
 
-def rules(count, *, elastic, others=True):
-    least = 1 if elastic else count
-    return Rules(min_nodes=least, max_nodes=count, max_restarts=9, join_timeout_s=60, others_may_host=others)
+def membership(count, *, elastic, **fields):
+    nodes = Nodes(min_nodes=1 if elastic else count, max_nodes=count, rendezvous=("a", "b"), join_timeout_s=60)
+    return Membership(nodes=nodes, max_restarts=9, begun_s=0.0, **fields)
 
 
 def settle(state, now):
     """Let time go by, until everything that is awaited has come or has been given up."""
-    return [action for second in range(50) for action in state.tick(now + second)]
+    return [order for second in range(50) for order in state.tick(now + second)]
 
 
 def goes_on_with_the_rendezvous(count, left, comers, *, elastic, silent=True):
     """Whether the part that has the rendezvous of a round of `count` nodes begins another one with `left` of them."""
-    state = Membership(rules=rules(count, elastic=elastic), now_s=0.0)
+    state = membership(count, elastic=elastic)
     for key in range(count):
         state.join(member(key), 0.0)
     settle(state, 0.0)
     assert state.phase == "running"
     for key in range(left, count):
         state.gone(key, "nothing heard from it", MIDDLE_S + 60, silent=silent)
-    actions = []
+    orders = []
     for key in range(left):
-        actions += state.done(key, Done(status="stopped"), 2000 + key, MIDDLE_S + 60)
+        orders += state.done(key, Done(status="stopped"), 2000 + key, MIDDLE_S + 60)
     for key in range(count, count + comers):
-        actions += state.join(member(key), MIDDLE_S + 61)
-    return bool(starts(actions + settle(state, MIDDLE_S + 61)))
+        orders += state.join(member(key), MIDDLE_S + 61)
+    return bool(starts(orders + settle(state, MIDDLE_S + 61)))
 
 
 def goes_on_elsewhere(count, left, comers, *, elastic):
     """The same for those that have lost it, at a new rendezvous among themselves."""
     if not left:
         return False
-    state = Membership(rules=rules(count, elastic=elastic), now_s=0.0, quorum=count // 2 + 1, number=1)
-    actions = []
+    state = membership(count, elastic=elastic, quorum=count // 2 + 1, number=1)
+    orders = []
     for key in range(left):
-        actions += state.join(member(key, veteran=True), 0.0)
+        orders += state.join(member(key, veteran=True), 0.0)
     for key in range(left, left + comers):
-        actions += state.join(member(key), 0.0)
-    return bool(starts(actions + settle(state, 0.0)))
+        orders += state.join(member(key), 0.0)
+    return bool(starts(orders + settle(state, 0.0)))
 
 
 @given(st.integers(2, 6), st.data())

@@ -1,17 +1,20 @@
 """Decide which nodes take part in a run and what happens next: pure decisions, without sockets and clocks.
 
 A run is a sequence of *rounds*. In a round the ranks of its nodes start together and end together. Between rounds the
-nodes *gather*. The input is joins, losses and messages of nodes; the output is `Action`s.
+nodes *gather*. The input is joins, losses and messages of nodes; the output is messages to nodes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from rankwise.launch.elastic.decisions import Action, Cause, Done, End, Lost, Member, Rules, Say, Start, Stop
+from rankwise.launch.elastic.interfaces import is_loopback
+from rankwise.launch.elastic.member import Done, Member
+from rankwise.launch.elastic.nodes import Nodes
 
-__all__ = ["Membership"]
+__all__ = ["Membership", "Order"]
 
 _FIRST_CALL_S = 5.0  # how long to wait for more nodes once the minimum is there
 _LAST_CALL_S = 2.0  # the same between rounds
@@ -22,21 +25,32 @@ _FIRST_REMINDER_S = 3.0
 Phase = Literal["gathering", "running", "stopping", "over"]
 
 
+class Order(NamedTuple):
+    """A message to nodes; `keys`: to which, None: to all."""
+
+    message: dict[str, Any]
+    keys: tuple[int, ...] | None = None
+
+
 @dataclass(kw_only=True, slots=True)
 class Membership:
-    """The state of a run; each method takes one event and the time, and returns the actions.
+    """The state of a run; each method takes one event and the time, and returns messages to nodes.
 
     Attributes:
-        rules: the rules of the run.
-        now_s: when it begins, monotonic clock.
+        nodes: how many nodes take part, and how long they wait for each other.
+        max_restarts: how many rounds may fail before the run fails.
+        begun_s: when it begins, monotonic clock.
+        run_id: the same for all rounds; a run that continues after a lost rendezvous keeps its id.
         number: number of the next round.
         failures: number of failed rounds.
         quorum: how many nodes of the last round the next one needs after a possible network split. If the number of
             nodes is fixed, replacements count too, because the other part needs the same number.
     """
 
-    rules: Rules
-    now_s: float
+    nodes: Nodes
+    begun_s: float
+    max_restarts: int = 0
+    run_id: str = ""
     number: int = 0
     failures: int = 0
     quorum: int = 0
@@ -49,50 +63,47 @@ class Membership:
     _growing: bool = False
     _hurried: bool = False  # the ranks of this round are stopped without saving
     _doubt_until_s: float | None = None  # when to end the round if only consequences of a failure are known
-    _held_until_s: float = 0.0  # until when a running inquiry looks for the culprit
+    _held_until_s: float = 0.0  # until when all nodes are asked for the culprit
     _since_s: float = 0.0
     _changed_s: float = 0.0
     _reminded_s: float = 0.0
-    _out: list[Action] = field(default_factory=list)
+    _out: list[Order] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._since_s = self._changed_s = self._reminded_s = self.now_s
+        self._since_s = self._changed_s = self._reminded_s = self.begun_s
 
-    def join(self, member: Member, now: float) -> list[Action]:
+    def join(self, member: Member, now: float) -> list[Order]:
         """A node has joined."""
         member.joined_s = self._changed_s = now
         twin = next((m for m in self.members.values() if m.wish is not None and m.wish == member.wish), None)
         self.members[member.key] = member
         if twin is not None:
             self._say(f"nodes {twin} and {member} both have --node-rank {member.wish}: the second waits for this rank")
-        elif self.phase in {"running", "stopping"} and len(self.round) >= self.rules.max_nodes:
+        elif self.phase in {"running", "stopping"} and len(self.round) >= self.nodes.max_nodes:
             self._say(f"node {member} waits: {len(self.round)} nodes are running, which is the maximum")
         return self._settle(now)
 
     def at_work(self) -> dict[int, str]:
-        """Return the names of the nodes with running ranks, by key."""
+        """Return the names of the nodes with running ranks, by key; {} when the ranks are being ended."""
+        if self.phase != "running":
+            return {}
         here = [self.members[key] for key in self.round if key in self.members]
         return {member.key: member.name for member in here if member.done is None}
 
-    def tick(self, now: float) -> list[Action]:
+    def tick(self, now: float) -> list[Order]:
         """Time has passed."""
         return self._settle(now)
 
-    def failing(self, key: int, now: float) -> list[Action]:
-        """A node ends its ranks because one of them has failed."""
+    def ending(self, key: int, signal: int | None, now: float) -> list[Order]:
+        """A node ends its ranks: because of a signal from outside, or (None) because one of them has failed."""
         if key in self.round and self.phase in {"running", "stopping"}:
-            self._stop(in_peace=False)
+            if signal is not None:
+                self._signal = signal if self._signal is None else self._signal
+                self._say(f"node {self.members[key]} has received signal {signal}: all nodes save and end")
+            self._stop(in_peace=signal is not None)
         return self._settle(now)
 
-    def leaving(self, key: int, signal: int, now: float) -> list[Action]:
-        """A node ends its ranks because of a signal from outside."""
-        if key in self.round and self.phase in {"running", "stopping"}:
-            self._signal = signal if self._signal is None else self._signal
-            self._say(f"node {self.members[key]} has received signal {signal}: all nodes save and end")
-            self._stop(in_peace=True)
-        return self._settle(now)
-
-    def done(self, key: int, done: Done, port: int, now: float) -> list[Action]:
+    def done(self, key: int, done: Done, port: int, now: float) -> list[Order]:
         """The ranks of a node have ended; it holds a port for the next round."""
         member = self.members.get(key)
         if member is not None:
@@ -105,10 +116,10 @@ class Membership:
         return self._settle(now)
 
     def hold(self, until_s: float) -> None:
-        """Keep the round running until then: an inquiry looks for the culprit."""
-        self._held_until_s = until_s
+        """Keep the round running until then: the culprit is looked for on all nodes."""
+        self._held_until_s = max(self._held_until_s, until_s)
 
-    def gone(self, key: int, why: str, now: float, *, silent: bool) -> list[Action]:
+    def gone(self, key: int, why: str, now: float, *, silent: bool) -> list[Order]:
         """A node is lost; `silent`: it may still be alive behind a network split."""
         member = self.members.pop(key, None)
         if member is not None and self.phase != "over":
@@ -126,17 +137,20 @@ class Membership:
                     self._end_minority(here, f"node {member} was lost", member.first_rank)
         return self._settle(now)
 
+    def _tell(self, kind: str, *, to: Iterable[int] | None = None, **fields: Any) -> None:
+        self._out.append(Order({"kind": kind, **fields}, None if to is None else tuple(to)))
+
     def _say(self, text: str) -> None:
-        self._out.append(Say(text=text))
+        self._tell("say", text=text, detail="")
 
     def _stop(self, *, in_peace: bool) -> None:
         if self.phase == "stopping" and (in_peace or self._hurried):
             return
         self.phase, self._hurried = "stopping", not in_peace
-        keys = tuple(key for key in self.round if key in self.members and self.members[key].done is None)
-        self._out.append(Stop(in_peace=in_peace, keys=keys))
+        keys = [key for key in self.round if key in self.members and self.members[key].done is None]
+        self._tell("stop", to=keys, in_peace=in_peace)
 
-    def _settle(self, now: float) -> list[Action]:
+    def _settle(self, now: float) -> list[Order]:
         if self.phase in {"running", "stopping"}:
             here = [self.members[key] for key in self.round if key in self.members]
             if all(member.done is not None for member in here):
@@ -154,7 +168,7 @@ class Membership:
 
     def _may_grow(self, now: float) -> bool:
         wishes = {self.members[key].wish for key in self.round if key in self.members} - {None}
-        return len(self.round) < self.rules.max_nodes and any(
+        return len(self.round) < self.nodes.max_nodes and any(
             member.key not in self.round and now >= member.joined_s + _LAST_CALL_S and member.wish not in wishes
             for member in self.members.values()
         )
@@ -164,41 +178,41 @@ class Membership:
         ends = [member.done for member in here if member.done is not None]
         states = [done.status for done in ends]
         if self._signal is not None and not self.lost:
-            self._end(End(again="again" in states, signal=self._signal))
+            self._end(again="again" in states, signal=self._signal)
         elif self.lost:
             self._judge_loss(here, now)
         elif any(d.status == "failed" and not (self._growing and d.suspicion == 2) for d in ends):
             self._judge_failure(here, now)
         elif all(state == "ended" for state in states):
-            self._end(End())
+            self._end()
         elif self._growing:
             self._gather_again(now)
         else:
             # the ranks agreed among themselves to end: they reached their time limit
-            self._end(End(again="again" in states, exitcode=0 if "again" in states else 1, line="the ranks were ended"))
+            self._end(again="again" in states, exitcode=0 if "again" in states else 1, line="the ranks were ended")
 
     def _judge_loss(self, here: list[Member], now: float) -> None:
         names = ", ".join(map(str, self.lost))
         first = self.lost[0].first_rank
         line = f"node {names} was lost"
         if not here:
-            self._end(End(exitcode=1, line=line, rank=first))
+            self._end(exitcode=1, line=line, rank=first)
         elif self._silent and self._is_minority(here):
             self._end_minority(here, line, first)
-        elif self._signal is not None or not self._may_go_on(counts=self.rules.min_nodes == self.rules.max_nodes):
-            self._end(End(exitcode=1, line=line, rank=first))
+        elif self._signal is not None or not self._may_go_on(counts=not self.nodes.elastic):
+            self._end(exitcode=1, line=line, rank=first)
         else:
-            self._out.append(Lost(line=line, rank=first))
-            if self.rules.min_nodes == self.rules.max_nodes:
-                self._say(f"restart {self.failures} of {self.rules.max_restarts} once another node has joined")
+            self._record(line, first)
+            if not self.nodes.elastic:
+                self._say(f"restart {self.failures} of {self.max_restarts} once another node has joined")
             self._gather_again(now)
 
     def _is_minority(self, here: list[Member]) -> bool:
-        return self.rules.others_may_host and 2 * len(here) < len(self.round)
+        return len(self.nodes.rendezvous) > 1 and 2 * len(here) < len(self.round)
 
     def _end_minority(self, here: list[Member], line: str, rank: int) -> None:
         line += f"; the {len(here)} nodes here may be a cut-off minority of {len(self.round)}, which must not continue"
-        self._end(End(exitcode=1, line=line, rank=rank))
+        self._end(exitcode=1, line=line, rank=rank)
 
     def _judge_failure(self, here: list[Member], now: float) -> None:
         failed = [
@@ -209,16 +223,20 @@ class Membership:
         early = [str(other) for other in here if other.done is not None and other.done.status == "ended"]
         if done.suspicion and early:
             line += f" (the ranks of node {', '.join(early)} had finished: do all ranks call the same collectives?)"
-        self._out.append(Cause(key=member.key, line=line, text=done.text))
+        for key, other in self.members.items():
+            if other is member:
+                self._tell("report", to=[key], line=line)
+            else:
+                self._tell("say", to=[key], text=line, detail=done.text if other.home else "")
         if self._may_go_on(counts=True):
-            self._say(f"starting all ranks again, restart {self.failures} of {self.rules.max_restarts}")
+            self._say(f"starting all ranks again, restart {self.failures} of {self.max_restarts}")
             self._gather_again(now)
         else:
-            self._end(End(exitcode=done.exitcode or 1, line=line, rank=done.rank))
+            self._end(exitcode=done.exitcode or 1, line=line, rank=done.rank, recorded=True)
 
     def _may_go_on(self, *, counts: bool) -> bool:
         self.failures += counts
-        return self.failures <= self.rules.max_restarts or not counts
+        return self.failures <= self.max_restarts or not counts
 
     def _gather_again(self, now: float) -> None:
         self.phase = "gathering"
@@ -226,13 +244,13 @@ class Membership:
         self._growing, self._silent, self.quorum = False, 0, 0
 
     def _gather(self, now: float) -> None:
-        here, rules = self._candidates(), self.rules
-        least = max(rules.min_nodes, self.quorum)
-        counted = len(here) if rules.min_nodes == rules.max_nodes else sum(member.veteran for member in here)
+        here, nodes = self._candidates(), self.nodes
+        least = max(nodes.min_nodes, self.quorum)
+        counted = sum(member.veteran for member in here) if nodes.elastic else len(here)
         enough = len(here) >= least and counted >= self.quorum
         call_s = _FIRST_CALL_S if self.number == 0 else _LAST_CALL_S
-        if enough and (len(here) >= rules.max_nodes or now >= self._changed_s + call_s):
-            self._begin(here)
+        if enough and (len(here) >= nodes.max_nodes or now >= self._changed_s + call_s):
+            self._begin(here, now)
         elif not enough:
             self._wait(here, least, now)
 
@@ -241,36 +259,73 @@ class Membership:
         found, wishes = list[Member](), set[int]()
         known = sorted(self.members.values(), key=lambda m: (m.seat is None, m.seat, not m.home, not m.veteran, m.key))
         for member in known:
-            if member.port is not None and member.wish not in wishes and len(found) < self.rules.max_nodes:
+            if member.port is not None and member.wish not in wishes and len(found) < self.nodes.max_nodes:
                 found.append(member)
                 wishes |= {member.wish} if member.wish is not None else set()
         return found
 
-    def _begin(self, here: list[Member]) -> None:
+    def _begin(self, here: list[Member], now: float) -> None:
         here = sorted(here, key=lambda m: (m.wish is None, m.wish or 0))  # stable: without wishes the order stays
         for member in self.members.values():
             member.seat = None
+        start = {
+            "run_id": self.run_id,
+            "round": self.number,
+            "failures": self.failures,
+            "num_nodes": len(here),
+            "world_size": sum(member.num_ranks for member in here),
+            "master_addr": self._reachable(here[0]),
+            "master_port": here[0].port,
+            "elapsed_s": now - self.begun_s,
+        }
         first = 0
         for seat, member in enumerate(here):
-            member.seat, member.first_rank, member.done = seat, first, None
+            member.seat, member.first_rank, member.port, member.done = seat, first, None, None
             first += member.num_ranks
+            self._tell("start", to=[member.key], node_rank=seat, first_rank=member.first_rank, **start)
         self._hurried, self._doubt_until_s, self._held_until_s = False, None, 0.0
         self.round, self.lost, self.phase = tuple(member.key for member in here), [], "running"
-        self._out.append(Start(number=self.number, members=tuple(here)))
         self.number, self.quorum = self.number + 1, 0
+
+    def _reachable(self, member: Member) -> str:
+        """Return the address at which other nodes reach a node; this machine's node may have joined over loopback."""
+        if is_loopback(member.address):
+            for other in self.members.values():
+                if not is_loopback(other.address):
+                    return other.host_address
+        return member.address
 
     def _wait(self, here: list[Member], least: int, now: float) -> None:
         names = ", ".join(map(str, here)) or "none"
         lost = f"; lost: {', '.join(map(str, self.lost))}" if self.lost else ""
         if self.quorum:
             lost += f"; {self.quorum} of the last round must be here, because the others may continue behind a cut link"
-        if now >= self._since_s + self.rules.join_timeout_s:
-            limit = f"{self.rules.join_timeout_s:g} s (--join-timeout)"
-            self._end(End(exitcode=1, line=f"{len(here)} of {least} nodes joined within {limit}: {names}{lost}"))
+        if now >= self._since_s + self.nodes.join_timeout_s:
+            limit = f"{self.nodes.join_timeout_s:g} s (--join-timeout)"
+            self._end(exitcode=1, line=f"{len(here)} of {least} nodes joined within {limit}: {names}{lost}")
         elif now >= self._reminded_s + (_FIRST_REMINDER_S if self._reminded_s == self._since_s else _REMIND_S):
             self._reminded_s = now
             self._say(f"waiting for {max(1, least - len(here))} more of {least} nodes; here: {names}{lost}")
 
-    def _end(self, end: End) -> None:
+    def _record(self, line: str, rank: int) -> None:
+        """Record in the run directory why a round ended, if no rank's report says it."""
+        self._tell("record", to=[key for key, member in self.members.items() if member.home], line=line, rank=rank)
+
+    def _end(
+        self,
+        *,
+        exitcode: int = 0,
+        again: bool = False,
+        signal: int | None = None,
+        line: str = "",
+        rank: int = 0,
+        recorded: bool = False,
+    ) -> None:
+        """End the run: exit code of its failure, whether it can be continued, the signal that ended it, why it failed.
+
+        `rank` is the global rank of the failure.
+        """
         self.phase = "over"
-        self._out.append(end)
+        if exitcode and not recorded:
+            self._record(line, rank)
+        self._tell("end", exitcode=exitcode, again=again, signal=signal, line=line, rank=rank)

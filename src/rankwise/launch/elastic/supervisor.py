@@ -9,16 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankwise.errors import LaunchError
+from rankwise.launch.elastic.client import Client
 from rankwise.launch.elastic.coordinator import Coordinator
-from rankwise.launch.elastic.decisions import Rules
-from rankwise.launch.elastic.inquiry import failure_from
+from rankwise.launch.elastic.discovery import Discovery, StoppedWhileWaiting
+from rankwise.launch.elastic.hang import INQUIRY_KINDS, obey_inquiry
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
-from rankwise.launch.elastic.link import Link
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.nodes import Nodes, describe_node
-from rankwise.launch.elastic.peer import Peer
-from rankwise.launch.elastic.rendezvous import Meeting, StoppedWhileWaiting
-from rankwise.launch.elastic.seal import derived_secret, read_token
+from rankwise.launch.elastic.token import derived_secret, read_token
 from rankwise.launch.failures.outcome import Outcome
 from rankwise.launch.failures.record import keep, keep_standstill
 from rankwise.launch.failures.verdict import Failure
@@ -36,7 +34,6 @@ __all__ = ["supervise_node"]
 _FIND_AGAIN_S = 60.0
 _CALM_S = 0.5  # wait before another try, if the connection was accepted and closed
 _TEXT_CHARACTERS = 1 << 15  # maximum of a report that is sent
-_OF_STANDSTILLS = {"look", "standstill", "hung"}
 
 
 def supervise_node(job: Job) -> Outcome:
@@ -72,7 +69,7 @@ class _Node:
     """One node during a run.
 
     Attributes:
-        told: the lines of causes already printed.
+        told: the lines already printed.
     """
 
     def __init__(self, job: Job, nodes: Nodes, loop: Loop, console: Console) -> None:
@@ -80,10 +77,10 @@ class _Node:
         self._job, self._nodes, self._loop, self._console = job, nodes, loop, console
         self._token, self._token_source = read_token(nodes.token_file)
         self._like = describe_node(job.target, nodes, max_restarts=job.max_restarts)
-        self._meeting = Meeting(nodes, loop, console.say)
+        self._discovery = Discovery(nodes, loop, console.say)
         self._port = HeldPort(job.master_port)
         self._coordinator: Coordinator | None = None
-        self._link: Link | None = None
+        self._client: Client | None = None
         self._attempt: Attempt | None = None
         self._dead: list[str] = []  # hosts whose rendezvous is known to have ended
         self._run_id = ""
@@ -97,47 +94,47 @@ class _Node:
         patience_s = self._nodes.join_timeout_s
         try:
             while True:
-                link = self._meet(patience_s)
-                outcome = self._follow(link)
+                client = self._meet(patience_s)
+                outcome = self._follow(client)
                 if outcome is not None:
                     return outcome
-                if link.welcome:
+                if client.welcome:
                     # after a network split wait as long as for any node; a dead rendezvous will not come back soon
-                    patience_s = max(_FIND_AGAIN_S, self._nodes.join_timeout_s if link.silent else 0.0)
+                    patience_s = max(_FIND_AGAIN_S, self._nodes.join_timeout_s if client.silent else 0.0)
                 else:
-                    self._meeting.pause(_CALM_S)
+                    self._discovery.pause(_CALM_S)
         except StoppedWhileWaiting as stop:
-            if self._link is not None:
-                self._link.send({"kind": "bye"})
+            if self._client is not None:
+                self._client.send({"kind": "bye"})
             return Outcome(interrupted=stop.args[0], num_attempts=self._num_attempts)
 
     def close(self) -> None:
         """Leave the run; if the rendezvous is here, let other nodes read their last message."""
-        if self._link is not None:
-            self._link.close()
+        if self._client is not None:
+            self._client.close()
         if self._coordinator is not None:
             self._coordinator.close()
         self._port.close()
 
     def failing(self) -> None:
         """Report that the ranks here are being ended because one of them failed."""
-        self._send({"kind": "failing"})
+        self._send({"kind": "ending", "signal": None})
 
     def leaving(self, number: int) -> None:
         """Report that a signal from outside asks the ranks here to save and end."""
         self._interrupted = number
-        self._send({"kind": "leaving", "signal": number})
+        self._send({"kind": "ending", "signal": number})
 
     def ask(self, question: Mapping[str, Any]) -> None:
         """Ask the rendezvous which rank of all nodes blocks the ranks here."""
         self._send({"kind": "still", "round": self._round - 1, **question})
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        assert self._link is not None
-        self._link.send(message)
+        assert self._client is not None
+        self._client.send(message)
 
-    def _meet(self, patience_s: float) -> Link:
-        host, found = self._meeting.find(dead=self._dead, again=self._round > 0, patience_s=patience_s)
+    def _meet(self, patience_s: float) -> Client:
+        host, found, listens = self._discovery.find(dead=self._dead, again=self._round > 0, patience_s=patience_s)
         join = {
             "kind": "join",
             "id": secrets.token_hex(8),
@@ -151,114 +148,106 @@ class _Node:
             "quorum": self._quorum,
             "run_id": self._run_id,
         }
-        if isinstance(found, socket.socket):
+        if listens:
             found = self._host(host, found, join)
-        self._link = Link(found, host, self._token, self._loop, join)
-        self._link.on_message = self._hear
-        return self._link
+        self._client = Client(found, host, self._token, self._loop, lambda: join)
+        self._client.on_message = self._hear
+        return self._client
 
-    def _host(self, host: str, listener: socket.socket, join: Mapping[str, Any]) -> Peer:
+    def _host(self, host: str, listener: socket.socket, join: Mapping[str, Any]) -> socket.socket:
         nodes = self._nodes
-        rules = Rules(
-            min_nodes=nodes.min_nodes,
-            max_nodes=nodes.max_nodes,
-            max_restarts=self._job.max_restarts,
-            join_timeout_s=nodes.join_timeout_s,
-            others_may_host=len(nodes.rendezvous) > 1,
-        )
         address = listener.getsockname()
         self._console.say(
             f"the rendezvous is here, {host} ({address[0]}) port {address[1]}; token of {self._token_source}"
         )
-        membership = Membership(rules=rules, now_s=time.monotonic())
-        run_id = self._run_id or f"rankwise-{secrets.token_hex(8)}"
-        self._coordinator = Coordinator(
-            listener, membership, self._token, self._loop, say=self._console.say, home=join, run_id=run_id
+        membership = Membership(
+            nodes=nodes,
+            max_restarts=self._job.max_restarts,
+            begun_s=time.monotonic(),
+            run_id=self._run_id or f"rankwise-{secrets.token_hex(8)}",
         )
+        self._coordinator = Coordinator(listener, membership, self._token, self._loop, say=self._console.say, home=join)
         if len(nodes.rendezvous) > 1:
-            self._coordinator.look_back(self._meeting.known, host, nodes.port)
-        return Peer(socket.create_connection(address[:2]))
+            self._coordinator.look_for_others(self._discovery.known, host, nodes.port)
+        return socket.create_connection(address[:2])
 
-    def _follow(self, link: Link) -> Outcome | None:
+    def _follow(self, client: Client) -> Outcome | None:
         """Follow the rendezvous's messages; return how the run ended, None if it continues at another rendezvous."""
         while True:
-            link.check()
-            if link.messages:
-                message = link.messages.popleft()
+            if client.error is not None:
+                raise client.error
+            if client.messages:
+                message = client.messages.popleft()
                 if message["kind"] == "start":
-                    self._take_part(link, message)
+                    self._take_part(client, message)
+                elif message["kind"] == "record":
+                    self._record_loss(str(message["line"]), int(message["rank"]))
                 elif message["kind"] == "end":
                     return self._outcome(message)
                 elif message["kind"] == "moved":
-                    self._move(link, str(message["host"]))
+                    self._move(client, str(message["host"]))
                     return None
-            elif link.lost:
-                return self._after_loss(link)
+            elif client.lost:
+                return self._after_loss(client)
             else:
-                self._meeting.pause(1.0)
+                self._discovery.pause(1.0)
 
     def _hear(self) -> None:
         """Handle messages that cannot wait until the ranks end."""
-        link = self._link
-        assert link is not None
-        if self._attempt is not None and (link.lost or _moved(link)):
+        client = self._client
+        assert client is not None
+        if self._attempt is not None and (client.lost or _moved(client)):
             self._attempt.end_with_fellows(in_peace=False)  # do not save: that would be another branch of the run
         kept = []
-        while link.messages:
-            message = link.messages.popleft()
+        while client.messages:
+            message = client.messages.popleft()
             if message["kind"] == "say":
-                self._console.say(str(message["text"]))
-            elif message["kind"] == "cause":
-                self._tell_cause(message)
-            elif message["kind"] == "lost":
-                self._keep_loss(str(message["line"]), int(message["rank"]))
-            elif message["kind"] in _OF_STANDSTILLS:
-                self._hear_of_standstill(message)
+                self._say(str(message["text"]), str(message["detail"]))
+            elif message["kind"] == "report":
+                self._report(str(message["line"]))
+            elif message["kind"] in INQUIRY_KINDS:
+                obey_inquiry(message, self._attempt, send=self._send, tell=self._tell_standstill)
             elif message["kind"] == "stop" and self._attempt is not None:
                 self._attempt.end_with_fellows(in_peace=bool(message["in_peace"]))
             else:
                 kept.append(message)  # including a stop that belongs to a start before it
-        link.messages.extend(kept)
+        client.messages.extend(kept)
 
-    def _hear_of_standstill(self, message: Mapping[str, Any]) -> None:
-        attempt = self._attempt
-        if message["kind"] == "look":
-            view: Mapping[str, Any] = {"quiet_s": None, "missing": [], "ranks": []}
-            if attempt is not None:
-                view = attempt.view(final=bool(message["final"]))
-            self._send({"kind": "seen", "inquiry": message["inquiry"], **view})
-        elif message["kind"] == "standstill":
-            tell(self._console, str(message["text"]))
-            if self._coordinator is not None:
-                keep_standstill(self._job.run_dir, str(message["text"]), self._console.say)
-            if attempt is not None:
-                attempt.note_standstill()
-        elif attempt is not None:
-            attempt.blame(failure_from(message["failure"]))
+    def _tell_standstill(self, text: str) -> None:
+        tell(self._console, text)
+        if self._coordinator is not None:
+            keep_standstill(self._job.run_dir, text, self._console.say)
 
-    def _tell_cause(self, message: Mapping[str, Any]) -> None:
-        self.told.add(str(message["line"]))
-        if message["own"]:
-            tell(self._console, self._text)
-            keep(self._job.run_dir, self._record, self._console.say)
-        else:
-            self._console.say(str(message["line"]))
-            if message["text"]:
-                self._console.block(str(message["text"]).partition("\n")[2])
+    def _say(self, line: str, report: str) -> None:
+        """Print what the rendezvous says; its own node also gets the report of a rank that failed on another node."""
+        self.told.add(line)
+        self._console.say(line)
+        if report:
+            self._console.block(report.partition("\n")[2])
 
-    def _take_part(self, link: Link, start: Mapping[str, Any]) -> None:
+    def _report(self, line: str) -> None:
+        """Report the failure of a rank here: it is the cause of the round's end."""
+        self.told.add(line)
+        tell(self._console, self._text)
+        keep(self._job.run_dir, self._record, self._console.say)
+
+    def _record_loss(self, line: str, rank: int) -> None:
+        found = {"time": time.time(), "attempt": self._round - 1, "rank": rank, "cause": line, "exitcode": 1}
+        keep(self._job.run_dir, found, self._console.say)
+
+    def _take_part(self, client: Client, start: Mapping[str, Any]) -> None:
         """Run this node's ranks of a round, and report how they ended."""
         self._round, self._failures = int(start["round"]) + 1, int(start["failures"])
         self._last_size, self._run_id, self._quorum = int(start["num_nodes"]), str(start["run_id"]), 0
         done: dict[str, Any] = {"status": "stopped"}
-        if not link.lost and not _moved(link) and not any(message["kind"] == "stop" for message in link.messages):
-            done = self._run_ranks(link, start)
+        if not client.lost and not _moved(client) and not any(message["kind"] == "stop" for message in client.messages):
+            done = self._run_ranks(client, start)
         self._port.close()
         self._port = HeldPort(self._job.master_port)
-        link.send({"kind": "done", "port": self._port.number, **done})
+        client.send({"kind": "done", "port": self._port.number, **done})
 
-    def _run_ranks(self, link: Link, start: Mapping[str, Any]) -> dict[str, Any]:
-        part, job = self._part(link, start), with_time_left(self._job, time.monotonic() - float(start["elapsed_s"]))
+    def _run_ranks(self, client: Client, start: Mapping[str, Any]) -> dict[str, Any]:
+        part, job = self._part(client, start), with_time_left(self._job, time.monotonic() - float(start["elapsed_s"]))
         if part.node_rank == 0:
             self._port.hand_over()
         logs = next_logs(job.logs / socket.gethostname() if job.logs is not None else None, job.run_dir)
@@ -295,8 +284,8 @@ class _Node:
             "age_s": 0.0 if root is None else time.monotonic() - root.failed_s,
         }
 
-    def _part(self, link: Link, start: Mapping[str, Any]) -> Part:
-        own, master = link.own_address, str(start["master_addr"])
+    def _part(self, client: Client, start: Mapping[str, Any]) -> Part:
+        own, master = client.own_address, str(start["master_addr"])
         if is_loopback(own) and not is_loopback(master):
             own = master  # this node joined over loopback; use the address that other nodes use
         return Part(
@@ -317,8 +306,6 @@ class _Node:
         if end["exitcode"]:
             rank, code = int(end["rank"]), int(end["exitcode"])
             failure = Failure(rank=rank, headline=line, detail="", status=None, exitcode=code)
-            if self._coordinator is not None and line not in self.told:  # no rank failed; nodes were lost
-                self._keep_loss(line, rank, code)
         return Outcome(
             failure=failure,
             interrupted=None if signal is None else int(signal),
@@ -327,46 +314,41 @@ class _Node:
             text=line,
         )
 
-    def _keep_loss(self, line: str, rank: int, code: int = 1) -> None:
-        """Record in the run directory that nodes were lost; only the node of the rendezvous calls this."""
-        found = {"time": time.time(), "attempt": self._round - 1, "rank": rank, "cause": line, "exitcode": code}
-        keep(self._job.run_dir, found, self._console.say)
-
-    def _after_loss(self, link: Link) -> Outcome | None:
+    def _after_loss(self, client: Client) -> Outcome | None:
         """Return how the run ends after the loss of the rendezvous, None if it may continue at another one."""
-        what = f"the rendezvous at {link.host} is lost: {link.lost}"
-        if not link.welcome:
+        what = f"the rendezvous at {client.host} is lost: {client.lost}"
+        if not client.welcome:
             self._console.say(what)
             return None
         if self._interrupted is not None:
             return Outcome(interrupted=self._interrupted, num_attempts=self._num_attempts)
         # a silent rendezvous may still be alive: look for it too, as it may accept this node again
-        self._dead = [] if link.silent else [link.host]
-        others = [host for host in self._nodes.rendezvous if host != link.host]
+        self._dead = [] if client.silent else [client.host]
+        others = [host for host in self._nodes.rendezvous if host != client.host]
         self._failures += not self._nodes.elastic and self._round > 0
         if not others or self._failures > self._job.max_restarts:
             why = "--rdzv names no other host" if not others else "no restart is left (--max-restarts)"
             failure = Failure(rank=0, headline=what, detail="", status=None, exitcode=1)
             return Outcome(failure=failure, num_attempts=self._num_attempts, text=f"{what}; {why}")
         # a silent rendezvous may continue without this node: only a majority of the nodes may continue without it
-        self._quorum = self._last_size // 2 + 1 if link.silent else 0
+        self._quorum = self._last_size // 2 + 1 if client.silent else 0
         self._console.say(
-            f"{what}; looking for {'it, or ' * link.silent}another one{',' * link.silent} at {', '.join(others)}"
+            f"{what}; looking for {'it, or ' * client.silent}another one{',' * client.silent} at {', '.join(others)}"
         )
         return None
 
-    def _move(self, link: Link, host: str) -> None:
+    def _move(self, client: Client, host: str) -> None:
         """Leave this rendezvous for another one that ranks higher, together with all its nodes."""
-        self._console.say(f"the run continues at the rendezvous of {host}: this node leaves {link.host} and joins it")
+        self._console.say(f"the run continues at the rendezvous of {host}: this node leaves {client.host} and joins it")
         self._dead = []
-        link.close()
+        client.close()
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
 
 
-def _moved(link: Link) -> bool:
-    return any(message["kind"] == "moved" for message in link.messages)
+def _moved(client: Client) -> bool:
+    return any(message["kind"] == "moved" for message in client.messages)
 
 
 def _status(ends: Sequence[RankEnd]) -> str:

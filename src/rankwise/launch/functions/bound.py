@@ -71,11 +71,12 @@ def run_call(path: Path, rank: int) -> None:
         ) from error
     if isinstance(fn, Reference):
         fn = fn.resolve()
-    if packed["adapter"]:
-        module, _, name = packed["adapter"].partition(":")
-        value = getattr(importlib.import_module(module), name)(fn, args, kwargs, packed["context"])
-    else:
+    if packed["platform"] is None:
         value = fn(*args, **kwargs)
+    else:
+        from rankwise.launch.functions.platforms import run_task
+
+        value = run_task(fn, args, kwargs, packed["platform"])
     _leave(value, value_path(path.parent, rank), rank, packed["name"])
 
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from rankwise.errors import ConfigError, LaunchError
-from rankwise.launch.functions.bound import is_loading_main
-from rankwise.launch.functions.client import call_ranks
-from rankwise.launch.hardware import MAX_RANKS, count_ranks
+from rankwise.launch.functions.caller import call_ranks
+from rankwise.launch.hardware import count_ranks
 
-if TYPE_CHECKING:
-    from rankwise.launch.functions.pickled_call import Packed
-
-__all__ = ["launch_packed", "run"]
+__all__ = ["run"]
 
 
 def run(
@@ -63,56 +58,16 @@ def run(
         ConfigError: an argument is invalid, or cannot be pickled.
         LaunchError: the ranks could not be started, or a value could not be read back.
     """
+    if isinstance(num_ranks, str):
+        num_ranks = count_ranks(num_ranks, "num_ranks", ranks_per_gpu=ranks_per_gpu)
     options = {
-        "num_ranks": count_ranks(num_ranks, "num_ranks", ranks_per_gpu=ranks_per_gpu)
-        if isinstance(num_ranks, str)
-        else num_ranks,
+        "num_ranks": num_ranks,
         "max_restarts": max_restarts,
         "timeout_s": timeout,
         "hang_timeout_s": hang_timeout,
         "stall_s": stall,
         "binding": binding,
         "ranks_per_gpu": ranks_per_gpu,
-        "tee": tee,
         "env": dict(env or {}),
-        "master_addr": "127.0.0.1",
-        "master_port": None,
     }
-
-    def pack() -> Packed:
-        from rankwise.launch.functions.pickled_call import pack_call
-
-        return pack_call(fn, args, kwargs)
-
-    return launch_packed(pack, options, fn)
-
-
-def launch_packed(pack: Callable[[], Packed], options: Mapping[str, Any], fn: Any = None) -> list[Any]:
-    """Check the options, pack the call, and run it on the ranks.
-
-    Args:
-        pack: returns the packed call; it is called while the supervisor's process starts.
-        options: as `service` reads them.
-        fn: the function to call, if its ranks may be forked; None: start each rank with a fresh interpreter.
-
-    Raises:
-        LaunchError: called from a rank while it imports the main script.
-    """
-    if is_loading_main():
-        raise LaunchError(
-            "a rank reached another launch while importing the main script: put the launch under "
-            'if __name__ == "__main__":'
-        )
-    if not isinstance(options["num_ranks"], int) or not 1 <= options["num_ranks"] <= MAX_RANKS:
-        raise ConfigError(f"num_ranks must be an integer from 1 to {MAX_RANKS:,}, got {options['num_ranks']!r}")
-    code = None if fn is None or options["env"] else getattr(fn, "__code__", None)
-    hint = (code.co_filename, code.co_name) if code is not None and options["num_ranks"] > 1 else None
-
-    def check_and_pack() -> tuple[dict[str, Any], bytes]:
-        from rankwise.launch.show import parse_show
-
-        parse_show(options["tee"]).check(options["num_ranks"])
-        call = pack()
-        return {**options, "main": call.main, "function": call.function, "path": call.path}, call.data
-
-    return call_ranks(check_and_pack, hint)
+    return call_ranks(fn, args, kwargs, options, tee=tee)

@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankwise.launch.functions.calls import launch_packed
-from rankwise.launch.functions.pickled_call import pack_call
-from rankwise.launch.functions.platforms import ADAPTER, DEFAULT_LOGS, Device, Platform, make_folder
+from rankwise.launch.functions.caller import call_ranks
+from rankwise.launch.functions.platforms import DEFAULT_LOGS, Device, Platform, make_folder
 
 __all__ = ["Wrapper", "wrapper"]
 
@@ -76,24 +75,17 @@ def _launch(
     meeting = platform.store_file(f"{os.getpid()}-{secrets.token_hex(8)}")
     if meeting is not None:
         make_folder(meeting.parent)
-    options: dict[str, Any] = {
+    options = {
         "num_ranks": platform.world_size,
-        "max_restarts": 0,
-        "timeout_s": None,
-        "tee": "all",
-        "env": {},
         "master_addr": "127.0.0.1" if platform.ipc_protocol == "file" else platform.master_addr,
         "master_port": None if platform.master_port is None else int(platform.master_port),
         "log_dir": None if logs is None else str(logs),
-        "store_file": str(meeting or "") if platform.ipc_protocol == "file" else None,
     }
+    store_file = str(meeting or "") if platform.ipc_protocol == "file" else None
     # the parent calls `upon_finish`, so it is not sent to the ranks and need not be picklable
-    context = replace(platform, upon_finish=None)
+    sent = replace(platform, upon_finish=None)
     try:
-        return launch_packed(
-            lambda: pack_call(target, args, kwargs, adapter=ADAPTER, context=context),
-            options,
-        )
+        return call_ranks(target, args, kwargs, options, tee="all", store_file=store_file, platform=sent)
     finally:
         for left in meeting.parent.glob(f"{meeting.name}*") if meeting is not None else ():
             left.unlink(missing_ok=True)

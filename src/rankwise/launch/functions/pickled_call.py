@@ -13,11 +13,14 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
 from rankwise.launch.functions.bound import Reference
 from rankwise.launch.functions.contents import find_heavy, find_unsendable
+
+if TYPE_CHECKING:
+    from rankwise.launch.functions.platforms import Platform
 
 __all__ = ["Packed", "pack_call"]
 
@@ -93,7 +96,7 @@ class _Packer:
 
 
 def pack_call(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, adapter: str = "", context: Any = None
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, platform: Platform | None = None
 ) -> Packed:
     """Pickle a call for fresh interpreters, where `bound.run_call` executes it.
 
@@ -101,8 +104,7 @@ def pack_call(
         fn: what to call.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        adapter: `module:function` that gets (fn, args, kwargs, context) instead; "" calls `fn` itself.
-        context: for the adapter; picklable.
+        platform: the ranks call `fn` by `platforms.run_task`; None: directly.
 
     Raises:
         ConfigError: the function or an argument cannot be sent; the message says which.
@@ -125,11 +127,10 @@ def pack_call(
             "sys_path": _absolute_path(),
             "call": call,
             "name": name,
-            "adapter": adapter,
-            "context": context,
+            "platform": platform,
         }
     )
-    file = _file_of(fn, reference) if not adapter and _is_plain((args, kwargs)) else ""
+    file = _file_of(fn, reference) if platform is None and _is_plain((args, kwargs)) else ""
     main = (packer.main or {}).get("path", "") if meets_main else file
     return Packed(data=data, main=main, function=fn.__name__ if file and file == main else "", path=_absolute_path())
 

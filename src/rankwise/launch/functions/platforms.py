@@ -14,10 +14,9 @@ from typing import Any
 from rankwise.errors import ConfigError
 from rankwise.launch.hardware import num_visible_gpus
 
-__all__ = ["ADAPTER", "DEFAULT_LOGS", "Device", "Platform", "make_folder", "run_task"]
+__all__ = ["DEFAULT_LOGS", "Device", "Platform", "make_folder", "run_task"]
 
 DEFAULT_LOGS = "./.output/logs"
-ADAPTER = f"{__name__}:run_task"  # for `pack_call`: how a rank calls a task
 
 
 class Device(Enum):

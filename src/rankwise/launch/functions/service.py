@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankwise.launch.failures.outcome import Outcome
-    from rankwise.launch.functions.link import Link
+    from rankwise.launch.functions.channel import Channel
     from rankwise.launch.job import Job
     from rankwise.launch.local.forks.spare import Spare
     from rankwise.launch.local.loop import Loop
-    from rankwise.launch.target import Target
 
 __all__: list[str] = []
 
@@ -49,16 +48,16 @@ def _serve(fd: int, spare: Spare | None) -> None:
 
     from rankwise import vitals
     from rankwise.errors import RankwiseError
-    from rankwise.launch.functions.link import Link
+    from rankwise.launch.functions.channel import Channel
     from rankwise.launch.local.loop import Loop
     from rankwise.launch.local.supervisor import supervise
 
-    link = Link(fd)
+    channel = Channel(fd)
     with contextlib.ExitStack() as stack:
         loop = stack.enter_context(Loop())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the caller started this process with it blocked
         try:
-            options, call = json.loads(link.receive()), link.receive()
+            request, call = json.loads(channel.receive()), channel.receive()
         except EOFError:
             return  # the caller has ended or given up
         folder = vitals.make_folder(in_memory=False)
@@ -66,12 +65,12 @@ def _serve(fd: int, spare: Spare | None) -> None:
         (folder / "call").write_bytes(call)
         loop.watch(fd, lambda: _caller_is_gone(loop, fd))
         try:
-            outcome = supervise(_job(options, folder), loop=loop, spare=spare, tell_last=False)
+            outcome = supervise(_job(request, folder), loop=loop, spare=spare, tell_last=False)
         except RankwiseError as error:
-            link.send(json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
+            channel.send(json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
             return
         try:
-            _answer(link, outcome, folder, options["num_ranks"])
+            _answer(channel, outcome, folder, request["options"]["num_ranks"])
         except OSError:
             sys.exit(1)  # there is no caller to report to
 
@@ -84,42 +83,29 @@ def _caller_is_gone(loop: Loop, fd: int) -> None:
     loop.signals.append(signal.SIGTERM)
 
 
-def _job(options: dict[str, Any], folder: Path) -> Job:
+def _job(request: dict[str, Any], folder: Path) -> Job:
     from pathlib import Path
 
     from rankwise.launch.job import Job
     from rankwise.launch.show import parse_show
-
-    return Job(
-        target=_target(options, folder),
-        num_ranks=options["num_ranks"],
-        max_restarts=options["max_restarts"],
-        timeout_s=options["timeout_s"],
-        hang_timeout_s=options.get("hang_timeout_s"),
-        stall_s=options.get("stall_s"),
-        binding=options.get("binding", "auto"),
-        ranks_per_gpu=options.get("ranks_per_gpu"),
-        show=parse_show(options["tee"]),
-        env=options["env"] | _meeting(options.get("store_file"), folder),
-        log_dir=None if options.get("log_dir") is None else Path(options["log_dir"]),
-        master_addr=options["master_addr"],
-        master_port=options["master_port"],
-    )
-
-
-def _target(options: dict[str, Any], folder: Path) -> Target:
     from rankwise.launch.target import Target
 
-    main, function, path = options.get("main", ""), options.get("function", ""), options.get("path", [])
-    return Target(kind="call", name=str(folder / "call"), main=main, function=function, path=tuple(path))
+    options, target, store_file = request["options"], request["target"], request["store_file"]
+    if options.get("log_dir") is not None:
+        options["log_dir"] = Path(options["log_dir"])
+    if store_file is not None:
+        options["env"] = {"RANKWISE_STORE_FILE": store_file or str(folder / "meeting")}
+    call = Target(
+        kind="call",
+        name=str(folder / "call"),
+        main=target["main"],
+        function=target["function"],
+        path=tuple(target["path"]),
+    )
+    return Job(target=call, show=parse_show(request["tee"]), **options)
 
 
-def _meeting(store_file: str | None, folder: Path) -> dict[str, str]:
-    """Return the variable for ranks that meet through a file: the named file, or for "" one in this folder."""
-    return {} if store_file is None else {"RANKWISE_STORE_FILE": store_file or str(folder / "meeting")}
-
-
-def _answer(link: Link, outcome: Outcome, folder: Path, num_ranks: int) -> None:
+def _answer(channel: Channel, outcome: Outcome, folder: Path, num_ranks: int) -> None:
     import json
 
     from rankwise.launch.functions.bound import value_path
@@ -135,10 +121,10 @@ def _answer(link: Link, outcome: Outcome, folder: Path, num_ranks: int) -> None:
         answer["failure"] = {"rank": failure.rank, "status": failure.status, "detail": failure.detail}
     missing = [rank for rank in range(num_ranks) if not value_path(folder, rank).exists()]
     answer["missing"] = missing
-    link.send(json.dumps(answer).encode())
+    channel.send(json.dumps(answer).encode())
     if failure is None and outcome.interrupted is None and not missing:
         for rank in range(num_ranks):
-            link.send(value_path(folder, rank).read_bytes())
+            channel.send(value_path(folder, rank).read_bytes())
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankwise.launch.elastic.guests import Guest, Guests
-from rankwise.launch.elastic.inquiry import Blame, Inquiry, Standstill, failure_from, view_from
-from rankwise.launch.elastic.link import Link
-from rankwise.launch.elastic.peer import Peer
+from rankwise.launch.elastic.client import Client
+from rankwise.launch.elastic.hang import HangDetector, inquiry_from, obey_inquiry
+from rankwise.launch.elastic.server import RemoteNode, Server
 from rankwise.launch.failures.record import keep_standstill
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console, tell
@@ -39,66 +38,30 @@ class Desk:
     def __init__(self, address: str, secret: str, loop: Loop, say: Callable[[str], None]) -> None:
         listener = socket.create_server((address, 0), backlog=1024)
         self.port = int(listener.getsockname()[1])
-        self._inquiry: Inquiry | None = None
-        self._loop, self._num_inquiries = loop, 0
-        self._guests = Guests(listener, secret, loop, obey=self._obey, lost=self._lost, say=say)
+        self._loop = loop
+        lost = lambda *_: None  # noqa: E731  (Slurm ends the other nodes)
+        self._server = Server(listener, secret, loop, obey=self._obey, lost=lost, say=say)
+        self._hangs = HangDetector(self._server, lambda: {node.key: node.name for node in self._server.members})
         loop.every(_TICK_S, self._tick)
 
     def close(self) -> None:
         """Close all connections; from now on each node judges alone."""
         self._loop.forget_every(self._tick)
-        self._guests.close()
+        self._server.close()
 
-    def _obey(self, guest: Guest, message: Mapping[str, Any]) -> None:
-        kind = message.get("kind")
+    def _obey(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
+        kind, now = message.get("kind"), time.monotonic()
         if kind == "join":
-            guest.name, guest.is_member = str(message["name"]), True
-            self._guests.send(guest, {"kind": "welcome"})
-        elif kind == "still" and guest.is_member:
-            self._inquire(guest, message)
-        elif kind == "seen" and self._inquiry is not None and message["inquiry"] == self._num_inquiries:
-            self._inquiry.views[guest.key] = view_from(message)
-        self._conclude()
-
-    def _lost(self, guest: Guest, why: str, silent: bool) -> None:  # noqa: ARG002, FBT001
-        """Conclude without a lost node; Slurm ends the others anyway."""
-        self._conclude()
-
-    def _inquire(self, guest: Guest, message: Mapping[str, Any]) -> None:
-        view, final = view_from(message), bool(message["final"])
-        if self._inquiry is not None and (self._inquiry.final or not final):
-            self._inquiry.views[guest.key] = view
-            return
-        self._num_inquiries += 1
-        self._inquiry = Inquiry(
-            key=guest.key,
-            round=0,
-            final=final,
-            limit_s=float(message["limit_s"]),
-            reason=str(message["reason"]),
-            begun_s=time.monotonic(),
-            views={guest.key: view},
-        )
-        look = {"kind": "look", "inquiry": self._num_inquiries, "final": final}
-        self._guests.tell(look, [other for other in self._guests.members if other is not guest])
-
-    def _conclude(self) -> None:
-        inquiry = self._inquiry
-        if inquiry is None:
-            return
-        found = inquiry.conclude({guest.key: guest.name for guest in self._guests.members}, time.monotonic())
-        if found is None:
-            return
-        self._inquiry = None
-        if isinstance(found, Standstill):
-            self._guests.tell({"kind": "standstill", "text": found.text})
-        elif found.key in self._guests.by_key and (inquiry.final or isinstance(found, Blame)):
-            failure = found.failure if isinstance(found, Blame) else None
-            self._guests.send(self._guests.by_key[found.key], {"kind": "hung", "failure": failure})
+            node.name, node.is_home, node.is_member = str(message["name"]), bool(message["home"]), True
+            node.connection.send({"kind": "welcome"})
+        elif kind == "still" and node.is_member:
+            self._hangs.ask(node, message, now)
+        elif kind == "seen":
+            self._hangs.note_view(node, message, now)
 
     def _tick(self) -> None:
-        self._guests.tick(time.monotonic())
-        self._conclude()
+        self._server.tick(time.monotonic())
+        self._hangs.conclude(time.monotonic())
 
 
 class NodeFellows:
@@ -124,13 +87,14 @@ class NodeFellows:
     ) -> None:
         self.attempt: Attempt | None = None
         self._node, self._console, self._run_dir = node, console, run_dir
-        peer = Peer(socket.create_connection(address, timeout=_CONNECT_S))
-        self._link = Link(peer, address[0], secret, loop, {"kind": "join", "name": socket.gethostname()})
-        self._link.on_message = self._hear
+        connected = socket.create_connection(address, timeout=_CONNECT_S)
+        join = {"kind": "join", "name": socket.gethostname(), "home": node == 0}
+        self._client = Client(connected, address[0], secret, loop, lambda: join)
+        self._client.on_message = self._hear
 
     def close(self) -> None:
         """Close the connection to the desk."""
-        self._link.close()
+        self._client.close()
 
     def failing(self) -> None:
         """Do nothing: Slurm ends the other nodes when this one ends."""
@@ -140,43 +104,25 @@ class NodeFellows:
 
     def ask(self, question: Mapping[str, Any]) -> None:
         """Ask all nodes; if the first node is gone, judge by this node's ranks alone."""
-        if not self._link.lost:
-            self._link.send({"kind": "still", **question})
+        if not self._client.lost:
+            self._client.send({"kind": "still", **question})
             return
-        alone = Inquiry(
-            key=0,
-            round=0,
-            final=bool(question["final"]),
-            limit_s=float(question["limit_s"]),
-            reason=str(question["reason"]),
-            begun_s=time.monotonic(),
-            views={0: view_from(question)},
-        )
-        found = alone.conclude({0: socket.gethostname()}, time.monotonic())
-        if isinstance(found, Standstill):
-            self._tell_standstill(found.text)
-        elif alone.final and self.attempt is not None:
-            self.attempt.blame(failure_from(found.failure if isinstance(found, Blame) else None))
+        alone = inquiry_from(0, question, time.monotonic())
+        verdict = alone.conclude({0: socket.gethostname()}, time.monotonic())
+        assert verdict is not None
+        if alone.final:
+            self._obey({"kind": "hung", "failure": verdict.failure}, self._tell_standstill)
+        elif verdict.text:
+            self._obey({"kind": "standstill", "text": verdict.text}, self._tell_standstill)
 
     def _hear(self) -> None:
-        messages, attempt = self._link.messages, self.attempt
-        while messages:
-            message = messages.popleft()
-            if message["kind"] == "look":
-                view: Mapping[str, Any] = {"quiet_s": None, "missing": [], "ranks": []}
-                if attempt is not None:
-                    view = attempt.view(final=bool(message["final"]))
-                self._link.send({"kind": "seen", "inquiry": message["inquiry"], **view})
-            elif message["kind"] == "standstill":
-                if self._node == 0:  # once is enough: srun collects the output of all nodes
-                    self._tell_standstill(str(message["text"]))
-                elif attempt is not None:
-                    attempt.note_standstill()
-            elif message["kind"] == "hung" and attempt is not None:
-                attempt.blame(failure_from(message["failure"]))
+        while self._client.messages:
+            # the first node alone tells: srun collects the output of all nodes
+            self._obey(self._client.messages.popleft(), self._tell_standstill if self._node == 0 else lambda _: None)
+
+    def _obey(self, message: Mapping[str, Any], report: Callable[[str], object]) -> None:
+        obey_inquiry(message, self.attempt, send=self._client.send, tell=report)
 
     def _tell_standstill(self, text: str) -> None:
         tell(self._console, text)
         keep_standstill(self._run_dir, text, self._console.say)
-        if self.attempt is not None:
-            self.attempt.note_standstill()

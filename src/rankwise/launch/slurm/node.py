@@ -15,7 +15,7 @@ from pathlib import Path
 from rankwise import vitals
 from rankwise.errors import LaunchError, RankwiseError
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
-from rankwise.launch.elastic.seal import derived_secret
+from rankwise.launch.elastic.token import derived_secret
 from rankwise.launch.failures.verdict import Failure
 from rankwise.launch.functions.bound import value_path
 from rankwise.launch.job import Job

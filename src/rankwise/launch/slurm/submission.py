@@ -18,7 +18,7 @@ from typing import Any
 from rankwise._files import write_whole
 from rankwise.errors import ConfigError, LaunchError, needs_extra
 from rankwise.launch.functions.pickled_call import pack_call
-from rankwise.launch.functions.platforms import ADAPTER, DEFAULT_LOGS, Platform, make_folder
+from rankwise.launch.functions.platforms import DEFAULT_LOGS, Platform, make_folder
 from rankwise.launch.job import Job
 from rankwise.launch.show import parse_show
 from rankwise.launch.slurm.allocation import Allocation
@@ -248,6 +248,5 @@ def start_in_slurm(
         env={} if meeting is None else {"RANKWISE_STORE_FILE": str(meeting)},
     )
     # `upon_finish` is not called on the ranks
-    context = replace(platform, upon_finish=None)
-    call = pack_call(target, args, kwargs, adapter=ADAPTER, context=context)
+    call = pack_call(target, args, kwargs, platform=replace(platform, upon_finish=None))
     return submit(job, request, call=call.data, upon_finish=platform.upon_finish)

@@ -6,13 +6,13 @@ import os
 import socket
 from typing import Self
 
-__all__ = ["Link", "make_links"]
+__all__ = ["Channel", "make_channels"]
 
 _LENGTH_BYTES = 8
 _READ_BYTES = 1 << 20
 
 
-class Link:
+class Channel:
     """One end of the connection. Messages are not interpreted. A context manager that closes it.
 
     Args:
@@ -69,7 +69,7 @@ class Link:
         return b"".join(parts)
 
 
-def make_links() -> tuple[Link, Link]:
+def make_channels() -> tuple[Channel, Channel]:
     """Return the two ends of a new connection; started processes do not inherit them by default."""
     near, far = socket.socketpair()
-    return Link(near.detach()), Link(far.detach())
+    return Channel(near.detach()), Channel(far.detach())

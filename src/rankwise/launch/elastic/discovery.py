@@ -6,14 +6,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rankwise.errors import LaunchError
 from rankwise.launch.elastic.interfaces import is_own, is_public, resolve
 from rankwise.launch.elastic.nodes import Nodes
-from rankwise.launch.elastic.peer import Peer
 from rankwise.launch.local.loop import Loop
 
-__all__ = ["Meeting", "StoppedWhileWaiting"]
+__all__ = ["Discovery", "StoppedWhileWaiting"]
 
 _CONNECT_S = 2.0
 _AGAIN_S = 0.5
@@ -22,11 +22,25 @@ _TAKE_OVER_S = 15.0  # how long to wait for hosts that come before this one in t
 _STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
+class Found(NamedTuple):
+    """Where the rendezvous is.
+
+    Attributes:
+        host: its name in the list.
+        socket: connected to it, or listening, as this machine shall hold it.
+        listens: which of both.
+    """
+
+    host: str
+    socket: socket.socket
+    listens: bool
+
+
 class StoppedWhileWaiting(Exception):  # noqa: N818  (it is asked for, and caught by the supervisor)
     """A signal asked this node to end before its ranks were started; the argument is its number."""
 
 
-class Meeting:
+class Discovery:
     """Looks for the rendezvous of a run.
 
     Args:
@@ -43,10 +57,8 @@ class Meeting:
         self._said: set[str] = set()
         self.known: dict[str, list[str]] = {host: [] for host in nodes.rendezvous}
 
-    def find(
-        self, *, dead: Sequence[str] = (), again: bool = False, patience_s: float
-    ) -> tuple[str, Peer | socket.socket]:
-        """Return a host and a connection to it, or a listening socket if this machine shall hold the rendezvous.
+    def find(self, *, dead: Sequence[str] = (), again: bool = False, patience_s: float) -> Found:
+        """Return the rendezvous, or a place for it on this machine.
 
         Args:
             dead: hosts whose rendezvous has ended: try them, as they may be back, but do not wait for them.
@@ -61,11 +73,9 @@ class Meeting:
         begun_s, troubles = time.monotonic(), dict[str, str]()
         take_over_s = begun_s + (_TAKE_OVER_S / 3 if again else _TAKE_OVER_S)
         while True:
-            for number, host in enumerate(hosts):
+            for number in range(len(hosts)):
                 first = all(other in dead for other in hosts[:number])
                 found = self._try(hosts, number, begun_s if first else take_over_s, troubles)
-                if isinstance(found, socket.socket):
-                    return host, found
                 if found is not None:
                     return found
             now = time.monotonic()
@@ -89,9 +99,7 @@ class Meeting:
             if number in _STOPS:
                 raise StoppedWhileWaiting(number)
 
-    def _try(
-        self, hosts: list[str], number: int, take_over_s: float, troubles: dict[str, str]
-    ) -> socket.socket | tuple[str, Peer] | None:
+    def _try(self, hosts: list[str], number: int, take_over_s: float, troubles: dict[str, str]) -> Found | None:
         host = hosts[number]
         addresses = self._resolve(host)
         own = [address for address in addresses if is_own(address)]
@@ -114,19 +122,19 @@ class Meeting:
                 f"the rendezvous listens on {own[0]}, a public address: its port is reachable from the "
                 "Internet, only the token protects it, and the traffic of the ranks is not encrypted"
             )
-        return listener
+        return Found(host, listener, listens=True)
 
     def _resolve(self, host: str) -> list[str]:
         self.known[host] = resolve(host) or self.known[host]
         return self.known[host]
 
-    def _connect(self, host: str, addresses: list[str], troubles: dict[str, str]) -> tuple[str, Peer] | None:
+    def _connect(self, host: str, addresses: list[str], troubles: dict[str, str]) -> Found | None:
         port = self._nodes.port
         if not addresses:
             troubles[host] = "this name is not known here (--rdzv, or the hosts file)"
         for address in addresses:
             try:
-                return host, Peer(socket.create_connection((address, port), _CONNECT_S))
+                return Found(host, socket.create_connection((address, port), _CONNECT_S), listens=False)
             except TimeoutError:
                 troubles[host] = (
                     f"no answer from {address} port {port}: a firewall drops it, or the machine or link is down"

@@ -1,4 +1,4 @@
-"""The data for decisions about a run of several nodes: rules, members, their ends, and actions."""
+"""A node as the rendezvous sees it, and how its ranks ended."""
 
 from __future__ import annotations
 
@@ -6,26 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Action", "Cause", "Done", "End", "Lost", "Member", "Rules", "Say", "Start", "Stop", "done_from"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rules:
-    """The settings that all nodes share because they are started with the same options.
-
-    Attributes:
-        min_nodes: minimum number of nodes of a round.
-        max_nodes: maximum number of nodes of a round.
-        max_restarts: how many rounds may fail before the run fails.
-        join_timeout_s: how long to wait for nodes.
-        others_may_host: other nodes may hold the rendezvous too, so after a network split two parts could go on.
-    """
-
-    min_nodes: int
-    max_nodes: int
-    max_restarts: int = 0
-    join_timeout_s: float = 300.0
-    others_may_host: bool = False
+__all__ = ["Done", "Member", "done_from"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +39,8 @@ class Member:
     Attributes:
         key: unique in the run; nodes that join later have greater keys.
         name: host name.
-        address: address at which other nodes reach it.
+        address: its address on its connection to the rendezvous.
+        host_address: the address of the rendezvous on the same connection.
         num_ranks: number of ranks that it starts.
         wish: the node rank that it asked for.
         home: whether it holds the rendezvous; it comes first among new nodes.
@@ -74,6 +56,7 @@ class Member:
     name: str
     address: str
     num_ranks: int
+    host_address: str = ""
     wish: int | None = None
     home: bool = False
     port: int | None = None
@@ -85,68 +68,6 @@ class Member:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.address})"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
-    """Start the ranks of these nodes, in this order."""
-
-    number: int
-    members: tuple[Member, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stop:
-    """End the ranks of the round; `in_peace`: let them save first."""
-
-    in_peace: bool
-    keys: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cause:
-    """Report a failure: the whole report on its node and at the rendezvous, one line on other nodes."""
-
-    key: int
-    line: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lost:
-    """Nodes were lost and the run goes on: record it in the run directory; `rank`: first rank of the first one."""
-
-    line: str
-    rank: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Say:
-    """Print a message on all nodes."""
-
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class End:
-    """The run is over.
-
-    Attributes:
-        exitcode: exit code of the failure; 0 without one.
-        again: the ranks have saved; the same command continues the run.
-        signal: the signal from outside that ended it.
-        line: why it failed.
-        rank: global rank of the failure.
-    """
-
-    exitcode: int = 0
-    again: bool = False
-    signal: int | None = None
-    line: str = ""
-    rank: int = 0
-
-
-Action = Start | Stop | Cause | Lost | Say | End
 
 
 def done_from(message: Mapping[str, Any], now: float) -> Done:

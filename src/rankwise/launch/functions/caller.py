@@ -12,75 +12,116 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rankwise import errors
-from rankwise.errors import Interrupted, LaunchError, RankFailure
-from rankwise.launch.functions.link import Link, make_links
+from rankwise.errors import ConfigError, Interrupted, LaunchError, RankFailure
+from rankwise.launch.functions.bound import is_loading_main
+from rankwise.launch.functions.channel import Channel, make_channels
+from rankwise.launch.hardware import MAX_RANKS
+
+if TYPE_CHECKING:
+    from rankwise.launch.functions.platforms import Platform
 
 __all__ = ["call_ranks"]
 
 _FAREWELL_S = 60.0
 
 
-def call_ranks(prepare: Callable[[], tuple[Mapping[str, Any], bytes]], hint: tuple[str, str] | None) -> list[Any]:
-    """Run a packed call on ranks and return their values.
+def call_ranks(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    tee: str,
+    store_file: str | None = None,
+    platform: Platform | None = None,
+) -> list[Any]:
+    """Run a call on ranks and return their values.
 
     Args:
-        prepare: returns the options, as `service` reads them, and the data from `pack_call`. It is called while the
-            supervisor's process starts; if it raises, that process ends.
-        hint: file and name of the function, if its ranks may be forked.
+        fn: the function to call.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        options: fields of the `Job`, as JSON has them; `num_ranks` is required.
+        tee: which output is shown, as `rankwise run --tee`.
+        store_file: where the ranks meet, "" for a file of the launch itself; None: at a port.
+        platform: as for `pack_call`; with it each rank starts as a fresh interpreter.
 
     Raises:
         RankFailure: a rank failed.
-        LaunchError: no ranks could be started, or a value cannot be read.
+        ConfigError: an option is invalid, or the call cannot be sent.
+        LaunchError: no ranks could be started, or a value cannot be read, or this is a rank that imports the main
+            script.
     """
-    link, far_link = make_links()
-    with link:
-        process = _start_service(far_link, hint)
+    if is_loading_main():
+        raise LaunchError(
+            "a rank reached another launch while importing the main script: put the launch under "
+            'if __name__ == "__main__":'
+        )
+    num_ranks = options["num_ranks"]
+    if not isinstance(num_ranks, int) or not 1 <= num_ranks <= MAX_RANKS:
+        raise ConfigError(f"num_ranks must be an integer from 1 to {MAX_RANKS:,}, got {num_ranks!r}")
+    code = None if platform is not None or options.get("env") or num_ranks == 1 else getattr(fn, "__code__", None)
+    hint = (code.co_filename, code.co_name) if code is not None else None  # for ranks that may be forked
+    channel, far_channel = make_channels()
+    with channel:
+        process = _start_service(far_channel, hint)
         streams = _streams(process)
         try:
-            options, call = prepare()
-            values = _exchange(link, process, streams, options, call)
+            # pack the call while the supervisor's process starts
+            from rankwise.launch.functions.pickled_call import pack_call
+            from rankwise.launch.show import parse_show
+
+            parse_show(tee).check(num_ranks)
+            call = pack_call(fn, args, kwargs, platform=platform)
+            target = {"main": call.main, "function": call.function, "path": call.path}
+            request = {"options": dict(options), "target": target, "tee": tee, "store_file": store_file}
+            values = _exchange(channel, process, streams, request, call.data)
         finally:
-            link.close()  # ends a supervisor that has not received its call
+            channel.close()  # ends a supervisor that has not received its call
             _end(process, streams)
     return [_loads(rank, value) for rank, value in enumerate(values)]
 
 
 def _exchange(
-    link: Link, process: subprocess.Popen[bytes], streams: dict[int, _Copier], options: Mapping[str, Any], call: bytes
+    channel: Channel,
+    process: subprocess.Popen[bytes],
+    streams: dict[int, _Copier],
+    request: Mapping[str, Any],
+    call: bytes,
 ) -> list[bytes]:
     """Send the call to the supervisor, copy the ranks' output, and return their values."""
     is_sent = False
     try:
-        link.send(json.dumps(options).encode())
-        link.send(call)
+        channel.send(json.dumps(request).encode())
+        channel.send(call)
         is_sent = True
-        answer = _listen(link, streams)
-        return [] if _raise_failure(answer) else [link.receive() for _ in range(options["num_ranks"])]
+        _raise_failure(_listen(channel, streams))
+        return [channel.receive() for _ in range(request["options"]["num_ranks"])]
     except KeyboardInterrupt:
-        if is_sent:  # else the supervisor still waits for the call, and ends when the link is closed
+        if is_sent:  # else the supervisor still waits for the call, and ends when the channel is closed
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(EOFError, OSError):
-                _listen(link, streams)
+                _listen(channel, streams)
         raise
     except (EOFError, OSError) as error:
         raise LaunchError(f"the supervisor of the ranks exited with {process.wait()}, and its ranks with it") from error
 
 
-def _start_service(far_link: Link, hint: tuple[str, str] | None) -> subprocess.Popen[bytes]:
+def _start_service(far_channel: Channel, hint: tuple[str, str] | None) -> subprocess.Popen[bytes]:
     """Start the supervisor in its own session: only this process gets Ctrl-C, and forwards it."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.functions.service"]
     out, err = (subprocess.PIPE if sink is not None else None for sink in _sinks())
     # start it with SIGINT blocked: it unblocks the signal once its handler is set; before, SIGINT would kill it
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    with far_link, contextlib.ExitStack() as stack:
+    with far_channel, contextlib.ExitStack() as stack:
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
         return subprocess.Popen(  # noqa: S603
-            [*command, str(far_link.fileno()), *(hint or ())],
-            pass_fds=(far_link.fileno(),),
+            [*command, str(far_channel.fileno()), *(hint or ())],
+            pass_fds=(far_channel.fileno(),),
             start_new_session=True,
             stdin=subprocess.DEVNULL if out is not None and "ipykernel" in sys.modules else None,  # no stdin there
             stdout=out,
@@ -138,21 +179,21 @@ def _is_real(stream: Any, fd: int) -> bool:
         return False
 
 
-def _listen(link: Link, streams: dict[int, _Copier]) -> dict[str, Any]:
+def _listen(channel: Channel, streams: dict[int, _Copier]) -> dict[str, Any]:
     """Copy the ranks' output to this process's stdout and stderr until the answer arrives."""
     while True:
         waiting = select.poll()
-        for fd in (link.fileno(), *streams):
+        for fd in (channel.fileno(), *streams):
             waiting.register(fd, select.POLLIN)
         for ready, _ in waiting.poll():
-            if ready == link.fileno():
-                return json.loads(link.receive())  # type: ignore[no-any-return]
+            if ready == channel.fileno():
+                return json.loads(channel.receive())  # type: ignore[no-any-return]
             if not streams[ready].copy(ready):
                 del streams[ready]
 
 
 def _end(process: subprocess.Popen[bytes], streams: dict[int, _Copier]) -> None:
-    """Copy the last output and wait for the supervisor, which ends once this end of the link is closed."""
+    """Copy the last output and wait for the supervisor, which ends once this end of the channel is closed."""
     for fd, copier in streams.items():
         while copier.copy(fd):
             pass
@@ -167,7 +208,7 @@ def _end(process: subprocess.Popen[bytes], streams: dict[int, _Copier]) -> None:
         raise
 
 
-def _raise_failure(answer: Mapping[str, Any]) -> bool:
+def _raise_failure(answer: Mapping[str, Any]) -> None:
     if "error" in answer:
         raise getattr(errors, answer["kind"], LaunchError)(answer["error"])
     if answer["interrupted"] == signal.SIGINT:
@@ -182,7 +223,6 @@ def _raise_failure(answer: Mapping[str, Any]) -> bool:
     if answer["missing"]:
         rank = answer["missing"][0]
         raise RankFailure(f"rank {rank} exited with 0 before it returned a value (sys.exit?)", rank=rank, exitcode=0)
-    return False
 
 
 def _loads(rank: int, value: bytes) -> Any:

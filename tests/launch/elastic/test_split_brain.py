@@ -7,15 +7,14 @@ import time
 
 import pytest
 
-from rankwise.launch.elastic import lookback
+from rankwise.launch.elastic import split_brain
+from rankwise.launch.elastic.client import Client
 from rankwise.launch.elastic.coordinator import Coordinator
-from rankwise.launch.elastic.decisions import Rules
-from rankwise.launch.elastic.link import Link
 from rankwise.launch.elastic.membership import Membership
-from rankwise.launch.elastic.peer import Peer
-from rankwise.launch.elastic.seal import HELLO
+from rankwise.launch.elastic.nodes import Nodes
 from rankwise.launch.local.loop import Loop
 
+GREETING = b"rankwise-rendezvous-1 "
 LIKE = {"--rdzv-id": ""}
 
 
@@ -28,9 +27,8 @@ class Party:
         listener.bind((address, port))
         listener.listen()
         self.address, self.port, self.token, self.loop = address, listener.getsockname()[1], token, stack.loop
-        self.membership = Membership(
-            rules=Rules(min_nodes=1, max_nodes=nodes, others_may_host=True), now_s=time.monotonic()
-        )
+        counts = Nodes(min_nodes=1, max_nodes=nodes, rendezvous=tuple(hosts))
+        self.membership = Membership(nodes=counts, begun_s=time.monotonic(), run_id="run")
         self.said, self.links = [], []
         self.coordinator = Coordinator(
             listener,
@@ -39,20 +37,19 @@ class Party:
             self.loop,
             say=self.said.append,
             home={"id": "home", "name": "home", "like": like},
-            run_id="run",
         )
         stack.callback(self.close)
         self.hosts = hosts
         if looks:
-            self.look_back()
+            self.look_for_others()
 
-    def look_back(self):
-        self.coordinator.look_back(self.hosts, self.address, self.port)
+    def look_for_others(self):
+        self.coordinator.look_for_others(self.hosts, self.address, self.port)
 
     def join(self, name, **fields):
-        peer = Peer(socket.create_connection((self.address, self.port)))
+        connected = socket.create_connection((self.address, self.port))
         message = {"kind": "join", "id": name, "name": name, "num_ranks": 1, "like": LIKE, "wish": None, "port": 1}
-        link = Link(peer, self.address, self.token, self.loop, message | fields)
+        link = Client(connected, self.address, self.token, self.loop, lambda: message | fields)
         self.links.append(link)
         return link
 
@@ -64,7 +61,7 @@ class Party:
 
 @pytest.fixture
 def stack(monkeypatch):
-    monkeypatch.setattr(lookback, "_AGAIN_S", 0.2)
+    monkeypatch.setattr(split_brain, "_AGAIN_S", 0.2)
     with contextlib.ExitStack() as made:
         made.loop = made.enter_context(Loop())
         yield made
@@ -97,7 +94,7 @@ def test_the_part_with_less_of_the_run_goes_over(stack, sizes):
             party.join(f"node{number}")
     step_until(stack.loop, lambda: all("start" in kinds(link) for party in parties for link in party.links))
     for party in parties:
-        party.look_back()
+        party.look_for_others()
     small, great = sorted(parties, key=lambda party: len(party.links))
     step_until(stack.loop, lambda: "moved" in kinds(small.links[0]))
     moved = [message for message in small.links[0].messages if message["kind"] == "moved"]
@@ -125,8 +122,9 @@ def test_another_run_changes_nothing(stack, other):
     """Who has another token or another name is asked in vain."""
     first, second = two(stack, **other)
     mine, theirs = first.join("a", quorum=9), second.join("b", quorum=9, like=other.get("like", LIKE))
-    asked = []
-    first.coordinator._look_back._question = lambda: asked.append(1) or first.coordinator._standing("probe")
+    asked, brain = [], first.coordinator._split_brain
+    message = brain._message
+    brain._message = lambda kind: asked.append(kind) or message(kind)
     step_until(stack.loop, lambda: len(asked) == 2)
     assert "moved" not in kinds(mine) + kinds(theirs)
 
@@ -136,7 +134,7 @@ def test_strangers_where_a_rendezvous_may_be_change_nothing(stack):
     hosts = {"127.0.0.1": ["127.0.0.1"], "127.0.0.2": ["127.0.0.2"]}
     first = Party(stack, "127.0.0.1", 0, hosts)
     link = first.join("a", quorum=9)
-    sayings = [b"HTTP/1.1 400\r\n\r\n", HELLO + os.urandom(99) + b"\n" + b"x" * 70 + b" {}\n", b"\xff" * 300_000]
+    sayings = [b"HTTP/1.1 400\r\n\r\n", GREETING + os.urandom(99) + b"\n" + b"x" * 70 + b" {}\n", b"\xff" * 300_000]
     seen = []
 
     def accept():

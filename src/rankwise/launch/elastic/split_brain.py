@@ -1,0 +1,152 @@
+"""Several rendezvous of one run, after a network split: they look for each other, and the nodes of one join another."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from rankwise.launch.elastic.client import Client
+from rankwise.launch.elastic.membership import Membership
+from rankwise.launch.local.loop import Loop
+
+__all__ = ["SplitBrain", "Standing", "standing_from"]
+
+_AGAIN_S = 2.0
+_ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class Standing:
+    """Ranks two rendezvous of one run, compared field by field; the greater one stays.
+
+    Attributes:
+        at_work: number of nodes with running ranks.
+        number: number of its next round; a greater one has seen more of the run.
+        place: position of its host in the list, negated: 0 for the first, -1 for the next; unique.
+        host: its host's name in the list.
+        id: id of the rendezvous, so that one that finds itself under another host name ignores that.
+    """
+
+    at_work: int
+    number: int
+    place: int
+    host: str
+    id: str
+
+
+def standing_from(message: Mapping[str, Any]) -> Standing:
+    """Read a standing.
+
+    Raises:
+        KeyError: a field is missing.
+        TypeError: a field has the wrong type.
+        ValueError: a field has an invalid value.
+    """
+    numbers = {name: int(message[name]) for name in ("at_work", "number", "place")}
+    return Standing(**numbers, host=str(message["host"]), id=str(message["id"]))
+
+
+class SplitBrain:
+    """Asks the other hosts of the list every other second whether they hold a rendezvous of this run, and answers them.
+
+    It never blocks: it opens and closes connections inside the supervisor's loop.
+
+    Args:
+        hosts: the hosts of the list, in its order, with their addresses; hosts without any are skipped.
+        host: this host's name in the list.
+        port: port of the rendezvous on all hosts.
+        token: the run's secret.
+        loop: the event loop.
+        run: name of the run; rendezvous of other runs do not count.
+        membership: the nodes of this rendezvous.
+        moved: called once, with the host of a rendezvous that ranks higher.
+
+    Attributes:
+        moved_to: that host, "" while this rendezvous stays.
+    """
+
+    def __init__(
+        self,
+        hosts: Mapping[str, Sequence[str]],
+        host: str,
+        port: int,
+        token: str,
+        loop: Loop,
+        *,
+        run: str,
+        membership: Membership,
+        moved: Callable[[str], object],
+    ) -> None:
+        self.moved_to = ""
+        self._others = {name: list(addresses) for name, addresses in hosts.items() if name != host and addresses}
+        self._host, self._place, self._port, self._token, self._loop = host, -list(hosts).index(host), port, token, loop
+        self._run, self._membership, self._moved = run, membership, moved
+        self._id = secrets.token_hex(8)
+        self._asked: dict[str, Client] = {}
+        loop.every(_AGAIN_S, self._ask_all)
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._loop.forget_every(self._ask_all)
+        for client in self._asked.values():
+            client.close()
+
+    def answer(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Compare with a rendezvous that asks; return the answer, None if it gets none."""
+        other, own = standing_from(message), None
+        if message.get("run") == self._run and not self.moved_to:
+            own = self._message("standing") if self._membership.phase != "over" else None
+            self._compare(other)
+        return own
+
+    def _message(self, kind: str) -> dict[str, Any]:
+        return {"kind": kind, "run": self._run, **asdict(self._standing())}
+
+    def _standing(self) -> Standing:
+        members = self._membership
+        at_work = len(members.round) if members.phase in {"running", "stopping"} else 0
+        return Standing(at_work=at_work, number=members.number, place=self._place, host=self._host, id=self._id)
+
+    def _compare(self, other: Standing) -> None:
+        """Compare with another rendezvous of this run: if the other one ranks higher, send all nodes there."""
+        over = self._membership.phase == "over"
+        if other.id != self._id and other > self._standing() and not self.moved_to and not over:
+            self.moved_to = other.host
+            self._moved(other.host)
+
+    def _ask_all(self) -> None:
+        now = time.monotonic()
+        for name, client in list(self._asked.items()):
+            if now > client.begun_s + _ANSWER_S:
+                self._drop(name)
+        for name, addresses in self._others.items():
+            if name not in self._asked:
+                addresses.append(addresses.pop(0))
+                self._ask(name, addresses[-1])
+
+    def _ask(self, name: str, address: str) -> None:
+        connecting = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        connecting.setblocking(False)  # noqa: FBT003
+        connecting.connect_ex((address, self._port))  # reading shows the result: a rendezvous sends first
+        client = Client(connecting, name, self._token, self._loop, lambda: self._message("probe"))
+        client.on_message = partial(self._hear, name, client)
+        self._asked[name] = client
+
+    def _hear(self, name: str, client: Client) -> None:
+        if client.messages:
+            message = client.messages.popleft()
+            self._drop(name)
+            if message.get("kind") == "standing":
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    self._compare(standing_from(message))
+        elif client.lost or client.error is not None:
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        self._asked.pop(name).close()
