@@ -150,9 +150,9 @@ def num_ready(folder: Path) -> int:
     return sum(1 for _ in folder.glob("ready-*"))
 
 
-def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def state_folder() -> Path:
     """Return this user's folder for the state of jobs, shared with the nodes; create it if missing."""
-    root = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     folder = root / "rankwise" / "slurm"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder

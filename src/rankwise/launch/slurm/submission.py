@@ -25,7 +25,7 @@ from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.handle import SlurmHandle
 from rankwise.launch.slurm.launcher import run_on_nodes
 from rankwise.launch.slurm.request import Request
-from rankwise.launch.slurm.start import Record, state_folder
+from rankwise.launch.slurm.start import Record
 from rankwise.launch.slurm.step import Ending
 from rankwise.launch.target import Target
 
@@ -145,7 +145,7 @@ def submit(
         num_ranks=request.nodes * request.ranks_per_node,
         run_dir=None if job.run_dir is None else job.run_dir.absolute(),
     )
-    handle.remember(state_folder())
+    handle.remember()
     return handle
 
 
