@@ -19,7 +19,7 @@ from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.stage import next_logs, tell, with_time_left
 from rankwise.launch.slurm.allocation import Allocation
-from rankwise.launch.slurm.requeue import Progress, ProgressLog, put_back
+from rankwise.launch.slurm.requeue import Progress, forget_progress, requeue
 from rankwise.launch.slurm.start import Record, Start
 from rankwise.launch.slurm.step import Ending, Step
 
@@ -103,9 +103,9 @@ def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, m
         console.say(said)
     if not max_requeues or not (ending.again or ending.lost):
         if ending.interrupted is None:  # else Slurm itself may start it again
-            ProgressLog(allocation).forget()
+            forget_progress(allocation)
         return ending
-    refused = put_back(allocation, console, Progress.find(job.run_dir, ending.step), most=max_requeues)
+    refused = requeue(allocation, console, Progress.find(job.run_dir, ending.step), most=max_requeues)
     if not refused:
         return replace(ending, requeued=True)
     if ending.record is not None:
