@@ -14,6 +14,7 @@ from rankwise.launch.slurm import requeue as requeue_module
 from rankwise.launch.slurm import submission
 from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.handle import SlurmHandle
+from rankwise.launch.slurm.request import Request
 from rankwise.launch.slurm.requeue import Progress, requeue
 from rankwise.launch.slurm.start import Record
 from rankwise.launch.slurm.step import Ending
@@ -58,7 +59,8 @@ def run(tmp_path, monkeypatch, slurm):
 
         monkeypatch.setattr(submission, "run_on_nodes", run_on_nodes)
         job = Job(target=Target(kind="call", name="/dev/null"), num_ranks=1)
-        submitted = submission.Submitted(job=job, max_requeues=3, umask=0o022, **fields)
+        request = Request(folder=tmp_path, max_requeues=3)
+        submitted = submission.Submitted(job=job, request=request, umask=0o022, **fields)
         if code:
             with pytest.raises(SystemExit) as stop:
                 submitted()
