@@ -18,7 +18,7 @@ from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.stage import next_logs, tell, with_time_left
 from rankwise.launch.slurm.allocation import Allocation
-from rankwise.launch.slurm.requeue import Progress, forget_progress, requeue
+from rankwise.launch.slurm.requeue import Progress, forget_progress, requeue_job
 from rankwise.launch.slurm.start import Record, Start
 from rankwise.launch.slurm.step import Ending, Step
 
@@ -104,7 +104,7 @@ def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, m
         if ending.interrupted is None:  # else Slurm itself may start it again
             forget_progress(allocation)
         return ending
-    refused = requeue(allocation, console, Progress.find(job.run_dir, ending.step), most=max_requeues)
+    refused = requeue_job(allocation, console, Progress.find(job.run_dir, ending.step), most=max_requeues)
     if not refused:
         return replace(ending, requeued=True)
     if ending.record is not None:

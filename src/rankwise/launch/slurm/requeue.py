@@ -15,7 +15,7 @@ from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.queue import job_fields, slurm_command
 from rankwise.launch.slurm.start import state_folder
 
-__all__ = ["MAX_REQUEUES", "Progress", "forget_progress", "requeue"]
+__all__ = ["MAX_REQUEUES", "Progress", "forget_progress", "requeue_job"]
 
 MAX_REQUEUES = 100
 _FUTILE = 2  # requeues in a row without progress after which to stop
@@ -60,7 +60,7 @@ def forget_progress(allocation: Allocation) -> None:
     _progress_file(allocation).unlink(missing_ok=True)
 
 
-def requeue(allocation: Allocation, console: Console, progress: Progress, *, most: int) -> str:
+def requeue_job(allocation: Allocation, console: Console, progress: Progress, *, most: int) -> str:
     """Requeue the job; return why not, "" if it was requeued.
 
     Args:
