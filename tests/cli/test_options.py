@@ -99,10 +99,9 @@ def test_what_is_read_is_what_typer_reads(monkeypatch):
 
 
 def test_who_announces_options_gets_typer():
-    """Variables of Kubeflow, and a shell that completes words, are typer's business."""
+    """Variables of Kubeflow are typer's business."""
     assert read_plainly(["train.py"], {"PET_MAX_RESTARTS": " "}) is not None
     assert read_plainly(["train.py"], {"PET_MAX_RESTARTS": "1"}) is None
-    assert read_plainly(["train.py"], {"_RANKWISE_COMPLETE": "complete_bash"}) is None
 
 
 def test_the_variables_of_kubeflows_pods():

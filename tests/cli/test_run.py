@@ -43,6 +43,23 @@ def test_several_machines_need_a_place_to_meet(run):
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--slurm --nproc many", "--nproc must be a number of at least 1"),
+        ("--slurm --nproc 2 --gpus-per-node 4", "--nproc 2 and --gpus-per-node 4 differ"),
+        ("--partition gpu", "--partition is only valid for Slurm jobs: add --slurm"),
+        ("--nodes 2", "--nodes is only valid for Slurm jobs: add --slurm"),
+    ],
+)
+def test_options_for_slurm_that_contradict_are_refused(run, options, why):
+    """Before Slurm is asked anything."""
+    done = run(*options.split(), "script.py")
+    assert done.returncode == 2
+    assert f"rankwise: {why}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_dry_run_starts_nothing(run, tmp_path):
     """--dry-run prints command, ranks, logs and variables, and touches nothing."""
     done = run("--nproc", "2", "--run-dir", "runs/x", "--max-restarts", "3", "--dry-run", "script.py", "a b")

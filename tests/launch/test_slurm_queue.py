@@ -87,28 +87,28 @@ def test_who_waits_bears_silence_for_a_while(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(handle_module.time, "monotonic", lambda: now[0])
     silent = LaunchError("Slurm does not answer")
-    asked = handle_module.Patience()
-    job = Flaky([silent, silent, None, silent, {"exitcode": 0}, silent, silent])
+    answers = handle_module.poll(Flaky([silent, silent, None, silent, {"exitcode": 0}, silent, silent]))
     for seconds, wanted in ((0, None), (800, None), (800, "RUNNING"), (800, None), (800, None)):
         now[0] += seconds
-        ending, found = asked.of(job)
+        ending, found, _ = next(answers)
         assert (found and found.state) == wanted
     assert ending == {"exitcode": 0}
     now[0] += 10
-    asked.of(job)
+    next(answers)
     now[0] += 901
     with pytest.raises(LaunchError, match="does not answer"):
-        asked.of(job)
+        next(answers)
 
 
 def test_slurm_is_asked_seldom(monkeypatch):
     """However often files are looked at; an ending that appears is looked at once, though it may not count."""
     now = [1000.0]
     monkeypatch.setattr(handle_module.time, "monotonic", lambda: now[0])
-    asked, job = handle_module.Patience(), Flaky([None] * 10)
+    job = Flaky([None] * 10)
+    answers = handle_module.poll(job)
     for number in range(60):  # 18 seconds
         job.has_left_ending = number >= 30
-        _, found = asked.of(job)
+        _, found, _ = next(answers)
         assert found.state == "RUNNING"
         now[0] += 0.3
     assert job.times_asked == 10
@@ -123,6 +123,19 @@ def test_output_is_shown_in_whole_characters(tmp_path):
         (tmp_path / "log").write_bytes(text[:end])
         assert tail.copy()
     assert shown.getvalue() == "naïve 日本\n"
+
+
+def test_the_logs_of_a_job_that_slurm_has_forgotten_end(asked, tmp_path, monkeypatch, capsys):
+    """It will write nothing more: who follows them does not wait forever."""
+    asked[1]["squeue"] = 1, "", "slurm_load_jobs error: Invalid job id specified\n"
+    now = [1000.0]
+    monkeypatch.setattr(handle_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(follower.time, "sleep", lambda _seconds: now.append(now.pop() + 1))
+    job = handle_module.SlurmHandle(job_id="7", folder=tmp_path, name="sum", num_ranks=1)
+    job.log_path().write_text("the output\n")
+    follower.follow_logs(job, None, until_end=True)
+    assert now[0] < 1030
+    assert capsys.readouterr().out == "the output\n"
 
 
 def test_a_job_in_which_another_is_submitted_is_hidden(monkeypatch):

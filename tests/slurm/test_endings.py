@@ -14,7 +14,8 @@ from rankwise.launch.slurm import requeue as requeue_module
 from rankwise.launch.slurm import submission
 from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.handle import SlurmHandle
-from rankwise.launch.slurm.requeue import Progress, put_back
+from rankwise.launch.slurm.request import Request
+from rankwise.launch.slurm.requeue import Progress, requeue_job
 from rankwise.launch.slurm.start import Record
 from rankwise.launch.slurm.step import Ending
 from rankwise.launch.target import Target
@@ -58,7 +59,8 @@ def run(tmp_path, monkeypatch, slurm):
 
         monkeypatch.setattr(submission, "run_on_nodes", run_on_nodes)
         job = Job(target=Target(kind="call", name="/dev/null"), num_ranks=1)
-        submitted = submission.Submitted(job=job, max_requeues=3, umask=0o022, **fields)
+        request = Request(folder=tmp_path, max_requeues=3)
+        submitted = submission.Submitted(job=job, request=request, umask=0o022, **fields)
         if code:
             with pytest.raises(SystemExit) as stop:
                 submitted()
@@ -100,7 +102,7 @@ def one_run(tmp_path, monkeypatch, *, restarts, checkpoint=None, step=None, most
     if checkpoint is not None:
         (tmp_path / "run" / "checkpoints" / f"step-{checkpoint:010}").mkdir(parents=True, exist_ok=True)
     allocation = Allocation(job_id="7", num_nodes=1, restarts=restarts)
-    return put_back(allocation, Console(), Progress.find(tmp_path / "run", step), most=most)
+    return requeue_job(allocation, Console(), Progress.find(tmp_path / "run", step), most=most)
 
 
 def test_requeues_end_when_they_bring_nothing(tmp_path, monkeypatch, slurm):

@@ -167,9 +167,9 @@ def read_plainly(words: Sequence[str], environ: Mapping[str, str]) -> RunOptions
 
     Args:
         words: the words after `rankwise run`.
-        environ: this process's environment, which may set options or request shell completion.
+        environ: this process's environment, which may set options.
     """
-    if announced_options(environ) or "_RANKWISE_COMPLETE" in environ:
+    if announced_options(environ):
         return None
     said: dict[str, Any] = {}
     rest = list(words)

@@ -23,15 +23,14 @@ def jobs_command(
     """List the Slurm jobs submitted with rankwise: state, reason, nodes, run directory."""
     from rankwise.launch.slurm.handle import SlurmHandle
     from rankwise.launch.slurm.queue import job_states
-    from rankwise.launch.slurm.start import state_folder
 
-    handles = SlurmHandle.find_all(state_folder())
+    handles = SlurmHandle.find_all()
     states = job_states([handle.job_id for handle in handles])
     rows = []
     for handle in handles:
         found = states[handle.job_id]
         found = handle.ask() if found.state == "UNKNOWN" else found
-        if all_jobs or not (found.has_ended or found.state == "UNKNOWN"):
+        if all_jobs or not found.has_left_queue:
             where = str(handle.run_dir or handle.folder)
             rows.append(
                 {"job": handle.job_id, "name": handle.name, "state": found.state, "reason": found.reason}
@@ -60,9 +59,8 @@ def logs_command(
     """Print the output of a Slurm job: its console, or one rank."""
     from rankwise.launch.slurm.follower import follow_logs
     from rankwise.launch.slurm.handle import SlurmHandle
-    from rankwise.launch.slurm.start import state_folder
 
-    handle = SlurmHandle.find(state_folder(), job)
+    handle = SlurmHandle.find(job)
     path = handle.log_path(rank)
     if not follow and not path.exists():
         raise ConfigError(f"job {job} has not written any output to {path} yet: it is {handle.ask()}")
@@ -75,9 +73,8 @@ def logs_command(
 def cancel_command(job: Annotated[str, _JOB]) -> None:
     """Cancel a Slurm job, pending or running."""
     from rankwise.launch.slurm.handle import SlurmHandle
-    from rankwise.launch.slurm.start import state_folder
 
-    handle = SlurmHandle.find(state_folder(), job)
+    handle = SlurmHandle.find(job)
     handle.cancel()
     print(f"rankwise: job {job} ({handle.name}) is cancelled", file=sys.stderr)
 

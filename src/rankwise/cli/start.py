@@ -16,9 +16,10 @@ from rankwise.launch.show import parse_show
 from rankwise.launch.target import parse_target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rankwise.launch.elastic.nodes import Nodes
+    from rankwise.launch.slurm.request import Request
 
 __all__ = ["parse_env", "start_ranks"]
 
@@ -26,9 +27,10 @@ _UNNEEDED = (
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "monitor_interval", "start_method"),
     *("role", "local_addr", "signals_to_handle"),
 )
-_SLURM = (
-    *("slurm", "partition", "gpus_per_node", "time", "account", "qos", "constraint", "mem", "cpus_per_task"),
-    *("job_name", "slurm_arg", "container", "detach", "requeue", "max_requeues"),
+# options that only a submitted job has
+_ONLY_SLURM = (
+    *("partition", "gpus_per_node", "time", "account", "qos", "constraint", "mem", "cpus_per_task"),
+    *("job_name", "slurm_arg", "container", "detach", "slurm_nodes"),
 )
 # options of sbatch that rankwise has itself, and those that ask for GPUs
 _OUR_OPTIONS = frozenset(
@@ -113,107 +115,113 @@ def _nodes(options: RunOptions) -> Nodes | None:
 
 
 def _in_slurm(job: Job, options: RunOptions) -> int | None:
-    said = {name: getattr(options, name) for name in _SLURM} | {"nodes": options.slurm_nodes}
-    defaults = {name: getattr(RunOptions, name) for name in _SLURM} | {"nodes": RunOptions.slurm_nodes}
-    if said == defaults and not {"SLURM_JOB_ID", "SLURM_JOBID"} & os.environ.keys():
-        return None
-    return _run_in_slurm(job, said, nproc=options.nproc, dry_run=options.dry_run)
-
-
-def _run_in_slurm(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool) -> int | None:
     """Submit with `--slurm`, or use all nodes inside an allocation; return the exit code, None without Slurm.
-
-    Args:
-        job: the launch as on one machine.
-        words: the options for Slurm, by name.
-        nproc: the option as given.
-        dry_run: print only.
 
     Raises:
         ConfigError: the options contradict each other.
         LaunchError: Slurm is not installed or does not answer.
     """
-    if words["slurm"]:
-        return _submit(job, words, nproc=nproc, dry_run=dry_run)
-    given = [name for name, value in words.items() if value and (name, value) not in {("nodes", 1), ("time", "1h")}]
-    others = [name for name in given if name not in {"requeue", "max_requeues"}]
-    if others:
-        raise ConfigError(f"--{others[0].replace('_', '-')} is only valid for Slurm jobs: add --slurm")
-    if job.nodes is not None:
-        return None  # with named nodes, the user starts this command on each of them
+    if options.slurm:
+        return _submit(job, options)
+    for name in _ONLY_SLURM:
+        value = getattr(options, name)
+        if value and value != getattr(RunOptions, name):
+            flag = "nodes" if name == "slurm_nodes" else name.replace("_", "-")
+            raise ConfigError(f"--{flag} is only valid for Slurm jobs: add --slurm")
+    in_job = bool({"SLURM_JOB_ID", "SLURM_JOBID"} & os.environ.keys())
+    says_requeue = options.requeue is not None or options.max_requeues is not None
+    # with named nodes, the user starts this command on each of them
+    if job.nodes is not None or not (in_job or says_requeue):
+        return None
     from rankwise.launch.slurm.allocation import Allocation
     from rankwise.launch.slurm.launcher import run_on_nodes
 
     allocation = Allocation.find(os.environ)
-    most = _max_requeues(words, default=False)
+    most = _max_requeues(options, default=False)
     if allocation is None:
         if most:
             raise ConfigError("--requeue is only valid in a Slurm job: no SLURM_JOB_ID is set, or this is a task")
         return None
-    if dry_run or (allocation.num_nodes == 1 and job.min_ranks is not None):
+    if options.dry_run or (allocation.num_nodes == 1 and job.min_ranks is not None):
         return None  # one machine only
     return run_on_nodes(job, allocation, max_requeues=most).exitcode
 
 
-def _max_requeues(words: dict[str, Any], *, default: bool) -> int:
+def _max_requeues(options: RunOptions, *, default: bool) -> int:
     """Return the maximum number of requeues from --requeue, --no-requeue and --max-requeues."""
-    wanted, most = words["requeue"], words["max_requeues"]
+    wanted, most = options.requeue, options.max_requeues
     if wanted is False and most:
         raise ConfigError(f"--no-requeue and --max-requeues {most} contradict each other: give one of them")
     if wanted is True and most == 0:
         raise ConfigError("--requeue and --max-requeues 0 contradict each other: give one of them")
     if most is not None:
-        return int(most)
+        return most
     from rankwise.launch.slurm.requeue import MAX_REQUEUES
 
     return MAX_REQUEUES if (default if wanted is None else wanted) else 0
 
 
-def _submit(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool) -> int:
+def _submit(job: Job, options: RunOptions) -> int:
     from rankwise.launch.slurm.follower import follow
-    from rankwise.launch.slurm.partition import parse_time
-    from rankwise.launch.slurm.request import Request
     from rankwise.launch.slurm.submission import batch_script, submit
 
-    gpus = words["gpus_per_node"]
+    request = _request(job, options)
+    if options.dry_run:
+        print(batch_script(request))
+        return 0
+    handle = submit(job, request)
+    told = f"submitted job {handle.job_id} ({handle.name}), files in {handle.folder}"
+    print(f"rankwise: {told}", file=sys.stderr, flush=True)
+    if options.detach:
+        print(handle.job_id)
+        return 0
+    return follow(handle)
+
+
+def _request(job: Job, options: RunOptions) -> Request:
+    """Return the resources that the options name."""
+    from rankwise.launch.slurm.partition import parse_time
+    from rankwise.launch.slurm.request import Request
+
+    given = _pairs(options.slurm_arg or ())
+    named = {"account": options.account, "qos": options.qos, "constraint": options.constraint}
+    return Request(
+        folder=(Path("runs") / "slurm" if job.run_dir is None else job.run_dir / "logs" / "slurm").absolute(),
+        name=options.job_name or Path(job.target.name).stem.partition(":")[0],
+        partition=options.partition,
+        nodes=options.slurm_nodes,
+        gpus_per_node=options.gpus_per_node,
+        ranks_per_node=_ranks_per_node(options, given),
+        cpus_per_task=options.cpus_per_task,
+        mem=options.mem,
+        time_min=parse_time(options.time),
+        parameters={name: value for name, value in named.items() if value} | given,
+        container=options.container,
+        max_requeues=_max_requeues(options, default=True),
+    )
+
+
+def _ranks_per_node(options: RunOptions, given: Mapping[str, Any]) -> int:
+    """Return the number from --nproc and --gpus-per-node, which must agree.
+
+    Args:
+        options: the options.
+        given: the options of sbatch from --slurm-arg.
+    """
+    nproc, gpus = options.nproc, options.gpus_per_node
     if gpus is not None and nproc not in {"auto", "gpu", str(gpus)}:
         raise ConfigError(f"--nproc {nproc} and --gpus-per-node {gpus} differ: there is one rank per GPU")
-    if gpus is None and nproc in {"auto", "gpu", "cpu"} and nproc != "auto":
+    if gpus is None and nproc in {"gpu", "cpu"}:
         raise ConfigError(
             f"--nproc {nproc} counts the devices of this machine: use --gpus-per-node G, or --nproc N on CPUs"
         )
-    given = _pairs(words["slurm_arg"] or ())
     others = [key for key in given if key in _GPU_OPTIONS]
     if others and (gpus is not None or nproc == "auto"):
         raise ConfigError(
             f"--slurm-arg {others[0]} does not set the number of ranks per node: use --gpus-per-node G with one "
             f"rank per GPU, or add --nproc N{'' if gpus is None else ', not both'}"
         )
-    name = words["job_name"] or Path(job.target.name).stem.partition(":")[0]
-    parameters: dict[str, Any] = {key: words[key] for key in ("account", "qos", "constraint") if words[key]}
-    request = Request(
-        folder=(Path("runs") / "slurm" if job.run_dir is None else job.run_dir / "logs" / "slurm").absolute(),
-        name=name,
-        partition=words["partition"],
-        nodes=words["nodes"],
-        gpus_per_node=gpus,
-        ranks_per_node=gpus or (1 if nproc == "auto" else int(nproc)),
-        cpus_per_task=words["cpus_per_task"],
-        mem=words["mem"],
-        time_min=parse_time(words["time"]),
-        parameters=parameters | given,
-        container=words["container"],
-        max_requeues=_max_requeues(words, default=True),
-    )
-    if dry_run:
-        print(batch_script(request))
-        return 0
-    handle = submit(job, request)
-    print(f"rankwise: submitted job {handle.job_id} ({name}), files in {handle.folder}", file=sys.stderr, flush=True)
-    if words["detach"]:
-        print(handle.job_id)
-        return 0
-    return follow(handle)
+    return gpus or (1 if nproc == "auto" else count_ranks(nproc, "--nproc"))
 
 
 def _pairs(words: Sequence[str]) -> dict[str, Any]:

@@ -10,13 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Self
 
-from rankwise.launch.slurm.handle import Patience, SlurmHandle
+from rankwise.launch.slurm.handle import SlurmHandle, poll
 from rankwise.launch.slurm.queue import JobState
 
 __all__ = ["follow", "follow_logs"]
 
-_LOOK_S = 0.3  # between two checks of the files
-_LATE_S = 15.0
+_POLL_S = 0.3  # between two checks of the files
 
 
 class _Tail:
@@ -48,22 +47,20 @@ def follow(handle: SlurmHandle) -> int:
     """
     tails = [_Tail(handle.log_path(None, stream), sink) for stream, sink in (("out", sys.stdout), ("err", sys.stderr))]
     with _Interrupts() as interrupts:
-        said, ended_s, asked = "", None, Patience()
+        said, polls = "", poll(handle)
         while True:
+            ending, found, late = next(polls)
             busy = [tail.copy() for tail in tails]
             if interrupts.count and not _goes_on(handle, interrupts):
                 return 128 + signal.SIGINT
-            now = time.monotonic()
-            ending, found = asked.of(handle)
             if ending is not None:
                 break
             if found is not None:
                 said = _say_change(handle, found, said)
-                ended_s = (ended_s or now) if found.has_ended or found.state == "UNKNOWN" else None
-            if ended_s is not None and now - ended_s > _LATE_S and not any(busy):
+            if late and not any(busy):
                 _say(f"job {handle.job_id} has ended without reporting its result: {found}")
                 return 1
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         for tail in tails:
             tail.copy()
     code = int(ending["exitcode"])
@@ -74,16 +71,14 @@ def follow(handle: SlurmHandle) -> int:
 def follow_logs(handle: SlurmHandle, rank: int | None, *, until_end: bool) -> None:
     """Print the output of a rank (None: the job's console); with `until_end`, continue until the job has ended."""
     tails: dict[Path, _Tail] = {}
-    asked = Patience()
-    while True:
-        ending, found = asked.of(handle) if until_end else (None, None)
-        over = not until_end or ending is not None or (found is not None and found.has_ended)
+    for ending, found, late in poll(handle) if until_end else [(None, None, True)]:
+        over = late or ending is not None or (found is not None and found.has_ended)
         for stream, sink in (("out", sys.stdout), ("err", sys.stderr)):
             path = handle.log_path(rank, stream)  # the path changes after a restart
             tails.setdefault(path, _Tail(path, sink)).copy()
         if over:
             return
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _goes_on(handle: SlurmHandle, interrupts: _Interrupts) -> bool:

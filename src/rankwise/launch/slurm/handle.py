@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from rankwise._files import write_whole
 from rankwise.errors import ConfigError, LaunchError, RankFailure
 from rankwise.launch.functions.bound import value_path
 from rankwise.launch.slurm.queue import JobState, job_fields, job_states, slurm_command
+from rankwise.launch.slurm.start import state_folder
 
-__all__ = ["Patience", "SlurmHandle"]
+__all__ = ["SlurmHandle", "poll"]
 
 _POLL_S = 1.0  # between two checks of the files
 _ASK_S = 2.0  # between two queries to Slurm's controller, which all users share
@@ -25,35 +27,35 @@ _LATE_S = 15.0  # how long after a job's end its files may take to appear here
 _SILENT_S = 900.0  # how long to tolerate no answer from Slurm: restarting the controller takes minutes
 
 
-class Patience:
-    """Limits how often Slurm is queried about a job, and tolerates missing answers for a while."""
+def poll(handle: SlurmHandle) -> Iterator[tuple[dict[str, Any] | None, JobState | None, bool]]:
+    """Yield the ending of a job, its latest known state, and whether it left Slurm's queue long ago without an ending.
 
-    def __init__(self) -> None:
-        self._silent_since_s: float | None = None
-        self._asked_s, self._saw_ending = -math.inf, False
-        self._found: JobState | None = None
+    Slurm is asked only every few seconds, however often the caller polls. Ending and state are None while Slurm does
+    not answer.
 
-    def of(self, handle: SlurmHandle) -> tuple[dict[str, Any] | None, JobState | None]:
-        """Return the ending of a job, and its latest known state in Slurm; both None if Slurm does not answer.
-
-        Raises:
-            LaunchError: Slurm has not answered for a quarter of an hour.
-        """
+    Raises:
+        LaunchError: Slurm has not answered for a quarter of an hour.
+    """
+    asked_s, saw_ending = -math.inf, False
+    silent_since_s: float | None = None
+    left_s: float | None = None
+    ending, found = None, None
+    while True:
         now, sees_ending = time.monotonic(), handle.has_left_ending
         # query at once when an ending file appears, but not again: after a requeue an old file may stay for long
-        if now - self._asked_s < _ASK_S and sees_ending == self._saw_ending:
-            return None, self._found
-        self._asked_s, self._saw_ending, self._found = now, sees_ending, None
-        try:
-            ending = handle.ending()
-            self._found = handle.ask() if ending is None else None
-        except LaunchError:
-            self._silent_since_s = self._silent_since_s or now
-            if now - self._silent_since_s > _SILENT_S:
-                raise
-            return None, None
-        self._silent_since_s = None
-        return ending, self._found
+        if now - asked_s >= _ASK_S or sees_ending != saw_ending:
+            asked_s, saw_ending, ending, found = now, sees_ending, None, None
+            try:
+                ending = handle.ending()
+                found = handle.ask() if ending is None else None
+                silent_since_s = None
+            except LaunchError:
+                silent_since_s = silent_since_s or now
+                if now - silent_since_s > _SILENT_S:
+                    raise
+            if found is not None:
+                left_s = (left_s or now) if found.has_left_queue else None
+        yield ending, found, found is not None and left_s is not None and now - left_s > _LATE_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,20 +143,13 @@ class SlurmHandle:
         Raises:
             LaunchError: the job ended without an ending file; the message has its state and reason.
         """
-        gone_s: float | None = None
-        asked = Patience()
+        polls = poll(self)
         while True:
-            ending, found = asked.of(self)
+            ending, found, late = next(polls)
             if ending is not None:
                 return ending
-            if found is None:
-                pass  # Slurm did not answer this time
-            elif found.has_ended or found.state == "UNKNOWN":
-                gone_s = gone_s or time.monotonic()
-                if time.monotonic() - gone_s > _LATE_S or (found.state == "CANCELLED" and self.ending() is None):
-                    raise LaunchError(self._describe_end(found))
-            else:
-                gone_s = None
+            if found is not None and (late or (found.state == "CANCELLED" and self.ending() is None)):
+                raise LaunchError(self._describe_end(found))
             time.sleep(_POLL_S)
             list(self.folder.iterdir())  # makes some network file systems refresh their cache
 
@@ -177,19 +172,19 @@ class SlurmHandle:
             raise LaunchError(f"job {self.job_id} was stopped from outside, exit code {ending['exitcode']}")
         return [self._value(rank) for rank in range(self.num_ranks)]
 
-    def remember(self, root: Path) -> None:
+    def remember(self) -> None:
         """Write a file for `find`."""
         fields = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
-        write_whole(root / f"job-{self.job_id}.json", json.dumps(fields).encode())
+        write_whole(state_folder() / f"job-{self.job_id}.json", json.dumps(fields).encode())
 
     @classmethod
-    def find_all(cls, root: Path) -> list[SlurmHandle]:
+    def find_all(cls) -> list[SlurmHandle]:
         """Return all remembered handles, newest first."""
-        paths = sorted(root.glob("job-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        paths = sorted(state_folder().glob("job-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
         return [_read(path) for path in paths]
 
     @classmethod
-    def find(cls, root: Path, job_id: str) -> SlurmHandle:
+    def find(cls, job_id: str) -> SlurmHandle:
         """Return the handle of this job id.
 
         Raises:
@@ -198,7 +193,7 @@ class SlurmHandle:
         """
         if not job_id.isdigit():
             raise ConfigError(f"a Slurm job id must be a number, got {job_id!r}; `rankwise jobs --all` lists yours")
-        path = root / f"job-{job_id}.json"
+        path = state_folder() / f"job-{job_id}.json"
         if path.exists():
             return _read(path)
         fields = job_fields(job_id)

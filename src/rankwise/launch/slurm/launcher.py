@@ -7,7 +7,6 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from rankwise.launch.local.environment import with_time_left
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.pump import next_logs
 from rankwise.launch.slurm.allocation import Allocation
-from rankwise.launch.slurm.requeue import Progress, ProgressLog, put_back
+from rankwise.launch.slurm.requeue import Progress, forget_progress, requeue_job
 from rankwise.launch.slurm.start import Record, Start
 from rankwise.launch.slurm.step import Ending, Step
 
@@ -34,7 +33,7 @@ def run_on_nodes(
     max_requeues: int = 0,
     call: bytes | None = None,
     values: Path | None = None,
-    srun_args: Sequence[str] = (),
+    container: str | None = None,
     warn_s: float | None = None,
 ) -> Ending:
     """Run a launch on all nodes of the allocation, with `job.num_ranks` ranks on each; call it in the main thread.
@@ -46,7 +45,7 @@ def run_on_nodes(
             after a node is lost; 0: never.
         call: the pickled call, for a target of kind "call".
         values: existing folder for the values by rank.
-        srun_args: additional arguments for srun.
+        container: image in which the ranks run, None for none.
         warn_s: seconds before the job's time limit at which the ranks are asked to save; None leaves it to Slurm.
 
     Raises:
@@ -75,7 +74,7 @@ def run_on_nodes(
                 logs=next_logs(job.logs, job.run_dir),
                 secret=secrets.token_hex(16),
             )
-            step = Step(start, allocation, loop, console, srun_args=srun_args, warn_s=warn_s)
+            step = Step(start, allocation, loop, console, container=container, warn_s=warn_s)
             ending = step.run(call, values)
             if ending.record is not None:
                 tell(console, ending.record.text)
@@ -104,9 +103,9 @@ def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, m
         console.say(said)
     if not max_requeues or not (ending.again or ending.lost):
         if ending.interrupted is None:  # else Slurm itself may start it again
-            ProgressLog(allocation).forget()
+            forget_progress(allocation)
         return ending
-    refused = put_back(allocation, console, Progress.find(job.run_dir, ending.step), most=max_requeues)
+    refused = requeue_job(allocation, console, Progress.find(job.run_dir, ending.step), most=max_requeues)
     if not refused:
         return replace(ending, requeued=True)
     if ending.record is not None:

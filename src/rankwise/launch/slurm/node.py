@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rankwise import vitals
@@ -25,24 +25,14 @@ from rankwise.launch.local.environment import Part
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.local.process import RankEnd
-from rankwise.launch.slurm.fellows import Desk, NodeFellows
-from rankwise.launch.slurm.start import Meeting, Record, Start, leave, read_meeting, say_ready
+from rankwise.launch.slurm.hang import HangClient, HangServer
+from rankwise.launch.slurm.start import Record, Rendezvous, Start, say_ready
 
 __all__: list[str] = []
 
-_MEETING_S = 120.0  # nodes of one step start at the same time, but a shared file system may be slow
+_RENDEZVOUS_S = 120.0  # nodes of one step start at the same time, but a shared file system may be slow
 _CAUSE_S = 15.0  # how long a node that only lost its peers waits for a record with the cause
 _POLL_S = 0.05
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Here:
-    """This node: its number, event loop, console and exit stack."""
-
-    node: int
-    loop: Loop
-    console: Console
-    stack: contextlib.ExitStack
 
 
 def main(folder: Path) -> int:
@@ -59,7 +49,7 @@ def main(folder: Path) -> int:
     except RankwiseError as error:
         record = Record(node=node, host=host, text=f"node {host}: {error}", exitcode=1, time_s=time.time())
     try:
-        leave(record, folder)
+        record.write(folder)
     except OSError:
         print(f"rankwise: {record.text}", file=sys.stderr)  # noqa: T201
     if record.text and record.suspicion == 2:
@@ -70,21 +60,20 @@ def main(folder: Path) -> int:
 def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.ExitStack) -> Record:
     loop, console = stack.enter_context(Loop()), Console()
     say_ready(node, folder)
-    secret = derived_secret(start.secret, "desk")
-    here = _Here(node=node, loop=loop, console=console, stack=stack)
-    meeting = _host(folder, secret, here) if node == 0 else _find(folder)
+    secret = derived_secret(start.secret, "hang")
+    rendezvous = _host(folder, secret, loop, console, stack) if node == 0 else _find(folder)
     job = _with_own_call(start.job, folder, stack) if start.job.target.kind == "call" else start.job
     part = Part(
         world_size=start.num_nodes * job.num_ranks,
         first_rank=node * job.num_ranks,
         node_rank=node,
         num_nodes=start.num_nodes,
-        master_addr=meeting.address,
-        master_port=meeting.port,
+        master_addr=rendezvous.address,
+        master_port=rendezvous.port,
         secret=start.secret,
-        interface="" if is_loopback(meeting.address) else interface_of(_address_towards(meeting.address)),
+        interface="" if is_loopback(rendezvous.address) else interface_of(_address_towards(rendezvous.address)),
     )
-    fellows = _fellows(meeting, secret, job.run_dir, here)
+    client = _connect(rendezvous, secret, node=node, loop=loop, console=console, run_dir=job.run_dir)
     attempt = Attempt(
         job,
         part,
@@ -93,10 +82,11 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
         loop=loop,
         console=console,
         logs=start.logs,
-        fellows=fellows,
+        fellows=client,
     )
-    if fellows is not None:
-        fellows.attempt = attempt
+    if client is not None:
+        stack.callback(client.close)
+        client.attempt = attempt
     failure, ends = attempt.run()
     console.flush()
     if job.target.kind == "call":
@@ -131,61 +121,55 @@ def _let_others_say(folder: Path) -> None:
         time.sleep(_POLL_S)
 
 
-def _fellows(meeting: Meeting, secret: str, run_dir: Path | None, here: _Here) -> NodeFellows | None:
-    """Connect to the first node's desk; return None if that fails, and this node judges alone."""
-    if not meeting.desk:
+def _connect(
+    rendezvous: Rendezvous, secret: str, *, node: int, loop: Loop, console: Console, run_dir: Path | None
+) -> HangClient | None:
+    """Connect to the first node's `HangServer`; return None if that fails, and this node judges alone."""
+    if not rendezvous.hang_port:
         return None
+    address = rendezvous.address, rendezvous.hang_port
     try:
-        fellows = NodeFellows(
-            (meeting.address, meeting.desk),
-            secret,
-            node=here.node,
-            loop=here.loop,
-            console=here.console,
-            run_dir=run_dir,
-        )
+        return HangClient(address, secret, node=node, loop=loop, console=console, run_dir=run_dir)
     except OSError as error:
-        here.console.say(
-            f"node {socket.gethostname()} cannot reach {meeting.address} port {meeting.desk} ({error.strerror}): if "
+        console.say(
+            f"node {socket.gethostname()} cannot reach {address[0]} port {address[1]} ({error.strerror}): if "
             "ranks hang, each node looks for the cause among its own ranks only"
         )
         return None
-    here.stack.callback(fellows.close)
-    return fellows
 
 
-def _host(folder: Path, secret: str, here: _Here) -> Meeting:
-    """Take a port for rank 0 and one for the desk, and publish them to the other nodes."""
+def _host(folder: Path, secret: str, loop: Loop, console: Console, stack: contextlib.ExitStack) -> Rendezvous:
+    """Take a port for rank 0 and one for the `HangServer`, and publish them to the other nodes."""
     port = HeldPort()
-    here.stack.callback(port.close)
+    stack.callback(port.close)
     # this node's address towards the host that started the step, which the other nodes can reach too
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     alone = os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
     address = "127.0.0.1" if alone else _address_towards(launcher or os.environ.get("SLURMD_NODENAME", ""))
-    desk = None if alone else Desk(address, secret, here.loop, here.console.say)
-    if desk is not None:
-        here.stack.callback(desk.close)
-    meeting = Meeting(
+    hangs = None if alone else HangServer(address, secret, loop, console.say)
+    if hangs is not None:
+        stack.callback(hangs.close)
+    rendezvous = Rendezvous(
         address=address,
         port=port.number,
-        step=os.environ.get("SLURM_STEP_ID", ""),
-        desk=0 if desk is None else desk.port,
+        step_id=os.environ.get("SLURM_STEP_ID", ""),
+        hang_port=0 if hangs is None else hangs.port,
     )
-    leave(meeting, folder)
-    return meeting
+    rendezvous.write(folder)
+    return rendezvous
 
 
-def _find(folder: Path) -> Meeting:
-    deadline = time.monotonic() + _MEETING_S
-    while (meeting := read_meeting(folder)) is None:
+def _find(folder: Path) -> Rendezvous:
+    deadline = time.monotonic() + _RENDEZVOUS_S
+    while (rendezvous := Rendezvous.read(folder)) is None:
         if time.monotonic() > deadline:
             raise LaunchError(
-                f"the first node has not published the address of rank 0 in {folder} within {_MEETING_S:g} s: "
+                f"the first node has not published the address of rank 0 in {folder} within {_RENDEZVOUS_S:g} s: "
                 "check its output, and that the nodes share this file system"
             )
         list(folder.iterdir())  # makes some network file systems refresh their cache
         time.sleep(_POLL_S)
-    return meeting
+    return rendezvous
 
 
 def _address_towards(host: str) -> str:

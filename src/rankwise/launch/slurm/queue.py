@@ -38,6 +38,11 @@ class JobState:
         """Whether it will not run again; a preempted or lost job that is requeued is pending instead."""
         return self.state not in _UNDER_WAY
 
+    @property
+    def has_left_queue(self) -> bool:
+        """Whether it has ended, or Slurm does not know it."""
+        return self.has_ended or self.state == "UNKNOWN"
+
     def __str__(self) -> str:
         return " ".join([self.state, *([f"({self.reason})"] if self.reason else []), self.nodes]).rstrip()
 

@@ -15,7 +15,7 @@ from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.queue import job_fields, slurm_command
 from rankwise.launch.slurm.start import state_folder
 
-__all__ = ["MAX_REQUEUES", "Progress", "ProgressLog", "put_back"]
+__all__ = ["MAX_REQUEUES", "Progress", "forget_progress", "requeue_job"]
 
 MAX_REQUEUES = 100
 _FUTILE = 2  # requeues in a row without progress after which to stop
@@ -43,10 +43,10 @@ class Progress:
 
     def is_beyond(self, before: Self) -> bool:
         """Whether it is further than before, or unknown: compare checkpoints, or steps if there are none."""
+        if self.checkpoint is not None and before.checkpoint is not None:
+            return self.checkpoint > before.checkpoint
         if self.checkpoint is not None or before.checkpoint is not None:
-            return (-1 if self.checkpoint is None else self.checkpoint) > (
-                -1 if before.checkpoint is None else before.checkpoint
-            )
+            return self.checkpoint is not None
         return self.step is None or before.step is None or self.step > before.step
 
     def __str__(self) -> str:
@@ -55,36 +55,12 @@ class Progress:
         return f"no checkpoint in the run directory, and no step after {self.step}"
 
 
-class ProgressLog:
-    """Records how far each run of a job came, in a file that exists as long as the job.
-
-    Args:
-        allocation: the job; if it was never requeued, an existing file belongs to an older job of the same id.
-    """
-
-    def __init__(self, allocation: Allocation) -> None:
-        self._path = state_folder() / f"progress-{allocation.job_id}.json"
-        self.entries: list[Progress] = []
-        if allocation.restarts and self._path.exists():
-            self.entries = [Progress(**fields) for fields in json.loads(self._path.read_bytes())]
-
-    def add(self, progress: Progress) -> None:
-        """Record how far this run came."""
-        self.entries.append(progress)
-        write_whole(self._path, json.dumps([asdict(entry) for entry in self.entries[-_FUTILE - 1 :]]).encode())
-
-    def forget(self) -> None:
-        """Remove the file: the job will not run again."""
-        self._path.unlink(missing_ok=True)
-
-    @property
-    def is_futile(self) -> bool:
-        """Whether none of the last runs came further than its predecessor."""
-        last = self.entries[-_FUTILE - 1 :]
-        return len(last) > _FUTILE and not any(b.is_beyond(a) for a, b in itertools.pairwise(last))
+def forget_progress(allocation: Allocation) -> None:
+    """Remove the record of the job's runs: it will not run again."""
+    _progress_file(allocation).unlink(missing_ok=True)
 
 
-def put_back(allocation: Allocation, console: Console, progress: Progress, *, most: int) -> str:
+def requeue_job(allocation: Allocation, console: Console, progress: Progress, *, most: int) -> str:
     """Requeue the job; return why not, "" if it was requeued.
 
     Args:
@@ -93,9 +69,7 @@ def put_back(allocation: Allocation, console: Console, progress: Progress, *, mo
         progress: how far this run came.
         most: how often the job may be requeued in total, by this launcher or anyone else.
     """
-    log = ProgressLog(allocation)
-    log.add(progress)
-    refused = _refusal(allocation, log, most)
+    refused = _refusal(allocation, _add_progress(allocation, progress), most)
     if not refused:
         count = f"requeue {allocation.restarts + 1} of at most {most}"
         console.say(f"job {allocation.job_id} goes back into the queue ({count})")
@@ -105,19 +79,33 @@ def put_back(allocation: Allocation, console: Console, progress: Progress, *, mo
         if done.returncode > 0 and (job_fields(allocation.job_id) or {}).get("JobState") not in _LEAVING:
             refused = f"cannot be requeued: {done.stderr.strip()}; submit it again"
     if refused:
-        log.forget()
+        forget_progress(allocation)
         refused = f"job {allocation.job_id} {refused}"
         console.say(refused)
     return refused
 
 
-def _refusal(allocation: Allocation, log: ProgressLog, most: int) -> str:
+def _refusal(allocation: Allocation, runs: list[Progress], most: int) -> str:
     if allocation.restarts >= most:
         done = f"was requeued {allocation.restarts} time(s), at most {most} are allowed"
         return f"{done} (--max-requeues): submit it again"
-    if log.is_futile:
+    if len(runs) > _FUTILE and not any(run.is_beyond(before) for before, run in itertools.pairwise(runs)):
         return (
-            f"is not requeued: {_FUTILE} requeues in a row have brought no progress, {log.entries[-1]}. Its runs end "
+            f"is not requeued: {_FUTILE} requeues in a row have brought no progress, {runs[-1]}. Its runs end "
             "before they can save: give it more time (--time), save more often, or find out what ends it"
         )
     return ""
+
+
+def _progress_file(allocation: Allocation) -> Path:
+    return state_folder() / f"progress-{allocation.job_id}.json"
+
+
+def _add_progress(allocation: Allocation, progress: Progress) -> list[Progress]:
+    """Record how far this run of the job came; return the last runs."""
+    file, runs = _progress_file(allocation), [progress]
+    # if the job was never requeued, an existing file belongs to an older job of the same id
+    if allocation.restarts and file.exists():
+        runs = [*(Progress(**fields) for fields in json.loads(file.read_bytes())), progress][-_FUTILE - 1 :]
+    write_whole(file, json.dumps([asdict(run) for run in runs]).encode())
+    return runs

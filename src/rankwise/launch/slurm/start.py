@@ -15,12 +15,10 @@ from rankwise.errors import LaunchError
 from rankwise.launch.job import Job
 
 __all__ = [
-    "Meeting",
     "Record",
+    "Rendezvous",
     "Start",
-    "leave",
     "num_ready",
-    "read_meeting",
     "say_ready",
     "state_folder",
 ]
@@ -69,20 +67,32 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Meeting:
-    """Where the ranks meet, written by the first node.
+class Rendezvous:
+    """Where the ranks find each other, written by the first node.
 
     Attributes:
         address: address of the first node.
         port: port of rank 0, held by the first node's supervisor until the end.
-        step: Slurm's id of this job step.
-        desk: port of the first node's `Desk`, 0 without one.
+        step_id: Slurm's id of this job step.
+        hang_port: port of the first node's `HangServer`, 0 without one.
     """
 
     address: str
     port: int
-    step: str
-    desk: int = 0
+    step_id: str
+    hang_port: int = 0
+
+    def write(self, folder: Path) -> None:
+        """Write it into the folder."""
+        _write(folder / "rendezvous.json", self)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Return what the first node wrote, None if it has not written it yet."""
+        try:
+            return cls(**_load(folder / "rendezvous.json"))
+        except FileNotFoundError:
+            return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,25 +129,15 @@ class Record:
     step: int | None = None
     failure: Mapping[str, Any] = field(default_factory=dict)
 
+    def write(self, folder: Path) -> None:
+        """Write it into the folder."""
+        _write(folder / f"node-{self.node}.json", self)
+
     @classmethod
     def read_all(cls, folder: Path) -> list[Self]:
         """Return the records written so far, ordered by node."""
         found = (_load(path) for path in sorted(folder.glob("node-*.json")))
         return sorted((cls(**fields) for fields in found), key=lambda record: record.node)
-
-
-def leave(value: Meeting | Record, folder: Path) -> None:
-    """Write a meeting or a record into the folder atomically."""
-    name = "meeting.json" if isinstance(value, Meeting) else f"node-{value.node}.json"
-    write_whole(folder / name, json.dumps(asdict(value)).encode(), durable=False)
-
-
-def read_meeting(folder: Path) -> Meeting | None:
-    """Return where the ranks meet, None if the first node has not written it yet."""
-    try:
-        return Meeting(**_load(folder / "meeting.json"))
-    except FileNotFoundError:
-        return None
 
 
 def say_ready(node: int, folder: Path) -> None:
@@ -150,12 +150,16 @@ def num_ready(folder: Path) -> int:
     return sum(1 for _ in folder.glob("ready-*"))
 
 
-def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def state_folder() -> Path:
     """Return this user's folder for the state of jobs, shared with the nodes; create it if missing."""
-    root = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     folder = root / "rankwise" / "slurm"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
+
+
+def _write(path: Path, value: Rendezvous | Record) -> None:
+    write_whole(path, json.dumps(asdict(value)).encode(), durable=False)
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.queue import end_time, slurm_command
-from rankwise.launch.slurm.start import Record, Start, num_ready, read_meeting, state_folder
+from rankwise.launch.slurm.start import Record, Rendezvous, Start, num_ready, state_folder
 
 __all__ = ["Ending", "SrunErrors", "Step"]
 
@@ -43,8 +43,7 @@ class Ending:
         record: record of the node with the root cause; None without a failure.
         interrupted: the signal that stopped it from outside, None if none did.
         again: the ranks saved and ended because they were asked to.
-        silent: some supervisors ended without writing a record.
-        lost: as `silent`, after supervisors had started: probably a lost node, not an srun that cannot start.
+        lost: supervisors that had started ended without a record: probably a lost node.
         requeued: the job was requeued.
         step: the highest step that a rank reported, None if none did.
     """
@@ -52,7 +51,6 @@ class Ending:
     record: Record | None = None
     interrupted: int | None = None
     again: bool = False
-    silent: bool = False
     lost: bool = False
     requeued: bool = False
     step: int | None = None
@@ -75,7 +73,7 @@ class Step:
         allocation: the allocation to use.
         loop: the event loop, entered by the caller.
         console: where output goes.
-        srun_args: additional arguments for srun.
+        container: image in which the ranks run, None for none.
         warn_s: seconds before the job's time limit at which the ranks are asked to save; None leaves it to Slurm.
     """
 
@@ -86,11 +84,11 @@ class Step:
         loop: Loop,
         console: Console,
         *,
-        srun_args: Sequence[str] = (),
+        container: str | None = None,
         warn_s: float | None = None,
     ) -> None:
         self._start, self._allocation, self._loop, self._console = start, allocation, loop, console
-        self._srun_args, self._warn_s = srun_args, warn_s
+        self._container, self._warn_s = container, warn_s
         self._interrupted: int | None = None
         self._held: list[int] = []  # signals to send once all supervisors handle signals
         self._due_s = None if warn_s is None else self._warning_time(warn_s)
@@ -119,9 +117,7 @@ class Step:
                 self._srun.kill()
                 code = self._srun.wait()
                 errors.close()
-            ending = self._judge(code)
-            if ending.silent:
-                errors.show_held()
+            ending = self._judge(code, errors)
             if values is not None and ending.record is None:
                 for rank in range(self._start.num_nodes * self._start.job.num_ranks):
                     with contextlib.suppress(FileNotFoundError):
@@ -141,7 +137,7 @@ class Step:
             "--overlap",
             "--quiet",
             "--job-name=rankwise",
-            *self._srun_args,
+            *([] if self._container is None else [f"--container-image={self._container}"]),
             sys.executable,
             "-P",
             "-m",
@@ -181,14 +177,14 @@ class Step:
 
     def _signal(self, number: int) -> None:
         """Send a signal to the supervisors with scancel: srun forwards only some signals; others end the step."""
-        meeting = read_meeting(self._folder)
-        if meeting is None or not meeting.step:
+        rendezvous = Rendezvous.read(self._folder)
+        if rendezvous is None or not rendezvous.step_id:
             self._srun.send_signal(signal.SIGTERM if number != signal.SIGUSR1 else number)
             return
-        step = f"{self._allocation.job_id}.{meeting.step}"
+        step = f"{self._allocation.job_id}.{rendezvous.step_id}"
         slurm_command("scancel", f"--signal={signal.Signals(number).name}", step)
 
-    def _judge(self, code: int) -> Ending:
+    def _judge(self, code: int, errors: SrunErrors) -> Ending:
         """Return the ending, with the root cause among the records of the nodes."""
         records = self._records()
         steps = [record.step for record in records if record.step is not None]
@@ -198,8 +194,8 @@ class Step:
         asked = next((record.interrupted for record in records if record.interrupted is not None), self._interrupted)
         causes = [record for record in failed if record.suspicion < _CONSEQUENCE]
         if silent and not causes and self._interrupted is None:
-            began = num_ready(self._folder) > 0
-            return Ending(record=self._lost(silent, code, failed), silent=True, lost=began, step=step)
+            errors.show_held()  # the only report of an srun that could not start a supervisor
+            return Ending(record=self._lost(silent, code, failed), lost=num_ready(self._folder) > 0, step=step)
         if failed:
             cause = min(failed, key=lambda record: (record.suspicion, record.time_s))
             return Ending(record=cause, interrupted=self._interrupted, step=step)

@@ -25,7 +25,7 @@ from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.handle import SlurmHandle
 from rankwise.launch.slurm.launcher import run_on_nodes
 from rankwise.launch.slurm.request import Request
-from rankwise.launch.slurm.start import Record, state_folder
+from rankwise.launch.slurm.start import Record
 from rankwise.launch.slurm.step import Ending
 from rankwise.launch.target import Target
 
@@ -41,21 +41,17 @@ class Submitted:
 
     Attributes:
         job: the launch.
-        max_requeues: how often the job may be requeued.
-        warn_s: seconds before the time limit at which the ranks are asked to save, None: Slurm asks them.
+        request: the resources of the job.
         umask: umask of the submitting process.
         call: the pickled call, None for scripts.
         upon_finish: called on the first node after all ranks have succeeded.
-        srun_args: additional arguments for srun.
     """
 
     job: Job
-    max_requeues: int
+    request: Request
     umask: int
-    warn_s: float | None = None
     call: bytes | None = None
     upon_finish: Callable[[], Any] | None = None
-    srun_args: tuple[str, ...] = ()
 
     def __call__(self) -> None:
         """Run the launch, write its ending beside the pickle, and exit with its exit code."""
@@ -70,11 +66,11 @@ class Submitted:
         ending = run_on_nodes(
             job,
             allocation,
-            max_requeues=self.max_requeues,
+            max_requeues=self.request.max_requeues,
             call=self.call,
             values=folder,
-            srun_args=self.srun_args,
-            warn_s=self.warn_s,
+            container=self.request.container,
+            warn_s=self.request.warn_s,
         )
         if ending.requeued:
             sys.exit(ending.exitcode)  # the job will run again: write no ending
@@ -125,12 +121,10 @@ def submit(
 
     submitted = Submitted(
         job=replace(job, num_ranks=request.ranks_per_node, run_dir=job.run_dir and job.run_dir.absolute()),
-        max_requeues=request.max_requeues,
-        warn_s=request.warn_s,
+        request=request,
         umask=_umask(),
         call=call,
         upon_finish=upon_finish,
-        srun_args=() if request.container is None else (f"--container-image={request.container}",),
     )
     with _private_files(), _without_job():
         request.folder.mkdir(parents=True, exist_ok=True)
@@ -145,7 +139,7 @@ def submit(
         num_ranks=request.nodes * request.ranks_per_node,
         run_dir=None if job.run_dir is None else job.run_dir.absolute(),
     )
-    handle.remember(state_folder())
+    handle.remember()
     return handle
 
 

@@ -16,13 +16,13 @@ from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console, tell
 from rankwise.launch.local.loop import Loop
 
-__all__ = ["Desk", "NodeFellows"]
+__all__ = ["HangClient", "HangServer"]
 
 _TICK_S = 0.25
 _CONNECT_S = 10.0
 
 
-class Desk:
+class HangServer:
     """Serves the nodes' questions, in the event loop of the first node's supervisor.
 
     Args:
@@ -64,11 +64,11 @@ class Desk:
         self._hangs.conclude(time.monotonic())
 
 
-class NodeFellows:
+class HangClient:
     """Implements `Fellows` on each node of an allocation. If one node fails, Slurm itself ends the others.
 
     Args:
-        address: address of the first node, and port of its `Desk`.
+        address: address of the first node, and port of its `HangServer`.
         secret: shared by all nodes of the start.
         node: number of this node.
         loop: the supervisor's event loop.
@@ -79,7 +79,7 @@ class NodeFellows:
         attempt: the attempt whose ranks are examined; None before there is one.
 
     Raises:
-        OSError: the desk cannot be reached.
+        OSError: the first node cannot be reached.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class NodeFellows:
         self._client.on_message = self._hear
 
     def close(self) -> None:
-        """Close the connection to the desk."""
+        """Close the connection to the first node."""
         self._client.close()
 
     def failing(self) -> None:

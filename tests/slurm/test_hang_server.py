@@ -1,4 +1,4 @@
-"""The desk where the supervisors of several nodes ask who holds them up: real sockets, ranks that are described."""
+"""The server that the supervisors of several nodes ask who holds them up: real sockets, ranks that are described."""
 
 import socket
 import time
@@ -7,7 +7,7 @@ import pytest
 
 from rankwise.launch.failures.observation import Sighting
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.slurm.fellows import Desk, NodeFellows
+from rankwise.launch.slurm.hang import HangClient, HangServer
 
 SECRET = "s" * 32
 
@@ -57,21 +57,21 @@ def question(*, final, limit_s=9.0, **view):
 def served():
     with Loop() as loop:
         console = Console()
-        desk = Desk("127.0.0.1", SECRET, loop, console.say)
+        server = HangServer("127.0.0.1", SECRET, loop, console.say)
         made = []
 
         def node(number, view, secret=SECRET):
-            fellows = NodeFellows(
-                ("127.0.0.1", desk.port), secret, node=number, loop=loop, console=console, run_dir=None
+            client = HangClient(
+                ("127.0.0.1", server.port), secret, node=number, loop=loop, console=console, run_dir=None
             )
-            fellows.attempt = Ranks(view)
-            made.append(fellows)
-            return fellows
+            client.attempt = Ranks(view)
+            made.append(client)
+            return client
 
-        yield desk, node, loop, console
-        for fellows in made:
-            fellows.close()
-        desk.close()
+        yield server, node, loop, console
+        for client in made:
+            client.close()
+        server.close()
 
 
 def until(loop, condition):
@@ -89,7 +89,7 @@ def quiet(*ranks, quiet_s=20.0, missing=()):
     return {"quiet_s": quiet_s, "missing": list(missing), "ranks": list(ranks)}
 
 
-def test_the_desk_names_a_rank_of_another_node(served):
+def test_the_server_names_a_rank_of_another_node(served):
     """The node that asks has only ranks that wait; the one of the culprit is told, and nobody else."""
     _, node, loop, _ = served
     waiting, busy = quiet(_sighting(0, waits=1)), quiet(_sighting(1, waits=0))
@@ -127,11 +127,11 @@ def test_others_advance(served):
 
 def test_without_the_first_node_each_judges_alone(served):
     """Its supervisor has ended: the answer comes at once, from what this node sees."""
-    desk, node, loop, console = served
+    server, node, loop, console = served
     still = quiet(_sighting(2, waits=0), _sighting(3, waits=1))
     second = node(1, still)
     joined(loop, second)
-    desk.close()
+    server.close()
     until(loop, lambda: second._client.lost)
     second.ask(question(final=True, **still))
     assert [failure.rank for failure in second.attempt.blamed] == [2]
@@ -141,11 +141,11 @@ def test_without_the_first_node_each_judges_alone(served):
 
 def test_garbage_and_strangers_are_dropped(served):
     """Who sends noise, or has another secret, is not heard; the nodes of the start are."""
-    desk, node, loop, console = served
+    server, node, loop, console = served
     still = quiet(_sighting(0, waits=0))
     good = node(0, still)
     joined(loop, good)
-    noise = socket.create_connection(("127.0.0.1", desk.port))
+    noise = socket.create_connection(("127.0.0.1", server.port))
     noise.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
     stranger = node(1, still, secret="t" * 32)
     until(loop, lambda: stranger._client.lost or stranger._client.error is not None)
