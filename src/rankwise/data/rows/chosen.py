@@ -15,7 +15,7 @@ from rankwise.data.order import SplitRule
 from rankwise.data.rows.blockwise import num_stretches, taken
 from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.draws import DrawOptions, Draws, make_draws
-from rankwise.data.rows.matrices import HeldMatrix, MatrixStack, StoredMatrix
+from rankwise.data.rows.matrices import MatrixStack, MemoryMatrix, StoredMatrix
 from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
 from rankwise.data.rows.places import NamedRows, stacked_rows
 from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, rows_of_part, say_split
@@ -36,7 +36,7 @@ def rows_fingerprint(datasets: Sequence[AnyDataset]) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-def first_matrix(dataset: AnyDataset) -> tuple[str | None, StoredMatrix | HeldMatrix | None]:
+def first_matrix(dataset: AnyDataset) -> tuple[str | None, StoredMatrix | MemoryMatrix | None]:
     """Return the matrix that represents a dataset, with its name: X, or the first by name that has readable rows."""
     found = _opened(dataset, "X")
     if found is not None:
@@ -45,7 +45,7 @@ def first_matrix(dataset: AnyDataset) -> tuple[str | None, StoredMatrix | HeldMa
     return next(((name, matrix) for name, matrix in opened if matrix is not None), (None, None))
 
 
-def _opened(dataset: AnyDataset, name: str) -> StoredMatrix | HeldMatrix | None:
+def _opened(dataset: AnyDataset, name: str) -> StoredMatrix | MemoryMatrix | None:
     try:
         return dataset.matrix(name)
     except (ConfigError, DataError):  # there is none, or it is stored by columns

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.rows.blockwise import row_dtype
-from rankwise.data.rows.datasets import HeldDataset, find_datasets, is_anndata, is_h5ad
+from rankwise.data.rows.datasets import MemoryDataset, find_datasets, is_anndata, is_h5ad
 from rankwise.errors import ConfigError
 
 __all__ = ["NamedRows", "find_rows", "stacked_rows"]
@@ -22,7 +22,7 @@ class NamedRows:
     """One named input: a store, a collection, or a source with some rows."""
 
     name: str
-    places: tuple[str | HeldDataset, ...]  # its AnnData stores; AnnData in memory and h5ad files as opened datasets
+    places: tuple[str | MemoryDataset, ...]  # its AnnData stores; AnnData in memory and h5ad files as opened datasets
     rows: NDArray | None = None  # its rows, sorted; None = all
 
 
@@ -59,7 +59,7 @@ def stacked_rows(found: Sequence[NamedRows], sizes: Sequence[int]) -> NDArray | 
 
 def _found(uri: Any) -> NamedRows:
     if is_anndata(uri) or is_h5ad(uri):
-        held = HeldDataset(uri)
+        held = MemoryDataset(uri)
         return NamedRows(name=held.place, places=(held,))
     if isinstance(uri, (str, os.PathLike)):
         return NamedRows(name=os.fspath(uri), places=find_datasets(uri))
