@@ -14,7 +14,7 @@ from rankwise.data.contract import IntArray, Locality, NDArray, Order
 from rankwise.data.order import SplitRule
 from rankwise.data.rows.blockwise import num_stretches, taken
 from rankwise.data.rows.datasets import AnyDataset
-from rankwise.data.rows.draws import DrawOptions, Draws, make_draws
+from rankwise.data.rows.draws import DrawOptions, RowDraws
 from rankwise.data.rows.matrices import MatrixStack, MemoryMatrix, StoredMatrix
 from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
 from rankwise.data.rows.places import NamedRows, stacked_rows
@@ -60,8 +60,7 @@ class ChosenRows:
     named: tuple[NamedRows, ...]  # what the user named to get them
     edges: IntArray  # int64[P + 1], first row of each of `named`, over all datasets, and the end
     rows: NDArray | None = None  # the selected rows, sorted; None = all
-    draws: Draws | None = None  # how they are drawn; None = each row once
-    options: DrawOptions | None = None  # the options from which `draws` was made
+    draws: RowDraws | None = None  # how they are drawn; None = each row once
 
     @classmethod
     def of(cls, named: Sequence[NamedRows], datasets: Sequence[AnyDataset], rows: Any) -> ChosenRows:
@@ -87,10 +86,15 @@ class ChosenRows:
         """Number of selected rows."""
         return self.num_stored if self.rows is None else len(self.rows)
 
+    @property
+    def options(self) -> DrawOptions | None:
+        """The options of `draws`."""
+        return None if self.draws is None else self.draws.options
+
     @cached_property
     def num_samples(self) -> int:
         """Samples of an epoch."""
-        return self.num_rows if self.draws is None else self.draws.num_samples
+        return self.num_rows if self.draws is None else self.draws.options.num_samples
 
     @cached_property
     def fingerprint(self) -> str:
@@ -151,8 +155,7 @@ class ChosenRows:
         """Return draws of these rows."""
         self.refuse_draws("cannot be drawn from: draw once, from the rows themselves")
         edges = self.edges if self.rows is None else _places_in(self.rows, self.edges)
-        draws = make_draws(options, num_rows=self.num_rows, edges=edges, groups_of=self.groups)
-        return replace(self, draws=draws, options=options)
+        return replace(self, draws=RowDraws.of(options, num_rows=self.num_rows, edges=edges, groups_of=self.groups))
 
     def refuse_draws(self, said: str) -> None:
         """Raise an error if rows are drawn: `said` completes "drawn rows ..."."""
@@ -223,7 +226,7 @@ class RowLocality(Locality):
         longest = min(chosen.num_stored, max((stack.chunk_rows for stack in stacks), default=1))
         options = chosen.options
         return cls(
-            chunk_samples=_rows_of_chunk(chosen.rows, longest) if chosen.draws is None else chosen.draws.together,
+            chunk_samples=_rows_of_chunk(chosen.rows, longest) if options is None else options.chunk_samples,
             chunk_bytes=max(1, round(longest * sum(stack.row_bytes for stack in stacks))),
             cache_bytes=cache_bytes,
             group_steps=True,

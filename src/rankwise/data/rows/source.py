@@ -14,7 +14,7 @@ from rankwise.data.contract import BaseSource, BatchBuffer, FieldSpec, IntArray,
 from rankwise.data.order import Groups, SplitRule
 from rankwise.data.rows.chosen import ChosenRows, RowLocality, bound_rows
 from rankwise.data.rows.datasets import open_dataset
-from rankwise.data.rows.draws import DrawOptions, settled_options
+from rankwise.data.rows.draws import DrawOptions
 from rankwise.data.rows.fields import FieldChoice, RowFields, read_fields
 from rankwise.data.rows.matrices import row_errors
 from rankwise.data.rows.places import NamedRows, find_rows
@@ -210,7 +210,7 @@ class RowSource(BaseSource):
         Raises:
             ConfigError: none of them is given, or they are invalid; or rows are drawn already.
         """
-        options = settled_options(
+        options = DrawOptions.of(
             balance=balance,
             weights=weights,
             mix=mix,
