@@ -212,11 +212,6 @@ class DatasetCollection:
         from rankwise.data.rows.collection import writer  # reading does not import the code for writing
 
         del h5ad_compressor
-        if join not in {"outer", "inner"}:
-            raise ConfigError(f"join must be 'outer' or 'inner', got {join!r}")
-        matrices = None if matrices is None else name_list(matrices, "matrices")
-        modalities = [] if modalities is None else name_list(modalities, "modalities")
-        var_subset = None if var_subset is None else [str(name) for name in name_list(var_subset, "var_subset")]
         options = writer.WriteOptions(
             form=writer.MatrixFormat(
                 n_obs_per_chunk=n_obs_per_chunk,
@@ -230,14 +225,12 @@ class DatasetCollection:
             shuffle=shuffle,
             memory_budget=memory_budget,
             reshuffle=reshuffle,
-            extra={
-                "matrices": matrices,
-                "modalities": modalities,
-                "merge": merge,
-                "join": join,
-                "var_subset": var_subset,
-                "load_adata": load_adata is not None,
-            },
+            matrices=None if matrices is None else name_list(matrices, "matrices"),
+            modalities=[] if modalities is None else name_list(modalities, "modalities"),
+            var_subset=None if var_subset is None else [str(name) for name in name_list(var_subset, "var_subset")],
+            merge=merge,
+            join=join,
+            load_adata=load_adata,
         )
         sources = [s.path if isinstance(s, DatasetCollection) else s for s in writer.listed(adata_paths)]
         writer.write(
@@ -246,7 +239,6 @@ class DatasetCollection:
             options,
             variables=lambda: None if self.is_empty else self.tables_of_variables(),
             world=world,
-            load_adata=load_adata,
             rng=rng,
             progress=progress,
         )

@@ -32,7 +32,6 @@ def write(
     *,
     variables: Callable[[], dict[str, Any] | None],
     world: World | Place | None,
-    load_adata: Callable[[Any], Any] | None,
     rng: Any,
     progress: bool | None,
 ) -> None:
@@ -41,7 +40,7 @@ def write(
     `variables` returns the tables of variables to keep, by modality; None for an empty collection.
     """
     seed = seed_of(rng)
-    wanted = {name: options.extra[name] for name in ("matrices", "modalities")}
+    wanted: dict[str, Any] = {name: getattr(options, name) for name in ("load_adata", "matrices", "modalities")}
     with (
         joined_ranks(world) as ranks,
         _quiet(wanted=not ranks.is_main),
@@ -51,10 +50,9 @@ def write(
     ):
         inputs: list[Input] = []
         passed: list[tuple[Any, str]] = []
-        plain = load_adata is not None or options.extra["modalities"]
+        plain = options.load_adata is not None or options.modalities
         for number, (source, is_dataset) in enumerate(spread_collections(sources, path)):
-            member = is_dataset and not plain
-            inputs.append(open_input(source, number, load_adata=load_adata, member=member, **wanted))
+            inputs.append(open_input(source, number, member=is_dataset and not plain, **wanted))
             stack.callback(inputs[-1].close)
             passed.append((source, inputs[-1].label))
         check_once(passed)
@@ -91,11 +89,12 @@ def _write_inputs(
         check_fit(inputs, member, vars_, path)
         sparse = {name for name, table in member.tables.items() if table.sparse}
         if options.reshuffle:
-            matrices = options.extra["matrices"]
-            members = [open_input(place, number, matrices=matrices, member=True) for number, place in enumerate(places)]
+            members = [
+                open_input(place, number, matrices=options.matrices, member=True) for number, place in enumerate(places)
+            ]
             check_kept(members, inputs, path)
             inputs = [*members, *inputs]
-    chosen = {name: options.extra[name] for name in ("var_subset", "merge", "join")}
+    chosen: dict[str, Any] = {name: getattr(options, name) for name in ("var_subset", "merge", "join")}
     joined = join_inputs(inputs, vars_=vars_, **chosen, sparse=sparse)
     if ranks.is_main:
         say_variables(joined)
