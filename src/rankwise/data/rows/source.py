@@ -12,12 +12,11 @@ import numpy as np
 
 from rankwise.data.contract import BaseSource, BatchBuffer, FieldSpec, IntArray, ReadReport, Share
 from rankwise.data.order import Groups, SplitRule
-from rankwise.data.rows.chosen import ChosenRows, RowLocality, bound_rows
+from rankwise.data.rows.chosen import ChosenRows, NamedRows, RowLocality, bound_rows, find_rows
 from rankwise.data.rows.datasets import open_dataset
 from rankwise.data.rows.draws import DrawOptions
 from rankwise.data.rows.fields import FieldChoice, RowFields, read_fields
 from rankwise.data.rows.matrices import row_errors
-from rankwise.data.rows.places import NamedRows, find_rows
 from rankwise.data.rows.plan import RowPlan, Shelf, read_one
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats, sum_reports
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.order import Groups
+from rankwise.data.rows.chosen import NamedRows
 from rankwise.data.rows.collection.journal import listed_names, read_manifest, said_where_it_stands
 from rankwise.data.rows.datasets import COLLECTION_TYPE, Dataset, find_datasets, load_anndata
 from rankwise.data.rows.obs import name_list, read_tables
 from rankwise.data.rows.ordered import open_rows
-from rankwise.data.rows.places import NamedRows
 from rankwise.data.rows.source import RowSource
 from rankwise.data.store import BoxReader, load_zarr
 from rankwise.errors import ConfigError, DataError

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -211,7 +212,7 @@ class _Plain(RowField):
     """Rows as stored, dense or CSR."""
 
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool) -> FieldRead:
-        return FieldRead(plan.jobs(out), lambda reports: finished_plain(plan, reports, out, self.stack.spec))
+        return FieldRead(plan.jobs(out), partial(finished_plain, plan, out, self.stack.spec))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

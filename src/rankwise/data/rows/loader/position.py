@@ -16,8 +16,9 @@ from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.datasets import AddedDatasets
 from rankwise.data.rows.loader.requests import RowOrder, order_rows
 from rankwise.data.rows.notices import say_once
-from rankwise.data.rows.passes import PassDraws, known_settings
+from rankwise.data.rows.passes import PassDraws
 from rankwise.data.rows.samplers import DistributedSampler
+from rankwise.data.rows.samplers.distributed import known_settings
 from rankwise.errors import ConfigError
 
 __all__ = ["SavedPass", "Standing", "UnderWay"]

@@ -132,7 +132,7 @@ class StoredRows:
         plan = self._stack.plan(rows, self._reader)
         self._reader.hint(plan.boxes)
         arrays, spec = self._arrays(plan, lease), self._stack.spec
-        finished = finished_plain(plan, self._reader.read(plan.jobs(arrays)), arrays, spec)
+        finished = finished_plain(plan, arrays, spec, self._reader.read(plan.jobs(arrays)))
         errors = row_errors(rows, self._matrices, {"": (plan, finished, spec)}, ids=rows, word="row")
         num_cols = None if plan.lengths is None else spec.shape[0]
         return RowBlock(arrays=arrays, num_cols=num_cols, errors=errors, lease=lease)
