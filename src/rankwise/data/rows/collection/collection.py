@@ -233,15 +233,7 @@ class DatasetCollection:
             load_adata=load_adata,
         )
         sources = [s.path if isinstance(s, DatasetCollection) else s for s in writer.listed(adata_paths)]
-        writer.write(
-            self.path,
-            sources,
-            options,
-            variables=lambda: None if self.is_empty else self.tables_of_variables(),
-            world=world,
-            rng=rng,
-            progress=progress,
-        )
+        writer.write(self.path, sources, options, world=world, rng=rng, progress=progress)
         return self
 
     def tables_of_variables(self) -> dict[str, Any]:
