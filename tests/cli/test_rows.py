@@ -32,7 +32,7 @@ def command(capsys, monkeypatch):
 
 @pytest.fixture
 def stopped(command, monkeypatch):
-    """Calls the command line, with Ctrl-C in a function: ``stopped("additions._advise", "rows", ...)``."""
+    """Calls the command line, with Ctrl-C in a function: ``stopped("writer._advise", "rows", ...)``."""
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -78,7 +78,7 @@ def test_write_info_verify(tmp_path, inputs, command):
 def test_a_call_that_was_stopped_at_its_very_end(tmp_path, inputs, command, stopped):
     """The rows are part of the collection by then: the same call says so, and writes nothing twice."""
     words = ["rows", "write", tmp_path / "c.zarr", inputs[0], "--seed", 0]
-    assert stopped("additions._advise", *words)[0] == 130
+    assert stopped("writer._advise", *words)[0] == 130
     code, said, _ = command(*words)
     before = "by an earlier call that was stopped just before its end"
     assert (code, said) == (0, f"{tmp_path}/c.zarr: 90 rows written as dataset_0, seed 0 {before}\n")

@@ -35,7 +35,7 @@ def test_columns_are_read_once(held):
     source = RowSource(held.places, obs=("kind", "n"))
     other = source.reading(matrices=(), obs=("n", "kind"))
     assert list(other.fields) == ["n", "kind"]
-    before, after = (dict(one._fields.opened.columns) for one in (source, other))
+    before, after = (dict(one._fields.open_columns) for one in (source, other))
     assert all(after[name] is before[name] for name in ("kind", "n"))
     with pytest.raises(ConfigError, match="a RowSource accepts matrices, obs, dense, genes, dtype, rows; got gene"):
         source.reading(gene=[1])

@@ -1,8 +1,9 @@
-"""`ChosenRows`: the rows that are samples, the row of each sample in an epoch, and their locality in chunks."""
+"""`ChosenRows`: the rows that are samples, found by what the user names, and their locality in chunks."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,16 +13,58 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, Locality, NDArray, Order
 from rankwise.data.order import SplitRule
-from rankwise.data.rows.blockwise import num_stretches, taken
-from rankwise.data.rows.datasets import AnyDataset
-from rankwise.data.rows.draws import DrawOptions, Draws, make_draws
-from rankwise.data.rows.matrices import HeldMatrix, MatrixStack, StoredMatrix
+from rankwise.data.rows.blockwise import num_stretches, row_dtype, taken
+from rankwise.data.rows.datasets import AnyDataset, MemoryDataset, find_datasets, is_anndata, is_h5ad
+from rankwise.data.rows.draws import DrawOptions, RowDraws
+from rankwise.data.rows.matrices import MatrixStack, MemoryMatrix, StoredMatrix
 from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
-from rankwise.data.rows.places import NamedRows, stacked_rows
 from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, rows_of_part, say_split
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["ChosenRows", "RowLocality", "bound_rows", "first_matrix", "rows_fingerprint"]
+__all__ = ["ChosenRows", "NamedRows", "RowLocality", "bound_rows", "find_rows", "first_matrix", "rows_fingerprint"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NamedRows:
+    """One named input: a store, a collection, or a source with some rows."""
+
+    name: str
+    places: tuple[str | MemoryDataset, ...]  # its AnnData stores; AnnData in memory and h5ad files as opened datasets
+    rows: NDArray | None = None  # its rows, sorted; None = all
+
+
+def find_rows(uris: Any) -> tuple[NamedRows, ...]:
+    """Return the content of URIs, collections and sources, in their order.
+
+    Args:
+        uris: a folder or URL of an AnnData store or of a collection, an h5ad file, an AnnData, a `DatasetCollection`,
+            a `RowSource`, or a list.
+
+    Raises:
+        ConfigError: the list is empty or has other objects, or rows of a source are drawn.
+        DataError: there is nothing at a URI.
+    """
+    named = list(uris) if isinstance(uris, (list, tuple)) else [uris]
+    if not named:
+        raise ConfigError("rows need at least one AnnData store or collection, got none")
+    return tuple(_found(uri) for uri in named)
+
+
+def _found(uri: Any) -> NamedRows:
+    if is_anndata(uri) or is_h5ad(uri):
+        held = MemoryDataset(uri)
+        return NamedRows(name=held.place, places=(held,))
+    if isinstance(uri, (str, os.PathLike)):
+        return NamedRows(name=os.fspath(uri), places=find_datasets(uri))
+    stored = getattr(uri, "stored_rows", None)  # a RowSource, or a DatasetCollection
+    if isinstance(stored, NamedRows):
+        return stored
+    raise ConfigError(
+        "rows are read from AnnData stores, collections and h5ad files, by path or as a DatasetCollection, and from "
+        f"AnnData in memory; got {type(uri).__name__}: pass a table or array as anndata.AnnData(...), write MuData "
+        "to a collection (rankwise rows write --modality NAME), and pass a torch Dataset to "
+        "rankwise.data.samples.DatasetLoader(dataset, order=...)"
+    )
 
 
 def rows_fingerprint(datasets: Sequence[AnyDataset]) -> str:
@@ -36,7 +79,7 @@ def rows_fingerprint(datasets: Sequence[AnyDataset]) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-def first_matrix(dataset: AnyDataset) -> tuple[str | None, StoredMatrix | HeldMatrix | None]:
+def first_matrix(dataset: AnyDataset) -> tuple[str | None, StoredMatrix | MemoryMatrix | None]:
     """Return the matrix that represents a dataset, with its name: X, or the first by name that has readable rows."""
     found = _opened(dataset, "X")
     if found is not None:
@@ -45,7 +88,7 @@ def first_matrix(dataset: AnyDataset) -> tuple[str | None, StoredMatrix | HeldMa
     return next(((name, matrix) for name, matrix in opened if matrix is not None), (None, None))
 
 
-def _opened(dataset: AnyDataset, name: str) -> StoredMatrix | HeldMatrix | None:
+def _opened(dataset: AnyDataset, name: str) -> StoredMatrix | MemoryMatrix | None:
     try:
         return dataset.matrix(name)
     except (ConfigError, DataError):  # there is none, or it is stored by columns
@@ -60,8 +103,7 @@ class ChosenRows:
     named: tuple[NamedRows, ...]  # what the user named to get them
     edges: IntArray  # int64[P + 1], first row of each of `named`, over all datasets, and the end
     rows: NDArray | None = None  # the selected rows, sorted; None = all
-    draws: Draws | None = None  # how they are drawn; None = each row once
-    options: DrawOptions | None = None  # the options from which `draws` was made
+    draws: RowDraws | None = None  # how they are drawn; None = each row once
 
     @classmethod
     def of(cls, named: Sequence[NamedRows], datasets: Sequence[AnyDataset], rows: Any) -> ChosenRows:
@@ -73,7 +115,7 @@ class ChosenRows:
         if edges[-1] == 0:
             raise ConfigError(f"{datasets[0].place} has no rows")
         made = cls(
-            datasets=tuple(datasets), named=tuple(named), edges=edges, rows=stacked_rows(named, np.diff(edges).tolist())
+            datasets=tuple(datasets), named=tuple(named), edges=edges, rows=_stacked(named, np.diff(edges).tolist())
         )
         return made if rows is None else made.subset(rows)
 
@@ -87,10 +129,15 @@ class ChosenRows:
         """Number of selected rows."""
         return self.num_stored if self.rows is None else len(self.rows)
 
+    @property
+    def options(self) -> DrawOptions | None:
+        """The options of `draws`."""
+        return None if self.draws is None else self.draws.options
+
     @cached_property
     def num_samples(self) -> int:
         """Samples of an epoch."""
-        return self.num_rows if self.draws is None else self.draws.num_samples
+        return self.num_rows if self.draws is None else self.draws.options.num_samples
 
     @cached_property
     def fingerprint(self) -> str:
@@ -151,13 +198,26 @@ class ChosenRows:
         """Return draws of these rows."""
         self.refuse_draws("cannot be drawn from: draw once, from the rows themselves")
         edges = self.edges if self.rows is None else _places_in(self.rows, self.edges)
-        draws = make_draws(options, num_rows=self.num_rows, edges=edges, groups_of=self.groups)
-        return replace(self, draws=draws, options=options)
+        return replace(self, draws=RowDraws.of(options, num_rows=self.num_rows, edges=edges, groups_of=self.groups))
 
     def refuse_draws(self, said: str) -> None:
         """Raise an error if rows are drawn: `said` completes "drawn rows ..."."""
         if self.draws is not None:
             raise ConfigError(f"drawn rows {said}")
+
+
+def _stacked(found: Sequence[NamedRows], sizes: Sequence[int]) -> NDArray | None:
+    """Return the selected rows over all concatenated stores, sorted; None = all."""
+    if all(one.rows is None for one in found):
+        return None
+    counts = [size if one.rows is None else len(one.rows) for one, size in zip(found, sizes, strict=True)]
+    rows: NDArray = np.empty(sum(counts), dtype=row_dtype(sum(sizes)))
+    first = at = 0
+    for one, size, count in zip(found, sizes, counts, strict=True):
+        rows[at : at + count] = np.arange(size, dtype=rows.dtype) if one.rows is None else one.rows
+        rows[at : at + count] += first
+        first, at = first + size, at + count
+    return rows
 
 
 def _places_in(rows: NDArray, edges: IntArray) -> IntArray:
@@ -223,7 +283,7 @@ class RowLocality(Locality):
         longest = min(chosen.num_stored, max((stack.chunk_rows for stack in stacks), default=1))
         options = chosen.options
         return cls(
-            chunk_samples=_rows_of_chunk(chosen.rows, longest) if chosen.draws is None else chosen.draws.together,
+            chunk_samples=_rows_of_chunk(chosen.rows, longest) if options is None else options.chunk_samples,
             chunk_bytes=max(1, round(longest * sum(stack.row_bytes for stack in stacks))),
             cache_bytes=cache_bytes,
             group_steps=True,

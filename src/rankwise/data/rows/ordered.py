@@ -7,10 +7,9 @@ from typing import Any
 
 from rankwise.data.contract import Order
 from rankwise.data.feed import RankLoader
-from rankwise.data.rows.chosen import first_matrix
+from rankwise.data.rows.chosen import find_rows, first_matrix
 from rankwise.data.rows.datasets import Dataset, is_anndata, open_dataset
 from rankwise.data.rows.loader.defaults import Library, check_library
-from rankwise.data.rows.places import find_rows
 from rankwise.data.rows.source import RowSource
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, DataError

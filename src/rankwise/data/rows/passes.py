@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import JSON, IntArray
+from rankwise.data.contract import JSON
 from rankwise.errors import ConfigError
 
 __all__ = [
     "EpochMark",
     "PassDraws",
-    "RequestSizes",
     "Rng",
     "check_mask",
-    "circle",
     "fresh_seed",
-    "known_settings",
     "make_generator",
     "mask_bounds",
     "mask_settings",
@@ -73,63 +69,6 @@ def fresh_seed(rng: np.random.Generator | None) -> int:
     return int((np.random.default_rng() if rng is None else rng).integers(2**63))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSizes:
-    """How many rows are read and batched together."""
-
-    chunk_size: int  # neighbouring rows that are read as one run
-    preload_nchunks: int  # runs that are read and mixed together: one load request
-    batch_size: int  # rows of a batch; a divisor of the rows of a request
-
-    def __post_init__(self) -> None:
-        for name in ("chunk_size", "preload_nchunks", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
-        rows, batch = self.request_rows, self.batch_size
-        product = f"{self.chunk_size} * {self.preload_nchunks} = {rows}"
-        if batch > rows:
-            raise ConfigError(
-                f"batch_size cannot exceed chunk_size * preload_nchunks: got {batch}, but a request has {product} "
-                f"rows; use preload_nchunks={-(-batch // self.chunk_size)} or more"
-            )
-        if rows % batch:
-            raise ConfigError(
-                f"chunk_size * preload_nchunks must be divisible by batch_size: a request has {product} rows, which "
-                f"leaves {rows % batch} after batches of {batch}; use batch_size={self._nearest_divisor()}, or other "
-                "sizes"
-            )
-
-    @property
-    def request_rows(self) -> int:
-        """Rows of a full request."""
-        return self.chunk_size * self.preload_nchunks
-
-    def cut(self, places: IntArray) -> list[IntArray]:
-        """Cut places in a request into batches."""
-        return np.split(places, range(self.batch_size, len(places), self.batch_size))
-
-    def _nearest_divisor(self) -> int:
-        rows = self.request_rows
-        return min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(n - self.batch_size))
-
-
-class _HasSettings(Protocol):
-    def pass_settings(self) -> Mapping[str, JSON] | None: ...
-
-
-def known_settings(sampler: _HasSettings) -> Mapping[str, JSON] | None:
-    """Return the settings of a sampler, None if they are unknown.
-
-    A subclass that inherits them but draws in its own way may have further settings, which would be missing.
-    """
-    classes = type(sampler).__mro__
-    telling, drawing = (
-        next(place for place, one in enumerate(classes) if name in vars(one)) for name in ("pass_settings", "_sample")
-    )
-    return sampler.pass_settings() if telling <= drawing else None
-
-
 def check_mask(mask: slice) -> slice:
     """Return a mask with an integer start.
 
@@ -168,16 +107,6 @@ def mask_bounds(mask: slice, n_obs: int) -> tuple[int, int]:
 def mask_settings(mask: slice) -> list[JSON]:
     """Return the first row of a mask, and the row after its last or None, as JSON."""
     return [mask.start or 0, mask.stop]
-
-
-def circle(first: int, length: int, start: int, stop: int) -> list[slice]:
-    """Return a run of rows from `first` on that wraps from `stop` to `start`, as often as needed."""
-    runs = []
-    while length > 0:
-        taken = min(length, stop - first)
-        runs.append(slice(first, first + taken))
-        first, length = start, length - taken
-    return runs
 
 
 _CHOICES, _EPOCH, _FIRST_SALT, _PASSES = range(4)

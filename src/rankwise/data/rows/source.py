@@ -12,13 +12,12 @@ import numpy as np
 
 from rankwise.data.contract import BaseSource, BatchBuffer, FieldSpec, IntArray, ReadReport, Share
 from rankwise.data.order import Groups, SplitRule
-from rankwise.data.rows.chosen import ChosenRows, RowLocality, bound_rows
+from rankwise.data.rows.chosen import ChosenRows, NamedRows, RowLocality, bound_rows, find_rows
 from rankwise.data.rows.datasets import open_dataset
-from rankwise.data.rows.draws import DrawOptions, settled_options
-from rankwise.data.rows.fields import FieldChoice, read_fields
+from rankwise.data.rows.draws import DrawOptions
+from rankwise.data.rows.fields import FieldChoice, RowFields, read_fields
 from rankwise.data.rows.matrices import row_errors
-from rankwise.data.rows.places import NamedRows, find_rows
-from rankwise.data.rows.reader import ChosenFields, RowPlan, Shelf, read_one
+from rankwise.data.rows.plan import RowPlan, Shelf, read_one
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats, sum_reports
 
 if TYPE_CHECKING:
@@ -78,12 +77,12 @@ class RowSource(BaseSource):
         self.reader = BoxReader(cache=cache, threads=threads, keep="all")
         self.datasets = tuple(open_dataset(place, self.reader) for one in named for place in one.places)
         self._chosen = ChosenRows.of(named, self.datasets, rows)
-        self._fields = ChosenFields.of(self.datasets, choice)
+        self._fields = RowFields.of(self.datasets, choice)
         self._shelf = Shelf()
 
     def __repr__(self) -> str:
-        specs = self._fields.opened.specs
-        fields = ", ".join(f"{name}: {specs[name].dtype}{list(specs[name].shape)}" for name in self._fields.names)
+        specs = {name: self._fields.spec(name) for name in self._fields.names}
+        fields = ", ".join(f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in specs.items())
         return f"RowSource({len(self)} rows of {len(self.datasets)} stores; {fields})"
 
     def __len__(self) -> int:
@@ -125,7 +124,7 @@ class RowSource(BaseSource):
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """Fields of a row by name: matrices, then obs columns."""
-        return MappingProxyType(self._fields.read.specs)
+        return MappingProxyType(self._fields.specs)
 
     @property
     def categories(self) -> Mapping[str, tuple[Any, ...]]:
@@ -161,7 +160,7 @@ class RowSource(BaseSource):
 
         Rows of a chunk are decoded together, so loaders read the steps of a window together.
         """
-        stacks = tuple(field.stack for field in self._fields.opened.matrices.values())
+        stacks = tuple(field.stack for field in self._fields.open_matrices.values())
         return RowLocality.of(self._chosen, stacks, cache_bytes=self.cache.capacity_bytes)
 
     @property
@@ -210,7 +209,7 @@ class RowSource(BaseSource):
         Raises:
             ConfigError: none of them is given, or they are invalid; or rows are drawn already.
         """
-        options = settled_options(
+        options = DrawOptions.of(
             balance=balance,
             weights=weights,
             mix=mix,
@@ -332,7 +331,7 @@ class RowSource(BaseSource):
             held = chosen.num_samples
             raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}, the source has {held}")
         rows = chosen.numbers(ids, seed=share.step.resume.seed, epoch=share.step.epoch)
-        plans = {name: field.plan(rows, self.reader) for name, field in self._fields.read.matrices.items()}
+        plans = {name: field.plan(rows, self.reader) for name, field in self._fields.matrices.items()}
         return RowPlan.of(share, rows, plans, self.reader)
 
     def hint(self, plan: RowPlan) -> None:
@@ -341,7 +340,7 @@ class RowSource(BaseSource):
 
     def read(self, plan: RowPlan, into: BatchBuffer) -> ReadReport:
         """Read a plan into a buffer, which this reserves. Thread-safe; failed rows are reported, not raised."""
-        fields, num_samples = self._fields.read, plan.share.num_samples
+        fields, num_samples = self._fields, plan.share.num_samples
         into.reserve(fields.specs, num_samples, plan.capacity)
         arrays = {name: into.arrays(name) for name in fields.matrices}
         with self._shelf.memory(_PIECES_PER_FIELD * len(arrays)) as memory:

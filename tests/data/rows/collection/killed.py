@@ -9,7 +9,7 @@ from pathlib import Path
 import anndata  # noqa: F401  (imported once for all the forks)
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import additions, buckets, ranks
+from rankwise.data.rows.collection import buckets, ranks, writer
 from rankwise.data.rows.collection.steps import contents, tables
 from rankwise.data.rows.output import shards
 from rankwise.testing.faults import end_at
@@ -24,10 +24,10 @@ PLACES = {
     "half-shard": (shards._ShardFile, "add", 2, "before"),
     "half-table": (tables, "_put", 3, "before"),
     "second-dataset": (contents, "array_checksums", 2, "before"),
-    "half-moved": (additions, "fsync_folder", 1, "before"),
-    "before-commit": (additions, "commit", 1, "before"),
-    "after-commit": (additions, "commit", 1, "after"),
-    "dropped": (additions, "_drop", 2, "after"),
+    "half-moved": (writer, "fsync_folder", 1, "before"),
+    "before-commit": (writer, "commit", 1, "before"),
+    "after-commit": (writer, "commit", 1, "after"),
+    "dropped": (writer, "_drop", 2, "after"),
 }
 CASES = [(name, name == "dropped") for name in PLACES] + [("after-commit", True)]
 

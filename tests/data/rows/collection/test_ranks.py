@@ -86,9 +86,9 @@ def test_ranks_of_a_process_group_write_together(tmp_path):
 
 def fail_on_rank_1(world, place, step):
     """Runs on every rank: rank 1 cannot read its input in this step, and rank 0 goes on with its own."""
-    from rankwise.data.rows.collection import additions
+    from rankwise.data.rows.collection import writer
 
-    real = getattr(additions, step)
+    real = getattr(writer, step)
 
     def fail(*job, **facts):
         if world.rank == 1:
@@ -96,7 +96,7 @@ def fail_on_rank_1(world, place, step):
         return real(*job, **facts)
 
     with pytest.MonkeyPatch.context() as patch:  # the ranks serve other tests too
-        patch.setattr(additions, step, fail)
+        patch.setattr(writer, step, fail)
         with pytest.raises(RankwiseError) as caught:
             DatasetCollection(place).add_adatas([small_anndata(60, 6)], rng=3)
     return f"{caught.typename}: {caught.value}"

@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import additions
+from rankwise.data.rows.collection import writer
 from rankwise.data.rows.collection.buckets import Buckets
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.collection.steps import contents
@@ -32,7 +32,7 @@ def stop(monkeypatch):
             raise StoppedError
 
         with monkeypatch.context() as patched, contextlib.suppress(StoppedError):
-            patched.setattr(additions, "_publish", publish)
+            patched.setattr(writer, "_publish", publish)
             DatasetCollection(place).add_adatas(inputs, matrices=["X"], **options)
         return json.loads((place.with_name(f"{place.name}.writing") / "journal.json").read_bytes())
 

@@ -15,7 +15,9 @@ WEIGHTS = np.array([0, 1, 2, 0, 0, 3, 0, 10, 4, 0], dtype=np.float64)
 
 
 def draws(num, *, together=1, block_rows=4):
-    return RowDraws(num_samples=num, weights=RowWeights(WEIGHTS.astype("f4")), together=together, block_rows=block_rows)
+    weights = RowWeights(WEIGHTS.astype("f4"))
+    options = DrawOptions(num_samples=num, weights=weights, together=together, block_rows=block_rows)
+    return RowDraws(options=options, weights=weights, edges=np.array([0, len(WEIGHTS)]))
 
 
 @pytest.mark.parametrize("together", [1, 4])

@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 
-from rankwise.data.rows.draws import MixedDraws, RowDraws, RowWeights
+from rankwise.data.rows.draws import DrawOptions, RowDraws, RowWeights
 from rankwise.errors import ConfigError
 
 EDGES = np.array([0, 1000, 1300])
 
 
-def mixed(num, shares=(0.5, 0.5), **options):
+def mixed(num, shares=(0.5, 0.5), edges=EDGES, **options):
     base = {"lanes": 8, "block_rows": 10, "window": 3}
-    return MixedDraws(num_samples=num, shares=shares, edges=EDGES, **{**base, **options})
+    made = DrawOptions(num_samples=num, mix=shares, **{**base, **options})
+    return RowDraws(options=made, weights=made.weights, edges=edges)
 
 
 def test_each_collection_is_shown_before_it_begins_again():
@@ -49,8 +50,8 @@ def test_weights_hold_inside_each_collection(together):
     """Shares of the mix, and inside a collection each row as likely as its weight; neighbours come together."""
     values = np.ones(1300, dtype="f4")
     values[:500], values[1000:1100] = 3, 0
-    draws = RowDraws(num_samples=20_000, weights=RowWeights(values), together=together, block_rows=50)
-    rows = mixed(20_000, shares=(0.25, 0.75), draws=draws).rows(np.arange(20_000), seed=4, epoch=0)
+    drawn = {"weights": RowWeights(values), "together": together, "block_rows": 50}
+    rows = mixed(20_000, shares=(0.25, 0.75), **drawn).rows(np.arange(20_000), seed=4, epoch=0)
     assert abs(np.count_nonzero(rows < 1000) - 5000) <= 4
     assert not np.isin(rows, np.arange(1000, 1100)).any()
     assert abs(np.mean(rows[rows < 1000] < 500) - 0.75) < 0.03
@@ -69,4 +70,4 @@ def test_what_cannot_be_mixed():
         with pytest.raises(ConfigError, match=said):
             mixed(**{"num": 10, **options})
     with pytest.raises(ConfigError, match="rows of every collection"):
-        MixedDraws(num_samples=5, shares=(1, 1), edges=np.array([0, 5, 5]), lanes=1, block_rows=1, window=1)
+        mixed(5, shares=(1, 1), edges=np.array([0, 5, 5]))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.rows.draws import RowDraws, RowWeights
+from rankwise.data.rows.draws import DrawOptions, RowDraws, RowWeights
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
@@ -50,7 +50,8 @@ def test_draws_take_little_on_their_way():
     ids = np.arange(4096)
     tracemalloc.start()
     try:
-        draws = RowDraws(num_samples=num, weights=RowWeights.balanced(groups), together=4, block_rows=64)
+        options = DrawOptions(num_samples=num, balance="kind", together=4, block_rows=64)
+        draws = RowDraws.of(options, num_rows=num, edges=np.array([0, num]), groups_of=lambda _: groups)
         rows = draws.rows(ids, seed=1, epoch=0)
         _, peak = tracemalloc.get_traced_memory()
     finally:

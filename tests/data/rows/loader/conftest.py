@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rankwise.data.rows.loader import stored
+from rankwise.data.rows.loader import requests
 from rankwise.testing.stores.hundred_rows import write_hundred
 
 
@@ -28,7 +28,7 @@ def reads(monkeypatch):
     """The rows of each request that was read."""
     found = Noting()
 
-    class Noted(stored.StoredRows):
+    class Noted(requests.StoredRows):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             found.readers.append(self)
@@ -40,5 +40,5 @@ def reads(monkeypatch):
                 assert found.gate.wait(120)
             return super().read(rows, lease)
 
-    monkeypatch.setattr("rankwise.data.rows.loader.held.StoredRows", Noted)
+    monkeypatch.setattr("rankwise.data.rows.loader.datasets.StoredRows", Noted)
     return found

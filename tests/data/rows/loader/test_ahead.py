@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rankwise.data.rows.loader.requests import Requests, RowOrder
-from rankwise.data.rows.loader.stored import RowBlock
+from rankwise.data.rows.loader.requests import Requests, RowBlock, RowOrder
 from rankwise.testing.new_threads import threads_since
 
 

@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.rows import Loader
-from rankwise.data.rows.loader import held
+from rankwise.data.rows.loader import datasets
 
 
 @pytest.fixture
@@ -20,12 +20,12 @@ def made(monkeypatch):
     """How many readers of rows were made, each with memory of its own."""
     found = []
 
-    class Counted(held.StoredRows):
+    class Counted(datasets.StoredRows):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             found.append(self)
 
-    monkeypatch.setattr(held, "StoredRows", Counted)
+    monkeypatch.setattr(datasets, "StoredRows", Counted)
     return found
 
 

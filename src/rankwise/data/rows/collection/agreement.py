@@ -24,14 +24,14 @@ _LOG = logging.getLogger("rankwise.rows")
 _MADE_HERE = ("src_path", "src_row")
 
 
-def check_fit(inputs: Sequence[Input], member: Input, vars_: Mapping[str, Any], folder: Path) -> None:
+def check_fit(inputs: Sequence[Input], member: Input, folder: Path) -> None:
     """Refuse inputs whose rows cannot be read together with a dataset of a collection; warn about what they lack."""
     for held in inputs:
         for name in sorted(set(held.tables) & set(member.tables)):
             _check_kind(held.tables[name], member.tables[name], held.label, folder)
-        for modality in sorted(set(held.vars) & set(vars_)):
-            _check_variables(held.vars[modality], vars_[modality], held.label, folder)
-    _warn_of_variables(inputs, vars_)
+        for modality in sorted(set(held.vars) & set(member.vars)):
+            _check_variables(held.vars[modality], member.vars[modality], held.label, folder)
+    _warn_of_variables(inputs, member.vars)
     _warn_of_names("matrices", [set(held.tables) for held in inputs], set(member.tables), folder)
     known = {name for name in member.columns if name not in _MADE_HERE}
     _warn_of_names("columns of obs", [set(held.columns) - set(_MADE_HERE) for held in inputs], known, folder)

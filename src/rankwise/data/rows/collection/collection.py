@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.order import Groups
+from rankwise.data.rows.chosen import NamedRows
 from rankwise.data.rows.collection.journal import listed_names, read_manifest, said_where_it_stands
 from rankwise.data.rows.datasets import COLLECTION_TYPE, Dataset, find_datasets, load_anndata
 from rankwise.data.rows.obs import name_list, read_tables
 from rankwise.data.rows.ordered import open_rows
-from rankwise.data.rows.places import NamedRows
 from rankwise.data.rows.source import RowSource
 from rankwise.data.store import BoxReader, load_zarr
 from rankwise.errors import ConfigError, DataError
@@ -212,11 +212,6 @@ class DatasetCollection:
         from rankwise.data.rows.collection import writer  # reading does not import the code for writing
 
         del h5ad_compressor
-        if join not in {"outer", "inner"}:
-            raise ConfigError(f"join must be 'outer' or 'inner', got {join!r}")
-        matrices = None if matrices is None else name_list(matrices, "matrices")
-        modalities = [] if modalities is None else name_list(modalities, "modalities")
-        var_subset = None if var_subset is None else [str(name) for name in name_list(var_subset, "var_subset")]
         options = writer.WriteOptions(
             form=writer.MatrixFormat(
                 n_obs_per_chunk=n_obs_per_chunk,
@@ -230,26 +225,15 @@ class DatasetCollection:
             shuffle=shuffle,
             memory_budget=memory_budget,
             reshuffle=reshuffle,
-            extra={
-                "matrices": matrices,
-                "modalities": modalities,
-                "merge": merge,
-                "join": join,
-                "var_subset": var_subset,
-                "load_adata": load_adata is not None,
-            },
+            matrices=None if matrices is None else name_list(matrices, "matrices"),
+            modalities=[] if modalities is None else name_list(modalities, "modalities"),
+            var_subset=None if var_subset is None else [str(name) for name in name_list(var_subset, "var_subset")],
+            merge=merge,
+            join=join,
+            load_adata=load_adata,
         )
         sources = [s.path if isinstance(s, DatasetCollection) else s for s in writer.listed(adata_paths)]
-        writer.write(
-            self.path,
-            sources,
-            options,
-            variables=lambda: None if self.is_empty else self.tables_of_variables(),
-            world=world,
-            load_adata=load_adata,
-            rng=rng,
-            progress=progress,
-        )
+        writer.write(self.path, sources, options, world=world, rng=rng, progress=progress)
         return self
 
     def tables_of_variables(self) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,16 @@ class WriteOptions:
     shuffle: bool = True
     memory_budget: int | str = "2GB"
     reshuffle: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
+    matrices: list[str] | None = None
+    modalities: list[str] = field(default_factory=list)
+    var_subset: list[str] | None = None
+    merge: str | None = None
+    join: str = "outer"
+    load_adata: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
+        if self.join not in {"outer", "inner"}:
+            raise ConfigError(f"join must be 'outer' or 'inner', got {self.join!r}")
         parse_size(self.dataset_size, "dataset_size")
         if self.budget < _LEAST_BUDGET:
             raise ConfigError(f'memory_budget must be at least "1MB", got {self.memory_budget!r}')
@@ -92,11 +99,11 @@ class WriteOptions:
 
     def facts(self) -> dict[str, Any]:
         """Return the parameters, for the manifest."""
-        facts = asdict(self)
-        form = facts.pop("form")
+        facts = {one.name: getattr(self, one.name) for one in fields(self)}
+        del facts["form"], facts["memory_budget"]  # the budget does not affect the written data
         codecs = [codec.to_dict() if hasattr(codec, "to_dict") else str(codec) for codec in self.form.codecs]
-        facts.pop("memory_budget")  # does not affect the written data
-        return {**facts.pop("extra"), **facts, **form, "groupby": list(self.groupby), "compressors": codecs}
+        converted = {"groupby": list(self.groupby), "compressors": codecs, "load_adata": self.load_adata is not None}
+        return {**facts, **asdict(self.form), **converted}
 
 
 def listed(sources: Any) -> list[Any]:

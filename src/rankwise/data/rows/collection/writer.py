@@ -1,20 +1,50 @@
-"""Adds inputs to a collection: opens them, compares them with existing data, and lets all ranks write together."""
+"""Adds inputs to a collection, on all ranks together; the collection stays complete at any moment."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import os
+import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankwise.data.rows.collection.additions import add_rows, plan_of, settle
+import numpy as np
+
+from rankwise._files import fsync_folder
+from rankwise._version import __version__
+from rankwise.data.contract import IntArray
 from rankwise.data.rows.collection.agreement import check_fit, check_kept, check_once, say_variables, warn_of_repeats
 from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
-from rankwise.data.rows.collection.journal import listed_names, read_manifest, said_where_it_stands, work_folder
-from rankwise.data.rows.collection.options import WriteOptions, listed, seed_of
-from rankwise.data.rows.collection.ranks import Ranks, joined_ranks
-from rankwise.data.rows.collection.union import join_inputs
+from rankwise.data.rows.collection.journal import (
+    Journal,
+    commit,
+    has_manifest,
+    listed_names,
+    on_disk,
+    read_manifest,
+    said_where_it_stands,
+    work_folder,
+)
+from rankwise.data.rows.collection.options import WriteOptions, listed, seed_of, warn_of_room
+from rankwise.data.rows.collection.places import Placing, cut_datasets, group_ranks
+from rankwise.data.rows.collection.progress import PROGRESS, Progress
+from rankwise.data.rows.collection.ranks import Marks, Ranks, Task, joined_ranks, work_off
+from rankwise.data.rows.collection.steps import (
+    Job,
+    dataset_tasks,
+    entries_of,
+    name_tasks,
+    skeleton_tasks,
+    spill_tasks,
+    turn_tasks,
+)
+from rankwise.data.rows.collection.union import Joined, join_inputs
+from rankwise.data.rows.datasets import array_checksums
 from rankwise.data.rows.output import MatrixFormat, codecs_of
 from rankwise.errors import ConfigError
 
@@ -30,18 +60,13 @@ def write(
     sources: list[Any],
     options: WriteOptions,
     *,
-    variables: Callable[[], dict[str, Any] | None],
     world: World | Place | None,
-    load_adata: Callable[[Any], Any] | None,
     rng: Any,
     progress: bool | None,
 ) -> None:
-    """Write datasets from inputs, see `DatasetCollection.add_adatas`.
-
-    `variables` returns the tables of variables to keep, by modality; None for an empty collection.
-    """
+    """Write datasets from inputs, see `DatasetCollection.add_adatas`."""
     seed = seed_of(rng)
-    wanted = {name: options.extra[name] for name in ("matrices", "modalities")}
+    wanted: dict[str, Any] = {name: getattr(options, name) for name in ("load_adata", "matrices", "modalities")}
     with (
         joined_ranks(world) as ranks,
         _quiet(wanted=not ranks.is_main),
@@ -51,14 +76,13 @@ def write(
     ):
         inputs: list[Input] = []
         passed: list[tuple[Any, str]] = []
-        plain = load_adata is not None or options.extra["modalities"]
+        plain = options.load_adata is not None or options.modalities
         for number, (source, is_dataset) in enumerate(spread_collections(sources, path)):
-            member = is_dataset and not plain
-            inputs.append(open_input(source, number, load_adata=load_adata, member=member, **wanted))
+            inputs.append(open_input(source, number, member=is_dataset and not plain, **wanted))
             stack.callback(inputs[-1].close)
             passed.append((source, inputs[-1].label))
         check_once(passed)
-        _write_inputs(path, inputs, options, ranks, variables=variables, seed=seed, progress=progress)
+        _write_inputs(path, inputs, options, ranks, seed=seed, progress=progress)
 
 
 def _write_inputs(
@@ -67,39 +91,40 @@ def _write_inputs(
     options: WriteOptions,
     ranks: Ranks,
     *,
-    variables: Callable[[], dict[str, Any] | None],
     seed: int | None,
     progress: bool | None,
 ) -> None:
     if not inputs and not options.reshuffle:
         raise ConfigError("add_adatas needs at least one input, got none")
-    asked = plan_of(inputs, options, None)
+    asked = _plan_of(inputs, options, None)
     if ranks.from_main(lambda: asked) != asked:
         raise ConfigError(
             f"rank {ranks.rank} was called with other inputs or parameters for {path} than rank 0: "
             "every rank must make the same call"
         )
-    plan = plan_of(inputs, options, seed)
-    if ranks.from_main(lambda: settle(path, plan)):
+    plan = _plan_of(inputs, options, seed)
+    if ranks.from_main(lambda: _settle(path, plan)):
         return
-    vars_, sparse = variables(), set[str]()
     warn_of_repeats(inputs, read_manifest(path)["writes"], path)
-    if vars_ is not None:
-        places = [str(path / name) for name in listed_names(path)]
+    places = [str(path / name) for name in listed_names(path)]
+    vars_, sparse = None, set[str]()
+    if places:
         with _quiet(wanted=True):  # an existing dataset: ignore oddities
             member = open_input(places[0], 0, member=True)
-        check_fit(inputs, member, vars_, path)
+        vars_ = member.vars
+        check_fit(inputs, member, path)
         sparse = {name for name, table in member.tables.items() if table.sparse}
         if options.reshuffle:
-            matrices = options.extra["matrices"]
-            members = [open_input(place, number, matrices=matrices, member=True) for number, place in enumerate(places)]
+            members = [
+                open_input(place, number, matrices=options.matrices, member=True) for number, place in enumerate(places)
+            ]
             check_kept(members, inputs, path)
             inputs = [*members, *inputs]
-    chosen = {name: options.extra[name] for name in ("var_subset", "merge", "join")}
+    chosen: dict[str, Any] = {name: getattr(options, name) for name in ("var_subset", "merge", "join")}
     joined = join_inputs(inputs, vars_=vars_, **chosen, sparse=sparse)
     if ranks.is_main:
         say_variables(joined)
-    add_rows(path, joined, options, ranks=ranks, plan=plan, seed=seed, progress=progress)
+    _add_rows(path, joined, options, ranks=ranks, plan=plan, seed=seed, progress=progress)
 
 
 @contextlib.contextmanager
@@ -111,3 +136,189 @@ def _quiet(*, wanted: bool) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+# Shares of the memory budget. A bucket is held three times (as read, sorted, with zeros added), a block twice.
+_BUCKET_SHARE = 8
+_BLOCK_SHARE = 12
+_PAYS = 0.1  # of all rows: advise a rewrite only if old and new rows each have this share
+
+
+def _add_rows(
+    folder: Path,
+    joined: Joined,
+    options: WriteOptions,
+    *,
+    ranks: Ranks,
+    plan: str,
+    seed: int | None,
+    progress: bool | None = None,
+) -> None:
+    """Add joined inputs to the collection in a folder, or resume adding them.
+
+    All files are prepared in a folder beside the collection. At the end the datasets are moved in, and one atomic
+    replacement of the metadata makes them part of the collection. With `options.reshuffle` it also drops the old
+    datasets. Every rank calls this; the main rank holds the lock. An unfinished write with the same `plan` is resumed;
+    without a `seed` it keeps its own.
+
+    Raises:
+        ConfigError: there are no rows, or a parameter does not fit them.
+        DataError: an input cannot be read.
+        WorldError: another rank failed or has ended.
+    """
+    if not joined.num_rows:
+        raise ConfigError("a collection needs inputs with rows, got none")
+    options.check_columns(joined)
+    edges = cut_datasets(joined.num_rows, options.dataset_rows(joined))
+    facts = ranks.from_main(lambda: _facts(folder, joined, options, edges, plan=plan, seed=seed))
+    job = _job(work_folder(folder), joined, options, edges=edges, facts=facts, ranks=ranks)
+    if ranks.is_main:
+        warn_of_room(job.work, joined.row_bytes * joined.num_rows)
+    told = job.work / PROGRESS if ranks.is_main and not ranks.alone else None
+    with Progress(joined.num_rows, enabled=progress if ranks.is_main else False, told=told) as shown:
+        _work(job, folder, facts, shown)
+        shown.finish()  # shares of rows may add up to slightly less
+    if ranks.is_main:
+        _publish(folder, job, facts)
+        _drop(folder, facts["dropped"])
+
+
+def _settle(folder: Path, plan: str) -> bool:
+    """Clean up after a write that was killed when its datasets were already part of the collection.
+
+    Returns:
+        Whether it has the given plan, so that nothing is left to do.
+    """
+    facts = Journal.peek(work_folder(folder))
+    if facts is None or not set(facts["names"]) <= set(read_manifest(folder)["datasets"]):
+        return False
+    _drop(folder, facts["dropped"])
+    (work_folder(folder) / Journal.NAME).unlink()
+    return bool(facts["plan"] == plan)
+
+
+def _plan_of(inputs: Sequence[Input], options: WriteOptions, seed: int | None) -> str:
+    """Return a hash of a request: the stamps of its inputs, parameters, seed."""
+    facts = {
+        "rankwise": __version__,
+        "inputs": [(held.label, held.stamp(), held.num_rows, sorted(held.tables)) for held in inputs],
+        "options": options.facts(),
+        "memory_budget": options.memory_budget,
+        "seed": seed,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _facts(
+    folder: Path, joined: Joined, options: WriteOptions, edges: IntArray, *, plan: str, seed: int | None
+) -> dict[str, Any]:
+    """Open the journal, and return its facts."""
+    work = work_folder(folder)
+    old = listed_names(folder)
+    stale = Journal.stale(work, plan, old)
+    _drop(folder, [] if stale is None else [name for name in stale["names"] if name not in old])
+    fresh = {
+        "seed": int(np.random.default_rng().integers(2**63)) if seed is None else seed,
+        "names": _next_names(folder, len(edges) - 1),
+        "old": [] if options.reshuffle else old,
+        "dropped": old if options.reshuffle else [],
+        "bucket_rows": options.part_rows(joined, _BUCKET_SHARE),
+        "block_rows": options.part_rows(joined, _BLOCK_SHARE),
+    }
+    return Journal(work, plan, old, fresh).facts
+
+
+def _next_names(folder: Path, count: int) -> list[str]:
+    held = on_disk(folder)
+    first = int(held[-1].removeprefix("dataset_")) + 1 if held else 0
+    return [f"dataset_{number}" for number in range(first, first + count)]
+
+
+def _job(
+    work: Path, joined: Joined, options: WriteOptions, *, edges: IntArray, facts: dict[str, Any], ranks: Ranks
+) -> Job:
+    groups = group_ranks(joined, options.groupby, facts["block_rows"]) if options.groupby else None
+    placing = Placing(edges, seed=facts["seed"], shuffle=options.shuffle, run=options.shuffle_chunk_size, groups=groups)
+    return Job(
+        work=work,
+        joined=joined,
+        options=options,
+        edges=edges,
+        placing=placing,
+        names=tuple(facts["names"]),
+        bucket_rows=facts["bucket_rows"],
+        block_rows=facts["block_rows"],
+        ranks=ranks,
+        marks=Marks(work / "done", ranks),
+    )
+
+
+def _work(job: Job, folder: Path, facts: dict[str, Any], shown: Progress) -> None:
+    """Run both passes; skip tasks that are done."""
+
+    def work(tasks: list[Task], bar: str) -> None:
+        work_off(tasks, job.marks, job.ranks, shown=lambda rows: shown.show(bar, rows))
+
+    work(turn_tasks(job), "turned")
+    work(spill_tasks(job), "spilled")
+    work(name_tasks(job), "named")
+    work(skeleton_tasks(job), "begun")
+    work(dataset_tasks(job), "written")
+    work(_known_tasks(folder, job, facts), "known")
+    os.sync()  # all data must be on disk before the metadata name them, on every machine that wrote
+    job.ranks.gather(None)
+
+
+def _publish(folder: Path, job: Job, facts: dict[str, Any]) -> None:
+    """Move the datasets in and replace the metadata; after a kill, call it again to finish."""
+    if not has_manifest(folder):  # without a manifest, readers would take moved folders for datasets
+        held = _known(job, {}, [*facts["old"], *facts["dropped"]])
+        commit(folder, {**read_manifest(folder), "datasets": held})
+    for name in job.names:
+        if (job.work / name).exists():
+            (job.work / name).rename(folder / name)
+    fsync_folder(folder)
+    manifest, entries = read_manifest(folder), entries_of(job)
+    old = {} if job.options.reshuffle else _known(job, manifest["datasets"], facts["old"])
+    write = {
+        "rankwise": __version__,
+        "seed": facts["seed"],
+        "parameters": job.options.facts(),
+        "sources": [{"src_path": held.label, "rows": held.num_rows} for held in job.joined.inputs],
+        "datasets": list(job.names),
+    }
+    writes = [*manifest["writes"], write]
+    commit(folder, {**manifest, "datasets": old | entries, "writes": writes})
+    _advise(folder, old, entries)
+
+
+def _known_tasks(folder: Path, job: Job, facts: dict[str, Any]) -> list[Task]:
+    """Read datasets that another program made, to compute checksums; all ranks share this, as they may be large."""
+
+    def unknown() -> list[str]:
+        held = read_manifest(folder)["datasets"]
+        return [name for name in (*facts["old"], *facts["dropped"]) if name not in held]
+
+    names = job.ranks.from_main(unknown)
+    return [Task(name=f"known-{name}", run=partial(array_checksums, folder / name)) for name in names]
+
+
+def _known(job: Job, entries: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the entries of the datasets that existed before."""
+    return {name: entries.get(name) or {"rows": None, "arrays": job.marks.notes[f"known-{name}"]} for name in names}
+
+
+def _advise(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    sums = [sum(entry["rows"] or 0 for entry in entries.values()) for entries in (old, new)]
+    if old and min(sums) >= _PAYS * sum(sums):
+        warnings.warn(
+            f"{folder}: {sums[1]} new rows are shuffled among themselves, not with the {sums[0]} old ones. An order "
+            "over the whole collection mixes them at load time; for loaders of single chunk ranges rewrite: "
+            "add_adatas([], reshuffle=True)",
+            stacklevel=4,
+        )
+
+
+def _drop(folder: Path, names: Sequence[str]) -> None:
+    for name in names:
+        shutil.rmtree(folder / name, ignore_errors=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from rankwise.data.rows.datasets.checksums import array_checksums, check_files
-from rankwise.data.rows.datasets.dataset import Dataset
-from rankwise.data.rows.datasets.held import HeldDataset, is_anndata, is_h5ad
+from rankwise.data.rows.datasets.in_memory import MemoryDataset, is_anndata, is_h5ad
+from rankwise.data.rows.datasets.on_disk import Dataset
 from rankwise.data.rows.datasets.search import (
     COLLECTION_TYPE,
     MANIFEST,
@@ -23,7 +23,7 @@ __all__ = [
     "MANIFEST",
     "AnyDataset",
     "Dataset",
-    "HeldDataset",
+    "MemoryDataset",
     "array_checksums",
     "check_files",
     "find_datasets",
@@ -36,9 +36,9 @@ __all__ = [
     "stored_name",
 ]
 
-AnyDataset: TypeAlias = Dataset | HeldDataset
+AnyDataset: TypeAlias = Dataset | MemoryDataset
 
 
-def open_dataset(place: str | HeldDataset, reader: BoxReader) -> AnyDataset:
+def open_dataset(place: str | MemoryDataset, reader: BoxReader) -> AnyDataset:
     """Open the dataset at a place; return a dataset in memory unchanged."""
-    return place if isinstance(place, HeldDataset) else Dataset(place, reader)
+    return place if isinstance(place, MemoryDataset) else Dataset(place, reader)

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.draws.mixes import Draws, Interleave, MixedDraws, make_draws, settled_options
-from rankwise.data.rows.draws.weights import DrawOptions, RowDraws, RowWeights
+from rankwise.data.rows.draws.interleave import Interleave
+from rankwise.data.rows.draws.options import DrawOptions
+from rankwise.data.rows.draws.row_draws import RowDraws
+from rankwise.data.rows.draws.weights import RowWeights
 
-__all__ = [
-    "DrawOptions",
-    "Draws",
-    "Interleave",
-    "MixedDraws",
-    "RowDraws",
-    "RowWeights",
-    "make_draws",
-    "settled_options",
-]
+__all__ = ["DrawOptions", "Interleave", "RowDraws", "RowWeights"]

@@ -1,71 +1,18 @@
-"""Options for drawing rows, and draws by row weight."""
+"""`RowWeights`: how likely each row is, in little memory."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import FloatArray, IntArray, NDArray, sample_keys
-from rankwise.data.order import place_of_samples
+from rankwise.data.contract import FloatArray, IntArray, NDArray
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
-__all__ = ["DrawOptions", "RowDraws", "RowWeights"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DrawOptions:
-    """How rows are drawn; the order stores this, and the loader draws the same.
-
-    Attributes:
-        num_samples: samples of an epoch.
-        balance: an obs column whose values are equally likely; None = by weights, or each row once.
-        weights: one number for each row.
-        mix: share of each of several collections, in their order; None = no mix.
-        together: draws that come from one block of rows.
-        block_rows: rows of a block: average rows of a chunk in the matrices for which the order was made.
-        lanes: for a mix, the number of runs of each collection that are read in parallel.
-        window: for a mix, the number of blocks of a run that are mixed together.
-
-    Raises:
-        ConfigError: a number is out of range, or two ways of drawing are combined.
-    """
-
-    num_samples: int
-    balance: str | None = None
-    weights: Any = None
-    mix: tuple[float, ...] | None = None
-    together: int = 1
-    block_rows: int = 1
-    lanes: int = 1
-    window: int = 1
-
-    @property
-    def order_kind(self) -> str | None:
-        """The kind of order that suits: "sequential" for a mix of collections, which already has an order."""
-        return None if self.mix is None else "sequential"
-
-    @property
-    def window_samples(self) -> int | None:
-        """For a mix, the number of samples in the windows of all collections together."""
-        return None if self.mix is None else len(self.mix) * self.lanes * self.window * self.block_rows
-
-    def __post_init__(self) -> None:
-        if self.balance is not None and self.weights is not None:
-            raise ConfigError("balance= and weights= cannot be combined: give one")
-        if self.balance is None and self.weights is None and self.mix is None:
-            raise ConfigError("drawn rows need one of balance= and weights=, or mix= for several collections")
-        for name in ("num_samples", "together", "block_rows"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"draws need {name} of at least 1, got {getattr(self, name)}")
-        if self.together > 1 and self.balance is None and self.weights is None:
-            raise ConfigError(
-                "together= is for balance= and weights=: a mix of whole collections reads each chunk about once anyway"
-            )
+__all__ = ["RowWeights"]
 
 
 _BLOCK_ROWS = 128  # a draw adds this many weights; the stored sums take 1/16 byte per row
@@ -187,51 +134,3 @@ def _counted(codes: NDArray, num_groups: int) -> IntArray:
     for low in range(0, len(codes), 1 << 20):
         counts += np.bincount(codes[low : low + (1 << 20)].astype(np.int64) + 1, minlength=num_groups + 1)
     return counts[1:]
-
-
-# Each use of a key has its own number, so that uses are independent.
-_BLOCK, _ROW = 1, 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowDraws:
-    """Makes new draws in each epoch, without generator state to replay; the row of a draw is a pure function.
-
-    With `together` k the samples k*g to k*g + k - 1 come from one block of neighbouring rows. A block is drawn by its
-    total weight, and a row inside it by its own weight, so each row has the probability of its weight for any k.
-    """
-
-    num_samples: int  # draws of an epoch
-    weights: RowWeights  # how likely each row is
-    together: int = 1  # samples that share a block
-    block_rows: int = 1  # rows of a block
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of all settings that decide the draws."""
-        facts = (self.num_samples, self.together, self.block_rows if self.together > 1 else 0, self.weights.fingerprint)
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-    def rows(self, ids: IntArray, *, seed: int, epoch: int) -> IntArray:
-        """Return the rows of samples of an epoch, int64[B]."""
-        return self.rows_of(ids, ids // self.together, seed=seed, epoch=epoch)
-
-    def rows_of(
-        self, ids: IntArray, groups: IntArray, *, seed: int, epoch: int, first: int = 0, last: int | None = None
-    ) -> IntArray:
-        """Return rows of samples, where samples of one group share a block; all are in [first, last)."""
-        edges = np.array([first, len(self.weights) if last is None else last])
-        low, high = self.weights.before(edges)
-        own = place_of_samples(sample_keys(seed, epoch, ids), _ROW)
-        if self.together == 1:
-            return self._between(low, high, own)
-        groups, member = np.unique(groups, return_inverse=True)
-        of_group = place_of_samples(sample_keys(seed, epoch, groups), _BLOCK)
-        drawn = self._between(low, high, of_group) // self.block_rows
-        starts = self.weights.before(np.clip(drawn * self.block_rows, *edges))
-        ends = self.weights.before(np.clip((drawn + 1) * self.block_rows, *edges))
-        return self._between(starts[member], ends[member], own)
-
-    def _between(self, low: FloatArray, high: FloatArray, numbers: FloatArray) -> IntArray:
-        """Return the rows at these fractions between two sums of weights."""
-        return self.weights.pick(np.minimum(low + numbers * (high - low), np.nextafter(high, 0.0)))

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -15,9 +16,9 @@ from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.matrices import (
     Finished,
-    HeldStack,
     MatrixPlan,
     MatrixStack,
+    MemoryStack,
     SparseStack,
     finished_plain,
     judged_reports,
@@ -198,8 +199,8 @@ def make_field(
     `columns` are one int64 list for all matrices, or one for each, which needs the `widths` of the matrices; None =
     all.
     """
-    if isinstance(stack, HeldStack):
-        return _Held(stack, None if columns is None else tuple(columns), dense)
+    if isinstance(stack, MemoryStack):
+        return _InMemory(stack, None if columns is None else tuple(columns), dense)
     if not isinstance(stack, SparseStack):
         return _Plain(stack) if columns is None else _Taken(stack, tuple(columns))
     if columns is None and not dense:
@@ -211,7 +212,7 @@ class _Plain(RowField):
     """Rows as stored, dense or CSR."""
 
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool) -> FieldRead:
-        return FieldRead(plan.jobs(out), lambda reports: finished_plain(plan, reports, out, self.stack.spec))
+        return FieldRead(plan.jobs(out), partial(finished_plain, plan, out, self.stack.spec))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -263,10 +264,10 @@ class _Spread(RowField):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Held(RowField):
+class _InMemory(RowField):
     """Rows in memory, as they are or dense, all columns or selected ones."""
 
-    stack: HeldStack
+    stack: MemoryStack
     columns: tuple[IntArray, ...] | None
     dense: bool
 
@@ -283,11 +284,11 @@ class _Held(RowField):
 
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool) -> FieldRead:
         def finish(reports: tuple[BoxReport, ...]) -> Finished:
-            assert plan.held is not None
+            assert plan.in_memory is not None
             if self.spec.ragged:
-                self.stack.take(plan.held, out)
+                self.stack.take(plan.in_memory, out)
             else:
-                self.stack.take_dense(plan.held, self.columns, out[0])
+                self.stack.take_dense(plan.in_memory, self.columns, out[0])
             return Finished(reports=reports)
 
         return FieldRead(plan.jobs(out), finish)

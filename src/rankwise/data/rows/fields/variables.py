@@ -15,7 +15,7 @@ import numpy as np
 from rankwise.data.contract import DType, IntArray
 from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.fields.row_field import RowField, make_field
-from rankwise.data.rows.matrices import HeldMatrix, StoredMatrix, stack_matrices
+from rankwise.data.rows.matrices import MemoryMatrix, StoredMatrix, stack_matrices
 from rankwise.data.rows.notices import say_once
 from rankwise.errors import ConfigError
 
@@ -248,7 +248,7 @@ def _field(
     return make_field(stack, dense=choice.dense, columns=columns, widths=widths)
 
 
-def _say_dtypes(name: str, matrices: Sequence[StoredMatrix | HeldMatrix], joined: DType) -> None:
+def _say_dtypes(name: str, matrices: Sequence[StoredMatrix | MemoryMatrix], joined: DType) -> None:
     """Log that rows of several dtypes are returned in one dtype that holds them all."""
     held: dict[DType, list[str]] = {}
     for matrix in matrices:

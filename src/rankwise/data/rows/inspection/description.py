@@ -1,4 +1,4 @@
-"""Describes a collection in words and numbers, and computes digests of it."""
+"""Describes a collection in words and numbers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ import os
 from textwrap import wrap
 from typing import Any
 
-import numpy as np
-
-from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.order.permutation import WordArray, mix_words
-from rankwise.data.rows.collection.buckets import Text
-from rankwise.data.rows.collection.columns import as_text
-from rankwise.data.rows.collection.inputs import Columnwise
-from rankwise.data.rows.collection.places import hash_names
 from rankwise.data.rows.datasets import MANIFEST, Dataset, find_datasets
 from rankwise.data.rows.matrices import StoredMatrix, StoredSparse
 from rankwise.data.store import BoxReader
@@ -22,7 +14,7 @@ from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import RankwiseError
 
-__all__ = ["decode_factor", "describe_rows", "digest_column", "digest_elements", "digest_rows", "text_of_rows"]
+__all__ = ["decode_factor", "describe_rows", "text_of_rows"]
 
 
 def decode_factor(matrix: StoredMatrix, run: int) -> float:
@@ -180,63 +172,3 @@ def _advice(facts: dict[str, Any]) -> list[str]:
         for place, name, matrix in found[:10]
     ]
     return ["`rankwise rows write` (shuffled, 64 rows per chunk, edges on row edges) would buy:", *words]
-
-
-_NOTHING = np.uint64(0x6E6F7468696E6721)  # word for a missing value
-
-
-def digest_rows(rows: Any) -> WordArray:
-    """Return a 64-bit digest of each row of a CSR matrix or an array; stored zeros do not count.
-
-    It is the sum over all elements of a mixed word of column and value.
-    """
-    if hasattr(rows, "indptr"):
-        numbers = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
-        return _sum(rows.shape[0], numbers, rows.indices, rows.data)
-    flat = rows.reshape(len(rows), -1)
-    numbers, columns = np.nonzero(flat)
-    return _sum(len(rows), numbers, columns, flat[numbers, columns])
-
-
-def digest_elements(matrix: Columnwise, gather: IntArray | None, portion: int) -> WordArray:
-    """Return the digests of the rows of a matrix stored by columns; `gather` is the target of each, -1 = none."""
-    found = np.zeros(matrix.shape[0], dtype=np.uint64)
-    for start in range(0, matrix.nnz, portion):
-        rows, columns, values = matrix.elements(start, min(start + portion, matrix.nnz))
-        if gather is not None:
-            columns = gather[columns]
-            rows, columns, values = rows[columns >= 0], columns[columns >= 0], values[columns >= 0]
-        found += _sum(matrix.shape[0], rows, columns, values)
-    return found
-
-
-def digest_column(values: Any, column: Any, *, text: bool) -> WordArray:
-    """Return a digest of each row; with `text` converted first: for categories, and if the other side has text."""
-    if text:
-        held = values if isinstance(values, Text) else as_text(values, column)
-        words = hash_names(held)
-        words[held.lengths < 0] = _NOTHING
-        return words
-    if values.dtype.names:
-        words = _words(values["value"])
-        words[values["missing"]] = _NOTHING
-        return words
-    words = _words(values)
-    words[np.isnan(values)] = _NOTHING
-    return words
-
-
-def _sum(num_rows: int, rows: NDArray, columns: NDArray, values: NDArray) -> WordArray:
-    kept = values != 0
-    words = mix_words(mix_words(columns[kept].astype(np.uint64)) ^ _words(values[kept]))
-    found = np.zeros(num_rows, dtype=np.uint64)
-    np.add.at(found, rows[kept], words)
-    return found
-
-
-def _words(values: NDArray) -> WordArray:
-    """Return the bits of numbers; equal numbers give equal bits in any dtype."""
-    if values.dtype.kind == "c":
-        return _words(values.real) ^ mix_words(_words(values.imag))
-    words: WordArray = values.astype(np.float64).view(np.uint64)
-    return words

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.order.permutation import WordArray
+from rankwise.data.order.permutation import WordArray, mix_words
 from rankwise.data.rows.collection import DatasetCollection
-from rankwise.data.rows.collection.columns import Column
-from rankwise.data.rows.collection.inputs import Input, open_input
+from rankwise.data.rows.collection.buckets import Text
+from rankwise.data.rows.collection.columns import Column, as_text
+from rankwise.data.rows.collection.inputs import Columnwise, Input, open_input
+from rankwise.data.rows.collection.places import hash_names
 from rankwise.data.rows.collection.union import SOURCE, SOURCE_ROW, Joined, join_inputs
 from rankwise.data.rows.datasets import Dataset, array_checksums, find_datasets
-from rankwise.data.rows.inspection.description import digest_column, digest_elements, digest_rows
 from rankwise.data.rows.matrices import StoredSparse
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, RankwiseError
@@ -188,6 +189,66 @@ def _is_text(name: str, sides: list[_Side]) -> bool:
 
 def _steps(num_rows: int, step: int) -> list[tuple[int, int]]:
     return [(start, min(start + step, num_rows)) for start in range(0, max(1, num_rows), step)]
+
+
+_NOTHING = np.uint64(0x6E6F7468696E6721)  # word for a missing value
+
+
+def digest_rows(rows: Any) -> WordArray:
+    """Return a 64-bit digest of each row of a CSR matrix or an array; stored zeros do not count.
+
+    It is the sum over all elements of a mixed word of column and value.
+    """
+    if hasattr(rows, "indptr"):
+        numbers = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+        return _sum(rows.shape[0], numbers, rows.indices, rows.data)
+    flat = rows.reshape(len(rows), -1)
+    numbers, columns = np.nonzero(flat)
+    return _sum(len(rows), numbers, columns, flat[numbers, columns])
+
+
+def digest_elements(matrix: Columnwise, gather: IntArray | None, portion: int) -> WordArray:
+    """Return the digests of the rows of a matrix stored by columns; `gather` is the target of each, -1 = none."""
+    found = np.zeros(matrix.shape[0], dtype=np.uint64)
+    for start in range(0, matrix.nnz, portion):
+        rows, columns, values = matrix.elements(start, min(start + portion, matrix.nnz))
+        if gather is not None:
+            columns = gather[columns]
+            rows, columns, values = rows[columns >= 0], columns[columns >= 0], values[columns >= 0]
+        found += _sum(matrix.shape[0], rows, columns, values)
+    return found
+
+
+def digest_column(values: Any, column: Any, *, text: bool) -> WordArray:
+    """Return a digest of each row; with `text` converted first: for categories, and if the other side has text."""
+    if text:
+        held = values if isinstance(values, Text) else as_text(values, column)
+        words = hash_names(held)
+        words[held.lengths < 0] = _NOTHING
+        return words
+    if values.dtype.names:
+        words = _words(values["value"])
+        words[values["missing"]] = _NOTHING
+        return words
+    words = _words(values)
+    words[np.isnan(values)] = _NOTHING
+    return words
+
+
+def _sum(num_rows: int, rows: NDArray, columns: NDArray, values: NDArray) -> WordArray:
+    kept = values != 0
+    words = mix_words(mix_words(columns[kept].astype(np.uint64)) ^ _words(values[kept]))
+    found = np.zeros(num_rows, dtype=np.uint64)
+    np.add.at(found, rows[kept], words)
+    return found
+
+
+def _words(values: NDArray) -> WordArray:
+    """Return the bits of numbers; equal numbers give equal bits in any dtype."""
+    if values.dtype.kind == "c":
+        return _words(values.real) ^ mix_words(_words(values.imag))
+    words: WordArray = values.astype(np.float64).view(np.uint64)
+    return words
 
 
 _PART = 2**16

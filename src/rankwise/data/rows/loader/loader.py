@@ -15,6 +15,7 @@ from rankwise.data.feed.memory.lease import Lease
 from rankwise.data.feed.prefetch import close_at_exit
 from rankwise.data.feed.workers import iterable_class, rebuild
 from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.loader.datasets import AddedDatasets, iter_groups, load_group
 from rankwise.data.rows.loader.defaults import (
     Library,
     check_gpu,
@@ -26,10 +27,8 @@ from rankwise.data.rows.loader.defaults import (
     say_no_batch,
     sharded_batches,
 )
-from rankwise.data.rows.loader.held import HeldDatasets
 from rankwise.data.rows.loader.position import Standing
-from rankwise.data.rows.loader.requests import RowOrder
-from rankwise.data.rows.loader.stored import RowBlock, iter_groups, load_group
+from rankwise.data.rows.loader.requests import RowBlock, RowOrder
 from rankwise.data.rows.notices import say_once
 from rankwise.data.rows.passes import Rng
 from rankwise.data.rows.samplers.distributed import foreseen
@@ -108,7 +107,7 @@ class Loader:
         self._batch_sampler.share_epoch()
         self._sharded = sharded_batches(sharding, self._batch_sampler, to=to)
         self._return_index, self._to, self._on_gpu = return_index, to, preload_to_gpu
-        self._datasets = HeldDatasets(BoxReader(cache=0))
+        self._datasets = AddedDatasets(BoxReader(cache=0))
         self._standing = Standing(self._batch_sampler, self._datasets)
         self._across_epochs, self._is_last = across_epochs, False
         self._num_open, self._has_collection = 0, False
@@ -214,8 +213,7 @@ class Loader:
                 f"peek draws from a copy of the sampler, and {type(self._batch_sampler).__name__} cannot be copied "
                 f"({error}): iterate instead"
             ) from error
-        with closing(self._standing.foreseen_pass(sampler).orders(self._datasets.num_rows)) as orders:
-            order = next(orders, None)
+        order = self._standing.first_order(sampler)
         if order is None:
             raise ConfigError("peek found no further batch, or the loader has no rows")
         first, last = order.edges[:2]
@@ -369,10 +367,7 @@ class Loader:
             return None
         try:
             sampler = foreseen(self._batch_sampler)
-            if sampler is None:
-                return None
-            with closing(self._standing.foreseen_pass(sampler).orders(self.n_obs)) as orders:
-                return next(orders, None)
+            return None if sampler is None else self._standing.first_order(sampler)
         except Exception:  # noqa: BLE001  (who asks for that pass sees it)
             return None
 

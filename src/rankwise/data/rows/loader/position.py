@@ -13,11 +13,12 @@ from rankwise._process.loader_worker import current_worker
 from rankwise._process.place import speaking_rank
 from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.loader.held import HeldDatasets
+from rankwise.data.rows.loader.datasets import AddedDatasets
 from rankwise.data.rows.loader.requests import RowOrder, order_rows
 from rankwise.data.rows.notices import say_once
-from rankwise.data.rows.passes import PassDraws, known_settings
+from rankwise.data.rows.passes import PassDraws
 from rankwise.data.rows.samplers import DistributedSampler
+from rankwise.data.rows.samplers.distributed import known_settings
 from rankwise.errors import ConfigError
 
 __all__ = ["SavedPass", "Standing", "UnderWay"]
@@ -141,7 +142,7 @@ class UnderWay:
 class Standing:
     """The position of a loader: its pass, and the number of batches done."""
 
-    def __init__(self, sampler: Sampler, datasets: HeldDatasets) -> None:
+    def __init__(self, sampler: Sampler, datasets: AddedDatasets) -> None:
         self._sampler, self._datasets = sampler, datasets
         self._newest: UnderWay | None = None
         self._loaded: SavedPass | None = None
@@ -154,9 +155,10 @@ class Standing:
         self._newest, self._loaded = UnderWay(self._sampler, self._loaded), None
         return self._newest
 
-    def foreseen_pass(self, sampler: Sampler) -> UnderWay:
-        """Return the pass that would begin now, drawn by a copy of the sampler."""
-        return UnderWay(sampler, self._loaded)
+    def first_order(self, sampler: Sampler) -> RowOrder | None:
+        """Return the first rows of the pass that would begin now, drawn by a copy of the sampler; None = no rows."""
+        with closing(UnderWay(sampler, self._loaded).orders(self._datasets.num_rows)) as orders:
+            return next(orders, None)
 
     def state_dict(self) -> dict[str, JSON]:
         """Return the position after the last batch that was handed out.

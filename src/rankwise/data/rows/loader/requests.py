@@ -1,22 +1,33 @@
-"""`Requests`: the load requests of successive passes, prefetched in the background."""
+"""`Requests`: the rows of load requests, read in the background, pass after pass."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import IntArray
+from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.feed.memory.csr import scipy_csr
 from rankwise.data.feed.memory.lease import Lease, Leases
+from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.prefetch import LEAST_DEPTH, ReadAhead
-from rankwise.data.rows.loader.stored import RowBlock, RowsReader
+from rankwise.data.rows.matrices import (
+    MatrixPlan,
+    StoredMatrix,
+    finished_plain,
+    gather_rows,
+    row_errors,
+    stack_matrices,
+)
 from rankwise.data.rows.types import LoadRequest
-from rankwise.errors import ConfigError
+from rankwise.data.store import BoxReader
+from rankwise.errors import ConfigError, DataError
 
-__all__ = ["RequestReader", "Requests", "RowOrder", "order_rows"]
+__all__ = ["MemoryRows", "RequestReader", "Requests", "RowBlock", "RowOrder", "RowsReader", "StoredRows", "order_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,6 +88,85 @@ def _places(split: Any) -> IntArray:
             f"numpy.flatnonzero(mask)); got {found.dtype}{list(found.shape)}"
         )
     return found
+
+
+_MOST_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowBlock:
+    """Rows that were read."""
+
+    # for dense rows one array [n, *row shape]; for a CSR matrix data [nnz], indices [nnz] and indptr [n + 1]
+    arrays: tuple[NDArray, ...]
+    num_cols: int | None  # columns of a CSR matrix; None for dense rows
+    errors: Mapping[int, DataError]  # errors of rows, by their place in the block
+    lease: Lease  # of their memory; leave it when other rows are needed
+
+    def part(self, first: int, last: int) -> Any:
+        """Return rows [first, last): a view of an array, or a CSR matrix over views."""
+        for place in sorted(self.errors):
+            if first <= place < last:
+                raise self.errors[place]
+        if self.num_cols is None:
+            return self.arrays[0][first:last]
+        data, indices, indptr = self.arrays
+        begin, end = int(indptr[first]), int(indptr[last])
+        pointers: IntArray = indptr[first : last + 1] - begin
+        if end - begin <= _MOST_INT32 and indices.dtype == np.int32:
+            pointers = pointers.astype(np.int32)  # both need one dtype for SciPy and torch
+        return scipy_csr((data[begin:end], indices[begin:end], pointers), self.num_cols)
+
+
+class StoredRows:
+    """Rows of concatenated matrices of one kind in Zarr stores."""
+
+    def __init__(self, matrices: Sequence[StoredMatrix], reader: BoxReader) -> None:
+        self._stack = stack_matrices(matrices)
+        self._matrices = tuple(matrices)
+        self._reader = reader
+        self._pool = MemoryPool()
+
+    def read(self, rows: IntArray, lease: Lease) -> RowBlock:
+        """Read and decode rows directly in the requested order; errors are reported for each row."""
+        plan = self._stack.plan(rows, self._reader)
+        self._reader.hint(plan.boxes)
+        arrays, spec = self._arrays(plan, lease), self._stack.spec
+        finished = finished_plain(plan, arrays, spec, self._reader.read(plan.jobs(arrays)))
+        errors = row_errors(rows, self._matrices, {"": (plan, finished, spec)}, ids=rows, word="row")
+        num_cols = None if plan.lengths is None else spec.shape[0]
+        return RowBlock(arrays=arrays, num_cols=num_cols, errors=errors, lease=lease)
+
+    def _arrays(self, plan: MatrixPlan, lease: Lease) -> tuple[NDArray, ...]:
+        """Return memory for one request: batches are views of it, and may be kept."""
+        spec = self._stack.spec
+        if plan.lengths is None:
+            shape = (plan.num_rows, *spec.shape)
+            return (self._pool.take(math.prod(shape), spec.dtype, lease=lease).reshape(shape),)
+        count = plan.num_elements
+        return (
+            self._pool.take(count, spec.dtype, lease=lease),
+            self._pool.take(count, spec.index_dtype, lease=lease),
+            np.zeros(plan.num_rows + 1, dtype=np.int64),
+        )
+
+
+class MemoryRows:
+    """Rows of concatenated NumPy arrays, or of SciPy CSR matrices."""
+
+    def __init__(self, matrices: Sequence[Any]) -> None:
+        self._matrices = tuple(matrices)
+        self._ends: IntArray = np.cumsum([len(m) if isinstance(m, np.ndarray) else m.shape[0] for m in matrices])
+
+    def read(self, rows: IntArray, lease: Lease) -> RowBlock:
+        """Return copies of rows, in their order."""
+        is_dense = isinstance(self._matrices[0], np.ndarray)
+        num_cols = None if is_dense else int(self._matrices[0].shape[1])
+        return RowBlock(arrays=gather_rows(self._matrices, self._ends, rows), num_cols=num_cols, errors={}, lease=lease)
+
+
+RowsReader: TypeAlias = StoredRows | MemoryRows
+"""Reads rows in the requested order, in one thread at a time."""
 
 
 @dataclass(slots=True, eq=False)

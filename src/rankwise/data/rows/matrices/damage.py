@@ -184,7 +184,7 @@ class Finished:
 
 
 def finished_plain(
-    plan: MatrixPlan, reports: Sequence[BoxReport], arrays: Sequence[NDArray], spec: FieldSpec
+    plan: MatrixPlan, arrays: Sequence[NDArray], spec: FieldSpec, reports: Sequence[BoxReport]
 ) -> Finished:
     """Return the result for rows that are handed over as stored.
 

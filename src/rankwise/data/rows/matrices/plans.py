@@ -28,7 +28,7 @@ class MatrixPlan:
             needs. If they go through memory, because their chunks differ from those of the elements, both are in
             storage order instead of row order.
         lost: errors of rows whose location is unknown; such rows have no elements here.
-        held: for a stack in memory, int64[n], the rows: they need no reading.
+        in_memory: for a stack in memory, int64[n], the rows: they need no reading.
     """
 
     boxes: tuple[BoxPlan, ...]
@@ -36,7 +36,7 @@ class MatrixPlan:
     num_rows: int
     to_spread: bool = False
     lost: tuple[BoxError, ...] = ()
-    held: IntArray | None = None
+    in_memory: IntArray | None = None
 
     @property
     def num_elements(self) -> int:

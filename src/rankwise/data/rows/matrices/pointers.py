@@ -273,7 +273,7 @@ class RowPointers:
             DataError: the storage fails.
         """
         edges, errors = self._begins.take(np.concatenate([rows, rows + 1]))
-        lost = {index % len(rows): error for index, error in errors.items()}
+        lost = {index % len(rows): errors[index] for index in errors} if errors else {}
         begin, held = edges[: len(rows)], edges[len(rows) :] - edges[: len(rows)]
         falls = set(np.flatnonzero(held < 0).tolist()) - lost.keys()
         if falls:  # rows that begin on one page and end on the next: either page may be damaged
@@ -282,6 +282,8 @@ class RowPointers:
                     self._begins.distrust(place, f"row {row} would begin after it ends")
             return self.spans(rows)
         lengths = held if self._lengths is None else self._true_lengths(self._lengths, rows, held, lost)
+        if not lost:
+            return begin, lengths, ()
         gone = sorted(lost)
         begin[gone] = lengths[gone] = 0
         return begin, lengths, tuple(replace(lost[index], box=index) for index in gone)
@@ -293,12 +295,15 @@ class RowPointers:
         lengths, errors = numbers.take(rows)
         for index, error in errors.items():
             lost.setdefault(index, error)
+        odd, blank = np.flatnonzero((lengths < 0) | (lengths > held)), np.flatnonzero((lengths == 0) & (held > 0))
+        if not len(odd) and not len(blank):
+            return lengths
         wrong = {
             index: f"row {rows[index]} would have {lengths[index]} elements of {held[index]}"
-            for index in np.flatnonzero((lengths < 0) | (lengths > held)).tolist()
+            for index in odd.tolist()
             if index not in lost
         }
-        wrong = wrong or self._blank_ones(numbers, rows, np.flatnonzero((lengths == 0) & (held > 0)), lost)
+        wrong = wrong or self._blank_ones(numbers, rows, blank, lost)
         if not wrong:
             return lengths
         for index, why in wrong.items():

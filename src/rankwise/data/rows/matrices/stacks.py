@@ -10,9 +10,9 @@ from typing import cast
 import numpy as np
 
 from rankwise.data.contract import DType, FieldSpec, IntArray
-from rankwise.data.rows.matrices.held import HeldMatrix, HeldStack
+from rankwise.data.rows.matrices.in_memory import MemoryMatrix, MemoryStack
+from rankwise.data.rows.matrices.on_disk import StoredDense, StoredMatrix, StoredSparse
 from rankwise.data.rows.matrices.plans import MatrixPlan, MatrixStack
-from rankwise.data.rows.matrices.stored import StoredDense, StoredMatrix, StoredSparse
 from rankwise.data.store import BoxError, BoxPlan, BoxReader, BoxRequest, Pad, Runs
 from rankwise.errors import ConfigError
 
@@ -20,7 +20,7 @@ __all__ = ["DenseStack", "SparseStack", "stack_matrices"]
 
 
 def stack_matrices(
-    matrices: Sequence[StoredMatrix | HeldMatrix], *, dtype: DType | None = None, side_by_side: bool = False
+    matrices: Sequence[StoredMatrix | MemoryMatrix], *, dtype: DType | None = None, side_by_side: bool = False
 ) -> MatrixStack:
     """Concatenate matrices.
 
@@ -36,7 +36,7 @@ def stack_matrices(
     """
     if not matrices:
         raise ConfigError("a stack needs at least one matrix, got none")
-    held = [isinstance(matrix, HeldMatrix) for matrix in matrices]
+    held = [isinstance(matrix, MemoryMatrix) for matrix in matrices]
     if any(held) and not all(held):
         raise ConfigError(
             f"{matrices[held.index(True)].place} is in memory and {matrices[held.index(False)].place} in a store: "
@@ -56,14 +56,14 @@ def stack_matrices(
         )
     chosen = np.result_type(*(matrix.dtype for matrix in matrices)) if dtype is None else np.dtype(dtype)
     if all(held):
-        return HeldStack(cast("Sequence[HeldMatrix]", matrices), chosen, loose=side_by_side)
+        return MemoryStack(cast("Sequence[MemoryMatrix]", matrices), chosen, loose=side_by_side)
     if all(sparse):
         return SparseStack(cast("Sequence[StoredSparse]", matrices), chosen, side_by_side=side_by_side)
     return DenseStack(cast("Sequence[StoredDense]", matrices), chosen)
 
 
-def _is_sparse(matrix: StoredMatrix | HeldMatrix) -> bool:
-    return matrix.num_elements is not None if isinstance(matrix, HeldMatrix) else isinstance(matrix, StoredSparse)
+def _is_sparse(matrix: StoredMatrix | MemoryMatrix) -> bool:
+    return matrix.num_elements is not None if isinstance(matrix, MemoryMatrix) else isinstance(matrix, StoredSparse)
 
 
 class SparseStack(MatrixStack):

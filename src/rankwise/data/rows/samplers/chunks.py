@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -14,10 +14,8 @@ from rankwise.data.contract import JSON, IntArray
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.passes import (
     PassDraws,
-    RequestSizes,
     Rng,
     check_mask,
-    circle,
     make_generator,
     mask_bounds,
     mask_settings,
@@ -26,6 +24,47 @@ from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
 __all__ = ["ChunkSampler", "RandomSampler", "RowsOnce", "SequentialSampler", "make_requests"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSizes:
+    """How many rows are read and batched together."""
+
+    chunk_size: int  # neighbouring rows that are read as one run
+    preload_nchunks: int  # runs that are read and mixed together: one load request
+    batch_size: int  # rows of a batch; a divisor of the rows of a request
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_size", "preload_nchunks", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+        rows, batch = self.request_rows, self.batch_size
+        product = f"{self.chunk_size} * {self.preload_nchunks} = {rows}"
+        if batch > rows:
+            raise ConfigError(
+                f"batch_size cannot exceed chunk_size * preload_nchunks: got {batch}, but a request has {product} "
+                f"rows; use preload_nchunks={-(-batch // self.chunk_size)} or more"
+            )
+        if rows % batch:
+            raise ConfigError(
+                f"chunk_size * preload_nchunks must be divisible by batch_size: a request has {product} rows, which "
+                f"leaves {rows % batch} after batches of {batch}; use batch_size={self._nearest_divisor()}, or other "
+                "sizes"
+            )
+
+    @property
+    def request_rows(self) -> int:
+        """Rows of a full request."""
+        return self.chunk_size * self.preload_nchunks
+
+    def cut(self, places: IntArray) -> list[IntArray]:
+        """Cut places in a request into batches."""
+        return np.split(places, range(self.batch_size, len(places), self.batch_size))
+
+    def _nearest_divisor(self) -> int:
+        rows = self.request_rows
+        return min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(n - self.batch_size))
 
 
 def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], LoadRequest]) -> Iterator[LoadRequest]:
@@ -37,6 +76,16 @@ def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], Lo
     for number in range(-(-total // sizes.request_rows)):
         if worker is None or worker.owns(number):
             yield make(number, min(sizes.request_rows, total - number * sizes.request_rows))
+
+
+def _circle(first: int, length: int, start: int, stop: int) -> list[slice]:
+    """Return a run of rows from `first` on that wraps from `stop` to `start`, as often as needed."""
+    runs = []
+    while length > 0:
+        taken = min(length, stop - first)
+        runs.append(slice(first, first + taken))
+        first, length = start, length - taken
+    return runs
 
 
 class RowsOnce:
@@ -66,7 +115,7 @@ class RowsOnce:
         for chunk in self._order[number * count : (number + 1) * count].tolist():
             first, length = self._chunk(chunk)
             size += length
-            runs += circle(first, length, self._start, self._stop)
+            runs += _circle(first, length, self._start, self._stop)
             if self._is_part and size >= wanted:
                 break
         places: IntArray = self._draws.request(number).permutation(size)[:wanted]
@@ -258,5 +307,5 @@ class RandomSampler(ChunkSampler):
         rng, size = draws.request(number), self._sizes.chunk_size
         runs = []
         for place, first in enumerate(rng.integers(start, stop, -(-wanted // size)).tolist()):
-            runs += circle(first, min(size, wanted - place * size), start, stop)
+            runs += _circle(first, min(size, wanted - place * size), start, stop)
         return {"requests": runs, "splits": self._sizes.cut(rng.permutation(wanted))}

@@ -11,13 +11,13 @@ import numpy as np
 
 from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.passes import PassDraws, fresh_seed, known_settings, mask_bounds, mask_settings
+from rankwise.data.rows.passes import PassDraws, fresh_seed, mask_bounds, mask_settings
 from rankwise.data.rows.samplers.chunks import RandomSampler, SequentialSampler
 from rankwise.data.rows.samplers.classes import ClassSampler, WeightedClassSampler
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError, WorldError, needs_extra
 
-__all__ = ["DistInfo", "DistributedSampler", "find_rank", "foreseen"]
+__all__ = ["DistInfo", "DistributedSampler", "find_rank", "foreseen", "known_settings"]
 
 DistInfo: TypeAlias = Literal["torch", "jax"] | Callable[[], tuple[int, int]]
 
@@ -231,6 +231,18 @@ class DistributedSampler(Sampler):
                 "larger mask, or enforce_equal_batches=False"
             )
         return rows
+
+
+def known_settings(sampler: Sampler) -> Mapping[str, JSON] | None:
+    """Return the settings of a sampler, None if they are unknown.
+
+    A subclass that inherits them but draws in its own way may have further settings, which would be missing.
+    """
+    classes = type(sampler).__mro__
+    telling, drawing = (
+        next(place for place, one in enumerate(classes) if name in vars(one)) for name in ("pass_settings", "_sample")
+    )
+    return sampler.pass_settings() if telling <= drawing else None
 
 
 # exact types: a subclass may draw in another way

@@ -1,22 +1,24 @@
-"""The datasets of a loader: rows in stores and in memory, sparse or dense."""
+"""The datasets that were added to a loader: in stores and in memory, sparse or dense."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from rankwise.data.contract import DType
-from rankwise.data.rows.datasets import load_anndata
-from rankwise.data.rows.loader.requests import Requests
-from rankwise.data.rows.loader.stored import MemoryRows, RowsReader, StoredRows, adopt_matrix
+from rankwise.data.rows.datasets import check_files, find_datasets, load_anndata, open_group
+from rankwise.data.rows.loader.requests import MemoryRows, Requests, RowsReader, StoredRows
+from rankwise.data.rows.matrices import RowPointers, StoredDense, StoredMatrix, StoredSparse, open_matrix
 from rankwise.data.rows.obs import join_tables
 from rankwise.data.store import BoxReader
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, DataError
 
-__all__ = ["HeldDatasets", "Kind", "check_table", "kind_of"]
+__all__ = ["AddedDatasets", "Kind", "check_table", "iter_groups", "kind_of", "load_group"]
 
 Kind: TypeAlias = Literal["backed sparse", "backed dense", "sparse", "dense"]
 
@@ -64,12 +66,36 @@ def check_table(name: str, table: Any, num_rows: int | None) -> None:
         raise ConfigError(f"{name} has {len(table)} rows, but the matrix has {num_rows}: pass those of this matrix")
 
 
+def adopt_matrix(dataset: Any, reader: BoxReader) -> StoredMatrix:
+    """Wrap a zarr.Array, or a CSR matrix that anndata backs by a Zarr group.
+
+    Raises:
+        DataError: it is damaged, or has a dtype that cannot be read.
+    """
+    if not hasattr(dataset, "group"):
+        return StoredDense(array=reader.adopt(dataset))
+    group = dataset.group
+    data, indices, indptr = (reader.adopt(group[name]) for name in ("data", "indices", "indptr"))
+    place = data.place.rpartition("/")[0]
+    if "://" not in place:  # a folder: everything about it is read from there
+        return open_matrix(place, reader)
+    lengths = reader.adopt(group["row_nnz"]) if "row_nnz" in group else None
+    num_cols = int(dataset.shape[1])
+    pointers = RowPointers(indptr, data.shape[0], reader, lengths=lengths, num_cols=num_cols)
+    if pointers.num_rows != dataset.shape[0]:
+        raise DataError(
+            f"{indptr.place} needs {dataset.shape[0] + 1} row pointers, one more than rows; it has "
+            f"{pointers.num_rows + 1}: copy or write the matrix again"
+        )
+    return StoredSparse(place=place, num_cols=num_cols, data=data, indices=indices, pointers=pointers)
+
+
 _STORED: tuple[Kind, ...] = ("backed sparse", "backed dense")
 _NONE = "No datasets added yet: call use_collection, add_adatas or add_datasets first"
 _LOG = logging.getLogger("rankwise.rows")
 
 
-class HeldDatasets:
+class AddedDatasets:
     """The datasets of one loader. All have the same kind of matrix, row shape and columns."""
 
     def __init__(self, reader: BoxReader) -> None:
@@ -201,3 +227,54 @@ class HeldDatasets:
                 ", ".join(sorted(map(str, known))),
                 np.result_type(dtype, *known),
             )
+
+
+def iter_groups(collection: Any) -> Iterator[Any]:
+    """Yield the Zarr groups of a collection's datasets, or of several; for what it may be see `Loader.use_collection`.
+
+    Raises:
+        ConfigError: it is empty.
+        TypeError: it is something else.
+        DataError: there is nothing, or something else, at a path.
+    """
+    if isinstance(collection, (list, tuple)) and any(hasattr(one, "is_empty") for one in collection):
+        for one in collection:
+            yield from iter_groups(one)
+        return
+    if isinstance(collection, (str, os.PathLike, list, tuple)):
+        for place in find_datasets(collection):
+            yield open_group(place)
+        return
+    if not hasattr(collection, "is_empty"):
+        raise TypeError(
+            "use_collection needs a DatasetCollection, or the path of one or of AnnData stores, got "
+            f"{type(collection).__name__}; an AnnData goes to add_adata, a matrix to add_dataset"
+        )
+    if collection.is_empty:
+        raise ConfigError("the DatasetCollection is empty: add data with its add_adatas([...])")
+    yield from collection
+
+
+def load_group(group: Any) -> Any:
+    """Return an AnnData with the X of a store (left on disk), all columns of obs, and the names of var."""
+    import pandas as pd
+
+    anndata = load_anndata()
+    var = group["var"]
+    check_files(group, ["obs", "var"])
+    names = anndata.io.read_elem(var[var.attrs["_index"]])
+    return anndata.AnnData(
+        X=_backed(group["X"]), obs=anndata.io.read_elem(group["obs"]), var=pd.DataFrame(index=pd.Index(names))
+    )
+
+
+def _backed(element: Any) -> Any:
+    if hasattr(element, "ndim"):
+        return element
+    kind = element.attrs.get("encoding-type")
+    if kind != "csr_matrix":
+        raise TypeError(
+            f"{element.store_path} holds {kind!r}: rows are read from CSR matrices and dense arrays; store it by rows, "
+            "for example with adata.X = adata.X.tocsr()"
+        )
+    return load_anndata().io.sparse_dataset(element)

@@ -18,14 +18,14 @@ from rankwise.data.store.boxes import check_conversion, converted
 from rankwise.data.store.execution import warn_lossy_conversion
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["MOST_FILE_BYTES", "HeldMatrix", "HeldStack", "gather_rows"]
+__all__ = ["MOST_FILE_BYTES", "MemoryMatrix", "MemoryStack", "gather_rows"]
 
 # Limit for decoded bytes of matrices from HDF5 files, in the memory of each rank.
 MOST_FILE_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HeldMatrix:
+class MemoryMatrix:
     """A matrix of an AnnData in memory, or of an HDF5 file, which is read into memory as a whole on first use."""
 
     place: str
@@ -85,12 +85,12 @@ class HeldMatrix:
         return found
 
 
-class HeldStack(MatrixStack):
+class MemoryStack(MatrixStack):
     """Matrices in memory, all sparse or all dense; with `loose` each has its own columns, up to the longest."""
 
-    matrices: tuple[HeldMatrix, ...]
+    matrices: tuple[MemoryMatrix, ...]
 
-    def __init__(self, matrices: Sequence[HeldMatrix], dtype: DType, *, loose: bool = False) -> None:
+    def __init__(self, matrices: Sequence[MemoryMatrix], dtype: DType, *, loose: bool = False) -> None:
         for matrix in matrices:
             check_conversion(matrix.dtype, dtype, scaled=False, place=matrix.place)
             warn_lossy_conversion(matrix.place, matrix.dtype, dtype)
@@ -111,12 +111,12 @@ class HeldStack(MatrixStack):
         del reader  # nothing is decoded
         which, local = self.find(rows)
         if not self.spec.ragged:
-            return MatrixPlan(boxes=(), lengths=None, num_rows=len(rows), held=rows)
+            return MatrixPlan(boxes=(), lengths=None, num_rows=len(rows), in_memory=rows)
         lengths = np.empty(len(rows), dtype=np.int64)
         for number in np.unique(which).tolist():
             indptr, mine = self.matrices[number].values.indptr, local[which == number]
             lengths[which == number] = indptr[mine + 1] - indptr[mine]
-        return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows), held=rows)
+        return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows), in_memory=rows)
 
     def take(self, rows: IntArray, out: tuple[NDArray, ...]) -> None:
         """Copy rows into arrays, as for `MatrixPlan.jobs`."""

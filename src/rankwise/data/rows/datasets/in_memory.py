@@ -1,4 +1,4 @@
-"""`HeldDataset`: an AnnData in memory, or an h5ad file small enough for it."""
+"""`MemoryDataset`: an AnnData in memory, or an h5ad file small enough for it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.data.rows.datasets.search import known_columns, load_anndata
-from rankwise.data.rows.matrices.held import HeldMatrix
+from rankwise.data.rows.matrices.in_memory import MemoryMatrix
 from rankwise.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["HeldDataset", "is_anndata", "is_h5ad"]
+__all__ = ["MemoryDataset", "is_anndata", "is_h5ad"]
 
 _TABLES = ("layers", "obsm")
 _SPARSE = ("csr_matrix", "csc_matrix")
@@ -35,7 +35,7 @@ def is_h5ad(place: Any) -> bool:
     return isinstance(place, (str, os.PathLike)) and os.fspath(place).endswith((".h5ad", ".h5", ".hdf5"))
 
 
-class HeldDataset:
+class MemoryDataset:
     """An AnnData in memory or an h5ad file, with the same members as `Dataset`.
 
     Opening reads the names of the observations; matrices and columns of a file are read on first use.
@@ -61,10 +61,10 @@ class HeldDataset:
             self.obs_columns, _ = map(_columns, tables)
 
     def __repr__(self) -> str:
-        return f"HeldDataset({self.place}: {self.num_rows} rows)"
+        return f"MemoryDataset({self.place}: {self.num_rows} rows)"
 
     @property
-    def origin(self) -> HeldDataset:
+    def origin(self) -> MemoryDataset:
         """The object itself: it can be opened again."""
         return self
 
@@ -97,7 +97,7 @@ class HeldDataset:
             digest.update(str(name).encode() + b"\0")
         return digest.hexdigest()[:16]
 
-    def matrix(self, name: str = "X") -> HeldMatrix:
+    def matrix(self, name: str = "X") -> MemoryMatrix:
         """Open a matrix; see `Dataset.matrix`."""
         if name not in (*self.matrices, self.raw):
             raise ConfigError(f"{self.place} has no {name!r}; rows can be read from {', '.join(self.matrices)}")
@@ -105,7 +105,7 @@ class HeldDataset:
             shape, dtype, num_elements = _facts(self._element(held, name), f"{self.place}/{name}")
         if shape[0] != self.num_rows:
             raise DataError(f"{self.place}/{name} has {shape[0]} rows, but the table of observations {self.num_rows}")
-        return HeldMatrix(
+        return MemoryMatrix(
             place=f"{self.place}/{name}", shape=shape, dtype=dtype, num_elements=num_elements,
             identity=self._identity, is_file=self.is_file, load=partial(self._load, name),
         )  # fmt: skip
