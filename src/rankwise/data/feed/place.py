@@ -91,21 +91,6 @@ def make_placer(device: str | torch.device | None) -> Placer:
     return _HostPlacer(lambda name, array: _tensor(name, array).to(where), torch_csr, shares_memory=False)
 
 
-def _fields(
-    buffer: HostBuffer,
-    names: Iterable[str],
-    num_cols: Mapping[str, int],
-    convert: Callable[[str, NDArray], Any],
-    sparse: Callable[[tuple[Any, ...], int], Any],
-) -> dict[str, Any]:
-    """`convert` makes an array or tensor of each array; `sparse` makes a ragged field of its three."""
-    fields = {}
-    for name in names:
-        arrays = [convert(name, array) for array in buffer.arrays(name)]
-        fields[name] = arrays[0] if len(arrays) == 1 else sparse(tuple(arrays), num_cols[name])
-    return fields
-
-
 def _array(_: str, array: NDArray) -> NDArray:
     return array
 
@@ -126,7 +111,13 @@ def _tensor(name: str, array: NDArray) -> torch.Tensor:
 
 
 class _HostPlacer(Placer):
-    """Arrays or tensors made on the reader thread, ready when they are made."""
+    """Arrays or tensors made on the reader thread, ready when they are made.
+
+    Args:
+        convert: makes an array or tensor of each array; its other argument is the name of the field.
+        sparse: makes a ragged field of its three.
+        shares_memory: see `Placer`.
+    """
 
     def __init__(
         self,
@@ -138,13 +129,17 @@ class _HostPlacer(Placer):
         self._convert, self._sparse, self.shares_memory = convert, sparse, shares_memory
 
     def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
-        return Placed(_fields(buffer, names, num_cols, self._convert, self._sparse))
+        fields = {}
+        for name in names:
+            arrays = [self._convert(name, array) for array in buffer.arrays(name)]
+            fields[name] = arrays[0] if len(arrays) == 1 else self._sparse(tuple(arrays), num_cols[name])
+        return Placed(fields)
 
     def keys(self, keys: IntArray) -> Any:
         return self._convert("key", keys)
 
 
-class _CudaPlacer(Placer):
+class _CudaPlacer(_HostPlacer):
     """Copies from page-locked memory on a separate stream; the consumer's stream waits for the copy, not the host."""
 
     pinned = True
@@ -152,6 +147,10 @@ class _CudaPlacer(Placer):
     def __init__(self, device: torch.device) -> None:
         import torch
 
+        def sent(name: str, array: NDArray) -> torch.Tensor:
+            return _tensor(name, array).to(device, non_blocking=True)
+
+        super().__init__(sent, torch_csr, shares_memory=False)
         self._device = device
         self._stream = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
 
@@ -159,12 +158,12 @@ class _CudaPlacer(Placer):
         import torch
 
         with torch.cuda.stream(self._stream):
-            fields = _fields(buffer, names, num_cols, self._sent, torch_csr)
+            placed = super().place(buffer, names, num_cols)
             # the buffer may be refilled once the copy is done, whatever the consumer does
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
         buffer.lease.wait_for(copied)
-        return Placed(fields, copied)
+        return Placed(placed.fields, copied)
 
     def receive(self, placed: Placed) -> dict[str, Any]:
         import torch
@@ -178,6 +177,3 @@ class _CudaPlacer(Placer):
 
     def keys(self, keys: IntArray) -> Any:
         return _tensor("key", keys).to(self._device)
-
-    def _sent(self, name: str, array: NDArray) -> torch.Tensor:
-        return _tensor(name, array).to(self._device, non_blocking=True)
