@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, ReadReport, Share, sample_keys
+from rankwise.data.contract import IntArray, ReadReport, Share, Step, sample_keys
 from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.csr import copied_field, first_twice
 from rankwise.data.feed.memory.lease import done_of
 from rankwise.data.feed.place import Placed
 from rankwise.errors import ConfigError
 
-__all__ = ["FeedBatch", "LoaderStats", "MicroBatches", "ReadBatch", "ReadStep", "ShareView"]
+__all__ = ["FeedBatch", "LoaderStats", "MicroBatches", "ReadBatch", "ReadStep", "ShareView", "step_keys"]
+
+
+def step_keys(step: Step, ids: IntArray) -> IntArray:
+    """Return the keys of samples of a step, int64: f(seed, epoch, sample)."""
+    return sample_keys(step.resume.seed, step.epoch, ids)
 
 
 class ShareView:
@@ -42,7 +47,7 @@ class ShareView:
     @property
     def key(self) -> IntArray:
         """int64[B]: f(seed, epoch, sample), the same at any world size and after any restart."""
-        return sample_keys(self.resume.seed, self.share.step.epoch, self.ids)
+        return step_keys(self.share.step, self.ids)
 
     @property
     def count(self) -> int:
@@ -151,16 +156,10 @@ class FeedBatch(ShareView):
         fields = {name: first_twice(field, some=some) for name, field in self.fields.items()}
         return FeedBatch(share, fields)
 
-    def with_fields(self, fields: dict[str, Any]) -> Self:
-        """Return this batch with other fields. The new batch takes over the memory; this object counts as released."""
-        lent, self._lent, self._fields = self._lent, None, None
-        return self._again(fields, lent)
-
-    def _again(self, fields: dict[str, Any], lent: HostBuffer | None = None) -> Self:
+    def _again(self, fields: dict[str, Any]) -> Self:
         return type(self)(
             self.share,
             fields,
-            lent=lent,
             is_view=self._is_view,
             num_lost=self.num_lost,
             may_skip=self.may_skip,

@@ -30,7 +30,7 @@ def read_alone(source: Source, steps: Iterable[Shares]) -> Iterator[tuple[Step, 
     """
     ahead: deque[tuple[Step, tuple[Reading, ...]]] = deque()
     for number, (step, shares) in enumerate(steps):
-        ahead.append((step, tuple(_Alone(source, share) for share in shares)))
+        ahead.append((step, tuple(_Planned(source, share) for share in shares)))
         if number == 0 or len(ahead) > _HINTED_STEPS:
             yield ahead.popleft()
     yield from ahead
@@ -63,7 +63,7 @@ def read_together(
     """
     waiting: Iterator[tuple[Step, tuple[Reading, ...]]] = iter(())
     for number, group in enumerate(_groups(steps, num_steps)):
-        planned = _Together(source, group, stage, limit_bytes, copied=2 * len(group) <= num_steps).steps()
+        planned = _Group(source, group, stage, limit_bytes).steps(copied=2 * len(group) <= num_steps)
         yield from waiting
         waiting = planned
         if number == 0:
@@ -88,54 +88,52 @@ def _groups(steps: Iterable[Shares], num_steps: int) -> Iterator[list[Shares]]:
         yield group
 
 
-class _Alone:
-    """A share with a plan of its own, made and hinted on creation. If planning fails, reading raises the error."""
+class _Planned:
+    """A share with its plan, made and hinted on creation. If planning fails, reading raises the error.
+
+    Attributes:
+        plan: the plan; None if planning has failed.
+    """
 
     def __init__(self, source: Source, share: Share) -> None:
-        self._source, self.share = source, share
+        self.source, self.share = source, share
         try:
-            self._plan: Plan | None = source.plan(share)
-            source.hint(self._plan)
+            self.plan: Plan | None = source.plan(share)
+            source.hint(self.plan)
         except Exception:  # noqa: BLE001  (it fails again)
-            self._plan = None
+            self.plan = None
 
     def read(self, acquire: Acquire) -> tuple[ReadReport, HostBuffer] | None:
-        """Read it; return the report and the memory, or None when reading ends."""
-        return _read(self._source, self.share, self._plan, acquire)
+        """Read it into a buffer of its own; return the report and the memory, or None when reading ends."""
+        lent = acquire()
+        if lent is None:
+            return None
+        try:
+            return self.source.read(self.source.plan(self.share) if self.plan is None else self.plan, lent), lent
+        except BaseException:
+            lent.give_back()
+            raise
 
 
-def _read(source: Source, share: Share, plan: Plan | None, acquire: Acquire) -> tuple[ReadReport, HostBuffer] | None:
-    """Read one share into a buffer of its own."""
-    lent = acquire()
-    if lent is None:
-        return None
-    try:
-        return source.read(source.plan(share) if plan is None else plan, lent), lent
-    except BaseException:
-        lent.give_back()
-        raise
+class _Group(_Planned):
+    """Steps that are planned as one share when this is made, and read as one when the first of their shares is read.
 
+    Attributes:
+        stage: waits for its memory.
+        limit_bytes: most bytes of a share of a step; None = any.
+        came: what was read; None before that, and if its samples cannot be read as one. Then there is no plan either,
+            and each share is read by itself, so that the steps before the one that fails are read.
+        counted: whether a share that was read has the chunk counts.
+    """
 
-class _Together:
-    """A group of steps: planned as one when this is made, read as one when the first share is read."""
-
-    def __init__(
-        self,
-        source: Source,
-        steps: Sequence[Shares],
-        stage: Acquire,
-        limit_bytes: int | None,
-        *,
-        copied: bool,
-    ) -> None:
-        self.source, self._steps, self._copied = source, steps, copied
-        self._stage, self.limit_bytes = stage, limit_bytes
-        self._read: tuple[ReadReport, HostBuffer] | None = None
+    def __init__(self, source: Source, steps: Sequence[Shares], stage: Acquire, limit_bytes: int | None) -> None:
+        self._steps, self.stage, self.limit_bytes = steps, stage, limit_bytes
+        self.came: tuple[ReadReport, HostBuffer] | None = None
         self.counted = False
         parts = [share for _, shares in steps for share in shares]
         # one share of all samples, in order; it names the first step: all steps have its epoch and seed
         weights = [share.weights for share in parts if share.weights is not None]
-        self._share = replace(
+        whole = replace(
             parts[0],
             micro=0,
             num_micro=1,
@@ -143,72 +141,66 @@ class _Together:
             ids=np.concatenate([share.ids for share in parts]),
             weights=np.concatenate(weights) if len(weights) == len(parts) else None,
         )
-        try:
-            self.plan: Plan | None = source.plan(self._share)
-            source.hint(self.plan)
-        except Exception:  # noqa: BLE001  (each share by itself: then the steps before the one that fails are read)
-            self.plan = None
+        super().__init__(source, whole)
 
-    def steps(self) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
+    def steps(self, *, copied: bool) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
+        """Yield the steps; `copied`: all their shares are copied out, not only those of the last one."""
         first = 0
         try:
             for number, (step, shares) in enumerate(self._steps, start=1):
-                copied = self._copied or 1 < number == len(self._steps)
+                copied = copied or 1 < number == len(self._steps)
                 readings = []
                 for share in shares:
-                    readings.append(_Part(whole=self, share=share, first=first, copied=copied))
+                    readings.append(_Part(group=self, share=share, first=first, copied=copied))
                     first += len(share.ids)
                 yield step, tuple(readings)
         finally:
-            if self._read is not None:
-                self._read[1].give_back()
-                self._read = None
-
-    def read(self) -> tuple[ReadReport, HostBuffer] | None:
-        """Read all samples, at the first call. None when reading ends, or if they cannot be read as one: no `plan`."""
-        if self._read is None and self.plan is not None:
-            try:
-                self._read = _read(self.source, self._share, self.plan, self._stage)
-            except RankwiseError:
-                self.plan = None
-        return self._read
+            if self.came is not None:
+                self.came[1].give_back()
+                self.came = None
 
 
 @dataclass(slots=True, kw_only=True)
 class _Part:
     """A share of a group: its samples are adjacent in the group's buffer, from `first` on."""
 
-    whole: _Together
+    group: _Group
     share: Share
     first: int
     copied: bool
 
     def read(self, acquire: Acquire) -> tuple[ReadReport, HostBuffer] | None:
-        """Return its part of what the group has read, see `_Alone.read`; `acquire` gives the memory of a copy."""
-        whole, share = self.whole, self.share
-        read = whole.read()
-        if read is None:
-            return None if whole.plan is not None else _read(whole.source, share, None, acquire)
-        report, stage = read
+        """Return its part of what the group has read, see `_Planned.read`; `acquire` gives the memory of a copy."""
+        group, share = self.group, self.share
+        if group.came is None and group.plan is not None:
+            try:
+                group.came = group.read(group.stage)
+            except RankwiseError:
+                group.plan = None
+        if group.plan is None:
+            return _Planned(group.source, share).read(acquire)
+        if group.came is None:
+            return None
+        report, stage = group.came
         last = self.first + len(share.ids)
         valid, errors = report.valid[self.first : last], report.errors
         if errors:
             failed = set(share.ids[~valid].tolist())
             errors = tuple(error for error in errors if error.sample in failed)
-        if whole.counted:
+        if group.counted:
             report = ReadReport(valid=valid, errors=errors)
         else:  # the first share that is read gets the chunk counts
-            whole.counted, report = True, replace(report, valid=valid, errors=errors)
-        part = stage.part(self.first, last, limit_bytes=whole.limit_bytes)
+            group.counted, report = True, replace(report, valid=valid, errors=errors)
+        part = stage.part(self.first, last, limit_bytes=group.limit_bytes)
         if not self.copied:
             return report, part
         try:
             lent = acquire()
             if lent is not None:
-                part.copy_to(lent, whole.source.fields, len(share.ids))
+                part.copy_to(lent, group.source.fields, len(share.ids))
         finally:
             part.give_back()
         return None if lent is None else (report, lent)
 
 
-Reading: TypeAlias = _Alone | _Part  # one share that is about to be read
+Reading: TypeAlias = _Planned | _Part  # one share that is about to be read

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from rankwise._process.loader_worker import LoaderWorker, current_worker
-from rankwise.data.contract import Order, OrderState, Source
-from rankwise.data.feed.batch import FeedBatch, LoaderStats, MicroBatches, ReadBatch
+from rankwise.data.contract import Order, OrderState, Share, Source
+from rankwise.data.feed.batch import FeedBatch, LoaderStats, MicroBatches, ReadBatch, step_keys
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.memory.csr import num_cols_of
 from rankwise.data.feed.memory.pool import MemoryPool
@@ -354,36 +354,21 @@ class FeedLoader(CursorLoader):
         return MicroBatches(map(self._batch, step.batches))
 
     def _batch(self, read: ReadBatch) -> FeedBatch:
-        fields = self._placer.receive(read.placed)
-        if self._worker is not None:
-            return self._sent(read, fields)
-
-        batch = FeedBatch(
-            read.share,
-            fields,
-            num_lost=read.num_lost,
-            may_skip=self._budget.may_skip,
-            lent=read.lent,
-            is_view=self._placer.shares_memory,
-            weights=self._placer.weights(read.share),
-        )
-        if self._batch_transform is None:
-            return batch
-        return batch.with_fields(self._transformed(batch, fields))
-
-    def _sent(self, read: ReadBatch, lent: dict[str, Any]) -> SentBatch:
-        """Return a batch for another process, with memory of its own."""
+        fields = received = self._placer.receive(read.placed)
+        if self._batch_transform is not None:
+            fields = self._transformed(self._batch_transform, read.share, received)
         about: Any = {"num_lost": read.num_lost, "may_skip": self._budget.may_skip}
-        try:
-            batch = SentBatch(read.share, lent, **about)
-            made = lent if self._batch_transform is None else self._transformed(batch, lent)
-            return SentBatch(read.share, sent_fields(made, lent), **about)
-        finally:
+        if self._worker is not None:  # a batch for another process has memory of its own
+            sent = SentBatch(read.share, sent_fields(fields, received), **about)
             read.lent.give_back()
+            return sent
+        weights = self._placer.weights(read.share)
+        return FeedBatch(
+            read.share, fields, lent=read.lent, is_view=self._placer.shares_memory, weights=weights, **about
+        )
 
-    def _transformed(self, batch: FeedBatch, fields: dict[str, Any]) -> dict[str, Any]:
-        assert self._batch_transform is not None
-        made = self._batch_transform(fields, self._placer.keys(batch.key))
+    def _transformed(self, transform: BatchTransform, share: Share, fields: dict[str, Any]) -> dict[str, Any]:
+        made = transform(fields, self._placer.keys(step_keys(share.step, share.ids)))
         if not isinstance(made, Mapping):
             raise ConfigError(f"batch_transform= must return a dict of fields, it returned {type(made).__name__}")
         return dict(made)

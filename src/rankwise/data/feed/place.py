@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,19 +31,18 @@ class Placed:
     ready: Any = None
 
 
-class Placer(Protocol):
-    """Puts batches on the device of the training step."""
+class Placer(ABC):
+    """Puts batches on the device of the training step.
 
-    @property
-    def pinned(self) -> bool:
-        """Whether host buffers should be page-locked."""
-        ...
+    Attributes:
+        pinned: whether host buffers should be page-locked.
+        shares_memory: whether the result of `place` lies in the buffer itself, which must then wait for the consumer.
+    """
 
-    @property
-    def shares_memory(self) -> bool:
-        """Whether the result of `place` lies in the buffer itself, so that the buffer must wait for the consumer."""
-        ...
+    pinned = False
+    shares_memory = False
 
+    @abstractmethod
     def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
         """Return the fields of a buffer; the reader thread calls it. It may start a copy, which the lease awaits.
 
@@ -51,19 +51,18 @@ class Placer(Protocol):
             names: the fields to return.
             num_cols: columns of the ragged fields, which become CSR matrices.
         """
-        ...
 
     def receive(self, placed: Placed) -> dict[str, Any]:
         """Return the fields, usable on the consumer's thread and stream; the consumer calls it."""
-        ...
+        return placed.fields
 
+    @abstractmethod
     def keys(self, keys: IntArray) -> Any:
         """Return sample keys, int64[B], on the device of the fields."""
-        ...
 
-    def weights(self, share: Share) -> Any:
+    def weights(self, share: Share) -> Any:  # noqa: ARG002  (of placers that pad)
         """Return the weights of the rows if fields are padded; None if they are as long as the share."""
-        ...
+        return None
 
 
 def make_placer(device: str | torch.device | None) -> Placer:
@@ -92,21 +91,6 @@ def make_placer(device: str | torch.device | None) -> Placer:
     return _HostPlacer(lambda name, array: _tensor(name, array).to(where), torch_csr, shares_memory=False)
 
 
-def _fields(
-    buffer: HostBuffer,
-    names: Iterable[str],
-    num_cols: Mapping[str, int],
-    convert: Callable[[str, NDArray], Any],
-    sparse: Callable[[tuple[Any, ...], int], Any],
-) -> dict[str, Any]:
-    """`convert` makes an array or tensor of each array; `sparse` makes a ragged field of its three."""
-    fields = {}
-    for name in names:
-        arrays = [convert(name, array) for array in buffer.arrays(name)]
-        fields[name] = arrays[0] if len(arrays) == 1 else sparse(tuple(arrays), num_cols[name])
-    return fields
-
-
 def _array(_: str, array: NDArray) -> NDArray:
     return array
 
@@ -126,10 +110,14 @@ def _tensor(name: str, array: NDArray) -> torch.Tensor:
         ) from error
 
 
-class _HostPlacer:
-    """Arrays or tensors made on the reader thread, ready when they are made."""
+class _HostPlacer(Placer):
+    """Arrays or tensors made on the reader thread, ready when they are made.
 
-    pinned = False
+    Args:
+        convert: makes an array or tensor of each array; its other argument is the name of the field.
+        sparse: makes a ragged field of its three.
+        shares_memory: see `Placer`.
+    """
 
     def __init__(
         self,
@@ -141,23 +129,20 @@ class _HostPlacer:
         self._convert, self._sparse, self.shares_memory = convert, sparse, shares_memory
 
     def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
-        return Placed(_fields(buffer, names, num_cols, self._convert, self._sparse))
-
-    def receive(self, placed: Placed) -> dict[str, Any]:
-        return placed.fields
+        fields = {}
+        for name in names:
+            arrays = [self._convert(name, array) for array in buffer.arrays(name)]
+            fields[name] = arrays[0] if len(arrays) == 1 else self._sparse(tuple(arrays), num_cols[name])
+        return Placed(fields)
 
     def keys(self, keys: IntArray) -> Any:
         return self._convert("key", keys)
 
-    def weights(self, _share: Share) -> None:
-        return None
 
-
-class _CudaPlacer:
+class _CudaPlacer(_HostPlacer):
     """Copies from page-locked memory on a separate stream; the consumer's stream waits for the copy, not the host."""
 
     pinned = True
-    shares_memory = False
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -167,6 +152,10 @@ class _CudaPlacer:
                 f"device={str(device)!r} was requested, but torch finds no CUDA device: check CUDA_VISIBLE_DEVICES and "
                 "that this torch is built for CUDA"
             )
+        def sent(name: str, array: NDArray) -> torch.Tensor:
+            return _tensor(name, array).to(device, non_blocking=True)
+
+        super().__init__(sent, torch_csr, shares_memory=False)
         self._device = device
         self._stream = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
 
@@ -174,12 +163,12 @@ class _CudaPlacer:
         import torch
 
         with torch.cuda.stream(self._stream):
-            fields = _fields(buffer, names, num_cols, self._sent, torch_csr)
+            placed = super().place(buffer, names, num_cols)
             # the buffer may be refilled once the copy is done, whatever the consumer does
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
         buffer.lease.wait_for(copied)
-        return Placed(fields, copied)
+        return Placed(placed.fields, copied)
 
     def receive(self, placed: Placed) -> dict[str, Any]:
         import torch
@@ -193,9 +182,3 @@ class _CudaPlacer:
 
     def keys(self, keys: IntArray) -> Any:
         return _tensor("key", keys).to(self._device)
-
-    def weights(self, _share: Share) -> None:
-        return None
-
-    def _sent(self, name: str, array: NDArray) -> torch.Tensor:
-        return _tensor(name, array).to(self._device, non_blocking=True)

@@ -15,7 +15,7 @@ import numpy as np
 from rankwise.data.contract import FieldSpec, IntArray, NDArray, Order, Share
 from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.pool import allocate_bytes
-from rankwise.data.feed.place import Placed
+from rankwise.data.feed.place import Placed, Placer
 from rankwise.errors import ConfigError, MissingExtraError
 
 __all__ = ["JaxPlacer", "ShardRows", "is_jax_target", "make_jax_placer", "narrowed", "shard_full_batches", "shard_rows"]
@@ -175,15 +175,12 @@ def make_jax_placer(
     return JaxPlacer(shard_rows(target, order, world_size=world_size, micro_batch=micro_batch))
 
 
-class JaxPlacer:
+class JaxPlacer(Placer):
     """Copies fields into fresh memory, which JAX takes over; nothing else writes there, so no wait is needed.
 
     Args:
         rows: the layout of global arrays; None = arrays local to this process, as long as its share.
     """
-
-    pinned = False
-    shares_memory = False
 
     def __init__(self, rows: ShardRows | None) -> None:
         self._rows = rows
@@ -195,10 +192,6 @@ class JaxPlacer:
             arrays = tuple(narrowed(name, array) for array in buffer.arrays(name))
             fields[name] = self._array(arrays[0]) if len(arrays) == 1 else _bcsr(arrays, num_cols[name])
         return Placed(fields)
-
-    def receive(self, placed: Placed) -> dict[str, Any]:
-        """Return the fields."""
-        return placed.fields
 
     def keys(self, keys: IntArray) -> Any:
         """Return sample keys as uint32[B, 2]: key data for ``jax.random.wrap_key_data``."""

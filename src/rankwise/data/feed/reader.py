@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, IntArray, Share, Source, Step, sample_keys
-from rankwise.data.feed.batch import ReadBatch, ReadStep
+from rankwise.data.contract import BoolArray, ReadReport, Share, Source, Step
+from rankwise.data.feed.batch import ReadBatch, ReadStep, step_keys
 from rankwise.data.feed.groups import Reading, Shares, read_alone, read_together
 from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.csr import num_cols_of
@@ -163,7 +163,6 @@ class StepReader:
         self._scratch = HostBuffer()
         self._num_cols = num_cols_of(source)
         self._most_batches = 1
-        self._paused_s = 0.0
 
     def close(self) -> None:
         """Stop waiting for memory: reading ends."""
@@ -205,11 +204,17 @@ class StepReader:
     def _step(
         self, step: Step, readings: tuple[Reading, ...], is_asked: Callable[[], bool]
     ) -> Generator[None, None, ReadStep | None]:
-        started = time.perf_counter() + self._paused_s
-        batches: list[ReadBatch] = []
+        started, batches = time.perf_counter(), list[ReadBatch]()
         try:
             for reading in readings:
-                batch = yield from self._batch(step, reading, is_asked)
+                found = reading.read(self._acquire if self._transform is None else self._use_scratch)
+                if found is None:
+                    return None
+                if (found[0].errors or self._transform is not None) and not is_asked():
+                    paused = time.perf_counter()
+                    yield
+                    started += time.perf_counter() - paused
+                batch = self._batch(step, reading.share, *found)
                 if batch is None:
                     return None
                 batches.append(batch)
@@ -220,7 +225,7 @@ class StepReader:
                 f"{step.start + step.count - 1}) for rank {share.rank} of {share.world_size}"
             )
             raise
-        return ReadStep(batches=tuple(batches), read_s=time.perf_counter() + self._paused_s - started)
+        return ReadStep(batches=tuple(batches), read_s=time.perf_counter() - started)
 
     def _planned(self, steps: Iterable[Shares]) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
         if self._together > 1:
@@ -228,23 +233,24 @@ class StepReader:
             return read_together(self._source, steps, self._together, self._acquire_stage, limit_bytes=limit_bytes)
         return read_alone(self._source, steps)
 
-    def _batch(
-        self, step: Step, reading: Reading, is_asked: Callable[[], bool]
-    ) -> Generator[None, None, ReadBatch | None]:
-        found = reading.read(self._acquire if self._transform is None else self._use_scratch)
-        if found is None:
-            return None
-        report, lent = found
+    def _batch(self, step: Step, share: Share, report: ReadReport, lent: HostBuffer) -> ReadBatch | None:
+        """Return what was read of a share without its damaged samples, transformed and placed; None when reading ends.
+
+        Args:
+            step: the step.
+            share: the samples that were asked for.
+            report: which of them arrived.
+            lent: their memory, which goes back if this fails.
+        """
         try:
-            if (report.errors or self._transform is not None) and not is_asked():
-                yield from self._pause()
-            share, num_lost = reading.share, 0
+            num_lost = 0
             if report.errors:
+                num_lost = _num_real(share)
                 for error in report.errors:
                     self._budget.skip(error, share)
                 lent.keep(report.valid)
                 share = _kept_share(share, report.valid)
-                num_lost = _num_real(reading.share) - _num_real(share)
+                num_lost -= _num_real(share)
             names, num_cols = self._names, self._num_cols
             if self._transform is not None:
                 made = self._transformed(self._transform, step, share, lent)
@@ -255,7 +261,7 @@ class StepReader:
                 raw.give_back()
                 names, num_cols = tuple(self._transform.specs or ()), self._transform.num_cols
             placed = self._placer.place(lent, names, num_cols)
-        except BaseException:  # also when the generator is closed during a pause: its memory goes back at once
+        except BaseException:
             lent.give_back()
             raise
         return ReadBatch(share=share, lent=lent, placed=placed, report=report, num_lost=num_lost)
@@ -278,11 +284,6 @@ class StepReader:
         """Return the buffer for samples on their way through a transform; one batch after another uses it."""
         return self._scratch
 
-    def _pause(self) -> Generator[None, None, None]:
-        paused = time.perf_counter()
-        yield
-        self._paused_s -= time.perf_counter() - paused
-
     def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: HostBuffer) -> HostBuffer | None:
         """Return the transformed samples; None when reading ends."""
         if transform.specs is None and len(share.ids) == 0:
@@ -291,7 +292,7 @@ class StepReader:
         if made is None:
             return None
         try:
-            transform.apply(raw, self._names, share.ids, _keys(step, share.ids), made)
+            transform.apply(raw, self._names, share.ids, step_keys(step, share.ids), made)
         except BaseException:
             made.give_back()
             raise
@@ -310,12 +311,8 @@ class StepReader:
                 continue  # the rank whose share has it counts it
             if report.errors:
                 raise report.errors[0]
-            transform.learn(held, self._names, int(probe.ids[0]), int(_keys(step, probe.ids)[0]))
+            transform.learn(held, self._names, int(probe.ids[0]), int(step_keys(step, probe.ids)[0]))
             return
-
-
-def _keys(step: Step, ids: IntArray) -> IntArray:
-    return sample_keys(step.resume.seed, step.epoch, ids)
 
 
 def _num_real(share: Share) -> int:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rankwise import vitals
-from rankwise.data.contract import BaseLoader, Batch
+from rankwise.data.contract import BaseLoader
 from rankwise.errors import Interrupted, RunDirError, StepError
 from rankwise.tracking import Progress
 from rankwise.train.loop.configuration import TrainOptions
 from rankwise.train.loop.hooks import HookChain, Told
 from rankwise.train.loop.ledger import Ledger, RunningMeans
-from rankwise.train.loop.parts import Progressed
 from rankwise.train.loop.session import Session
 from rankwise.train.step.balance import Balance
 from rankwise.train.step.exact import ExactStep, StepReport
@@ -31,44 +30,6 @@ __all__ = ["FitResult", "Loop", "found_finished", "is_done", "steps_left"]
 
 _FEW_STEPS = 10  # about as many as a loader has ready
 _SHOW_S = 0.1
-
-
-class _Pace:
-    """Samples per second and the fraction of time spent waiting for data.
-
-    Attributes:
-        began_s: time at which the last step became available.
-    """
-
-    def __init__(self, progressed: Progressed) -> None:
-        self._progressed = progressed
-        self.began_s = self._wait_s = 0.0
-        self._measured = (progressed.num_samples, 0.0, time.perf_counter())
-        self._shown = (progressed.num_samples, 0.0)
-
-    def timed(self, steps: Iterable[tuple[Batch, ...]]) -> Iterator[tuple[Batch, ...]]:
-        """Yield the loader's steps, and measure the time spent waiting for them."""
-        clock = time.perf_counter
-        asked_s = clock()
-        for batches in steps:
-            self.began_s = now_s = clock()
-            self._wait_s += now_s - asked_s
-            yield batches
-            asked_s = clock()
-
-    def measure(self) -> dict[str, float]:
-        """Return the pace since the last call, and reset it."""
-        samples, wait_s, since_s = self._measured
-        self._measured = (self._progressed.num_samples, self._wait_s, time.perf_counter())
-        elapsed_s = max(self._measured[2] - since_s, 1e-9)
-        rates = (self._measured[0] - samples) / elapsed_s, (self._wait_s - wait_s) / elapsed_s
-        return {"samples_per_s": rates[0], "wait_share": rates[1]}
-
-    def since_shown(self) -> tuple[int, float]:
-        """Return samples and seconds of waiting since the last call."""
-        samples, wait_s = self._shown
-        self._shown = (self._progressed.num_samples, self._wait_s)
-        return self._shown[0] - samples, self._wait_s - wait_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,13 +62,16 @@ class Loop:
     before_validation: Callable[[], object]
     hooks: HookChain
     balance: Balance | None = None
-    _pace: _Pace = field(init=False)
     _loss: float = field(init=False, default=math.nan)
     _saved_step: int = field(init=False, default=-1)
-    _shown_s: float = field(init=False, default=-math.inf)
+    _wait_s: float = field(init=False, default=0.0)  # so far, for batches
+    # samples, seconds of waiting and the time: at the last log line, and when the progress line was last updated
+    _logged: tuple[int, float, float] = field(init=False)
+    _shown: tuple[int, float, float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._pace = _Pace(self.session.progressed)
+        num_samples = self.session.progressed.num_samples
+        self._logged, self._shown = (num_samples, 0.0, time.perf_counter()), (num_samples, 0.0, -math.inf)
 
     def run(self, train: BaseLoader, *, first_epoch: int, epochs: int) -> Mapping[str, float]:
         """Run the epochs from `first_epoch` on and return the last epoch's values."""
@@ -164,11 +128,14 @@ class Loop:
     def _epoch(self, train: BaseLoader, epoch: int) -> None:
         # local names for everything that a step calls: each call costs, and so does an attribute of an attribute
         beat, wait, take, mark_done, keep = vitals.beat_step, vitals.wait, self.step, train.mark_done, self.ledger.keep
-        pace, progressed, interruption = self._pace, self.session.progressed, self.session.interruption
+        progressed, interruption, clock = self.session.progressed, self.session.interruption, time.perf_counter
         heard = {} if interruption is None else interruption.heard
         few_left, number = max(0, self._steps_left(train) - _FEW_STEPS), -1
         due = self._due(progressed.num_steps)
-        for batches in pace.timed(train if self.balance is None else self.balance.steps(train)):
+        asked_s = now_s = clock()
+        for batches in train if self.balance is None else self.balance.steps(train):
+            now_s = clock()
+            self._wait_s += now_s - asked_s
             beat(epoch, progressed.num_steps)
             number += 1
             if number == few_left:
@@ -179,16 +146,17 @@ class Loop:
             progressed.num_steps = num_steps = progressed.num_steps + 1
             progressed.num_samples += report.num_samples
             progressed.num_lost += report.num_lost
-            is_time = pace.began_s - self._shown_s >= _SHOW_S
+            is_time = now_s - self._shown[2] >= _SHOW_S
             if is_time:
-                self._show(epoch)
+                self._show(epoch, now_s)
             # most steps have nothing to do after them
             if num_steps >= due or is_time or heard:
                 if self._is_last(report, epoch):
                     break
                 due = self._due(num_steps)
             wait()
-        self._show(epoch)
+            asked_s = clock()
+        self._show(epoch, now_s)
 
     def _due(self, num_steps: int) -> float:
         """Return the next number of steps at which `_is_last` has something to do, regardless of time."""
@@ -222,23 +190,35 @@ class Loop:
             self._save(self.session.last_values)
         return bool(self.hooks.stop)  # agreed together with the checkpoint, which records that the run stopped there
 
-    def _show(self, epoch: int) -> None:
+    def _show(self, epoch: int, now_s: float) -> None:
         """Update the progress line, at most about ten times per second."""
-        self._shown_s = self._pace.began_s
         self.ledger.settle()  # keeps the records small, however rare log lines are
-        samples, wait_s = self._pace.since_shown()
-        loss = None if math.isnan(self._loss) else self._loss
-        self.progress.update(self.session.progressed.num_steps, epoch=epoch, loss=loss, samples=samples, wait_s=wait_s)
+        progressed, (num_samples, wait_s, _) = self.session.progressed, self._shown
+        self._shown = (progressed.num_samples, self._wait_s, now_s)
+        self.progress.update(
+            progressed.num_steps,
+            epoch=epoch,
+            loss=None if math.isnan(self._loss) else self._loss,
+            samples=progressed.num_samples - num_samples,
+            wait_s=self._wait_s - wait_s,
+        )
 
     def _log(self, report: StepReport, epoch: int) -> None:
-        pace, further = self._pace.measure(), self.hooks.numbers()
-        values, waits = self._reduce(self.ledger.recent, note=pace["wait_share"])
+        num_samples, wait_s, since_s = self._logged
+        self._logged = (self.session.progressed.num_samples, self._wait_s, time.perf_counter())
+        elapsed_s = max(self._logged[2] - since_s, 1e-9)
+        further = self.hooks.numbers()
+        values, waits = self._reduce(self.ledger.recent, note=(self._wait_s - wait_s) / elapsed_s)
         self._loss = values["loss"]
         extra = {} if report.grad_norm is None else {"grad_norm": report.grad_norm}
         if (scale := self.step.loss_scale) is not None:
             extra["loss_scale"] = scale
-        # the slowest reader determines this: the others wait for it in the step
-        ours = {"lr": float(self.optimizer.param_groups[0]["lr"]), **extra, **pace, "wait_share": max(waits)}
+        ours = {
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            **extra,
+            "samples_per_s": (self._logged[0] - num_samples) / elapsed_s,
+            "wait_share": max(waits),  # the slowest reader determines it: the others wait for it in the step
+        }
         further = {**further, **self.hooks.spread}
         line = {**values, **ours, **further}
         if len(line) < len(values) + len(ours) + len(further):

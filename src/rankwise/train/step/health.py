@@ -86,6 +86,8 @@ class Health:
 
     def look(self) -> Trouble | None:
         """Return this rank's first trouble since the last check; waits for the device, does not communicate."""
+        from torch import no_grad
+
         notes, last = self._notes, self._last
         self._notes, self._last = [], None
         if last is None:
@@ -95,42 +97,29 @@ class Health:
                 if not math.isfinite(number := float(value)):
                     return _trouble(what, number, shares, module)
         # the gradient was finite but the update was not: a learning rate, or the optimizer's state, overflowed
-        if self._are_finite():
-            return None
+        with no_grad():
+            if math.isfinite(float(self._looked_at(self._parameters))):
+                return None
         for name, parameter in self._named:
             if not math.isfinite(number := float(_norm([parameter.detach()]))):
                 return _trouble(name, number, last[0], last[3])
         return None
 
     def look_at_gradients(self) -> Any:
-        """Return 0.0 for finite gradients in host memory, where a check is faster than a norm; else their norm."""
-        grads = [g for p in self._parameters if (g := p.grad) is not None]
-        if self.on_host and grads:
-            try:  # the same as in `_are_finite`, without the cost of a call
-                self._look_at(grads, self._found, self._one)
+        """Return a number that is finite exactly if all gradients are; it may still be on the device."""
+        return self._looked_at([g for p in self._parameters if (g := p.grad) is not None])
+
+    def _looked_at(self, tensors: list[torch.Tensor]) -> Any:
+        """Return 0.0 for finite tensors in host memory, where a check is faster than a norm; else their norm."""
+        if self.on_host and tensors:
+            try:
+                self._look_at(tensors, self._found, self._one)
                 if not self._seen[0]:
                     return 0.0
-            except RuntimeError:
-                self.on_host = False
-            self._found.zero_()
-        return _norm(grads)
-
-    def _are_finite(self) -> bool:
-        """Whether all parameters are certainly finite; waits for the device. Large finite values may fail the test."""
-        import torch
-
-        if self.on_host and self._parameters:
-            try:
-                with torch.no_grad():
-                    self._look_at(self._parameters, self._found, self._one)
             except RuntimeError:  # sparse or complex ones
                 self.on_host = False
-                return False
-            if not self._seen[0]:
-                return True
             self._found.zero_()
-            return False
-        return math.isfinite(float(_norm(p.detach() for p in self._parameters)))
+        return _norm(tensors)
 
 
 def _trouble(what: str, value: float, shares: Sequence[Share], module: str) -> Trouble:
