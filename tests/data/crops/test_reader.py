@@ -35,7 +35,7 @@ def read(fields, given, num_samples, first_id=100):
     with BoxReader() as engine:
         reader = CropReader(fields, engine)
         plan = reader.plan(given, ids=np.arange(first_id, first_id + num_samples))
-        report = reader.read(plan, buffer)
+        report = plan.read(buffer)
     return {name: buffer.arrays(name)[0] for name in reader.specs}, report
 
 

@@ -43,12 +43,14 @@ class CropPlan:
     """The plan for one batch. Made by `CropReader.plan`.
 
     Attributes:
+        reader: made this plan, and reads it.
         ids: int64[B], the numbers of the samples.
         jobs: the reads.
         masks: for each field that has a mask, its boxes.
         failed: samples that cannot be read at all, by their place in the batch.
     """
 
+    reader: CropReader
     ids: IntArray
     jobs: tuple[FieldJob, ...]
     masks: Mapping[str, Sequence[FieldBoxes]]
@@ -73,6 +75,35 @@ class CropPlan:
     def decode_bytes(self) -> int:
         """Bytes to decode."""
         return sum(job.boxes.decode_bytes for job in self.jobs)
+
+    def hint(self) -> None:
+        """Ask the system to read the bytes soon. Best effort."""
+        self.reader.engine.hint([job.boxes for job in self.jobs])
+
+    def read(self, into: BatchBuffer, *, more: Mapping[str, FieldSpec] | None = None) -> CropReport:
+        """Reserve a buffer, also for `more` fields, which the caller fills, and fill it; bad samples become zeros.
+
+        Raises:
+            DataError: the storage cannot be read at all.
+        """
+        into.reserve({**self.reader.specs, **(more or {})}, self.num_samples, {})
+        outs = [into.arrays(job.field)[0][job.first : job.stop] for job in self.jobs]
+        reports = self.reader.engine.read(
+            [
+                (job.boxes, out.reshape(len(out) * job.per_sample, *job.boxes.request.shape))
+                for job, out in zip(self.jobs, outs, strict=True)
+            ]
+        )
+        for name, parts in self.masks.items():
+            mask = into.arrays(name + MASK_SUFFIX)[0]
+            mask[...] = False
+            for part in parts:
+                _mark_inside(mask, part)
+        report = _combined(self, reports)
+        for row in np.flatnonzero(~report.valid).tolist():
+            for name in self.reader.specs:
+                into.arrays(name)[0][row] = 0
+        return report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +144,7 @@ class CropReport:
         )
 
 
-def _jobs(name: str, field: CropField, boxes: FieldBoxes, readable: BoolArray, reader: BoxReader) -> Iterator[FieldJob]:
+def _jobs(name: str, field: CropField, boxes: FieldBoxes, readable: BoolArray, engine: BoxReader) -> Iterator[FieldJob]:
     """Yield the reads for the readable samples of one field.
 
     Raises:
@@ -133,7 +164,7 @@ def _jobs(name: str, field: CropField, boxes: FieldBoxes, readable: BoolArray, r
             first=place,
             stop=place + stop - first,
             per_sample=per_sample,
-            boxes=reader.plan(request),
+            boxes=engine.plan(request),
         )
 
 
@@ -165,7 +196,7 @@ def _request(field: CropField, boxes: FieldBoxes, part: slice) -> BoxRequest:
 
 
 class CropReader:
-    """Plans and reads batches of crops; thread-safe. An error of one sample does not affect the others.
+    """Plans batches of crops, which the plans read; thread-safe. An error of one sample does not affect the others.
 
     The caller closes the engine that reads.
 
@@ -173,10 +204,10 @@ class CropReader:
         ConfigError: a mask would have the name of a field.
     """
 
-    def __init__(self, fields: Mapping[str, CropField], reader: BoxReader) -> None:
+    def __init__(self, fields: Mapping[str, CropField], engine: BoxReader) -> None:
         self.fields = dict(fields)
         self.specs = _specs(self.fields)
-        self.reader = reader
+        self.engine = engine
 
     def plan(
         self,
@@ -206,40 +237,12 @@ class CropReader:
         readable = np.ones(len(ids), dtype=np.bool_)
         readable[list(bad)] = False
         return CropPlan(
+            reader=self,
             ids=ids,
-            jobs=tuple(job for name, field, part in given for job in _jobs(name, field, part, readable, self.reader)),
+            jobs=tuple(job for name, field, part in given for job in _jobs(name, field, part, readable, self.engine)),
             masks={name: boxes[name] for name, field in self.fields.items() if field.mask},
             failed=bad,
         )
-
-    def hint(self, plan: CropPlan) -> None:
-        """Ask the system to read the bytes of a plan soon. Best effort."""
-        self.reader.hint([job.boxes for job in plan.jobs])
-
-    def read(self, plan: CropPlan, into: BatchBuffer, *, more: Mapping[str, FieldSpec] | None = None) -> CropReport:
-        """Reserve a buffer, also for `more` fields, which the caller fills, and fill it; bad samples become zeros.
-
-        Raises:
-            DataError: the storage cannot be read at all.
-        """
-        into.reserve({**self.specs, **(more or {})}, plan.num_samples, {})
-        outs = [into.arrays(job.field)[0][job.first : job.stop] for job in plan.jobs]
-        reports = self.reader.read(
-            [
-                (job.boxes, out.reshape(len(out) * job.per_sample, *job.boxes.request.shape))
-                for job, out in zip(plan.jobs, outs, strict=True)
-            ]
-        )
-        for name, parts in plan.masks.items():
-            mask = into.arrays(name + MASK_SUFFIX)[0]
-            mask[...] = False
-            for part in parts:
-                _mark_inside(mask, part)
-        report = _combined(plan, reports)
-        for row in np.flatnonzero(~report.valid).tolist():
-            for name in self.specs:
-                into.arrays(name)[0][row] = 0
-        return report
 
 
 def _specs(fields: Mapping[str, CropField]) -> dict[str, FieldSpec]:

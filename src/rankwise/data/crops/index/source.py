@@ -156,13 +156,13 @@ class CropSource(BaseSource):
 
     def hint(self, plan: SourcePlan) -> None:
         """Ask the system to read the bytes of a plan soon. Best effort."""
-        self._reader(plan.share.step.epoch).hint(plan.crops)
+        plan.crops.hint()
 
     def read(self, plan: SourcePlan, into: BatchBuffer) -> ReadReport:
         """Read a plan into a buffer, which this reserves. Thread-safe; failed crops are reported, not raised."""
         columns = self.index.columns
         labels = {name: columns.specs[name] for name in self._names if name in columns.specs}
-        report = self._reader(plan.share.step.epoch).read(plan.crops, into, more=labels)
+        report = plan.crops.read(into, more=labels)
         for name in labels:
             into.arrays(name)[0][...] = columns.rows(name, plan.images)
         if report.all_fill and not self._said_fill:  # usually a mistake

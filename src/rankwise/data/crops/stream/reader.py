@@ -15,7 +15,7 @@ from rankwise.data.contract import IntArray, sample_keys
 from rankwise.data.crops.budget import Budget, too_large
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.exceptions import DamacyError, DecodeError, OutOfMemory
-from rankwise.data.crops.reader import CropPlan, CropReader, CropReport
+from rankwise.data.crops.reader import CropPlan, CropReport
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.schedule import Drained, Failure, Planner, Work
@@ -137,20 +137,20 @@ class StreamReader:
         return results
 
     def _read(self, work: Work) -> list[Result] | None:
-        if work.plan is None or work.reader is None:
+        if work.plan is None:
             return self._judged(work.failed)
         buffer = self._acquire()
         if buffer is None:
             return None
         self.doing = "the next batch is being read: the storage is slow, or the batch is large"
         into = buffer if self._transform is None else self._scratch
-        report = self._filled(work.plan, work.reader, into)
+        report = self._filled(work.plan, into)
         results = self._judged(report.errors)
         if not report.valid.any():
             return results
         if report.errors:
             into.keep(report.valid)
-        return [*results, self._ready(work, work.reader, report, buffer)]
+        return [*results, self._ready(work, work.plan, report, buffer)]
 
     def _judged(self, errors: Sequence[DamacyError]) -> list[Result]:
         return [Failure(self.skips.judge(errors), len(errors))] if errors else []
@@ -170,19 +170,19 @@ class StreamReader:
             too_large=too_large,
         )
 
-    def _filled(self, plan: CropPlan, reader: CropReader, into: HostBuffer) -> CropReport:
-        out_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in reader.specs.values())
+    def _filled(self, plan: CropPlan, into: HostBuffer) -> CropReport:
+        out_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.reader.specs.values())
         with self._meters.time("decode", input_bytes=plan.read_bytes, output_bytes=out_bytes * plan.num_samples):
-            report = reader.read(plan, into)
+            report = plan.read(into)
         self._count(plan, report)
         return report
 
-    def _ready(self, work: Work, reader: CropReader, report: CropReport, buffer: HostBuffer) -> Ready:
+    def _ready(self, work: Work, plan: CropPlan, report: CropReport, buffer: HostBuffer) -> Ready:
         kept = np.flatnonzero(report.valid).tolist()
         items = [work.items[row] for row in kept]
         numbers = np.array([item.number for item in items], dtype=np.int64)
         keys = self._keys(work)[kept]
-        names = tuple(reader.specs)
+        names = tuple(plan.reader.specs)
         if self._transform is not None:
             with self._meters.time("assemble"):
                 self._transform.apply(self._scratch, names, numbers, keys, buffer)

@@ -155,14 +155,12 @@ class Work:
 
     Attributes:
         items: its samples.
-        reader: reads it; None if no sample can be read.
-        plan: its plan.
+        plan: its plan; None if no sample can be read.
         failed: errors of samples that cannot be read, in order, if there is no plan.
         failures: other errors to raise before it.
     """
 
     items: tuple[Numbered, ...] = ()
-    reader: CropReader | None = None
     plan: CropPlan | None = None
     failed: tuple[DamacyError, ...] = ()
     failures: tuple[Failure, ...] = ()
@@ -273,8 +271,8 @@ class Planner:
         try:
             with self._meters.time("plan"):
                 work = self._planned(items, failures)
-            if work.plan is not None and work.reader is not None:
-                work.reader.hint(work.plan)
+            if work.plan is not None:
+                work.plan.hint()
         except BaseException as error:  # noqa: BLE001  (raised where the consumer meets it)
             return Work(failures=(*failures, Failure(error, len(items))))
         finally:
@@ -294,7 +292,7 @@ class Planner:
         reader = self._reader = self._reader or self._make_reader()
         ids = np.array([item.number for item in items], dtype=np.int64)
         plan = reader.plan(grouped(resolved, list(reader.fields)), ids=ids, failed=failed)
-        return Work(items=items, reader=reader, plan=plan, failures=failures)
+        return Work(items=items, plan=plan, failures=failures)
 
     def _resolved(self, item: Numbered) -> dict[str, ArrayBoxes]:
         if item.error is not None:
