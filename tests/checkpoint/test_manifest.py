@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rankwise.checkpoint import Checkpointer, RandomState
+from rankwise.checkpoint.export import find_one
 from rankwise.errors import CheckpointError
 from rankwise.world import World
 
@@ -254,9 +255,11 @@ def test_a_later_format_is_not_damage(tmp_path):
     said = (
         r"step-0000000002 has the checkpoint format 4, of rankwise 9\.1\.0; this rankwise \S+ reads format 1, 2 and 3"
     )
-    for ask in (checkpointer.newest, lambda: checkpointer.restore({"x": {}})):
-        with pytest.raises(CheckpointError, match=said):
+    by_path = str(tmp_path / "step-0000000002")
+    for ask in (checkpointer.newest, lambda: checkpointer.restore({"x": {}}), lambda: find_one(by_path)):
+        with pytest.raises(CheckpointError, match=said) as caught:
             ask()
+        assert "damaged" not in str(caught.value)
     assert checkpointer.newest(step=1).step == 1
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
-from rankwise.checkpoint.commit import Disk, Fence, Storage, folder_name
+from rankwise.checkpoint.commit import Disk, Fence, folder_name
 from rankwise.checkpoint.format.manifest import (
     CheckpointInfo,
     LaterFormatError,
@@ -84,10 +84,10 @@ class Checkpointer:
         store_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._keeping = Keeping(keep=keep, keep_every=keep_every, keep_best=keep_best, metric=metric, mode=mode)
-        self._storage: Storage = (
-            Bucket(str(folder), store_options or {}) if is_url(folder) else Disk(Path(folder).absolute())
+        self._storage = (
+            cast("Disk", Bucket(str(folder), store_options or {})) if is_url(folder) else Disk(Path(folder).absolute())
         )
-        self.folder = cast("Path", self._storage.root)
+        self.folder = self._storage.root
         self.published: Path | None = None
         self._world = World.current() if world is None else world
         self._fence = fence

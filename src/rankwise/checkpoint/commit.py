@@ -12,84 +12,41 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from rankwise._files import fsync_folder
 
-__all__ = ["Disk", "Fence", "Storage", "folder_name"]
+__all__ = ["Disk", "Fence", "folder_name"]
 
 Fence = Callable[[], AbstractContextManager[Any]]
 
 
-class Storage(Protocol):
-    """The storage of a `Checkpointer`. `make` returns the place of a new checkpoint until it is published.
-
-    The main rank calls `prepare`, `publish`, `clean` and `remove`; methods that change published checkpoints are called
-    inside the fence.
-    """
-
-    @property
-    def root(self) -> Any:
-        """A path, or an object like one."""
-        ...
-
-    def make(self, step: int, attempt: int, token: str) -> Any:
-        """Return the place for the files of a new checkpoint: a path, or an object like one."""
-        ...
-
-    def prepare(self, made: Any) -> None:
-        """Create the place, empty."""
-        ...
-
-    def create(self, made: Any, name: str) -> AbstractContextManager[BinaryIO]:
-        """Open a new file inside it, which is durable at the end of the context."""
-        ...
-
-    def flush(self, made: Any, folder: str) -> None:
-        """Make the names in one of its folders durable."""
-        ...
-
-    def size_of(self, made: Any, name: str) -> int | None:
-        """Return the size of a file inside it in bytes, None if it does not exist."""
-        ...
-
-    def publish(self, made: Any, step: int, manifest: bytes, fence: Fence) -> None:
-        """Write the manifest last, which publishes the checkpoint."""
-        ...
-
-    def discard(self, made: Any, folder: str | None) -> None:
-        """Remove it, or one of its folders: it will not be published."""
-        ...
-
-    def clean(self, skipped: Iterable[Any], fence: Fence) -> None:
-        """Remove what killed saves left, and move damaged checkpoints aside."""
-        ...
-
-    def remove(self, folders: Callable[[], Iterable[Any]], fence: Fence) -> None:
-        """Unpublish checkpoints, chosen inside the fence, and delete them."""
-        ...
-
-
 class Disk:
-    """A folder of a file system; attributes and methods as in `Storage`."""
+    """The storage of a `Checkpointer`: a folder of a file system. `Bucket` has the same methods for an object store.
+
+    Methods that change published checkpoints do it inside the fence.
+
+    Args:
+        root: the folder.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def make(self, step: int, attempt: int, token: str) -> Path:
-        """See `Storage`."""
+        """Return the place for the files of a new checkpoint: a path, or in a `Bucket` an object like one."""
         # two programs may save one step here: none writes into the other's; a name that ends in the token is a Bucket's
         return self.root / f".tmp-{folder_name(step)}-{token}-attempt-{attempt}"
 
     def prepare(self, made: Path) -> None:
-        """See `Storage`."""
+        """Create the place, empty; on the main rank."""
         if made.exists():
             shutil.rmtree(made)
         made.mkdir(parents=True)
 
     @contextmanager
     def create(self, made: Path, name: str) -> Iterator[BinaryIO]:
-        """See `Storage`."""
+        """Open a new file inside it, which is durable at the end of the context."""
         # with parents: a network file system may not yet show what the main rank has made
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         with (made / name).open("xb") as file:
@@ -98,16 +55,16 @@ class Disk:
             os.fsync(file.fileno())
 
     def flush(self, made: Path, folder: str) -> None:
-        """See `Storage`."""
+        """Make the names in one of its folders durable."""
         if (made / folder).exists():
             fsync_folder(made / folder)
 
     def size_of(self, made: Path, name: str) -> int | None:
-        """See `Storage`."""
+        """Return the size of a file inside it in bytes, None if it does not exist."""
         return (made / name).stat().st_size if (made / name).exists() else None
 
     def publish(self, made: Path, step: int, manifest: bytes, fence: Fence) -> None:
-        """See `Storage`."""
+        """Write the manifest last, which publishes the checkpoint; on the main rank."""
         with self.create(made, "manifest.json") as file:
             file.write(manifest)
         fsync_folder(made)
@@ -124,13 +81,13 @@ class Disk:
                 _delete(aside)
 
     def discard(self, made: Path, folder: str | None) -> None:
-        """See `Storage`."""
+        """Remove it, or one of its folders: it will not be published."""
         shutil.rmtree(made if folder is None else made / folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # others may still write: the last one to give up removes the folder
             made.rmdir()
 
     def clean(self, skipped: Iterable[Path], fence: Fence) -> None:
-        """See `Storage`."""
+        """Remove what killed saves left, and move damaged checkpoints aside; on the main rank."""
         with fence():
             self.root.mkdir(parents=True, exist_ok=True)
             for folder in skipped:
@@ -146,7 +103,7 @@ class Disk:
                     _delete(entry)
 
     def remove(self, folders: Callable[[], Iterable[Path]], fence: Fence) -> None:
-        """See `Storage`."""
+        """Unpublish checkpoints, chosen inside the fence, and delete them; on the main rank."""
         doomed = []
         with fence():
             for folder in folders():

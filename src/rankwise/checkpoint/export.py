@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from rankwise.checkpoint.format.manifest import CheckpointInfo, LaterFormatError
 from rankwise.checkpoint.format.payload import read_payload
 from rankwise.checkpoint.format.pieces import join_ranks, whole_tree
 from rankwise.checkpoint.storage.bucket import Bucket, is_url
-from rankwise.errors import CheckpointError, ConfigError, MissingExtraError
+from rankwise.errors import CheckpointError, ConfigError, needs_extra
 
 __all__ = ["FORMATS", "check_all", "describe", "export_part", "find_one", "text_of", "whole_state"]
 
@@ -175,7 +176,8 @@ def _safetensors(state: Any, out: Path) -> None:
     library = _library("safetensors.numpy" if not _has_torch(state) else "safetensors.torch", "safetensors")
     tensors = _flat(state, "safetensors")
     if _has_torch(state):  # the format does not support tensors that share memory
-        tensors = {name: _as_torch(value).contiguous().clone() for name, value in tensors.items()}
+        torch = _library("torch", "safetensors")
+        tensors = {name: torch.as_tensor(value).contiguous().clone() for name, value in tensors.items()}
     library.save_file(tensors, out)
 
 
@@ -210,17 +212,8 @@ def _has_torch(tree: Any) -> bool:
     return type(tree).__module__.partition(".")[0] == "torch"
 
 
-def _as_torch(value: Any) -> Any:
-    import torch
-
-    return torch.as_tensor(value)
-
-
 def _library(name: str, to: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise MissingExtraError(f"--format {to} needs {package}: pip install {package}") from error
+    package = name.partition(".")[0]
+    with needs_extra(f"--format {to} needs {package}: pip install {package}"):
+        found: Any = importlib.import_module(name)
+    return found

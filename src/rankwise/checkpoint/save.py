@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rankwise._version import __version__
-from rankwise.checkpoint.commit import Fence, Storage
+from rankwise.checkpoint.commit import Disk, Fence
 from rankwise.checkpoint.format.manifest import CheckpointInfo, FileRecord, PartRecord, encode_manifest
 from rankwise.checkpoint.format.payload import encode, write_payload
 from rankwise.checkpoint.format.pieces import only_pieces
@@ -127,7 +127,7 @@ class Saving:
         self,
         what: str,
         world: World,
-        storage: Storage,
+        storage: Disk,
         fence: Fence,
         *,
         asking: Asking,

@@ -11,7 +11,7 @@ from typing import Any
 from rankwise.data.contract import JSON
 from rankwise.errors import ConfigError
 
-__all__ = ["as_json", "describe_differences", "masked"]
+__all__ = ["as_json", "describe_differences", "flat", "masked"]
 
 _ABSENT = object()
 _MASK = "***"
@@ -74,7 +74,7 @@ def describe_differences(
         One line per differing key, ``key: old -> new``, dotted and sorted: for keys that must be equal, and for keys in
         `may_change`.
     """
-    before, after = _flat(old), _flat(new)
+    before, after = flat(old), flat(new)
     refused, noted = [], []
     for key in sorted({*before, *after}):
         left, right = before.get(key, _ABSENT), after.get(key, _ABSENT)
@@ -130,14 +130,12 @@ def _is_secret(name: str, *, option: bool = False) -> bool:
     )
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values by dotted key; an empty mapping is a value."""
+    found: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return found
 
 
 def _show(value: Any) -> str:

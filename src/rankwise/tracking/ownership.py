@@ -81,7 +81,9 @@ def claim(
     reopen: bool,
     wait_s: float,
 ) -> Claim:
-    """Claim the run in `path` and hold `running`, or raise and hold nothing. Arguments as in `RunDir.open`.
+    """Claim the run in `path` and hold `running`; hold nothing if it is finished, or after an error.
+
+    Arguments as in `RunDir.open`.
 
     Raises:
         RunDirError: the run cannot be claimed.
@@ -89,54 +91,40 @@ def claim(
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_foreign(path)
     running.acquire(wait_s=wait_s)
-    try:
+    with contextlib.ExitStack() as unless_ours:
+        unless_ours.callback(running.release)
         if fresh and (path / "config.json").exists():
             aside = _move_aside(path, running)
             path.mkdir(mode=stat.S_IMODE(aside.stat().st_mode), exist_ok=True)
             running.acquire(wait_s=wait_s)
             _keep_live_logs(path, aside)
-        found = _take(path, config, environment, may_change=may_change, resume=resume, reopen=reopen)
-    except BaseException:
-        running.release()
-        raise
-    if found.finished is not None:
-        running.release()
-    return found
-
-
-def _take(
-    path: Path,
-    config: dict[str, JSON],
-    environment: dict[str, JSON],
-    *,
-    may_change: Collection[str],
-    resume: str,
-    reopen: bool,
-) -> Claim:
-    record = read_json(path / "config.json")
-    if record is None:
-        if resume == "must":
-            raise RunDirError(
-                f"resume='must' needs a run in {path}, but there is none; check the path, or use resume='auto'"
-            )
-        record = {"format": _FORMAT, "run": uuid.uuid4().hex, "rankwise": __version__, "created": time.time()}
-        record |= {"config": config, "environment": {}}
-        return _own(path, record, environment, resumed=False)
-    changed = _check(path, record, config, may_change=may_change, resume=resume)
-    finished = _read_finished(path)
-    if finished is not None and not reopen:
-        if record["run"] in FINISHED_HERE:
-            raise RunDirError(
-                f"{path} was finished by this same process, so it is not returned as the result of another training: "
-                f"name each run (Trainer(run='runs/fold-2')), write nothing with run=False, or {WAYS}"
-            )
-        return Claim(
-            run_id=record["run"], attempt=finished["attempt"], resumed=True, finished=finished, changed=changed
-        )
-    record["config"] = config
-    if changed:
-        environment = {**environment, "changed": list(changed)}
-    return _own(path, record, environment, resumed=True, reopen=reopen, changed=changed)
+        record = read_json(path / "config.json")
+        resumed, changed = record is not None, tuple[str, ...]()
+        if record is None:
+            if resume == "must":
+                raise RunDirError(
+                    f"resume='must' needs a run in {path}, but there is none; check the path, or use resume='auto'"
+                )
+            record = {"format": _FORMAT, "run": uuid.uuid4().hex, "rankwise": __version__, "created": time.time()}
+            record |= {"config": config, "environment": {}}
+        else:
+            changed = _check(path, record, config, may_change=may_change, resume=resume)
+            finished = _read_finished(path)
+            if finished is not None and not reopen:
+                if record["run"] in FINISHED_HERE:
+                    raise RunDirError(
+                        f"{path} was finished by this same process, so it is not returned as the result of another "
+                        f"training: name each run (Trainer(run='runs/fold-2')), write nothing with run=False, or {WAYS}"
+                    )
+                return Claim(
+                    run_id=record["run"], attempt=finished["attempt"], resumed=True, finished=finished, changed=changed
+                )
+        record["config"] = config
+        if changed:
+            environment = {**environment, "changed": list(changed)}
+        found = _own(path, record, environment, resumed=resumed, reopen=reopen, changed=changed)
+        unless_ours.pop_all()
+        return found
 
 
 def _read_finished(path: Path) -> dict[str, Any] | None:
@@ -177,8 +165,8 @@ def _own(
     environment: dict[str, JSON],
     *,
     resumed: bool,
-    reopen: bool = False,
-    changed: tuple[str, ...] = (),
+    reopen: bool,
+    changed: tuple[str, ...],
 ) -> Claim:
     """Increase the attempt number under the short lock: from then on, older attempts are fenced out."""
     short = FileLock(path / "lock", what=f"the lock of {path}")

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from rankwise.checkpoint.commit import Storage
+from rankwise.checkpoint.commit import Disk
 from rankwise.checkpoint.format.arrays_file import read_arrays, write_arrays
 from rankwise.checkpoint.format.manifest import FileRecord, open_inside
 from rankwise.checkpoint.format.pieces import Piece, mapping_like
@@ -22,7 +22,7 @@ from rankwise.errors import CheckpointError
 __all__ = ["encode", "read_payload", "write_payload"]
 
 
-def write_payload(storage: Storage, made: Any, name: str, tree: Any) -> FileRecord:
+def write_payload(storage: Disk, made: Any, name: str, tree: Any) -> FileRecord:
     """Write an encoded tree durably: with tensors as ``name.pt`` by torch, else as ``name.npz``.
 
     Args:

@@ -28,7 +28,7 @@ def is_url(folder: Any) -> bool:
 
 
 class Bucket:
-    """Checkpoints below a URL; attributes and methods as in `Storage`.
+    """Checkpoints below a URL; attributes and methods as in `Disk`.
 
     Args:
         url: ``s3://bucket/prefix``, ``gs://``, ``az://``, ...
@@ -56,31 +56,31 @@ class Bucket:
         self.root = ObjectPath(url.rstrip("/"), key, store)
 
     def make(self, step: int, attempt: int, token: str) -> ObjectPath:
-        """See `Storage`."""
+        """See `Disk`."""
         return self.root / folder_name(step) / f"attempt-{attempt}-{token}"
 
     def prepare(self, made: ObjectPath) -> None:
-        """See `Storage`."""
+        """See `Disk`."""
         del made  # there are no folders
 
     @contextmanager
     def create(self, made: ObjectPath, name: str) -> Iterator[BinaryIO]:
-        """See `Storage`."""
+        """See `Disk`."""
         import obstore
 
         with asking(made / name), obstore.open_writer(made.store, (made / name).key) as file:
             yield cast("BinaryIO", _Upload(file))
 
     def flush(self, made: ObjectPath, folder: str) -> None:
-        """See `Storage`."""
+        """See `Disk`."""
         del made, folder
 
     def size_of(self, made: ObjectPath, name: str) -> int | None:
-        """See `Storage`."""
+        """See `Disk`."""
         return (made / name.rpartition("/")[0] if "/" in name else made).names().get(name.rpartition("/")[2])
 
     def publish(self, made: ObjectPath, step: int, manifest: bytes, fence: Fence) -> None:
-        """See `Storage`."""
+        """See `Disk`."""
         target = self.root / folder_name(step)
         with fence():
             before = _leftovers(target.names(), made.name)
@@ -88,7 +88,7 @@ class Bucket:
         target.delete(before)
 
     def discard(self, made: ObjectPath, folder: str | None) -> None:
-        """See `Storage`."""
+        """See `Disk`."""
         target = self.root / made.url.split("/")[-2]
         # a manifest that was sent may have arrived, whatever the answer
         if _MANIFEST not in target.names() or _token_of(target) not in (None, made.name):
@@ -96,7 +96,7 @@ class Bucket:
             place.delete(place.names())
 
     def clean(self, skipped: Iterable[ObjectPath], fence: Fence) -> None:
-        """See `Storage`."""
+        """See `Disk`."""
         with fence():
             for folder in skipped:
                 self._set_aside(folder)
@@ -112,7 +112,7 @@ class Bucket:
                     folder.delete(_leftovers(names, token))
 
     def remove(self, folders: Callable[[], Iterable[ObjectPath]], fence: Fence) -> None:
-        """See `Storage`."""
+        """See `Disk`."""
         with fence():
             doomed = list(folders())
             for folder in doomed:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rankwise.errors import MissingExtraError
+from rankwise.tracking.config import flat
 from rankwise.tracking.services.outbox import Line, Refused, RunFacts, Table
 
 __all__ = ["MlflowSink"]
@@ -68,7 +69,9 @@ class MlflowSink:
             found = self._client.create_run(place, tags={_RUN_TAG: run.run_id}, run_name=name)
         self._run_id = found.info.run_id
         self._client.update_run(self._run_id, status="RUNNING")
-        self._log_facts(tags, {**dict(_flat(run.config)), **dict(_flat(run.environment, "env."))}, found)
+        facts = {**flat(run.config), **flat(run.environment, "env.")}
+        params = {_ODD.sub("_", key): str(value)[:_PARAM_CHARS] for key, value in facts.items() if value != {}}
+        self._log_facts(tags, params, found)
         if run.attempt > 1:
             self._restored_step = -1 if run.restored_step is None else run.restored_step
             self._sent = {name: self._steps_of(name) for name in found.data.metrics}
@@ -134,12 +137,3 @@ def _version_tags(run: RunFacts) -> dict[str, str]:
     if not code:
         return {}
     return {"mlflow.source.git.commit": str(code["commit"]), "rankwise.git.dirty": str(code["dirty"])}
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in tree.items():
-        key = f"{prefix}{_ODD.sub('_', name)}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{key}.")
-        else:
-            yield key, str(value)[:_PARAM_CHARS]

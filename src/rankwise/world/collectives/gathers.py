@@ -66,7 +66,7 @@ def broadcast(world: World, tree: Any, src: int) -> Any:
         return _assemble(tree, mine, _local(mine), mine.lengths)
     mine, frames = exchange(world, call, lambda: _prepare(world, tree, call, ragged=False))
     sent = frames[src]
-    if sent.payload_bytes <= INLINE:
+    if sent.is_whole:
         return _assemble(tree, mine, _cut_inline(mine, sent, mine.lengths), mine.lengths)
     arrived = {}
     for device in mine.devices:
@@ -101,7 +101,7 @@ def _gather(world: World, tree: Any, call: Call) -> list[Any] | None:
         return [_assemble(tree, mine, _local(mine), mine.lengths)]
     mine, frames = exchange(world, call, lambda: _prepare(world, tree, call, ragged=True))
     lengths = _all_lengths(world, call, mine, frames)
-    if all(frame.payload_bytes <= INLINE for frame in frames):
+    if all(frame.is_whole for frame in frames):
         pieces = [_cut_inline(mine, frame, row) for frame, row in zip(frames, lengths, strict=True)]
     else:
         pieces = _collect(world, call, mine, lengths)

@@ -1,7 +1,8 @@
 """The start of every collective: all ranks exchange frames, and go on if all make the same call without an error.
 
-A frame is a message of fixed size. It identifies the call by bytes that can be compared, says whether the rank has an
-error, and holds a readable text and up to `INLINE` bytes of payload, so that a small call needs one exchange only.
+A frame identifies the call by bytes that can be compared, says whether the rank has an error, and holds a readable text
+and the payload. Over a process group it has a fixed size, with up to `INLINE` bytes of payload, so that only a large
+call needs a second message; over keys it holds all of it.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ class Frame:
         failed: whether the sender has an error; then the payload is its message.
         place: hash of the sender's call place.
         text: the sender's call in readable form.
-        payload: the inline part of the payload, up to `INLINE` bytes.
-        payload_bytes: size of the whole payload; it is complete if this is at most `INLINE`.
+        payload: the payload, or its beginning.
+        payload_bytes: size of the whole payload.
     """
 
     identity: bytes
@@ -120,6 +121,11 @@ class Frame:
     payload: memoryview
     payload_bytes: int
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it holds the whole payload."""
+        return len(self.payload) == self.payload_bytes
+
 
 def encode_frame(
     call: Call,
@@ -129,24 +135,20 @@ def encode_frame(
     payload_bytes: int,
     structure: str = "",
     failed: bool = False,
+    has_one_size: bool = True,
 ) -> bytes:
-    """Return the frame, `FRAME_BYTES` long; a longer payload is cut to its beginning."""
+    """Return the frame; of one size it is `FRAME_BYTES` long, and a longer payload is cut to its beginning."""
     text = (f"{call.title} of {structure}" if structure else call.title).encode()[:_TEXT]
     digest = hashlib.blake2b(structure.encode(), digest_size=16).digest()
     head = _IDENTITY.pack(_MAGIC, number, call.op.encode(), call.reduce.encode(), call.root, digest)
-    body = bytes(payload[:INLINE])
+    body = payload[:INLINE].ljust(INLINE, b"\0") if has_one_size else payload
     where = call.place.rpartition("/")[2]  # without the folder, as each machine may run its own copy
     place = hashlib.blake2b(where.encode(), digest_size=8).digest()
-    return (
-        head
-        + _REST.pack(failed, place, len(text), payload_bytes)
-        + text.ljust(_TEXT, b"\0")
-        + body.ljust(INLINE, b"\0")
-    )
+    return head + _REST.pack(failed, place, len(text), payload_bytes) + text.ljust(_TEXT, b"\0") + body
 
 
 def decode_frame(raw: memoryview) -> Frame:
-    """Parse a frame of `FRAME_BYTES` bytes."""
+    """Parse a frame."""
     magic, number, *_ = _IDENTITY.unpack_from(raw)
     failed, place, text_bytes, payload_bytes = _REST.unpack_from(raw, _IDENTITY.size)
     text_start = _IDENTITY.size + _REST.size
@@ -158,7 +160,7 @@ def decode_frame(raw: memoryview) -> Frame:
         failed=bool(failed),
         place=place,
         text=bytes(raw[text_start : text_start + min(text_bytes, _TEXT)]).decode(errors="replace"),
-        payload=raw[start : start + min(payload_bytes, INLINE)],
+        payload=raw[start : start + payload_bytes],
         payload_bytes=payload_bytes,
     )
 
@@ -226,7 +228,7 @@ def exchange(world: World, call: Call, offer: Callable[[], OfferT]) -> tuple[Off
     if channel.broken:
         raise WorldError(f"{call.title}: the group cannot be used: {channel.broken}")
     channel.calls += 1
-    ready, trouble, raw = _packed(call, channel.calls, offer)
+    ready, trouble, raw = _packed(call, channel, offer)
     frames = [decode_frame(memoryview(frame)) for frame in carry(world, call, lambda: channel.swap(raw))]
     if trouble is not None:
         raise trouble
@@ -238,16 +240,17 @@ def exchange(world: World, call: Call, offer: Callable[[], OfferT]) -> tuple[Off
     return ready, frames
 
 
-def _packed(call: Call, number: int, offer: Callable[[], OfferT]) -> tuple[OfferT | None, Exception | None, bytes]:
+def _packed(
+    call: Call, channel: Channel | KeyChannel, offer: Callable[[], OfferT]
+) -> tuple[OfferT | None, Exception | None, bytes]:
     """Return this rank's offer and its frame; send any error to the other ranks, as they would wait otherwise."""
+    encode = functools.partial(encode_frame, call, channel.calls, has_one_size=isinstance(channel, Channel))
     try:
         ready = offer()
-        raw = encode_frame(
-            call, number, structure=ready.structure, payload=ready.payload(), payload_bytes=ready.payload_bytes
-        )
+        raw = encode(structure=ready.structure, payload=ready.payload(), payload_bytes=ready.payload_bytes)
     except Exception as error:  # noqa: BLE001  (told to all ranks, then raised)
         text = _text_of(error)
-        return None, error, encode_frame(call, number, payload=text, payload_bytes=len(text), failed=True)
+        return None, error, encode(payload=text, payload_bytes=len(text), failed=True)
     return ready, None, raw
 
 
@@ -326,7 +329,7 @@ def _complain(world: World, frames: list[Frame]) -> NoReturn:
 
 def _message(frame: Frame) -> str:
     whole = bytes(frame.payload).decode(errors="replace")
-    return whole + ("..." if frame.payload_bytes > len(frame.payload) else "")
+    return whole + ("" if frame.is_whole else "...")
 
 
 def _difference(world: World, frames: list[Frame], marks: dict[int, bytes], what: str, mend: str) -> DesyncError:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rankwise.errors import ConfigError
-from rankwise.world.collectives.handshake import INLINE, Call, Offer, call_place, exchange
+from rankwise.world.collectives.handshake import Call, Offer, call_place, exchange
 from rankwise.world.collectives.transfer import broadcast_raw, gather_raw
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _sent(world: World, call: Call, make: Callable[[], Any]) -> bytes:
         return prepare().data
     mine, frames = exchange(world, call, prepare)
     sent = frames[call.root]
-    if sent.payload_bytes <= INLINE:
+    if sent.is_whole:
         return bytes(sent.payload)
     return broadcast_raw(world, call, mine.data, sent.payload_bytes)
 
@@ -85,11 +85,11 @@ def gather_pickled(world: World, call: Call, prepare: Callable[[], Offer], *, ds
     if world.channel is None:
         return [pickle.loads(prepare().data)]  # noqa: S301
     mine, frames = exchange(world, call, prepare)
-    sizes = [frame.payload_bytes for frame in frames]
-    if max(sizes) > INLINE:
-        arrived = gather_raw(world, replace(call, root=dst), mine.data, sizes)
-    else:
+    if all(frame.is_whole for frame in frames):
         arrived = [bytes(frame.payload) for frame in frames] if dst in (-1, world.rank) else None
+    else:
+        sizes = [frame.payload_bytes for frame in frames]
+        arrived = gather_raw(world, replace(call, root=dst), mine.data, sizes)
     return None if arrived is None else [pickle.loads(raw) for raw in arrived]  # noqa: S301
 
 

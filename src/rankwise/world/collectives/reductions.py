@@ -74,13 +74,6 @@ def start_sum(world: World, numbers: Sequence[float]) -> Callable[[], list[float
     return finish
 
 
-def _by_keys(world: World, tree: Any, call: Call) -> Any:
-    from rankwise.world.collectives.key_trees import reduce_by_keys
-
-    reduced = reduce_by_keys(world, tree, call)
-    return reduced if call.root in (-1, world.rank) else None
-
-
 def _prepare(world: World, tree: Any, call: Call) -> _Summands:
     call.check(world.world_size)
     leaves = flatten(tree)
@@ -94,7 +87,10 @@ def _prepare(world: World, tree: Any, call: Call) -> _Summands:
 
 def _reduce(world: World, tree: Any, call: Call) -> Any:
     if world.backend == "jax":
-        return _by_keys(world, tree, call)
+        from rankwise.world.collectives.key_trees import reduce_by_keys
+
+        reduced = reduce_by_keys(world, tree, call)
+        return reduced if call.root in (-1, world.rank) else None
     if world.channel is None:
         mine = _prepare(world, tree, call)
         buffers = mine.parcel.buffers

@@ -1,10 +1,10 @@
-"""Send bytes between ranks: the second message of a collective whose payload does not fit into its frame."""
+"""Send bytes over a process group: the second message of a collective whose payload does not fit into its frame."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankwise.world.collectives.channel import Channel, KeyChannel
+from rankwise.world.collectives.channel import Channel
 from rankwise.world.collectives.handshake import Call, carry
 
 if TYPE_CHECKING:
@@ -54,17 +54,12 @@ def gather_bytes(world: World, call: Call, mine: torch.Tensor, num_bytes: list[i
 
 
 def broadcast_raw(world: World, call: Call, mine: bytes, num_bytes: int) -> bytes:
-    """Return rank `call.root`'s bytes, `num_bytes` of them, on every rank, over any channel."""
-    if isinstance(world.channel, KeyChannel):
-        return _swapped(world, call, mine if world.rank == call.root else b"")[call.root]
+    """Return rank `call.root`'s bytes, `num_bytes` of them, on every rank."""
     return _bytes(broadcast_bytes(world, call, _tensor(world, mine), num_bytes))
 
 
 def gather_raw(world: World, call: Call, mine: bytes, num_bytes: list[int]) -> list[bytes] | None:
-    """Return every rank's bytes like `gather_bytes`, over any channel."""
-    if isinstance(world.channel, KeyChannel):
-        found = _swapped(world, call, mine)
-        return found if call.root in (-1, world.rank) else None
+    """Return every rank's bytes like `gather_bytes`."""
     arrived = gather_bytes(world, call, _tensor(world, mine), num_bytes)
     return None if arrived is None else [_bytes(raw) for raw in arrived]
 
@@ -72,12 +67,6 @@ def gather_raw(world: World, call: Call, mine: bytes, num_bytes: list[int]) -> l
 def _group(world: World) -> Any:
     assert isinstance(world.channel, Channel)
     return world.channel.group
-
-
-def _swapped(world: World, call: Call, mine: bytes) -> list[bytes]:
-    channel = world.channel
-    assert isinstance(channel, KeyChannel)
-    return carry(world, call, lambda: channel.swap(mine))
 
 
 def _tensor(world: World, data: bytes) -> torch.Tensor:
