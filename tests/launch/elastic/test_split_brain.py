@@ -49,7 +49,9 @@ class Party:
     def join(self, name, **fields):
         connected = socket.create_connection((self.address, self.port))
         message = {"kind": "join", "id": name, "name": name, "num_ranks": 1, "like": LIKE, "wish": None, "port": 1}
-        link = Client(connected, self.address, self.token, self.loop, lambda: message | fields)
+        messages = []
+        link = Client(connected, self.address, self.token, self.loop, lambda: message | fields, obey=messages.append)
+        link.messages = messages
         self.links.append(link)
         return link
 

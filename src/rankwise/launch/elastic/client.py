@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +17,7 @@ _TICK_S = 0.25
 
 
 class Client:
-    """Talks to a rendezvous and collects its messages.
+    """Talks to a rendezvous.
 
     Args:
         connected: socket towards the rendezvous; this object owns it.
@@ -26,10 +25,10 @@ class Client:
         token: the secret that the rendezvous must know too.
         loop: the event loop.
         first: returns the first message of this node, once the rendezvous has greeted.
+        obey: called with each message.
+        ended: called when `lost` or `error` is set, unless by `close`.
 
     Attributes:
-        messages: received messages that were not yet taken out, oldest first.
-        on_message: called after each message, and when the rendezvous is lost.
         error: why this node cannot take part: the other side is no rendezvous of this run, or it refuses this node.
         lost: why the rendezvous is lost, "" while it is connected.
         silent: whether it was lost because it was silent; then it may still be alive.
@@ -39,14 +38,21 @@ class Client:
     """
 
     def __init__(
-        self, connected: socket.socket, host: str, token: str, loop: Loop, first: Callable[[], Mapping[str, Any]]
+        self,
+        connected: socket.socket,
+        host: str,
+        token: str,
+        loop: Loop,
+        first: Callable[[], Mapping[str, Any]],
+        *,
+        obey: Callable[[dict[str, Any]], object],
+        ended: Callable[[], object] = lambda: None,
     ) -> None:
-        self.messages: deque[dict[str, Any]] = deque()
-        self.on_message: Callable[[], object] = lambda: None
         self.error: LaunchError | None = None
         self.lost, self.silent, self.welcome = "", False, False
         self.host = host
         self._loop, self._connection = loop, Connection(connected, token, first)
+        self._obey, self._ended = obey, ended
         self.own_address, self.begun_s = self._connection.addresses[0], self._connection.begun_s
         loop.watch(self._connection.fileno(), self._read)
         loop.every(_TICK_S, self._tick)
@@ -58,34 +64,43 @@ class Client:
 
     def close(self) -> None:
         """Close the connection."""
-        self._lose("this node has left", silent=False)
+        if not self.lost:
+            self._disconnect("this node has left")
 
     def _read(self) -> None:
         where = f"{self.host} ({self._connection.addresses[1]})"
         try:
             for message in self._connection.messages():
                 if message.get("kind") == "refused":
-                    self.error = LaunchError(f"the rendezvous at {where} refuses this node: {message.get('why')}")
+                    self._fail(f"the rendezvous at {where} refuses this node: {message.get('why')}")
                 elif message.get("kind") == "welcome":
                     self.welcome = True
                 else:
-                    self.messages.append(message)
+                    self._obey(message)
+                if self.lost:
+                    return  # closed meanwhile
         except NotAuthenticated as stranger:
-            self.error = LaunchError(stranger.what.replace("{where}", where))
+            self._fail(stranger.what.replace("{where}", where))
         except ConnectionLost as lost:
-            self._lose(str(lost), silent=lost.silent)
-        self.on_message()
+            self._lose(lost)
 
     def _tick(self) -> None:
         try:
             self._connection.tick(time.monotonic())
         except ConnectionLost as lost:
-            self._lose(str(lost), silent=lost.silent)
-            self.on_message()
+            self._lose(lost)
 
-    def _lose(self, why: str, *, silent: bool) -> None:
-        if not self.lost:
-            self.lost, self.silent = why, silent
-            self._loop.forget_every(self._tick)
-            self._loop.forget(self._connection.fileno())
-            self._connection.close()
+    def _fail(self, why: str) -> None:
+        self.error = LaunchError(why)
+        self._ended()
+
+    def _lose(self, lost: ConnectionLost) -> None:
+        self.silent = lost.silent
+        self._disconnect(str(lost))
+        self._ended()
+
+    def _disconnect(self, why: str) -> None:
+        self.lost = why
+        self._loop.forget_every(self._tick)
+        self._loop.forget(self._connection.fileno())
+        self._connection.close()

@@ -134,19 +134,21 @@ class SplitBrain:
         connecting = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         connecting.setblocking(False)  # noqa: FBT003
         connecting.connect_ex((address, self._port))  # reading shows the result: a rendezvous sends first
-        client = Client(connecting, name, self._token, self._loop, lambda: self._message("probe"))
-        client.on_message = partial(self._hear, name, client)
-        self._asked[name] = client
+        self._asked[name] = Client(
+            connecting,
+            name,
+            self._token,
+            self._loop,
+            lambda: self._message("probe"),
+            obey=partial(self._hear, name),
+            ended=partial(self._drop, name),
+        )
 
-    def _hear(self, name: str, client: Client) -> None:
-        if client.messages:
-            message = client.messages.popleft()
-            self._drop(name)
-            if message.get("kind") == "standing":
-                with contextlib.suppress(KeyError, TypeError, ValueError):
-                    self._compare(standing_from(message))
-        elif client.lost or client.error is not None:
-            self._drop(name)
+    def _hear(self, name: str, message: Mapping[str, Any]) -> None:
+        self._drop(name)
+        if message.get("kind") == "standing":
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._compare(standing_from(message))
 
     def _drop(self, name: str) -> None:
         self._asked.pop(name).close()

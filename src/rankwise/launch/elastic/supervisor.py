@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,6 +82,7 @@ class _Node:
         self._port = HeldPort(job.master_port)
         self._coordinator: Coordinator | None = None
         self._client: Client | None = None
+        self._pending: deque[Mapping[str, Any]] = deque()  # messages that are handled in order, between attempts
         self._attempt: Attempt | None = None
         self._dead: list[str] = []  # hosts whose rendezvous is known to have ended
         self._run_id = ""
@@ -150,8 +152,10 @@ class _Node:
         }
         if listens:
             found = self._host(host, found, join)
-        self._client = Client(found, host, self._token, self._loop, lambda: join)
-        self._client.on_message = self._hear
+        self._pending.clear()
+        self._client = Client(
+            found, host, self._token, self._loop, lambda: join, obey=self._hear, ended=self._leave_attempt
+        )
         return self._client
 
     def _host(self, host: str, listener: socket.socket, join: Mapping[str, Any]) -> socket.socket:
@@ -176,8 +180,8 @@ class _Node:
         while True:
             if client.error is not None:
                 raise client.error
-            if client.messages:
-                message = client.messages.popleft()
+            if self._pending:
+                message = self._pending.popleft()
                 if message["kind"] == "start":
                     self._take_part(client, message)
                 elif message["kind"] == "record":
@@ -192,26 +196,26 @@ class _Node:
             else:
                 self._discovery.pause(1.0)
 
-    def _hear(self) -> None:
-        """Handle messages that cannot wait until the ranks end."""
-        client = self._client
-        assert client is not None
-        if self._attempt is not None and (client.lost or _moved(client)):
-            self._attempt.end_with_fellows(in_peace=False)  # do not save: that would be another branch of the run
-        kept = []
-        while client.messages:
-            message = client.messages.popleft()
-            if message["kind"] == "say":
-                self._say(str(message["text"]), str(message["detail"]))
-            elif message["kind"] == "report":
-                self._report(str(message["line"]))
-            elif message["kind"] in INQUIRY_KINDS:
-                obey_inquiry(message, self._attempt, send=self._send, tell=self._tell_standstill)
-            elif message["kind"] == "stop" and self._attempt is not None:
-                self._attempt.end_with_fellows(in_peace=bool(message["in_peace"]))
-            else:
-                kept.append(message)  # including a stop that belongs to a start before it
-        client.messages.extend(kept)
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        """Handle a message if it cannot wait until the ranks end."""
+        kind = message["kind"]
+        if kind == "say":
+            self._say(str(message["text"]), str(message["detail"]))
+        elif kind == "report":
+            self._report(str(message["line"]))
+        elif kind in INQUIRY_KINDS:
+            obey_inquiry(message, self._attempt, send=self._send, tell=self._tell_standstill)
+        elif kind == "stop" and self._attempt is not None:
+            self._attempt.end_with_fellows(in_peace=bool(message["in_peace"]))
+        else:
+            self._pending.append(message)  # including a stop that belongs to a start before it
+            if kind == "moved":
+                self._leave_attempt()
+
+    def _leave_attempt(self) -> None:
+        """End the ranks here: the run goes on without them, and what they saved now would be another branch of it."""
+        if self._attempt is not None:
+            self._attempt.end_with_fellows(in_peace=False)
 
     def _tell_standstill(self, text: str) -> None:
         tell(self._console, text)
@@ -240,7 +244,7 @@ class _Node:
         self._round, self._failures = int(start["round"]) + 1, int(start["failures"])
         self._last_size, self._run_id, self._quorum = int(start["num_nodes"]), str(start["run_id"]), 0
         done: dict[str, Any] = {"status": "stopped"}
-        if not client.lost and not _moved(client) and not any(message["kind"] == "stop" for message in client.messages):
+        if not client.lost and not any(message["kind"] in {"moved", "stop"} for message in self._pending):
             done = self._run_ranks(client, start)
         self._port.close()
         self._port = HeldPort(self._job.master_port)
@@ -345,10 +349,6 @@ class _Node:
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
-
-
-def _moved(client: Client) -> bool:
-    return any(message["kind"] == "moved" for message in client.messages)
 
 
 def _status(ends: Sequence[RankEnd]) -> str:

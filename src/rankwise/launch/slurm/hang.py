@@ -89,8 +89,7 @@ class HangClient:
         self._node, self._console, self._run_dir = node, console, run_dir
         connected = socket.create_connection(address, timeout=_CONNECT_S)
         join = {"kind": "join", "name": socket.gethostname(), "home": node == 0}
-        self._client = Client(connected, address[0], secret, loop, lambda: join)
-        self._client.on_message = self._hear
+        self._client = Client(connected, address[0], secret, loop, lambda: join, obey=self._hear)
 
     def close(self) -> None:
         """Close the connection to the first node."""
@@ -115,10 +114,9 @@ class HangClient:
         elif verdict.text:
             self._obey({"kind": "standstill", "text": verdict.text}, self._tell_standstill)
 
-    def _hear(self) -> None:
-        while self._client.messages:
-            # the first node alone tells: srun collects the output of all nodes
-            self._obey(self._client.messages.popleft(), self._tell_standstill if self._node == 0 else lambda _: None)
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        # the first node alone tells: srun collects the output of all nodes
+        self._obey(message, self._tell_standstill if self._node == 0 else lambda _: None)
 
     def _obey(self, message: Mapping[str, Any], report: Callable[[str], object]) -> None:
         obey_inquiry(message, self.attempt, send=self._client.send, tell=report)
