@@ -1,4 +1,4 @@
-"""When the guard looks, what that costs, that it cannot hang, and the loops that it goes with."""
+"""When the guard checks, what that costs, that it cannot hang, and the loops that it goes with."""
 
 import itertools
 import json
@@ -37,15 +37,15 @@ class Said(logging.Handler):
         logging.getLogger("rankwise.guard").removeHandler(self)
 
 
-def looked_at(options, steps):
+def checked_steps(options, steps):
     return [step for step in range(1, steps + 1) if options.is_due(step)]
 
 
-def test_the_steps_that_are_looked_at():
-    """The first, twice as far apart each time, then every so many: arithmetic alone, so no rank looks alone."""
-    assert looked_at(GuardOptions(), 1600) == [1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 500, 1000, 1500]
-    assert looked_at(GuardOptions(every=10, first=1), 30) == [1, 2, 4, 8, 10, 20, 30]
-    assert looked_at(GuardOptions(checks="all"), 5) == [1, 2, 3, 4, 5]
+def test_the_steps_that_are_checked():
+    """The first, twice as far apart each time, then every so many: arithmetic alone, so no rank checks alone."""
+    assert checked_steps(GuardOptions(), 1600) == [1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 500, 1000, 1500]
+    assert checked_steps(GuardOptions(every=10, first=1), 30) == [1, 2, 4, 8, 10, 20, 30]
+    assert checked_steps(GuardOptions(checks="all"), 5) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def count_collectives(world):
 
 
 def missing(world):
-    """One rank does not come to a look: the other one says so and trains on, and so does everything else."""
+    """One rank does not come to a check: the other one says so and trains on, and so does everything else."""
     model = DistributedDataParallel(nn.Linear(4, 2))
     guard = guarded(model, world=world, timeout_s=1.0)
     with Said() as said:
@@ -105,14 +105,14 @@ def failing(world):
     with Said() as said, guarded(model, optimizer=optimizer, world=world) as guard:
         random, samples = (next(c for c in guard._checks if c.name == name) for name in ("random", "samples"))
         if world.rank == 1:
-            random.facts = lambda look: 1 / 0
+            random.facts = lambda: 1 / 0
             samples._see = lambda *_: [].pop()
         guard._subject.disarm()
         guard._arm()
         for _ in range(2):
             model(torch.randn(3, 4) + world.rank).square().mean().backward()
             optimizer.step()
-        return guard.active, guard.num_looks, said.texts
+        return guard.active, guard.num_checked, said.texts
 
 
 def make_trainer(world, step_fn=None, **options):
@@ -173,8 +173,8 @@ def test_one_collective_at_a_look_and_none_between(told):
     """In a group of its own: the training's group sees none."""
     for of_rank in told:
         per_step, others = of_rank["count_collectives"]
-        looks = {1, 2, 3, 4, 8, 16}
-        assert [step for step, calls in enumerate(per_step, 1) if calls] == sorted(looks)
+        checked = {1, 2, 3, 4, 8, 16}
+        assert [step for step, calls in enumerate(per_step, 1) if calls] == sorted(checked)
         assert set(per_step) == {0, 1}
         assert others == 0
 
@@ -224,7 +224,7 @@ def test_the_run_keeps_what_was_found(told, folder):
 
 
 def test_a_trainer_names_the_module():
-    """What is not finite is judged by the trainer's health; at a step that is looked at the module is known."""
+    """What is not finite is judged by the trainer's health; at a checked step the module is known."""
 
     def step(model, batch):
         scale = torch.where(torch.as_tensor(batch.ids == first), float("nan"), 1.0)

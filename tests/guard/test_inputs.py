@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDatas
 from rankwise import guarded
 from rankwise.errors import GuardError
 from rankwise.guard import Finding
-from rankwise.guard.check import Look, Subject
+from rankwise.guard.check import CheckedStep, Subject
 from rankwise.guard.inputs import Samples
 from rankwise.testing import run_ranks
 from rankwise.world import World
@@ -211,7 +211,7 @@ def told():
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("good")])
 def test_no_false_alarm(told, name):
-    """Sound ways to feed ranks are looked at and hear nothing."""
+    """Sound ways to feed ranks are checked and hear nothing."""
     assert [of_rank[name] for of_rank in told] == [{"raised": "", "found": []}] * 2
 
 
@@ -276,16 +276,16 @@ def test_a_finding_reads_as_a_sentence():
 
 
 def test_categories_coincide_without_being_the_same_samples():
-    """Rows of few kinds are a suspicion at most; rows that stand in the same places, at two looks, are certain."""
+    """Rows of few kinds are a suspicion at most; rows that stand in the same places, at two checks, are certain."""
     for second, certain in (([3, 1, 2, 5, 4], False), ([1, 2, 3, 4, 5], True)):
-        check, look = Samples(Subject(world=World.single(), model=Net())), Look.at(World.single())
+        check, step = Samples(Subject(world=World.single(), model=Net())), CheckedStep(world=World.single())
         for _ in range(2):
-            check.judge([[1, 2, 3, 4, 5], second], look)
-        assert [finding.certain for finding in look.found] == [certain]
-    check, look = Samples(Subject(world=World.single(), model=Net())), Look.at(World.single())
+            check.judge([[1, 2, 3, 4, 5], second], step)
+        assert [finding.certain for finding in step.found] == [certain]
+    check, step = Samples(Subject(world=World.single(), model=Net())), CheckedStep(world=World.single())
     for _ in range(4):
-        check.judge([[1, 2], [1, 2]], look)
-    assert [finding.certain for finding in look.found] == [False, False, True]  # two rows may do so by themselves
+        check.judge([[1, 2], [1, 2]], step)
+    assert [finding.certain for finding in step.found] == [False, False, True]  # two rows may do so by themselves
 
 
 def test_an_empty_batch_is_looked_at():

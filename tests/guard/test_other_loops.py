@@ -45,7 +45,7 @@ def accelerated(world, past):
         return str(error), [], 0
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
-    return "", guard.findings, guard.num_looks
+    return "", guard.findings, guard.num_checked
 
 
 def lightened(world, past):
@@ -105,7 +105,7 @@ def lightened(world, past):
         trainer.fit(Module(), DataLoader(DATA, batch_size=4, shuffle=True))
     except GuardError as error:
         return str(error), [], 0
-    return "", callback.guard.findings, callback.guard.num_looks
+    return "", callback.guard.findings, callback.guard.num_checked
 
 
 def all_cases(world):
@@ -128,9 +128,9 @@ def told():
 def test_sound_loops_hear_nothing(told, loop):
     """Wrapped models, optimizers and loaders are taken as they are."""
     for of_rank in told:
-        said, found, looks = of_rank[loop, False]
+        said, found, checked = of_rank[loop, False]
         assert (said, found) == ("", [])
-        assert looks >= 3
+        assert checked >= 3
 
 
 @pytest.mark.parametrize("loop", ["accelerated", "lightened"])

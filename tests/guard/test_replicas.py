@@ -58,7 +58,7 @@ def train(world, model, *, steps=4, call=None, spoil=None, optimizer=None, micro
     assert caught is None or set(caught.findings) <= set(guard.findings)
     raised = str(caught or "")
     hooks = num_hooks(model) - before
-    return {"raised": raised, "found": guard.findings, "looks": guard.num_looks, "hooks": hooks}
+    return {"raised": raised, "found": guard.findings, "checked": guard.num_checked, "hooks": hooks}
 
 
 CASES = {}
@@ -112,7 +112,7 @@ def good_exact_step(world):
         for batches in loader:
             loader.mark_done(step(batches).resume)
     guard.close()
-    return {"raised": "", "found": guard.findings, "looks": guard.num_looks, "hooks": 0}
+    return {"raised": "", "found": guard.findings, "checked": guard.num_checked, "hooks": 0}
 
 
 @case
@@ -159,7 +159,7 @@ def good_closure(world):
     for _ in range(4):
         optimizer.step(closure)
     guard.close()
-    return {"raised": "", "found": guard.findings, "looks": guard.num_looks, "hooks": 0}
+    return {"raised": "", "found": guard.findings, "checked": guard.num_checked, "hooks": 0}
 
 
 @case
@@ -254,7 +254,7 @@ def other_signature(world):
     model = nn.Sequential(nn.Linear(4, 8 + world.rank), nn.Linear(8 + world.rank, 2))
     with pytest.raises(GuardError) as said:
         prepare(model, world)
-    return {"raised": str(said.value), "found": list(said.value.findings), "looks": 0, "hooks": 0}
+    return {"raised": str(said.value), "found": list(said.value.findings), "checked": 0, "hooks": 0}
 
 
 @case
@@ -282,9 +282,9 @@ def test_ranks_say_the_same_and_leave_no_hooks(told):
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("good")])
 def test_no_false_alarm(told, name):
-    """Sound loops are looked at four times or more and hear nothing."""
+    """Sound loops are checked four times or more and hear nothing."""
     for of_rank in told:
-        assert of_rank[name]["looks"] >= 4
+        assert of_rank[name]["checked"] >= 4
         assert of_rank[name]["found"] == []
 
 

@@ -1,10 +1,10 @@
-"""The interface of a check, the data that all checks share, and how they name modules and find tensors."""
+"""What a check is, the data that all checks share, and how they name modules and find tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import GuardError
 from rankwise.guard.findings import Finding
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["Check", "Look", "Subject", "plain_name", "replicas_in", "tensors_of"]
+__all__ = ["Check", "CheckedStep", "Subject", "plain_name", "replicas_in", "tensors_of"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +31,8 @@ class Subject:
         handles: hooks that are registered until the checked step has ended.
         ids: samples of the step, if known.
         trouble: the error of a hook, "" if none failed.
+        num_checked: number of checked steps so far.
+        whole: whether to check every tensor, or a part that changes from one checked step to the next.
     """
 
     world: World
@@ -40,6 +42,8 @@ class Subject:
     handles: list[Any] = field(default_factory=list)
     ids: Sequence[int] = ()
     trouble: str = ""
+    num_checked: int = 0
+    whole: bool = True
 
     @property
     def wrapper(self) -> DistributedDataParallel | None:
@@ -52,18 +56,18 @@ class Subject:
         marks = ("_orig_mod", "_compiled_call_impl")
         return any(getattr(module, mark, None) is not None for module in self.model.modules() for mark in marks)
 
-    def place(self, register: Callable[..., Any], see: Callable[..., None], **options: Any) -> None:
-        """Register a hook until the next look. It raises `GuardError` only: a bug of a check must not end training."""
+    def hook(self, register: Callable[..., Any], see: Callable[..., None], **options: Any) -> None:
+        """Register a hook until the next check. It raises `GuardError` only: a bug of a check must not end training."""
 
-        def hook(*given: Any) -> None:
+        def called(*given: Any) -> None:
             try:
                 see(*given)
             except GuardError:
                 raise
-            except Exception as error:  # noqa: BLE001  (told to all ranks at the look)
+            except Exception as error:  # noqa: BLE001  (told to all ranks at the check)
                 self.trouble = f"{type(error).__name__}: {error}"
 
-        self.handles.append(register(hook, **options))
+        self.handles.append(register(called, **options))
 
     def disarm(self) -> None:
         """Remove all hooks."""
@@ -72,36 +76,28 @@ class Subject:
 
 
 @dataclass(slots=True, kw_only=True)
-class Look:
-    """One check of a step, on all ranks at once.
+class CheckedStep:
+    """All checks of one step, on all ranks at once.
 
     Attributes:
-        world_size: number of ranks.
-        number: number of earlier looks.
-        step: optimizer steps taken.
-        whole: whether to check every tensor, or a share that changes from look to look.
-        talk: gathers an object from every rank; every rank must call it, so decide about calls by gathered data only.
-        found: findings of earlier checks of this look.
+        world: the guard's own world.
+        number: optimizer steps taken.
+        found: findings of the checks so far.
     """
 
-    world_size: int
-    number: int
-    step: int
-    whole: bool
-    talk: Callable[[Any], list[Any]]
+    world: World
+    number: int = 0
     found: list[Finding] = field(default_factory=list)
 
-    @classmethod
-    def at(cls, world: World, *, number: int = 0, step: int = 0, whole: bool = True) -> Look:
-        """Return a look for the ranks of a world."""
-        talk = world.all_gather_object if world.world_size > 1 else lambda mine: [mine]
-        return cls(world_size=world.world_size, number=number, step=step, whole=whole, talk=talk)
+    def gather(self, mine: Any) -> list[Any]:
+        """Return the objects of all ranks. Every rank must call it, so decide about calls by gathered data only."""
+        return self.world.all_gather_object(mine) if self.world.world_size > 1 else [mine]
 
-    def tell(
+    def report(
         self, check: str, ranks: Sequence[int], where: str, *, wanted: str, came: str, mend: str, certain: bool = True
     ) -> None:
         """Add a finding."""
-        told = Finding(
+        finding = Finding(
             check=check,
             ranks=tuple(ranks),
             where=where,
@@ -109,26 +105,36 @@ class Look:
             came=came,
             mend=mend,
             certain=certain,
-            step=self.step,
+            step=self.number,
         )
-        self.found.append(told)
+        self.found.append(finding)
 
 
-class Check(Protocol):
+class Check:
     """One check. `facts` is local and does not communicate; `judge` gets the facts of all ranks, equal on each.
 
-    It may have ``arm()``, which registers hooks before a checked step, and ``close()``.
+    Args:
+        subject: the training to check.
     """
 
     name: str
 
-    def facts(self, look: Look) -> Any:
-        """Return this rank's facts, small and picklable."""
-        ...
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
 
-    def judge(self, facts: Sequence[Any], look: Look) -> None:
-        """Add findings to the look, from the facts by rank."""
-        ...
+    def arm(self) -> None:
+        """Register hooks before a checked step."""
+
+    def facts(self) -> Any:
+        """Return this rank's facts, small and picklable."""
+        raise NotImplementedError
+
+    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
+        """Report findings, from the facts by rank."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Undo what the check has changed."""
 
 
 def plain_name(name: str) -> str:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rankwise.errors import ConfigError, GuardError, RankwiseError
-from rankwise.guard.check import Check, Look, Subject
+from rankwise.guard.check import Check, CheckedStep, Subject
 from rankwise.guard.findings import Finding
 from rankwise.guard.hooks import Devices, Finite
 from rankwise.guard.inputs import Epochs, RandomStreams, Samples, compare_loaders, loader_facts
@@ -50,11 +50,11 @@ class GuardOptions:
 
     Attributes:
         checks: "cheap" checks the first steps and then a few; "all" checks every step; or names of `CHECKS`.
-        every: steps between two looks in the long run; at the start the distance doubles until it reaches this. None =
+        every: steps between two checks in the long run; at the start the distance doubles until it reaches this. None =
             500, with "all" 1.
         first: number of steps at the start that are all checked.
         on_finding: "raise" raises certain errors and logs suspicions; "warn" logs both.
-        timeout_s: how long a look waits for the other ranks before the guard turns itself off.
+        timeout_s: how long a check waits for the other ranks before the guard turns itself off.
     """
 
     checks: Literal["cheap", "all"] | Sequence[str] = "cheap"
@@ -83,7 +83,7 @@ class GuardOptions:
 
     @property
     def spacing(self) -> int:
-        """The number of steps between two looks in the long run."""
+        """The number of steps between two checks in the long run."""
         return (1 if self.checks == "all" else 500) if self.every is None else self.every
 
     def is_due(self, step: int) -> bool:
@@ -106,7 +106,6 @@ class Guard:
     Attributes:
         findings: findings so far, equal on all ranks.
         num_steps: optimizer steps since its creation.
-        num_looks: number of checked steps.
         active: False once it was closed or has turned itself off.
         wake: the next optimizer step at which `step` has work; earlier steps may be reported later by `catch_up`.
         not_finite: if the check "finite" is exempt, a text about the last step's first non-finite value; "" if all
@@ -118,7 +117,7 @@ class Guard:
     ) -> None:
         self._subject, self._options = subject, options
         self.findings: list[Finding] = []
-        self.num_steps = self.num_looks = 0
+        self.num_steps = 0
         self.active = True
         self.not_finite = ""
         self.wake = 0
@@ -133,7 +132,7 @@ class Guard:
         self._finite = Finite(subject) if "finite" in exempt and "finite" in options.names else None
         self._handle = None if hooked is None else hooked.register_step_post_hook(self.step)
         try:
-            self._together(lambda look: self._look_before(names, look))
+            self._together(functools.partial(self._check_before, names))
         except BaseException:
             self.close()
             raise
@@ -143,14 +142,19 @@ class Guard:
         if apart and self._checks and self._world.is_main:
             _LOG.info("%d parameters are sharded or ignored by their wrapper and are not compared", apart)
 
-    def _look_before(self, names: Sequence[str], look: Look) -> None:
+    def _check_before(self, names: Sequence[str], step: CheckedStep) -> None:
         loader = self._subject.loader
         if "signature" in names:
-            compare_signatures(self._subject.model, look)
+            compare_signatures(self._subject.model, step)
         if "loader" in names and loader is not None:
-            facts = look.talk(_safely(lambda: loader_facts(loader)))
+            facts = step.gather(_safely(lambda: loader_facts(loader)))
             if self._are_whole("loader", facts):
-                compare_loaders(facts, look)
+                compare_loaders(facts, step)
+
+    @property
+    def num_checked(self) -> int:
+        """Number of checked steps."""
+        return self._subject.num_checked
 
     def saw(self, ids: Sequence[int]) -> None:
         """Set the samples of this rank's share of the next step, in row order, for messages."""
@@ -171,7 +175,7 @@ class Guard:
         if self._options.is_due(self.num_steps):
             self._subject.disarm()
             self.not_finite = "" if self._finite is None else self._finite.first()
-            self._together(self._look)
+            self._together(self._check)
         if self.active and self._options.is_due(self.num_steps + 1):
             self._arm()
         self.wake = self._options.next_wake(self.num_steps)
@@ -189,18 +193,18 @@ class Guard:
         if self._subject.is_compiled:  # a hook would be compiled into the model and stay
             return
         for check in (*self._checks, *([] if self._finite is None else [self._finite])):
-            if hasattr(check, "arm") and isinstance(failed := _safely(check.arm), _Failed):
+            if isinstance(failed := _safely(check.arm), _Failed):
                 self._subject.trouble = failed.text
 
-    def _look(self, look: Look) -> None:
+    def _check(self, step: CheckedStep) -> None:
         """Gather all facts with one call, and judge them; further communication depends on gathered facts only."""
-        mine = [_safely(functools.partial(check.facts, look)) for check in self._checks]
-        gathered = look.talk([*mine, _Failed(self._subject.trouble) if self._subject.trouble else None])
+        mine = [_safely(check.facts) for check in self._checks]
+        gathered = step.gather([*mine, _Failed(self._subject.trouble) if self._subject.trouble else None])
         self._are_whole("of a hook", [of_rank[-1] for of_rank in gathered])
         for index, check in enumerate(self._checks):
             facts = [of_rank[index] for of_rank in gathered]
             if self._are_whole(check.name, facts):
-                check.judge(facts, look)
+                check.judge(facts, step)
 
     def _are_whole(self, name: str, facts: Sequence[Any]) -> bool:
         """Whether every rank has its facts for a check; if not, say so once."""
@@ -212,19 +216,20 @@ class Guard:
                 return False
         return True
 
-    def _together(self, act: Callable[[Look], None]) -> None:
-        whole = self.num_looks < self._options.first or self._options.checks == "all"
-        look = Look.at(self._world, number=self.num_looks, step=self.num_steps, whole=whole)
+    def _together(self, act: Callable[[CheckedStep], None]) -> None:
+        subject = self._subject
+        subject.whole = subject.num_checked < self._options.first or self._options.checks == "all"
+        step = CheckedStep(world=self._world, number=self.num_steps)
         try:
-            act(look)
+            act(step)
         except RankwiseError as error:
             # a rank missing here is late, dead or at another step: the training's own collectives will show it
             self.close()
             _LOG.warning("the guard turns itself off after step %d: %s", self.num_steps, error)
             return
-        self.num_looks += self.num_steps > 0
-        if look.found:
-            self._report(look.found)
+        subject.num_checked += self.num_steps > 0
+        if step.found:
+            self._report(step.found)
 
     def _report(self, found: list[Finding]) -> None:
         new = [one for one in found if (one.check, one.where, one.certain) not in self._said]
@@ -249,8 +254,7 @@ class Guard:
         if self._handle is not None:
             self._handle.remove()
         for check in self._checks:
-            if hasattr(check, "close"):
-                check.close()
+            check.close()
         if self._world.channel is not self._subject.world.channel:
             _leave(self._world)
 

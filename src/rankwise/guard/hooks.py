@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import GuardError
-from rankwise.guard.check import Look, Subject, plain_name, tensors_of
-from rankwise.guard.findings import listed, odd_ranks
+from rankwise.guard.check import Check, CheckedStep, Subject, plain_name, tensors_of
+from rankwise.guard.findings import Finding, listed, odd_ranks
 from rankwise.guard.tensors import local
 
 if TYPE_CHECKING:
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 __all__ = ["Devices", "Finite"]
 
 
-class Devices:
+class Devices(Check):
     """One device for a rank's model, inputs, targets and loss weights, different for each rank; equal input dtypes."""
 
     name = "devices"
 
     def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+        super().__init__(subject)
         self._dtypes: list[str] = []
 
     def arm(self) -> None:
         """Register hooks on the inputs of model and loss."""
         self._dtypes = []
-        self._subject.place(self._subject.model.register_forward_pre_hook, self._see, with_kwargs=True)
+        self._subject.hook(self._subject.model.register_forward_pre_hook, self._see, with_kwargs=True)
         if hasattr(self._subject.loss, "register_forward_pre_hook"):
-            self._subject.place(self._subject.loss.register_forward_pre_hook, self._see_loss)
+            self._subject.hook(self._subject.loss.register_forward_pre_hook, self._see_loss)
 
     def _see(self, model: Any, values: Any, named: Any) -> None:
         if model.training and not self._dtypes:
@@ -52,18 +52,18 @@ class Devices:
         placed += [(f"the loss's {n}", t) for n, t in (*loss.named_parameters(), *loss.named_buffers()) if t.ndim]
         wrong = {name: t.device for name, t in placed if t.device != given[0].device}
         if wrong:
-            look = Look.at(self._subject.world, step=-1)
-            look.tell(
-                self.name,
-                (self._subject.world.rank,),
-                listed(wrong),
+            finding = Finding(
+                check=self.name,
+                ranks=(self._subject.world.rank,),
+                where=listed(wrong),
                 wanted=f"{given[0].device}, the device of the prediction",
                 came=", ".join(f"{name} is on {device}" for name, device in wrong.items()),
                 mend="Move targets with the inputs, and loss weights with loss.to(device)",
+                step=-1,
             )
-            raise GuardError(str(look.found[0]), findings=tuple(look.found))
+            raise GuardError(str(finding), findings=(finding,))
 
-    def facts(self, look: Look) -> dict[str, Any]:  # noqa: ARG002  (one form for all checks)
+    def facts(self) -> dict[str, Any]:
         """Return the devices of the model's tensors, the input dtypes, and the accelerator's id."""
         import torch
 
@@ -80,11 +80,11 @@ class Devices:
             chip = f"{platform.node()} {torch.cuda.get_device_properties(most).uuid}"
         return {"most": most, "odd": odd, "dtypes": self._dtypes, "chip": chip}
 
-    def judge(self, facts: Sequence[Any], look: Look) -> None:
+    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report tensors on another device, and ranks that share an accelerator or get inputs of another dtype."""
         for rank, fact in enumerate(facts):
             for place, names in fact["odd"].items():
-                look.tell(
+                step.report(
                     self.name,
                     (rank,),
                     names,
@@ -95,7 +95,7 @@ class Devices:
                 )
         chips = [fact["chip"] for fact in facts]
         if shared := [rank for rank, chip in enumerate(chips) if chip is not None and chips.count(chip) > 1]:
-            look.tell(
+            step.report(
                 self.name,
                 shared,
                 "the accelerator",
@@ -105,7 +105,7 @@ class Devices:
             )
         dtypes = [tuple(fact["dtypes"]) for fact in facts]
         if len(set(dtypes)) > 1 and () not in dtypes:
-            look.tell(
+            step.report(
                 self.name,
                 odd_ranks(dtypes),
                 "the model's inputs",
@@ -116,27 +116,27 @@ class Devices:
             )
 
 
-class Finite:
+class Finite(Check):
     """Records on the device whether values and gradients of the modules are finite; read only after a problem."""
 
     name = "finite"
 
     def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+        super().__init__(subject)
         self._notes: list[tuple[str, str, torch.Tensor]] = []
         self._rows: list[torch.Tensor] = []
 
     def arm(self) -> None:
         """Register hooks on every module without children, the model's inputs and outputs, and the loss module."""
         self._notes, self._rows = [], []
-        model, place = self._subject.model, self._subject.place
-        place(model.register_forward_pre_hook, self._see_inputs)
+        model, hook = self._subject.model, self._subject.hook
+        hook(model.register_forward_pre_hook, self._see_inputs)
         for name, module in model.named_modules():
             if next(module.children(), None) is None:
-                place(module.register_forward_hook, functools.partial(self._see, plain_name(name) or "the model"))
-        place(model.register_forward_hook, self._see_outputs)
+                hook(module.register_forward_hook, functools.partial(self._see, plain_name(name) or "the model"))
+        hook(model.register_forward_hook, self._see_outputs)
         if hasattr(self._subject.loss, "register_forward_hook"):
-            place(self._subject.loss.register_forward_hook, functools.partial(self._see, "the loss"))
+            hook(self._subject.loss.register_forward_hook, functools.partial(self._see, "the loss"))
 
     def _see_inputs(self, model: Any, values: Any) -> None:
         if model.training:
@@ -185,7 +185,7 @@ class Finite:
             start += len(good)
         return rows
 
-    def facts(self, look: Look) -> dict[str, Any] | None:  # noqa: ARG002  (one form for all checks)
+    def facts(self) -> dict[str, Any] | None:
         """Return this rank's non-finite gradients, their source and samples; None if all gradients are finite."""
         import torch
 
@@ -198,7 +198,7 @@ class Finite:
         samples = [str(int(ids[row])) if row < len(ids) else f"row {row}" for row in self._bad_rows()]
         return {"gradients": listed(names), "first": self.first(), "samples": listed(samples)}
 
-    def judge(self, facts: Sequence[Any], look: Look) -> None:
+    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report the ranks whose own values are not finite; the gradient sum spreads them to all ranks."""
         met = {rank: fact for rank, fact in enumerate(facts) if fact is not None}
         if not met:
@@ -206,7 +206,7 @@ class Finite:
         # a rank with a finite forward pass only got non-finite gradients from others
         guilty = [rank for rank, fact in met.items() if fact["first"]] or list(met)
         fact = met[guilty[0]]
-        look.tell(
+        step.report(
             self.name,
             guilty,
             f"samples {fact['samples']}" if fact["samples"] else "the samples of the step",

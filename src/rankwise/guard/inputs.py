@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.guard.check import Look, Subject, tensors_of
+from rankwise.guard.check import Check, CheckedStep, Subject, tensors_of
 from rankwise.guard.findings import listed, odd_ranks
 from rankwise.guard.tensors import row_hashes
 
@@ -21,20 +21,20 @@ _SAME, _ALIKE = 0.9, 0.5  # fractions of a rank's rows that another rank has too
 _ENOUGH = 8  # rows in consecutive checks that do not match in the same places by chance
 
 
-class Samples:
+class Samples(Check):
     """No sample is in two ranks' shares of a step, judged by the content of the model's inputs."""
 
     name = "samples"
 
     def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+        super().__init__(subject)
         self._rows: list[int] = []
         self._before: dict[tuple[int, int], list[bool]] = {}
 
     def arm(self) -> None:
         """Register a hook on the model's inputs."""
         self._rows = []
-        self._subject.place(self._subject.model.register_forward_pre_hook, self._see, with_kwargs=True)
+        self._subject.hook(self._subject.model.register_forward_pre_hook, self._see, with_kwargs=True)
 
     def _see(self, model: Any, values: Any, named: Any) -> None:
         import torch
@@ -43,12 +43,12 @@ class Samples:
         if model.training and torch.is_grad_enabled() and room > 0:
             self._rows += row_hashes(tensors_of((values, named)), room)
 
-    def facts(self, look: Look) -> list[int]:  # noqa: ARG002  (one form for all checks)
+    def facts(self) -> list[int]:
         """Return a hash of each row, in order."""
         return self._rows
 
-    def judge(self, facts: Sequence[Any], look: Look) -> None:
-        """Compare each pair of ranks; report what holds at two consecutive looks."""
+    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
+        """Compare each pair of ranks; report what holds at two checked steps in a row."""
         sets = [set(rows) for rows in facts]
         # inputs with few distinct rows (small or constant inputs) coincide by chance
         telling = [r for r, rows in enumerate(facts) if len(rows) >= 2 and 2 * len(sets[r]) > len(rows)]
@@ -65,7 +65,7 @@ class Samples:
         a, b = again[0]
         places = self._before[a, b]
         common = sets[a] & sets[b]
-        look.tell(
+        step.report(
             self.name,
             sorted({rank for pair in again for rank in pair}),
             f"rows {listed(str(row) for row, number in enumerate(facts[a]) if number in common)} of rank {a}'s part",
@@ -116,7 +116,7 @@ def _glance(dataset: Any, size: int) -> int | None:
                 torch.manual_seed(index)
                 parts = tensors_of(_as_tensors(dataset[index]))
                 crc = zlib.crc32(repr([row_hashes([t.reshape(1, -1)], 1) for t in parts]).encode(), crc)
-        except Exception:  # noqa: BLE001  (a dataset that cannot be looked at is not judged)
+        except Exception:  # noqa: BLE001  (a dataset that cannot be read is not judged)
             return None
         finally:
             random.setstate(kept[0])
@@ -136,50 +136,52 @@ def _as_tensors(value: Any) -> Any:
     return value
 
 
-def compare_loaders(facts: Sequence[Any], look: Look) -> None:
+def compare_loaders(facts: Sequence[Any], step: CheckedStep) -> None:
     """Judge the loaders of all ranks before the first step."""
-    steps = [fact.get("steps") for fact in facts]
-    if len(set(steps)) > 1:
-        look.tell(
+    lengths = [fact.get("steps") for fact in facts]
+    if len(set(lengths)) > 1:
+        step.report(
             "loader",
-            odd_ranks(steps),
+            odd_ranks(lengths),
             "the loader's length",
             wanted="the same number of batches on every rank",
-            came="; ".join(f"rank {rank} has {count}" for rank, count in enumerate(steps)),
+            came="; ".join(f"rank {rank} has {count}" for rank, count in enumerate(lengths)),
             mend="The rank with more batches waits for the others at the epoch's end until the time-out: spread the "
             "samples evenly (DistributedSampler, Order), or use ExactStep or torch's Join",
         )
+    size = step.world.world_size
     dealt = [fact.get("dealt") for fact in facts]
     # each share must be on one rank; it does not matter on which
-    if None not in dealt and sorted(dealt) != [(look.world_size, rank) for rank in range(look.world_size)]:
-        look.tell(
+    if None not in dealt and sorted(dealt) != [(size, rank) for rank in range(size)]:
+        step.report(
             "loader",
-            [rank for rank, part in enumerate(dealt) if part != (look.world_size, rank)],
+            [rank for rank, part in enumerate(dealt) if part != (size, rank)],
             "the loader's sampler",
-            wanted=f"each of the parts 0 to {look.world_size - 1} of {look.world_size} on one rank",
+            wanted=f"each of the parts 0 to {size - 1} of {size} on one rank",
             came="; ".join(f"rank {rank} reads part {part} of {count}" for rank, (count, part) in enumerate(dealt)),
             mend="Leave num_replicas and rank out of DistributedSampler, which reads them from the group: a local rank "
             "differs from the rank on several machines",
         )
     whole = {fact.get("all") for fact in facts}
-    if look.world_size > 1 and len(whole) == 1 and (found := next(iter(whole))) is not None:
-        look.tell(
+    if size > 1 and len(whole) == 1 and (found := next(iter(whole))) is not None:
+        step.report(
             "loader",
-            range(look.world_size),
+            range(size),
             "the loader's epoch",
             wanted=f"each of the {found[0]} samples once in an epoch, over all ranks",
-            came=f"every rank reads all of them: an epoch is {look.world_size} times too long",
+            came=f"every rank reads all of them: an epoch is {size} times too long",
             mend="Pass a DistributedSampler to the loader, or use an Order",
             certain=False,
         )
 
 
-class Epochs:
+class Epochs(Check):
     """Detects an iteration that starts in the same state as an earlier one, so has the same order of samples."""
 
     name = "loader"
 
     def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
         self._loader, self._plain = subject.loader, type(subject.loader)
         self._begun: list[str] = []
         self._stale = ""
@@ -198,14 +200,14 @@ class Epochs:
             self._stale = f"an iteration begins at {where}, like an earlier one"
         self._begun = [*self._begun, where][-4:] if where else []
 
-    def facts(self, look: Look) -> str:  # noqa: ARG002
+    def facts(self) -> str:
         """Return the problem with the iterations so far."""
         return self._stale
 
-    def judge(self, facts: Sequence[Any], look: Look) -> None:
+    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report an epoch that was not advanced."""
         if ranks := [rank for rank, fact in enumerate(facts) if fact]:
-            look.tell(
+            step.report(
                 self.name,
                 ranks,
                 "the loader's order",
@@ -238,16 +240,16 @@ def _epoch_of(loader: Any) -> str:
     return ""
 
 
-class RandomStreams:
+class RandomStreams(Check):
     """Ranks with dropout or augmentation must use different random streams."""
 
     name = "random"
 
     def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+        super().__init__(subject)
         self._before: dict[str, int] = {}
 
-    def facts(self, look: Look) -> dict[str, int]:  # noqa: ARG002
+    def facts(self) -> dict[str, int]:
         """Return a hash of the state of each generator that was used, as far as known."""
         import torch
         from torch import nn
@@ -264,19 +266,19 @@ class RandomStreams:
         plain = [value for of in drawn for value in of.values() if isinstance(value, int | float | str)]
         now = {
             "the generator of `random`": hash(random.getstate()[1]) & 0xFFFFFFFF,  # integers have no hash salt
-            # the repr of an array of 624 words would take longer than the rest of a look
+            # the repr of an array of 624 words would take longer than the rest of the checks
             "NumPy's global generator": zlib.crc32(b"".join([repr(plain).encode(), *words])),
         }
         facts.update({name: state for name, state in now.items() if self._before.get(name, state) != state})
         self._before = now
         return facts
 
-    def judge(self, facts: Sequence[Any], look: Look) -> None:
+    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report generators that have the same state on several ranks."""
         for name in dict.fromkeys(name for fact in facts for name in fact):
             states = [fact.get(name, -1 - rank) for rank, fact in enumerate(facts)]
             if same := [rank for rank, state in enumerate(states) if states.count(state) > 1]:
-                look.tell(
+                step.report(
                     self.name,
                     same,
                     name,

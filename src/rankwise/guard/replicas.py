@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import GuardError
-from rankwise.guard.check import Look, Subject, plain_name
+from rankwise.guard.check import Check, CheckedStep, Subject, plain_name
 from rankwise.guard.findings import listed, odd_ranks
 from rankwise.guard.tensors import fingerprints, replicated, tensors_apart
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Gradients", "Parameters", "Reductions", "Unused", "check_signature", "compare_signatures"]
 
-_BUDGET = 1 << 23  # elements per sparse look: about 10 ms of one CPU core
+_BUDGET = 1 << 23  # elements per check of a part: about 10 ms of one CPU core
 _DTYPES = {"float": "torch.float32", "double": "torch.float64", "c10::BFloat16": "torch.bfloat16"}
 
 
@@ -31,18 +31,18 @@ def _signature(model: nn.Module) -> list[tuple[str, str]]:
     return [(plain_name(n), f"{k} {list(t.shape)} {str(t.dtype)[6:]}") for n, k, t in kinds if id(t) not in apart]
 
 
-def compare_signatures(model: nn.Module, look: Look) -> None:
+def compare_signatures(model: nn.Module, step: CheckedStep) -> None:
     """Compare names, shapes and dtypes of parameters and buffers; every rank calls it."""
     rows = _signature(model)
-    digests = look.talk(hashlib.blake2b(repr(rows).encode(), digest_size=16).hexdigest())
+    digests = step.gather(hashlib.blake2b(repr(rows).encode(), digest_size=16).hexdigest())
     if len(set(digests)) == 1:
         return
-    tables = [dict(table) for table in look.talk(rows)]
+    tables = [dict(table) for table in step.gather(rows)]
     every = {name: None for table in tables for name in table}
     # in another order, wrong gradients would be added
     names = [n for n in every if len({t.get(n) for t in tables}) > 1] or ["the order of the parameters"]
     said = "; ".join(f"rank {rank} has {table.get(names[0], 'none')}" for rank, table in enumerate(tables))
-    look.tell(
+    step.report(
         "signature",
         odd_ranks(digests),
         listed(names),
@@ -59,11 +59,11 @@ def check_signature(model: nn.Module, world: World) -> None:
     Raises:
         GuardError: they differ; raised on every rank, with the differences.
     """
-    look = Look.at(world)
+    step = CheckedStep(world=world)
     if world.world_size > 1:
-        compare_signatures(model, look)
-    if look.found:
-        raise GuardError(str(look.found[0]), findings=tuple(look.found))
+        compare_signatures(model, step)
+    if step.found:
+        raise GuardError(str(step.found[0]), findings=tuple(step.found))
 
 
 class _Compared:
@@ -79,9 +79,9 @@ class _Compared:
         self._prints = fingerprints([tensor for _, tensor in named])
         return hashlib.blake2b(repr((self.names, self._prints)).encode(), digest_size=12).hexdigest()
 
-    def differing(self, look: Look, more: Any = None) -> tuple[list[str], tuple[int, ...], list[Any]]:
+    def differing(self, step: CheckedStep, more: Any = None) -> tuple[list[str], tuple[int, ...], list[Any]]:
         """Return the names that differ, the odd ranks, and the value of `more` on each rank. Collective."""
-        answers = look.talk((self.names, self._prints, more))
+        answers = step.gather((self.names, self._prints, more))
         tables = [dict(zip(names, prints, strict=True)) for names, prints, _ in answers]
         every = {name: None for table in tables for name in table}
         names = [name for name in every if len({table.get(name, "none") for table in tables}) > 1]
@@ -89,11 +89,11 @@ class _Compared:
         return names, odd_ranks(rows), [more for _, _, more in answers]
 
 
-def _share(named: list[tuple[str, Any]], look: Look) -> list[tuple[str, Any]]:
-    """Return the tensors to check: in a sparse look as many as the budget allows, different ones each look."""
-    if look.whole or sum(tensor.numel() for _, tensor in named) <= _BUDGET:
+def _share(named: list[tuple[str, Any]], subject: Subject) -> list[tuple[str, Any]]:
+    """Return the tensors to check: all, or as many as the budget allows, different ones at each checked step."""
+    if subject.whole or sum(tensor.numel() for _, tensor in named) <= _BUDGET:
         return named
-    start, size = (look.number * 7919) % len(named), 0
+    start, size = (subject.num_checked * 7919) % len(named), 0
     chosen: list[tuple[str, Any]] = []
     for name, tensor in named[start:] + named[:start]:
         size += tensor.numel()
@@ -103,13 +103,13 @@ def _share(named: list[tuple[str, Any]], look: Look) -> list[tuple[str, Any]]:
     return chosen
 
 
-class Gradients:
+class Gradients(Check):
     """Gradients must be equal on all ranks after the optimizer step; else the model silently does not synchronise."""
 
     name = "gradients"
 
     def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+        super().__init__(subject)
         self._compared = _Compared()
         self._placed = {plain_name(n): (p.dtype, p.device) for n, p in subject.model.named_parameters()}
         self._through = self._inside = self._synced = 0
@@ -119,8 +119,8 @@ class Gradients:
         self._through = self._inside = self._synced = 0
         wrapper = self._subject.wrapper
         if wrapper is not None:
-            self._subject.place(wrapper.register_forward_pre_hook, self._pass_through)
-            self._subject.place(wrapper.module.register_forward_pre_hook, self._pass_inside)
+            self._subject.hook(wrapper.register_forward_pre_hook, self._pass_through)
+            self._subject.hook(wrapper.module.register_forward_pre_hook, self._pass_inside)
 
     def _pass_through(self, wrapper: Any, _: Any) -> None:
         self._through += bool(wrapper.training)
@@ -129,19 +129,19 @@ class Gradients:
     def _pass_inside(self, module: Any, _: Any) -> None:
         self._inside += bool(module.training)
 
-    def facts(self, look: Look) -> str:
+    def facts(self) -> str:
         """Return a fingerprint of the gradients of all trainable replicas."""
         model = self._subject.model
         named = replicated(model, ((n, p) for n, p in model.named_parameters() if p.requires_grad))
-        return self._compared.take([(name, p.grad) for name, p in _share(list(named), look)])
+        return self._compared.take([(name, p.grad) for name, p in _share(list(named), self._subject)])
 
-    def judge(self, facts: Sequence[Any], look: Look) -> None:
+    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report the parameters whose gradients differ, and the cause if known."""
         if len(set(facts)) == 1:
             return
-        names, ranks, causes = self._compared.differing(look, next(self._causes(), None))
+        names, ranks, causes = self._compared.differing(step, next(self._causes(), None))
         cause, mend = next((told for told in causes if told is not None), _UNKNOWN)
-        look.tell(
+        step.report(
             self.name,
             ranks,
             listed(names),
@@ -202,13 +202,13 @@ def _dtypes_at_wrap(wrapper: Any) -> set[str]:
     return set(found) if all(found) else set()
 
 
-class Parameters:
+class Parameters(Check):
     """Parameters must be equal on all ranks after the step, even frozen ones; buffers as in the forward pass."""
 
     name = "parameters"
 
     def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+        super().__init__(subject)
         self._compared, self._buffers = _Compared(), _Compared()
         self._in_forward: str | None = None
 
@@ -217,7 +217,7 @@ class Parameters:
         self._in_forward = None
         wrapper = self._subject.wrapper
         inside = self._subject.model if wrapper is None else wrapper.module
-        self._subject.place(inside.register_forward_pre_hook, self._see_buffers)
+        self._subject.hook(inside.register_forward_pre_hook, self._see_buffers)
 
     def _see_buffers(self, module: Any, _: Any) -> None:
         import torch
@@ -225,18 +225,18 @@ class Parameters:
         if module.training and torch.is_grad_enabled() and self._in_forward is None:
             self._in_forward = self._buffers.take(list(replicated(module, module.named_buffers())))
 
-    def facts(self, look: Look) -> tuple[str, str | None]:
+    def facts(self) -> tuple[str, str | None]:
         """Return the fingerprints of parameters and buffers."""
         model = self._subject.model
         named = list(replicated(model, model.named_parameters()))
-        return self._compared.take(_share(named, look)), self._in_forward
+        return self._compared.take(_share(named, self._subject)), self._in_forward
 
-    def judge(self, facts: Sequence[Any], look: Look) -> None:
+    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report parameters and buffers that differ; skip parameters whose gradients were reported."""
-        follows = any(earlier.check == "gradients" for earlier in look.found)
+        follows = any(earlier.check == "gradients" for earlier in step.found)
         if len({of_parameters for of_parameters, _ in facts}) > 1 and not follows:
-            names, ranks, _ = self._compared.differing(look)
-            look.tell(
+            names, ranks, _ = self._compared.differing(step)
+            step.report(
                 self.name,
                 ranks,
                 listed(names),
@@ -247,8 +247,8 @@ class Parameters:
             )
         buffers = [of_buffers for _, of_buffers in facts]
         if None not in buffers and len(set(buffers)) > 1:
-            names, ranks, _ = self._buffers.differing(look)
-            look.tell(
+            names, ranks, _ = self._buffers.differing(step)
+            step.report(
                 self.name,
                 ranks,
                 f"buffers {listed(names)}",
@@ -260,13 +260,13 @@ class Parameters:
             )
 
 
-class Reductions:
+class Reductions(Check):
     """All-reduces per optimizer step: more than one means gradient accumulation without `no_sync`."""
 
     name = "reductions"
 
     def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+        super().__init__(subject)
         self._flag = False
         self._synced = self._in_a_row = 0
 
@@ -276,9 +276,9 @@ class Reductions:
         wrapper = self._subject.wrapper
         trained = [] if wrapper is None else [p for p in wrapper.module.parameters() if p.requires_grad]
         if wrapper is not None and trained:
-            self._subject.place(wrapper.register_forward_pre_hook, self._begin)
+            self._subject.hook(wrapper.register_forward_pre_hook, self._begin)
             # the last parameter belongs to the head, which every loss uses
-            self._subject.place(trained[-1].register_post_accumulate_grad_hook, self._end)
+            self._subject.hook(trained[-1].register_post_accumulate_grad_hook, self._end)
 
     def _begin(self, wrapper: Any, _: Any) -> None:
         if wrapper.training:
@@ -287,16 +287,16 @@ class Reductions:
     def _end(self, _: Any) -> None:
         self._synced += self._flag
 
-    def facts(self, look: Look) -> int:  # noqa: ARG002  (one form for all checks)
+    def facts(self) -> int:
         """Return how many backward passes reduced gradients in this step."""
         return self._synced
 
-    def judge(self, facts: Sequence[Any], look: Look) -> None:
-        """Report more than one at two consecutive looks: a gradient scaler may skip a step, which joins two steps."""
-        several = max(facts) > 1 and look.number > 0  # the first step may include a warm-up
+    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
+        """Report more than one at two checks in a row: a gradient scaler may skip a step, which joins two steps."""
+        several = max(facts) > 1 and self._subject.num_checked > 0  # the first step may include a warm-up
         self._in_a_row = self._in_a_row + 1 if several else 0
         if self._in_a_row == 2:
-            look.tell(
+            step.report(
                 self.name,
                 [rank for rank, count in enumerate(facts) if count > 1],
                 "the micro-batches of a step",
@@ -308,17 +308,17 @@ class Reductions:
             )
 
 
-class Unused:
+class Unused(Check):
     """Finds trainable parameters without a gradient, or an unnecessary `find_unused_parameters`."""
 
     name = "unused"
-    _LOOKS = 3
+    _CHECKS = 3
 
     def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+        super().__init__(subject)
         self._needless = 0
 
-    def facts(self, look: Look) -> tuple[bool, list[str]] | None:  # noqa: ARG002
+    def facts(self) -> tuple[bool, list[str]] | None:
         """Return whether the wrapper searches for unused parameters, and which got no gradient."""
         wrapper = self._subject.wrapper
         if wrapper is None or wrapper.static_graph:
@@ -328,28 +328,28 @@ class Unused:
         names = [n for n, p in named if _has_none(p) and n not in ignored]
         return bool(wrapper.find_unused_parameters), names
 
-    def judge(self, facts: Sequence[Any], look: Look) -> None:
+    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report parameters that no rank used unexpectedly, or that the search finds none."""
         if any(fact is None for fact in facts):
             return
         names = [name for name in facts[0][1] if all(name in found for _, found in facts)]
         if facts[0][0]:
-            self._needless = self._LOOKS + 1 if names else self._needless + 1
-            if self._needless == self._LOOKS:
-                look.tell(
+            self._needless = self._CHECKS + 1 if names else self._needless + 1
+            if self._needless == self._CHECKS:
+                step.report(
                     self.name,
-                    range(look.world_size),
+                    range(step.world.world_size),
                     "find_unused_parameters=True",
                     wanted="a model with unused parameters",
-                    came=f"every parameter had a gradient at {self._LOOKS} looks",
+                    came=f"every parameter had a gradient at {self._CHECKS} checked steps",
                     mend="Remove the flag unless later steps use other parameters: the search walks the graph in "
                     "every step",
                     certain=False,
                 )
-        elif names and not any(earlier.check == "gradients" for earlier in look.found):
-            look.tell(
+        elif names and not any(earlier.check == "gradients" for earlier in step.found):
+            step.report(
                 self.name,
-                range(look.world_size),
+                range(step.world.world_size),
                 listed(names),
                 wanted="a gradient for every trainable parameter",
                 came="the loss does not depend on them, and DistributedDataParallel fails at the next forward",

@@ -72,7 +72,7 @@ class Recorder:
         self.waits_s = self._waited_s = 0.0
         self._cut = functools.lru_cache(maxsize=32)(cut_utf8)  # a loop has few phases, and reports one at every step
         try:
-            self._stacks: IO[bytes] | None = (folder / f"stacks-{rank}").open("wb", buffering=0)
+            self._stacks: IO[bytes] = (folder / f"stacks-{rank}").open("wb", buffering=0)
             self._page = _map_page(folder / f"rank-{rank}")
         except OSError as error:
             raise LaunchError(
@@ -188,8 +188,7 @@ class Recorder:
         self._thread.join(_JOIN_S)
         if self._signum:
             faulthandler.unregister(self._signum)
-        if self._stacks is not None:
-            self._stacks.close()
+        self._stacks.close()
         self._page.close()
 
 
@@ -202,13 +201,13 @@ def _map_page(path: Path) -> mmap.mmap:
     return page
 
 
-def _register_stacks(file: IO[bytes] | None) -> int:
+def _register_stacks(file: IO[bytes]) -> int:
     """Let a signal that nobody uses write all stacks to `file`; works inside blocked calls and with the GIL held."""
     if threading.current_thread() is not threading.main_thread():
         return 0  # handlers can be looked up from anywhere, but installing them is the main thread's business
     for number in _candidates():
         if signal.getsignal(number) is signal.SIG_DFL:
-            faulthandler.register(number, file=file, all_threads=True)  # type: ignore[arg-type]
+            faulthandler.register(number, file=file, all_threads=True)
             return int(number)
     return 0
 
