@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import mmap
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -67,12 +67,12 @@ class MemoryColumn:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle a memory-mapped file by its path, not by its content."""
-        return {**vars(self), "_array": _mapped_file(self._array) or self._array}
+        return {**vars(self), "_array": _mapping(self._array) or self._array}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if isinstance(self._array, _MappedFile):
-            self._array = self._array.open()
+        if isinstance(self._array, partial):
+            self._array = self._array()
 
     def _hash(self) -> str:
         """Hash shape, dtype, and the bytes of a few rows spread over the array (1 MiB)."""
@@ -84,23 +84,8 @@ class MemoryColumn:
         return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True)
-class _MappedFile:
-    """How to open a memory-mapped array again."""
-
-    path: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    offset: int
-    fortran: bool
-
-    def open(self) -> NDArray:
-        order: Literal["C", "F"] = "F" if self.fortran else "C"
-        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape, order)
-
-
-def _mapped_file(array: NDArray) -> _MappedFile | None:
-    """Return how to map the array again; None if that would differ: changes in memory only, no file, or gaps."""
+def _mapping(array: NDArray) -> partial[NDArray] | None:
+    """Return what maps the array again; None if that would differ: changes in memory only, no file, or gaps."""
     mapped: Any = getattr(array, "_mmap", None)
     if not isinstance(array, np.memmap) or mapped is None or array.mode == "c" or not array.filename or not array.size:
         return None
@@ -109,13 +94,9 @@ def _mapped_file(array: NDArray) -> _MappedFile | None:
     # a slice has the offset of the whole array: count from the start of the mapping
     begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
     address = np.frombuffer(mapped, dtype=np.uint8).ctypes.data
-    return _MappedFile(
-        path=str(array.filename),
-        dtype=array.dtype,
-        shape=array.shape,
-        offset=begin + array.ctypes.data - address,
-        fortran=not array.flags.c_contiguous,
-    )
+    offset = begin + array.ctypes.data - address
+    layout: Literal["C", "F"] = "C" if array.flags.c_contiguous else "F"
+    return partial(np.memmap, str(array.filename), array.dtype, "r", offset, array.shape, layout)
 
 
 class StoredColumn:

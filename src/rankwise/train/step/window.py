@@ -108,6 +108,8 @@ class Window:
         self._num_micro = num_micro
         self._past = past
         self._no_sync = partial(unsynchronised, model) if past.is_sharded else getattr(model, "no_sync", None)
+        # the wrapper divides the sum of the gradients by this number of ranks; the factor of the mean undoes that
+        self._num_averaged = 1.0 if self._no_sync is None else float(world.world_size)
         self._total_weight = total_weight
         if total_weight is not None and not total_weight > 0:
             raise StepError(
@@ -169,7 +171,10 @@ class Window:
         is_last = self._backwards + 1 == self._num_micro
         if is_last and self._total_weight is None:
             self._count()
-        seed = 1.0 / self._divisor if self._divisor else self._factor(self._total_weight or 0.0)
+        if self._divisor:
+            seed = 1.0 / self._divisor
+        else:
+            seed = self._num_averaged / self._total_weight if self._total_weight else 0.0
         held = self._past.seed
         if held is None or held[0] != seed or held[1].dtype != total.dtype or held[1].device != total.device:
             held = self._past.seed = (seed, total.new_tensor(seed))
@@ -211,7 +216,7 @@ class Window:
         if not self._total_weight:
             self._model.zero_grad(set_to_none=True)
         elif self._divisor:
-            self._multiply(self._divisor * self._factor(self._total_weight))
+            self._multiply(self._divisor * (self._num_averaged / self._total_weight))
         if self._counted is not None:
             self._past.divisor = self._near(self._past.divisor, self._total_weight)
         return self._total_weight
@@ -248,12 +253,6 @@ class Window:
         if not 0 <= sums[0] < math.inf:
             raise StepError(f"the weights of this step sum to {sums[0]} over all ranks: weights must be 0 or more")
         return sums[0]
-
-    def _factor(self, total_weight: float) -> float:
-        """Undo the wrapper's division by the number of ranks, and divide by the sum of weights."""
-        if not total_weight:
-            return 0.0
-        return (1.0 if self._no_sync is None else self._world.world_size) / total_weight
 
     def _multiply(self, factor: float) -> None:
         import torch
