@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.exceptions import BudgetExceeded, InvalidArgument
-from rankwise.data.crops.sample import Dtype, parse_dtype, resolved_dtype
+from rankwise.data.crops.fields import field_specs, sample_bytes
 
 __all__ = ["Budget", "Caps", "host_memory_bytes", "settle", "too_large"]
 
 _LEAST_SLOTS = 2  # one is filled while the other is in use
-_NATIVE_BYTES = 8  # the widest real element; the arrays' dtypes are not known yet
+_WIDEST = np.dtype(np.float64)  # of all real elements; the arrays' dtypes are not known yet
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -149,7 +150,8 @@ def settle(config: Config, caps: Caps) -> Budget:
     Raises:
         BudgetExceeded: not even two batches fit; the message lists the parts and the needed total.
     """
-    batch = _batch_bytes(config)
+    fields = {name: field.crop_field(_WIDEST) for name, field in config.all_fields.items()}
+    batch = sample_bytes(field_specs(fields)) * config.samples_per_batch
     scratch = batch if config.transform is not None else 0
     fits = (caps.host_bytes - scratch - config.cache_bytes) // batch
     if caps.device_bytes is not None:
@@ -173,16 +175,6 @@ def too_large(num_bytes: int, limit_bytes: int) -> BudgetExceeded:
         "max_gpu_memory_bytes (or max_host_memory_bytes), or lower samples_per_batch; transform= may have made "
         "them larger"
     )
-
-
-def _batch_bytes(config: Config) -> int:
-    total = 0
-    for each in config.all_fields.values():
-        dtype = parse_dtype(each.dtype)
-        itemsize = _NATIVE_BYTES if dtype is Dtype.NATIVE else resolved_dtype(dtype).itemsize
-        with_mask = each.mask if each.mask is not None else each.pad is not None
-        total += math.prod(each.sample_shape) * (itemsize + bool(with_mask))
-    return total * config.samples_per_batch
 
 
 def _size(num_bytes: int) -> str:

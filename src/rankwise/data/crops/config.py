@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
+from rankwise.data.contract import DType
 from rankwise.data.crops.cores import NumaStrategy, chosen_strategy
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.data.crops.fields import MASK_SUFFIX, Normalise, check_normalise
-from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype
+from rankwise.data.crops.fields import MASK_SUFFIX, CropField, Normalise, check_normalise
+from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype
 from rankwise.data.feed import BatchTransform, Transform
 from rankwise.data.store.boxes import Pad
 from rankwise.data.store.remote import RemoteOptions
@@ -103,6 +104,16 @@ class Field:
     pad: Pad | None = None
     normalise: Normalise | None = None
     mask: bool | None = None
+
+    def crop_field(self, native: DType | None) -> CropField:
+        """Return the field of a batch; `native` is the meaning of `Dtype.NATIVE`."""
+        return CropField(
+            shape=tuple(self.sample_shape),
+            dtype=resolved_dtype(parse_dtype(self.dtype), native),
+            pad=self.pad,
+            normalise=self.normalise,
+            mask=self.pad is not None if self.mask is None else self.mask,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

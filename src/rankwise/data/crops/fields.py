@@ -24,6 +24,8 @@ __all__ = [
     "Normalise",
     "Scaling",
     "check_normalise",
+    "field_specs",
+    "sample_bytes",
     "unreadable",
 ]
 
@@ -142,6 +144,28 @@ def _nearest(rule: Mapping[str, Scaling], place: str) -> Scaling | None:
     while place and place not in rule:
         place = place.rpartition("/")[0]
     return rule.get(place)
+
+
+def field_specs(fields: Mapping[str, CropField]) -> dict[str, FieldSpec]:
+    """Return the specs of fields and of their masks.
+
+    Raises:
+        ConfigError: a mask would have the name of a field.
+    """
+    specs = {name: field.spec for name, field in fields.items()}
+    for name, field in fields.items():
+        if field.mask:
+            if name + MASK_SUFFIX in fields:
+                raise ConfigError(
+                    f"the mask of field {name!r} has the name of the field {name + MASK_SUFFIX!r}: rename it"
+                )
+            specs[name + MASK_SUFFIX] = FieldSpec(shape=field.shape, dtype=np.dtype(np.bool_))
+    return specs
+
+
+def sample_bytes(specs: Mapping[str, FieldSpec]) -> int:
+    """Return the bytes of one sample of all fields."""
+    return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwise.data.contract import BatchBuffer, BoolArray, FieldSpec, IntArray, NDArray, ReadReport
 from rankwise.data.crops.exceptions import DamacyError, DecodeError, StorageError, sample_error
-from rankwise.data.crops.fields import MASK_SUFFIX, CropField, FieldBoxes, unreadable
+from rankwise.data.crops.fields import MASK_SUFFIX, CropField, FieldBoxes, field_specs, unreadable
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reader import BoxReader
@@ -206,7 +206,7 @@ class CropReader:
 
     def __init__(self, fields: Mapping[str, CropField], engine: BoxReader) -> None:
         self.fields = dict(fields)
-        self.specs = _specs(self.fields)
+        self.specs = field_specs(self.fields)
         self.engine = engine
 
     def plan(
@@ -243,18 +243,6 @@ class CropReader:
             masks={name: boxes[name] for name, field in self.fields.items() if field.mask},
             failed=bad,
         )
-
-
-def _specs(fields: Mapping[str, CropField]) -> dict[str, FieldSpec]:
-    specs = {name: field.spec for name, field in fields.items()}
-    for name, field in fields.items():
-        if field.mask:
-            if name + MASK_SUFFIX in fields:
-                raise ConfigError(
-                    f"the mask of field {name!r} has the name of the field {name + MASK_SUFFIX!r}: rename it"
-                )
-            specs[name + MASK_SUFFIX] = FieldSpec(shape=field.shape, dtype=np.dtype(np.bool_))
-    return specs
 
 
 def _mark_inside(mask: NDArray, boxes: FieldBoxes) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.data.contract import sample_keys
-from rankwise.data.crops.index.cells import below, evenly, pick, uniform
+from rankwise.data.crops.index.places import below, evenly, pick, uniform
 
 KEYS = sample_keys(3, 1, np.arange(40_000))
 

@@ -1,4 +1,4 @@
-"""Cells of masks and label images (bits and words), value maps, and links between the arrays of an image."""
+"""Cells of masks and label images, and tables of them from which crops are drawn."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from rankwise.data.contract import BoolArray, FloatArray, IntArray, NDArray, sample_keys
-from rankwise.data.crops.index.frame import Frame
-from rankwise.data.crops.index.image import CropImage, Level, Take
+from rankwise.data.contract import BoolArray, FloatArray, IntArray, NDArray
+from rankwise.data.crops.index.frame import Frame, linked_axes
+from rankwise.data.crops.index.image import Level
 from rankwise.data.store.boxes import BoxRequest
 from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
@@ -22,16 +22,9 @@ __all__ = [
     "BitTable",
     "CellGrid",
     "CellTable",
-    "affine_map",
-    "below",
-    "chosen_levels",
-    "evenly",
     "given_cells",
     "label_cells",
-    "linked_axes",
-    "pick",
     "pooling",
-    "uniform",
 ]
 
 _BLOCK_BYTES = 64
@@ -173,101 +166,6 @@ class CellTable:
             coords[:, axis] = cell % self.shapes[images, axis]
             cell = cell // self.shapes[images, axis]
         return self.corners[images] + (coords + inside) * self.sizes[images]
-
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_UNIT = 2.0**-53
-
-
-def uniform(keys: IntArray, draw: int) -> FloatArray:
-    """Return the `draw`-th random number of each key, float64[B], uniform in [0, 1)."""
-    return _unit(sample_keys(draw, 0, keys).view(np.uint64))
-
-
-def below(keys: IntArray, draw: int, limits: IntArray) -> IntArray:
-    """Return the `draw`-th random number of each key as an integer below its limit, int64[B]; uniform."""
-    drawn: IntArray = np.minimum((uniform(keys, draw) * limits).astype(np.int64), limits - 1)
-    return drawn
-
-
-def evenly(numbers: IntArray, offset: int) -> FloatArray:
-    """Return evenly spread numbers in [0, 1): of any n consecutive integers about n * x get a number below x.
-
-    Multiples of the golden ratio plus an offset (a Weyl sequence).
-    """
-    turn = np.array([offset & (2**64 - 1)], dtype=np.uint64)
-    return _unit(numbers.astype(np.uint64) * _GOLDEN + turn)
-
-
-def pick(bounds: FloatArray, numbers: FloatArray) -> IntArray:
-    """Return the interval of cumulative weights float64[N] for each number in [0, 1), int64[B]."""
-    found = np.searchsorted(bounds, numbers * bounds[-1], side="right")
-    # rounding may reach the very end; intervals of weight zero are never selected before it
-    last = int(np.searchsorted(bounds, bounds[-1], side="left"))
-    picked: IntArray = np.minimum(found, last).astype(np.int64)
-    return picked
-
-
-def _unit(words: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> FloatArray:
-    units: FloatArray = (words >> np.uint64(11)).astype(np.float64) * _UNIT
-    return units
-
-
-def linked_axes(level: Level, frame: Frame) -> tuple[int, ...]:
-    """Return for each axis of an array the reference axis with its name, -1 if there is none.
-
-    If one of them has no names, both count from the end.
-    """
-    reference = frame.levels[0]
-    placed = {axis - reference.array.ndim: number for number, axis in enumerate(frame.where)}
-    links = []
-    for axis, name in enumerate(level.axes):
-        behind = axis - level.array.ndim
-        nameless = name == str(behind) or behind < -reference.array.ndim or reference.axes[behind] == str(behind)
-        if name in frame.axes:
-            links.append(frame.axes.index(name))
-        else:
-            links.append(placed.get(behind, -1) if nameless else -1)
-    return tuple(links)
-
-
-def affine_map(frame: Frame, levels: Sequence[Level], linked: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
-    """Return ratio and shift, float64[N, E]: element x of the reference is element ``x * ratio + shift`` of the array.
-
-    Both are measured from the corner of the first element.
-    """
-    spacing = np.array([level.spacing for level in levels], dtype=np.float64)
-    corner = np.array([level.origin for level in levels], dtype=np.float64) - spacing / 2
-    axes = np.array(linked, dtype=np.int64)
-    ratio = np.where(axes >= 0, frame.spacing[:, axes] / spacing, 1.0)
-    shift = np.where(axes >= 0, (frame.corner[:, axes] - corner) / spacing, 0.0)
-    return ratio, shift
-
-
-def chosen_levels(
-    part: str, take: Take, images: Sequence[CropImage], frame: Frame, level: int | None
-) -> tuple[Level, ...]:
-    """Return the level of each image for a field: the requested one, else that with the nearest spacing.
-
-    Raises:
-        ConfigError: an image has no such part or level.
-    """
-    chosen = take.level if take.level is not None else level
-    if chosen is not None:
-        return tuple(image.level(part, chosen) for image in images)
-    return tuple(_nearest(image.levels(part), own) for image, own in zip(images, frame.levels, strict=True))
-
-
-def _nearest(levels: tuple[Level, ...], reference: Level) -> Level:
-    def distance(level: Level) -> float:
-        shared = [
-            abs(np.log(level.spacing[axis] / reference.spacing[reference.axes.index(name)]))
-            for axis, name in enumerate(level.axes)
-            if name in reference.axes
-        ]
-        return float(sum(shared))
-
-    return min(levels, key=distance)
 
 
 # Cells are at most this fraction of a crop, so that a crop around a point of a cell contains most of the cell.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankwise.data.contract import BoolArray, FieldSpec, FloatArray
-from rankwise.data.crops.fields import MASK_SUFFIX, Scaling
+from rankwise.data.crops.fields import Scaling, field_specs
 from rankwise.data.crops.index.cells import BitTable, CellGrid, CellTable
 from rankwise.data.crops.index.finder import CellFinder
 from rankwise.data.crops.index.frame import Frame, make_frame
@@ -44,17 +44,12 @@ class Compiled:
     @property
     def specs(self) -> dict[str, FieldSpec]:
         """The fields and their masks."""
-        specs: dict[str, FieldSpec] = {}
-        for name, layout in self.layouts.items():
-            specs[name] = layout.field.spec
-            if layout.field.mask:
-                specs[name + MASK_SUFFIX] = FieldSpec(shape=layout.field.shape, dtype=np.dtype(np.bool_))
-        return specs
+        return field_specs({name: layout.field for name, layout in self.layouts.items()})
 
     @property
     def element_bytes(self) -> float:
         """Decoded bytes per element of the reference, over all fields, in the first image."""
-        return sum(_element_bytes(layout) for layout in self.layouts.values())
+        return sum(layout.element_bytes for layout in self.layouts.values())
 
 
 def compile_rules(
@@ -75,7 +70,7 @@ def compile_rules(
         for name, take in takes.items()
     }
     if rules.snap:
-        placed = [_placed(layout, frame.num_axes) for layout in layouts.values()]
+        placed = [layout.on_reference(frame.num_axes) for layout in layouts.values()]
         ratio, shift = (np.stack(each) for each in zip(*placed, strict=True))
         lattice = snapped_lattice(lattice, ratio, shift, tiles=rules.num_random is None)
     mask = None if rules.mask is None else finder.mask_cells(images, rules.mask, frame, used)
@@ -90,21 +85,6 @@ def compile_rules(
     else:
         placement, parts = _draws(images, frame, rules, lattice, mask=mask, foreground=labelled)
     return Compiled(frame=frame, layouts=layouts, placement=placement, digest=_digest(takes, rules, layouts, parts))
-
-
-def _element_bytes(layout: FieldLayout) -> float:
-    linked = [axis for axis, reference in enumerate(layout.linked) if reference >= 0]
-    channels = 1 if layout.channel_axis is None else layout.arrays[0].chunks[layout.channel_axis]
-    return float(np.prod(layout.ratio[0, linked])) * layout.arrays[0].dtype.itemsize * channels
-
-
-def _placed(layout: FieldLayout, num_axes: int) -> tuple[FloatArray, FloatArray]:
-    """Return ratio and shift of a field along the axes of the reference, float64[N, D]; 0 along axes that it lacks."""
-    ratio, shift = np.zeros((2, len(layout.arrays), num_axes))
-    for axis, reference in enumerate(layout.linked):
-        if reference >= 0:
-            ratio[:, reference], shift[:, reference] = layout.ratio[:, axis], layout.shift[:, axis]
-    return ratio, shift
 
 
 def _lattice(frame: Frame, rules: Rules) -> Lattice:
@@ -142,7 +122,7 @@ def _tiles(
         stride=lattice.step[0],
         chunks=frame.chunks[0],
         counts=lattice.counts.max(axis=0),
-        element_bytes=sum(_element_bytes(layout) for layout in layouts.values()),
+        element_bytes=sum(layout.element_bytes for layout in layouts.values()),
         region_bytes=rules.region_bytes,
     )
     tiles = Tiles(lattice=lattice, block=block, ends=np.cumsum(lattice.totals()))

@@ -11,7 +11,7 @@ from rankwise.data.contract import FloatArray, IntArray
 from rankwise.data.crops.index.image import CropImage, Level
 from rankwise.errors import ConfigError
 
-__all__ = ["Frame", "make_frame", "refuse_other_axes"]
+__all__ = ["Frame", "affine_map", "linked_axes", "make_frame", "refuse_other_axes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,6 +91,37 @@ def refuse_other_axes(name: str, images: Sequence[CropImage], levels: Sequence[L
                 f"the images of an index must have the same axes: {name!r} of {images[0].name!r} has "
                 f"{', '.join(first.axes)} and that of {image.name!r} has {', '.join(other.axes)}; make two indexes"
             )
+
+
+def linked_axes(level: Level, frame: Frame) -> tuple[int, ...]:
+    """Return for each axis of an array the reference axis with its name, -1 if there is none.
+
+    If one of them has no names, both count from the end.
+    """
+    reference = frame.levels[0]
+    placed = {axis - reference.array.ndim: number for number, axis in enumerate(frame.where)}
+    links = []
+    for axis, name in enumerate(level.axes):
+        behind = axis - level.array.ndim
+        nameless = name == str(behind) or behind < -reference.array.ndim or reference.axes[behind] == str(behind)
+        if name in frame.axes:
+            links.append(frame.axes.index(name))
+        else:
+            links.append(placed.get(behind, -1) if nameless else -1)
+    return tuple(links)
+
+
+def affine_map(frame: Frame, levels: Sequence[Level], linked: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
+    """Return ratio and shift, float64[N, E]: element x of the reference is element ``x * ratio + shift`` of the array.
+
+    Both are measured from the corner of the first element.
+    """
+    spacing = np.array([level.spacing for level in levels], dtype=np.float64)
+    corner = np.array([level.origin for level in levels], dtype=np.float64) - spacing / 2
+    axes = np.array(linked, dtype=np.int64)
+    ratio = np.where(axes >= 0, frame.spacing[:, axes] / spacing, 1.0)
+    shift = np.where(axes >= 0, (frame.corner[:, axes] - corner) / spacing, 0.0)
+    return ratio, shift
 
 
 def _split_axes(level: Level, num_cropped: int) -> tuple[list[int], list[int]]:

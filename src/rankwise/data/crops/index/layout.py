@@ -9,8 +9,7 @@ import numpy as np
 
 from rankwise.data.contract import DType, FloatArray, IntArray
 from rankwise.data.crops.fields import CropField, FieldBoxes
-from rankwise.data.crops.index.cells import affine_map, chosen_levels, linked_axes
-from rankwise.data.crops.index.frame import Frame, refuse_other_axes
+from rankwise.data.crops.index.frame import Frame, affine_map, linked_axes, refuse_other_axes
 from rankwise.data.crops.index.image import CropImage, Level, Take, channel_boxes
 from rankwise.data.crops.index.lattice import Lattice
 from rankwise.data.store.meta import ArrayMeta
@@ -48,6 +47,21 @@ class FieldLayout:
     channels: IntArray
     channel_axis: int | None
 
+    @property
+    def element_bytes(self) -> float:
+        """Decoded bytes per element of the reference, in the first image."""
+        linked = [axis for axis, reference in enumerate(self.linked) if reference >= 0]
+        channels = 1 if self.channel_axis is None else self.arrays[0].chunks[self.channel_axis]
+        return float(np.prod(self.ratio[0, linked])) * self.arrays[0].dtype.itemsize * channels
+
+    def on_reference(self, num_axes: int) -> tuple[FloatArray, FloatArray]:
+        """Return ratio and shift along the D axes of the reference, float64[N, D]; 0 along axes that it lacks."""
+        ratio, shift = np.zeros((2, len(self.arrays), num_axes))
+        for axis, reference in enumerate(self.linked):
+            if reference >= 0:
+                ratio[:, reference], shift[:, reference] = self.ratio[:, axis], self.shift[:, axis]
+        return ratio, shift
+
     def boxes(self, images: IntArray, starts: IntArray) -> FieldBoxes:
         """Return the boxes for crops that start at int64[B, D] on the reference arrays of images int64[B]."""
         used, which = np.unique(images, return_inverse=True)
@@ -79,7 +93,7 @@ def make_layout(
     Raises:
         ConfigError: the field's arrays do not fit the reference or each other, or boxes leave them without `pad`.
     """
-    levels = chosen_levels(take.part or name, take, images, frame, level)
+    levels = _chosen_levels(take.part or name, take, images, frame, level)
     refuse_other_axes(name, images, levels)
     linked = linked_axes(levels[0], frame)
     axis = levels[0].channel_axis
@@ -119,6 +133,32 @@ def make_layout(
     for array in layout.arrays if take.normalise is not None else ():
         layout.field.scaling(array)  # raises now for an array without one, not at the first read
     return layout if take.pad is not None else _kept_inside(name, layout, lattice)
+
+
+def _chosen_levels(
+    part: str, take: Take, images: Sequence[CropImage], frame: Frame, level: int | None
+) -> tuple[Level, ...]:
+    """Return the level of each image for a field: the requested one, else that with the nearest spacing.
+
+    Raises:
+        ConfigError: an image has no such part or level.
+    """
+    chosen = take.level if take.level is not None else level
+    if chosen is not None:
+        return tuple(image.level(part, chosen) for image in images)
+    return tuple(_nearest(image.levels(part), own) for image, own in zip(images, frame.levels, strict=True))
+
+
+def _nearest(levels: tuple[Level, ...], reference: Level) -> Level:
+    def distance(level: Level) -> float:
+        shared = [
+            abs(np.log(level.spacing[axis] / reference.spacing[reference.axes.index(name)]))
+            for axis, name in enumerate(level.axes)
+            if name in reference.axes
+        ]
+        return float(sum(shared))
+
+    return min(levels, key=distance)
 
 
 def _refuse_unlinked(

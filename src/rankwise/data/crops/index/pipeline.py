@@ -99,8 +99,8 @@ class IndexPipeline(FeedLoader):
                 f"IndexPipeline needs a CropIndex, got {index!r}: for crops of stored arrays use CropIndex(URIs, "
                 "shape=...); for pushed samples use Pipeline(Config(...))"
             )
-        target: Any = device if is_jax_target(device) else None
-        place = place_in_world(cast("Any", device) if target is None else None, world)
+        for_jax = is_jax_target(device)
+        place = place_in_world(None if for_jax else cast("Any", device), world)
         caps = Caps(place=place, max_gpu_memory_bytes=max_gpu_memory_bytes, max_host_memory_bytes=max_host_memory_bytes)
         cores = cores_here(*chosen_strategy(numa_strategy, numa_node), device_node=place.numa_node)
         self.index = index
@@ -111,7 +111,7 @@ class IndexPipeline(FeedLoader):
             rank=place.rank,
             world_size=place.world_size,
             micro_batch=micro_batch,
-            device=place.device if target is None else target,
+            device=device if for_jax else place.device,
             depth=depth,
             on_thread=partial(pin_thread, cores),
             **options,

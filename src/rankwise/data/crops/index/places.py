@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rankwise.data.contract import BoolArray, FloatArray, IntArray, sample_keys
-from rankwise.data.crops.index.cells import BitTable, CellTable, below, evenly, pick, uniform
+from rankwise.data.crops.index.cells import BitTable, CellTable
 from rankwise.data.crops.index.image import CropImage
 from rankwise.data.crops.index.lattice import Lattice, num_blocks, tiles_on_curve
 from rankwise.data.crops.index.rules import Weights
@@ -23,10 +23,14 @@ __all__ = [
     "Placement",
     "Places",
     "Tiles",
+    "below",
     "choose_block",
+    "evenly",
     "image_bounds",
     "image_weights",
+    "pick",
     "region_elements",
+    "uniform",
 ]
 
 
@@ -41,6 +45,44 @@ class Places:
 
     images: IntArray
     starts: IntArray
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_UNIT = 2.0**-53
+
+
+def uniform(keys: IntArray, draw: int) -> FloatArray:
+    """Return the `draw`-th random number of each key, float64[B], uniform in [0, 1)."""
+    return _unit(sample_keys(draw, 0, keys).view(np.uint64))
+
+
+def below(keys: IntArray, draw: int, limits: IntArray) -> IntArray:
+    """Return the `draw`-th random number of each key as an integer below its limit, int64[B]; uniform."""
+    drawn: IntArray = np.minimum((uniform(keys, draw) * limits).astype(np.int64), limits - 1)
+    return drawn
+
+
+def evenly(numbers: IntArray, offset: int) -> FloatArray:
+    """Return evenly spread numbers in [0, 1): of any n consecutive integers about n * x get a number below x.
+
+    Multiples of the golden ratio plus an offset (a Weyl sequence).
+    """
+    turn = np.array([offset & (2**64 - 1)], dtype=np.uint64)
+    return _unit(numbers.astype(np.uint64) * _GOLDEN + turn)
+
+
+def pick(bounds: FloatArray, numbers: FloatArray) -> IntArray:
+    """Return the interval of cumulative weights float64[N] for each number in [0, 1), int64[B]."""
+    found = np.searchsorted(bounds, numbers * bounds[-1], side="right")
+    # rounding may reach the very end; intervals of weight zero are never selected before it
+    last = int(np.searchsorted(bounds, bounds[-1], side="left"))
+    picked: IntArray = np.minimum(found, last).astype(np.int64)
+    return picked
+
+
+def _unit(words: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> FloatArray:
+    units: FloatArray = (words >> np.uint64(11)).astype(np.float64) * _UNIT
+    return units
 
 
 # Each use of a crop's key has its own number, so that uses are independent; axes follow at distance 1.

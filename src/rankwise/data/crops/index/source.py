@@ -23,7 +23,7 @@ from rankwise.data.contract import (
     num_micro_batches,
 )
 from rankwise.data.crops.budget import Budget, Caps
-from rankwise.data.crops.fields import MASK_SUFFIX
+from rankwise.data.crops.fields import MASK_SUFFIX, sample_bytes
 from rankwise.data.crops.index.compiled import Compiled
 from rankwise.data.crops.index.crop_index import CropIndex
 from rankwise.data.crops.reader import CropPlan, CropReader
@@ -237,4 +237,4 @@ def settle_index(
 def _crop_bytes(made: Compiled, index: CropIndex, fields: Collection[str]) -> int:
     """Return the bytes of one crop of a stage: the selected fields, their masks, and labels."""
     specs = {**index.columns.specs, **made.specs}
-    return sum(math.prod(specs[name].shape) * specs[name].dtype.itemsize for name in fields if name in specs)
+    return sample_bytes({name: specs[name] for name in fields if name in specs})

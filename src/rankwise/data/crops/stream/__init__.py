@@ -1,3 +1,3 @@
-"""Turns pushed samples into batches: separate threads pull, open, plan and read."""
+"""Turns pushed samples into batches: separate threads pull and open, plan, and read."""
 
 from __future__ import annotations

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import fields as fields_of
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, final
 
 from rankwise.data.crops.batch import Batch, Parked, waitable
 from rankwise.data.crops.budget import Caps, settle
 from rankwise.data.crops.config import Config
-from rankwise.data.crops.devices import bind_device
-from rankwise.data.crops.exceptions import InvalidArgument, TryAgain
+from rankwise.data.crops.cores import cores_here, pin_thread
+from rankwise.data.crops.devices import RankPlace, bind_device
+from rankwise.data.crops.exceptions import InvalidArgument, PoolStarved, ShutdownError, TryAgain
 from rankwise.data.crops.sample import Sample
-from rankwise.data.crops.stats import Stats
-from rankwise.data.crops.stream.reader import Ready
+from rankwise.data.crops.stats import Meters, Stats
+from rankwise.data.crops.stream.opener import Openings
+from rankwise.data.crops.stream.reader import BatchJudge, Ready, Result, StreamReader
 from rankwise.data.crops.stream.resolver import check_sample
-from rankwise.data.crops.stream.stages import Stages
+from rankwise.data.crops.stream.schedule import Drained, Planner, Puller, Work
 from rankwise.data.feed.place import make_placer
+from rankwise.data.feed.prefetch import ReadAhead
+from rankwise.data.store.reader import BoxReader
+from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline"]
 
 _LOG = logging.getLogger("rankwise.crops")
+_UNBOUNDED = sys.maxsize  # the depth limits how far a stage runs ahead
 _GPU_ONLY = ("max_chunks_per_wave", "max_substreams_per_chunk", "n_chunk_layout_cache")
 _said: set[str] = set()
 
@@ -72,13 +81,34 @@ class Pipeline:
         budget = settle(config, caps)
         _say_what_is_idle(config)
         _LOG.info("a stream of crops uses\n%s", budget)
-        self._stages = Stages(config, place, budget, self._placer)
+        self._meters = Meters(gpu_bytes_committed=budget.ring_bytes, host_bytes_committed=budget.host_bytes)
+        self._openings = Openings(
+            capacity=config.num_metas,
+            concurrency=config.metadata_io_concurrency,
+            latency=config.metadata_latency,
+            remote=None if config.remote is None else RemoteFiles(config.remote),
+        )
+        self._engine = _engine(config, place, num_slots=budget.num_slots)
+        self._puller = Puller(config, self._openings, self._meters)
+        self._planner = Planner(self._puller, config, openings=self._openings, engine=self._engine, meters=self._meters)
+        self._reader = StreamReader(
+            self._planner, config, rank=place.rank, budget=budget, placer=self._placer, meters=self._meters
+        )
+        cores = cores_here(config.numa_strategy, config.numa_node, device_node=place.numa_node)
+        self._read: ReadAhead[Work | Drained, Result] = ReadAhead(
+            self._reader,
+            iter(self._reader.planned.take, None),
+            depth=budget.num_slots,
+            on_thread=partial(pin_thread, cores),
+        )
+        self._stages = (self._planner.pulled, self._reader.planned, self._read)  # each in a thread of its own
         self._parked = Parked()
         self._lock = threading.Lock()
+        self._closed = self._said_fill = False
         self._num_batches = 0
         self._num_pushed: int | None = 0
-        self._said_fill = False
-        weakref.finalize(self, self._stages.close, waits=False)
+        self._num_taken = self._num_errors = 0  # samples in batches, raised or skipped; errors of iterables
+        self._end = weakref.finalize(self, _end, self._read, self._reader.skips)  # nothing else may keep `self` alive
 
     @property
     def device(self) -> torch.device | None:
@@ -88,7 +118,17 @@ class Pipeline:
     @property
     def pending(self) -> bool:
         """Whether any pushed sample has not been popped, as far as known."""
-        return self._stages.pending
+        puller = self._puller
+        if self._closed:
+            return False
+        if puller.num_pushed != puller.num_ended or puller.num_errors != self._num_errors:
+            return True
+        return puller.num_samples - self._num_taken != self._num_left
+
+    @property
+    def _num_left(self) -> int:
+        """Number of samples left over because they do not fill a batch."""
+        return self._puller.num_samples % self.config.samples_per_batch if self.config.drop_last else 0
 
     def push(self, samples: Iterable[Sample]) -> None:
         """Add samples: a list, a generator, also an endless one. They follow those pushed before.
@@ -98,7 +138,8 @@ class Pipeline:
 
         Raises:
             InvalidArgument: it is not an iterable, or a list whose first samples do not fit the configuration.
-            ShutdownError: the pipeline was closed.
+            ShutdownError: the pipeline was closed, or made in a process that this one was forked from.
+            RuntimeError: the system has no thread for it.
         """
         if isinstance(samples, Sample):
             raise InvalidArgument("push needs an iterable of samples, got one Sample: push([sample])")
@@ -107,9 +148,16 @@ class Pipeline:
         if isinstance(samples, list | tuple):
             for number, sample in enumerate(samples[: self.config.lookahead]):
                 check_sample(sample, self.config, number)
-        known = self._num_pushed is not None and isinstance(samples, Sized)
-        self._stages.push(samples)
-        self._num_pushed = self._num_pushed + len(samples) if known else None  # type: ignore[operator, arg-type]
+        length = len(samples) if isinstance(samples, Sized) else None
+        self._refuse_elsewhere()
+        with self._lock:
+            if self._closed:
+                raise ShutdownError("the pipeline was closed: it accepts no more samples")
+            for stage in self._stages:  # first: where one cannot start, nothing is pushed
+                stage.ask(0, beyond=_UNBOUNDED)
+            self._puller.push(samples)
+            if self._num_pushed is not None:
+                self._num_pushed = None if length is None else self._num_pushed + length
 
     def pop(self) -> Batch:
         """Wait at most ``config.pop_timeout_s`` for the next batch, and return it.
@@ -123,8 +171,8 @@ class Pipeline:
             DamacyError: a sample of this batch cannot be read. The next `pop` returns the others of the batch.
         """
         self._parked.sweep()
-        with self._stages.meters.time("pop_wait"):
-            taken = self._stages.take()
+        with self._meters.time("pop_wait"):
+            taken = self._take()
         return self._batch(taken)
 
     def batches(self, num_batches: int) -> Iterator[Batch]:
@@ -150,18 +198,18 @@ class Pipeline:
         """
         if self._num_pushed is None:
             raise TypeError("the number of batches is unknown: an iterable without a length was pushed")
-        left, size = max(0, self._num_pushed - self._stages.num_taken), self.config.samples_per_batch
+        left, size = max(0, self._num_pushed - self._num_taken), self.config.samples_per_batch
         return left // size if self.config.drop_last else -(-left // size)
 
     def stats(self) -> Stats:
         """Return the statistics so far."""
-        read = self._stages.engine.stats
-        remembered, looked_at = self._stages.engine.file_lookups
+        read = self._engine.stats
+        remembered, looked_at = self._engine.file_lookups
         return replace(
-            self._stages.meters.stats,
+            self._meters.stats,
             shard_index_hits=remembered,
             shard_index_misses=looked_at,
-            array_meta=self._stages.openings.stats,
+            array_meta=self._openings.stats,
             read_bytes=read.read_bytes,
             decoded_bytes=read.decoded_bytes,
             retries=read.retries,
@@ -169,9 +217,9 @@ class Pipeline:
 
     def stats_reset(self) -> None:
         """Reset the times and counts of `stats`; cache hits and committed memory stay."""
-        self._stages.meters.reset()
-        self._stages.engine.reset_stats()
-        self._stages.openings.reset_delays()
+        self._meters.reset()
+        self._engine.reset_stats()
+        self._openings.reset_delays()
 
     def __enter__(self) -> Self:
         return self
@@ -184,12 +232,77 @@ class Pipeline:
 
         Batches and views that were handed out stay valid. Calling it twice is fine.
         """
-        self._stages.close()
+        if self._read.is_elsewhere:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for stage in reversed(self._stages):  # a thread inside the user's iterable is left alone
+            stage.close()
+        self._engine.close()
+        self._end()
+
+    def _take(self) -> Ready:
+        self._refuse_elsewhere()
+        timeout_s = self.config.pop_timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self.pending:
+            try:
+                result = self._read.take(timeout_s=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise PoolStarved(f"no batch within pop_timeout_s={timeout_s}: {self._why()}") from None
+            if isinstance(result, Drained) and result.num_pushed != self._puller.num_pushed:
+                continue  # it is older than the last push
+            if result is None or isinstance(result, Drained):
+                break
+            if isinstance(result, Ready):
+                self._settle(len(result.samples))
+                return result
+            self._settle(result.num_samples)
+            if result.error is not None:
+                self._meters.add(samples_failed=result.num_samples)
+                raise result.error
+            self._meters.add(samples_skipped=result.num_samples)
+        if self._closed:
+            raise ShutdownError("the pipeline was closed: there are no more batches")
+        raise self._drained()
+
+    def _settle(self, num_samples: int) -> None:
+        with self._lock:
+            self._num_taken += num_samples
+            self._num_errors += num_samples == 0
+
+    def _drained(self) -> TryAgain:
+        if self._num_left:
+            return TryAgain(
+                f"everything was popped except {self._num_left} samples, which do not fill a batch of "
+                f"{self.config.samples_per_batch}: push more, or use drop_last=False"
+            )
+        return TryAgain("everything that was pushed has been popped: push more samples, or stop")
+
+    def _why(self) -> str:
+        number, size = self._planner.num_waiting, self.config.samples_per_batch
+        if doing := self._reader.doing or self._planner.doing:
+            return doing
+        if self._puller.is_away:
+            return (
+                f"the pushed iterable has yielded no further sample yet ({number} of {size} of a batch have arrived): "
+                "it is slow, or waits for something"
+            )
+        return f"{number} of the {size} samples of a batch have arrived"
+
+    def _refuse_elsewhere(self) -> None:
+        if self._read.is_elsewhere:
+            raise ShutdownError(
+                "the pipeline was created in a process that this one was forked from: its threads do not exist here. "
+                "Create a pipeline in each process"
+            )
 
     def _batch(self, item: Ready) -> Batch:
         fields = self._transformed(self._placer.receive(item.placed), item)
         item.buffer.give_back()  # from here on only the fields, and arrays that share their memory, keep it alive
-        self._stages.meters.add(
+        self._meters.add(
             batches_emitted=1,
             waves_emitted=1,
             samples_emitted=len(item.samples),
@@ -228,6 +341,13 @@ class Pipeline:
         return int(torch.cuda.current_stream(self._device).cuda_stream)
 
 
+def _end(read: ReadAhead[Any, Any], skips: BatchJudge) -> None:
+    """Stop without waiting: a garbage collection may run this in any thread."""
+    if not read.is_elsewhere:
+        read.close(waits=False)
+        skips.say_total()
+
+
 def _giver(item: Ready, parked: Parked, *, shares_memory: bool) -> Any:
     """Return the release function of a batch. It holds the lease, so a batch on a device counts while it is held."""
     buffer, placed = item.buffer, item.placed
@@ -263,3 +383,17 @@ def _say_what_is_idle(config: Config) -> None:
     if idle:
         _said.update(idle)
         _LOG.warning("no effect here, as chunks are decoded on the CPU: %s", ", ".join(idle))
+
+
+def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
+    """Return the engine that reads boxes; warn on rank 0 if it may keep fewer files open than are in flight."""
+    engine = BoxReader(
+        cache=config.cache_bytes,
+        threads=config.n_io_threads,
+        max_indexes=config.n_shard_index_cache,
+        remote=config.remote_options,
+    )
+    # at least one file each; the arrays are not known yet
+    wanted = num_slots * config.samples_per_batch * len(config.all_fields)
+    place.warn_few_handles(lambda: wanted, capacity=engine.max_open_files)
+    return engine

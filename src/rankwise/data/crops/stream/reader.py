@@ -7,7 +7,7 @@ import math
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from rankwise.data.contract import IntArray, sample_keys
 from rankwise.data.crops.budget import Budget, too_large
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.exceptions import DamacyError, DecodeError, OutOfMemory
+from rankwise.data.crops.fields import sample_bytes
 from rankwise.data.crops.reader import CropPlan, CropReport
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Meters
-from rankwise.data.crops.stream.schedule import Drained, Failure, Planner, Work
+from rankwise.data.crops.stream.schedule import Drained, Failure, Numbered, Planner, Work
 from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.lease import Leases
 from rankwise.data.feed.memory.pool import MemoryPool
@@ -60,6 +61,7 @@ class StreamReader:
 
     Attributes:
         is_awaited: whether a consumer waits; set by the object that runs this.
+        planned: runs the planner ahead.
         doing: what it waits for, for messages; empty while it waits for a plan.
         skips: counts skipped samples.
     """
@@ -67,20 +69,22 @@ class StreamReader:
     def __init__(
         self,
         planner: Planner,
-        planned: ReadAhead[Any, Work | Drained],
         config: Config,
         *,
         rank: int,
-        memory: MemoryPool,
         budget: Budget,
         placer: Placer,
         meters: Meters,
     ) -> None:
         self.is_awaited: Callable[[], bool] = lambda: True
         planner.is_read_awaited = self._is_awaited
-        self._planner, self._planned = planner, planned
-        self._memory, self._budget = memory, budget
-        self._leases = Leases(is_awaited=self._is_awaited, has_room=memory.has_room)
+        self._planner, self._budget = planner, budget
+        self.planned: ReadAhead[Numbered | Failure | None, Work | Drained] = ReadAhead(
+            planner, planner.samples, depth=1
+        )
+        cap_bytes = budget.num_slots * budget.slot_limit_bytes
+        self._memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, speaks=rank == 0)
+        self._leases = Leases(is_awaited=self._is_awaited, has_room=self._memory.has_room)
         self._seed, self._rank = config.seed, rank
         self._placer = placer
         self._meters = meters
@@ -104,7 +108,7 @@ class StreamReader:
 
     def close(self) -> None:
         """Stop all waits for samples, arrays and memory."""
-        self._planned.close(waits=False)
+        self.planned.close(waits=False)
         self._leases.close()
 
     def read(
@@ -171,8 +175,8 @@ class StreamReader:
         )
 
     def _filled(self, plan: CropPlan, into: HostBuffer) -> CropReport:
-        out_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.reader.specs.values())
-        with self._meters.time("decode", input_bytes=plan.read_bytes, output_bytes=out_bytes * plan.num_samples):
+        out_bytes = sample_bytes(plan.reader.specs) * plan.num_samples
+        with self._meters.time("decode", input_bytes=plan.read_bytes, output_bytes=out_bytes):
             report = plan.read(into)
         self._count(plan, report)
         return report

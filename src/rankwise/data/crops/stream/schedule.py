@@ -13,10 +13,9 @@ import numpy as np
 
 from rankwise.data.contract import DType
 from rankwise.data.crops.config import Config
-from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch, InvalidSample
-from rankwise.data.crops.fields import CropField
+from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch
 from rankwise.data.crops.reader import CropPlan, CropReader
-from rankwise.data.crops.sample import Dtype, Sample, parse_dtype, resolved_dtype
+from rankwise.data.crops.sample import Dtype, Sample, parse_dtype
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.opener import Openings
 from rankwise.data.crops.stream.resolver import ArrayBoxes, check_sample, crops_of, grouped, resolve
@@ -182,20 +181,24 @@ class Planner:
     Attributes:
         is_awaited: whether the reader waits for a plan; set by the object that runs this.
         is_read_awaited: whether a consumer waits for a batch; set by the reader.
+        pulled: runs the puller ahead.
         doing: what it waits for, for messages; empty while it waits for samples.
     """
 
     def __init__(
         self,
         puller: Puller,
-        pulled: ReadAhead[Any, Numbered | Failure],
         config: Config,
         *,
         openings: Openings,
         engine: BoxReader,
         meters: Meters,
     ) -> None:
-        self._puller, self._pulled = puller, pulled
+        self._puller = puller
+        # the puller has one more in hand than those that lie ready
+        self.pulled: ReadAhead[Iterable[Any], Numbered | Failure] = ReadAhead(
+            puller, puller.pushes, depth=max(1, config.lookahead - 1), is_away=lambda: puller.is_away
+        )
         self._config = config
         self._openings = openings
         self._engine = engine
@@ -216,17 +219,17 @@ class Planner:
 
     def wake(self) -> None:
         """Check again whether a consumer waits."""
-        self._pulled.wake()
+        self.pulled.wake()
 
     def close(self) -> None:
         """Stop all waits: planning ends."""
         self._openings.close()
-        self._pulled.close(waits=False)
+        self.pulled.close(waits=False)
 
     @property
     def samples(self) -> Iterator[Numbered | Failure | None]:
         """The pulled samples; None if no sample follows and a consumer waits. Ends when closed."""
-        while (found := self._pulled.take(until=self._is_over)) is not None or not self._pulled.closed:
+        while (found := self.pulled.take(until=self._is_over)) is not None or not self.pulled.closed:
             yield found
 
     def _is_over(self) -> bool:
@@ -289,16 +292,18 @@ class Planner:
                 failed[row] = error
         if not resolved:
             return Work(items=items, failed=tuple(failed.values()), failures=failures)
-        reader = self._reader = self._reader or self._make_reader()
+        if self._reader is None:
+            native = {name: dtype for name, (dtype, _) in self._native.items()}
+            fields = {name: field.crop_field(native.get(name)) for name, field in self._config.all_fields.items()}
+            self._reader = CropReader(fields, self._engine)
         ids = np.array([item.number for item in items], dtype=np.int64)
-        plan = reader.plan(grouped(resolved, list(reader.fields)), ids=ids, failed=failed)
+        plan = self._reader.plan(grouped(resolved, list(self._reader.fields)), ids=ids, failed=failed)
         return Work(items=items, plan=plan, failures=failures)
 
     def _resolved(self, item: Numbered) -> dict[str, ArrayBoxes]:
         if item.error is not None:
             raise item.error
-        if item.sample is None:
-            raise InvalidSample(f"sample {item.number} is None", sample=item.number)
+        assert item.sample is not None  # only with an error
         boxes = resolve(item.sample, item.number, self._config, self._openings)
         for name, each in boxes.items():
             self._check_native(name, each, item.number)
@@ -317,16 +322,3 @@ class Planner:
                 uri=array.place,
                 sample=number,
             )
-
-    def _make_reader(self) -> CropReader:
-        fields = {}
-        for name, field in self._config.all_fields.items():
-            native = self._native.get(name)
-            fields[name] = CropField(
-                shape=tuple(field.sample_shape),
-                dtype=resolved_dtype(parse_dtype(field.dtype), None if native is None else native[0]),
-                pad=field.pad,
-                normalise=field.normalise,
-                mask=field.pad is not None if field.mask is None else field.mask,
-            )
-        return CropReader(fields, self._engine)
