@@ -20,6 +20,9 @@ def loader(**options):
     return SampleLoader(SOURCE, order=ORDER, **options)
 
 
+TRAINING = loader()
+
+
 def step(model, batch):
     return nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
@@ -43,6 +46,9 @@ MISTAKES = {
     "a source as loader": (lambda: trainer().fit(SOURCE), ConfigError, r"ArraySource.*SampleLoader\(source, order="),
     "an order as loader": (lambda: trainer().fit(ORDER), ConfigError, r"class Order.*SampleLoader\(source, order="),
     "a source to validate": (lambda: trainer().fit(loader(), val=SOURCE), ConfigError, "ArraySource.*SampleLoader"),
+    "the training loader to validate": (
+        lambda: trainer().fit(TRAINING, val=TRAINING), ConfigError, "val= is the loader that trains",
+    ),
     "a class as scheduler": (
         lambda: trainer(scheduler=torch.optim.lr_scheduler.StepLR), ConfigError, r"class StepLR.*StepLR\(optimizer, ",
     ),

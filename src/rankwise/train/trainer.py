@@ -169,7 +169,7 @@ class Trainer:
             raise ConfigError(f"epochs must be an integer of at least 1, got {epochs!r}")
         train, val = as_steps(train, self.world), None if val is None else as_held_out(val, self.world)
         check_loader(train)
-        check_val(val)
+        check_val(val, train)
         if self._wrapping is not None:
             self._wrap(train)
         balance = None

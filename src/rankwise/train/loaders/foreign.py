@@ -193,12 +193,19 @@ def check_loader(loader: BaseLoader) -> None:
         )
 
 
-def check_val(loader: BaseLoader | None) -> None:
+def check_val(loader: BaseLoader | None, train: BaseLoader) -> None:
     """Refuse validation data that `evaluate` cannot iterate, before the first epoch rather than after it.
 
     Raises:
-        ConfigError: it has no epochs, or cannot be iterated.
+        ConfigError: it has no epochs, cannot be iterated, or is the loader that trains.
     """
+    inner = [each.loader if isinstance(each, ForeignLoader) else each for each in (loader, train)]
+    if inner[0] is inner[1]:
+        raise ConfigError(
+            "val= is the loader that trains: validation would move its position, and a restart would train samples of "
+            "the epoch again. Make a second loader: SampleLoader(source, order=Order(source, batch_size=..., "
+            "kind='sequential'))"
+        )
     missing = [] if loader is None else _missing(loader, ("__iter__", "set_epoch"))
     if loader is not None and missing:
         raise ConfigError(
