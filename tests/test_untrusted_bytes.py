@@ -18,8 +18,7 @@ TRUSTED = {
     "launch/functions/caller.py": "the ranks of this call, through the supervisor's own socket",
     "launch/slurm/handle.py": "the job's ranks, in the job's folder, which only this user can enter",
     "launch/slurm/start.py": "the submitting process, in the job's folder, which only this user can enter",
-    "world/collectives/key_trees.py": "the ranks of the job, over JAX's own coordinator",
-    "world/collectives/objects.py": "the ranks of the job, over its process group",
+    "world/collectives/objects.py": "the ranks of the job, over its process group or the store of a coordinator",
 }
 SKIPPED = ("testing/",)
 

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,6 @@ from typing import Any, Self
 
 __all__ = ["HostLab"]
 
-_NETWORK = "10.77.0"
 _ENTER = """\
 hostname "$1"; mount --bind "$2/hosts" /etc/hosts
 [ ! -e /etc/nsswitch.conf ] || mount --bind "$2/nsswitch" /etc/nsswitch.conf
@@ -37,13 +37,16 @@ class HostLab:
 
     Args:
         names: their host names; each resolves all others by name, host i has the address 10.77.0.(i + 1).
+        network: the first three numbers of their addresses.
+        here: name of this machine if it is on their network too, as number 254; "" if it is not.
 
     Raises:
         RuntimeError: not possible on this machine; with the reason.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, network: str = "10.77.0", here: str = "") -> None:
         self.names = tuple(names)
+        self._network, self._here = network, here
         self._id = f"rw{secrets.token_hex(3)}"
         self._processes: list[subprocess.Popen[Any]] = []
 
@@ -62,7 +65,7 @@ class HostLab:
 
     def address(self, name: str) -> str:
         """Return the address of a host."""
-        return f"{_NETWORK}.{self.names.index(name) + 1}"
+        return f"{self._network}.{self.names.index(name) + 1}"
 
     def space(self, name: str) -> str:
         """Return the name of a host's network namespace."""
@@ -74,6 +77,8 @@ class HostLab:
         self._folder = Path(tempfile.mkdtemp(prefix="rankwise-hosts-"))
         self._folder.chmod(0o755)
         known = "".join(f"{self.address(name)} {name}\n" for name in self.names)
+        if self._here:
+            known += f"{self._network}.254 {self._here} {socket.gethostname()}\n"
         (self._folder / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{known}")
         (self._folder / "nsswitch").write_text("passwd: files\ngroup: files\nhosts: files\n")
         (self._folder / "resolv").write_text("")
@@ -90,21 +95,32 @@ class HostLab:
         self._remove()
 
     def _make(self) -> None:
-        hub = f"{self._id}hub"
-        _ip("netns", "add", hub)
-        _ip("-n", hub, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", hub, "link", "set", "bridge", "up")
-        for number, name in enumerate(self.names):
-            space = self.space(name)
+        bridge = f"{self._id}b"
+        if not self._here:
+            _ip("netns", "add", f"{self._id}hub")
+        self._hub("link", "add", bridge, "type", "bridge")
+        if self._here:
+            self._hub("addr", "add", f"{self._network}.254/24", "dev", bridge)
+        self._hub("link", "set", bridge, "up")
+        for name in self.names:
+            space, port = self.space(name), self._port(name)
             _ip("netns", "add", space)
-            _ip("-n", hub, "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", space)
-            _ip("-n", hub, "link", "set", f"port{number}", "master", "bridge", "up")
+            self._hub("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
+            self._hub("link", "set", port, "master", bridge, "up")
             _ip("-n", space, "link", "set", "lo", "up")
             _ip("-n", space, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
             _ip("-n", space, "link", "set", "eth0", "up")
 
+    def _hub(self, *words: str) -> None:
+        """Run `ip` where the bridge is."""
+        _ip(*(() if self._here else ("-n", f"{self._id}hub")), *words)
+
+    def _port(self, name: str) -> str:
+        return f"{self._id}p{self.names.index(name)}"
+
     def command(self, name: str, *words: object) -> list[str]:
         """Return the command that runs `words` on a host; it replaces itself with them by exec."""
+        # not `ip netns exec`, which remounts /sys: slurmd's cgroups are there
         net = f"--net=/run/netns/{self.space(name)}"
         enter = ["nsenter", net, "unshare", "-m", "-u", "sh", "-ec", _ENTER, "sh", name, str(self._folder)]
         return [*enter, *map(str, words)]
@@ -122,11 +138,11 @@ class HostLab:
 
     def cut(self, name: str) -> None:
         """Disconnect a host from the network silently: packets to and from it are lost."""
-        _ip("-n", f"{self._id}hub", "link", "set", f"port{self.names.index(name)}", "down")
+        self._hub("link", "set", self._port(name), "down")
 
     def restore(self, name: str) -> None:
         """Reconnect a host to the network."""
-        _ip("-n", f"{self._id}hub", "link", "set", f"port{self.names.index(name)}", "up")
+        self._hub("link", "set", self._port(name), "up")
 
     def pids(self, name: str) -> list[int]:
         """Return the processes on a host."""
@@ -152,8 +168,13 @@ class HostLab:
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
-        # the hub first: deleting its ends of the links deletes the hosts' ends
-        for space in (f"{self._id}hub", *map(self.space, self.names)):
+        # this side first: deleting its ends of the links deletes the hosts' ends, whose namespaces may live on a while
+        if self._here:
+            for link in (*map(self._port, self.names), f"{self._id}b"):
+                _run("ip", "link", "del", link)
+        else:
+            _run("ip", "netns", "del", f"{self._id}hub")
+        for space in map(self.space, self.names):
             _run("ip", "netns", "del", space)
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from rankwise.testing.hosts import HostLab
+
 __all__ = ["SlurmLab", "why_no_slurm"]
 
-_TOOLS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "ip", "nsenter", "unshare", "setpriv")
+_TOOLS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "setpriv")
 _MUNGE_SOCKET = Path("/run/munge/munge.socket.2")
 _PATIENCE_S = 60.0
 _NODE_LOST_S = 20
@@ -54,8 +56,6 @@ PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMo
 PartitionName=short Nodes=node1 MaxTime=2 State=UP
 PartitionName=closed Nodes=ALL AllowAccounts=physics State=UP
 """
-# own hostname, hosts file and name service; keep the host's /sys for slurmd's cgroups (`ip netns exec` remounts it)
-_ENTER = 'hostname "$1"; mount --bind "$2/hosts" /etc/hosts; mount --bind "$2/nsswitch" /etc/nsswitch.conf; shift 2; '
 
 
 def why_no_slurm() -> str:
@@ -63,10 +63,7 @@ def why_no_slurm() -> str:
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
         return f"Slurm's lab needs {', '.join(missing)} (Debian: slurm-wlm munge iproute2)"
-    if os.geteuid() != 0:
-        return "Slurm's lab needs root, for network namespaces"
-    done = _run(["unshare", "-n", "true"], check=False)
-    return "" if done.returncode == 0 else f"no network namespaces here: {done.stderr.strip()}"
+    return HostLab.obstacle()
 
 
 class SlurmLab:
@@ -89,13 +86,14 @@ class SlurmLab:
         self.nodes = [f"node{number}" for number in range(1, num_nodes + 1)]
         self.name = f"rw{os.getpid() % 1_000_000}"
         self.net = _free_net()
+        self._hosts = HostLab(self.nodes, network=self.net, here=f"{self.name}-ctl")
         self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
+        self._hosts.__enter__()
         try:
             self._write()
-            self._wire()
             _start_munge()
             control = 'hostname "$1"; shift; exec "$@"'
             self._start(["unshare", "-u", "sh", "-c", control, "sh", f"{self.name}-ctl", "slurmctld", "-D"])
@@ -109,11 +107,6 @@ class SlurmLab:
 
     def __exit__(self, *failure: object) -> None:
         self.close()
-
-    def inside(self, node: str, command: Sequence[str]) -> list[str]:
-        """Return the command that runs a command on a node."""
-        place = ["nsenter", f"--net=/run/netns/{self.name}-{node}", "unshare", "-m", "-u", "sh", "-c"]
-        return [*place, _ENTER + 'exec "$@"', "sh", node, str(self.folder), *command]
 
     def command(self, *words: str) -> str:
         """Run one of Slurm's commands and return its output."""
@@ -157,7 +150,7 @@ class SlurmLab:
         """Return the command lines of all processes on the nodes."""
         found = []
         for node in self.nodes:
-            for pid in self._pids(node):
+            for pid in self._hosts.pids(node):
                 with contextlib.suppress(OSError):
                     found.append(Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode())
         return found
@@ -182,13 +175,9 @@ class SlurmLab:
                 raise TimeoutError(f"the nodes did not come up: {done.stdout} {done.stderr}\n{logs}")
             time.sleep(0.05)
 
-    def cut(self, node: str, *, restore: bool = False) -> None:
-        """Disconnect a node silently, or connect it again."""
-        _run(["ip", "link", "set", self._link(node), "up" if restore else "down"])
-
     def suspend(self, node: str, *, resume: bool = False) -> None:
         """Stop the slurmd of a node, so that it does not answer, or continue it; its jobs keep running."""
-        for pid in self._pids(node):
+        for pid in self._hosts.pids(node):
             with contextlib.suppress(OSError):  # other processes may end meanwhile
                 if Path("/proc", str(pid), "comm").read_text().strip() == "slurmd":
                     os.kill(pid, signal.SIGCONT if resume else signal.SIGSTOP)
@@ -199,24 +188,13 @@ class SlurmLab:
         Raises:
             TimeoutError: a process does not end.
         """
-        deadline = time.monotonic() + _PATIENCE_S
-        while pids := self._pids(node):
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            for daemon in self._daemons:
-                daemon.poll()
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"processes {pids} stay on {node}")
-            time.sleep(0.02)
+        self._hosts.kill_all(node)
+        if pids := self._hosts.pids(node):
+            raise TimeoutError(f"processes {pids} stay on {node}")
 
     def revive(self, node: str) -> None:
         """Start the slurmd of a node."""
-        self._start(self.inside(node, ["slurmd", "-D", "-N", node]))
-
-    def _pids(self, node: str) -> list[int]:
-        found = _run(["ip", "netns", "pids", f"{self.name}-{node}"], check=False).stdout.split()
-        return [int(pid) for pid in found]
+        self._start(self._hosts.command(node, "slurmd", "-D", "-N", node))
 
     def close(self) -> None:
         """End all daemons and their processes, and remove the networks."""
@@ -228,31 +206,16 @@ class SlurmLab:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        for node in self.nodes:
-            space = f"{self.name}-{node}"
-            with contextlib.suppress(TimeoutError):  # the networks must still be removed
-                self.kill(node)
-            # this end first: a namespace lives on for a while, and the link's name would stay in use
-            _run(["ip", "link", "del", self._link(node)], check=False)
-            _run(["ip", "netns", "del", space], check=False)
-        _run(["ip", "link", "del", f"{self.name}b"], check=False)
-
-    def _link(self, node: str) -> str:
-        return f"{self.name}v{self.nodes.index(node) + 1}"
+        self._hosts.__exit__(None, None, None)
 
     def _write(self) -> None:
         for name in ("state", "log", "dev", *(f"spool-{node}" for node in self.nodes)):
             (self.folder / name).mkdir()
         for number in range(2):
             os.mknod(self.folder / "dev" / f"gpu{number}", 0o20600, os.makedev(1, 3))
-        addresses = {node: f"{self.net}.{number}" for number, node in enumerate(self.nodes, 1)}
-        (self.folder / "nsswitch").write_text("hosts: files\n")
-        lines = ["127.0.0.1 localhost", f"{self.net}.254 {self.name}-ctl {socket.gethostname()}"]
-        lines += [f"{address} {node}" for node, address in addresses.items()]
-        (self.folder / "hosts").write_text("\n".join(lines) + "\n")
         nodes = [
-            f"NodeName={node} NodeAddr={address} CPUs=2 RealMemory=8000 Gres=gpu:2 State=UNKNOWN"
-            for node, address in addresses.items()
+            f"NodeName={node} NodeAddr={self._hosts.address(node)} CPUs=2 RealMemory=8000 Gres=gpu:2 State=UNKNOWN"
+            for node in self.nodes
         ]
         text = _CONF.format(
             name=self.name,
@@ -266,20 +229,6 @@ class SlurmLab:
         (self.folder / "gres.conf").write_text(
             f"NodeName={','.join(self.nodes)} Name=gpu File={self.folder}/dev/gpu[0-1]\n"
         )
-
-    def _wire(self) -> None:
-        bridge = f"{self.name}b"
-        _run(["ip", "link", "add", bridge, "type", "bridge"])
-        _run(["ip", "addr", "add", f"{self.net}.254/24", "dev", bridge])
-        _run(["ip", "link", "set", bridge, "up"])
-        for number, node in enumerate(self.nodes, 1):
-            space, link = f"{self.name}-{node}", self._link(node)
-            _run(["ip", "netns", "add", space])
-            _run(["ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space])
-            _run(["ip", "link", "set", link, "master", bridge, "up"])
-            _run(["ip", "-n", space, "link", "set", "lo", "up"])
-            _run(["ip", "-n", space, "addr", "add", f"{self.net}.{number}/24", "dev", "eth0"])
-            _run(["ip", "-n", space, "link", "set", "eth0", "up"])
 
     def _start(self, command: Sequence[str]) -> None:
         with (self.folder / "log" / f"daemon-{len(self._daemons)}").open("wb") as log:
