@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.launch.local import console as module
-from rankwise.launch.local.console import Console, Merger, Voice, _Outlet
+from rankwise.launch.local.console import Console, Merger, _Outlet
 
 WARNS = """
     import os, sys, time, warnings
@@ -149,12 +149,10 @@ def test_progress_bars_do_not_wait():
     """What goes back in its line, or does not end it, is passed on as it is, after what the rank said before."""
     page = Page()
     merger = Merger("err", page, [0, 1])
-    voice, other = Voice(merger, page, 0, b""), Voice(merger, page, 1, b"[1] ")
-    voice.raw("err", b"plain\n")
-    other.line("err", b"[1] later")
-    voice.raw("err", b"\r 10%")
-    voice.raw("err", b"\r 20%\n")
-    voice.raw("err", b"whole\nhalf")
+    merger.raw(0, b"plain\n")
+    merger.line(1, b"later")
+    for piece in (b"\r 10%", b"\r 20%\n", b"whole\nhalf"):
+        merger.raw(0, piece)
     assert page.lines == [b"plain", b"\r 10%", b"\r 20%\n", b"[1] later", b"whole", b"half"]
 
 

@@ -170,7 +170,7 @@ def _missing(group: _Group) -> Culprit | None:
     name = _call_name(call, group) if call else f"call #{least + 1} of {_group_name(group)}"
     text = (
         f"{_names(behind)} {'has' if len(behind) == 1 else 'have'} not joined {name} "
-        f"({_names(there)} {'waits' if len(there) == 1 else 'wait'} there{_lines(there)}); {_where(behind)}"
+        f"({_wait(there)} there{_lines(there)}); {_where(behind)}"
     )
     if unheard:
         text += f"; {_names(unheard)} did not report {'its' if len(unheard) == 1 else 'their'} calls"
@@ -199,8 +199,8 @@ def _by_stacks(states: Sequence[Sighting]) -> Culprit:
     busy = [state for state in states if not state.waits]
     if busy and len(busy) < len(states):
         there = [state for state in states if state.waits]
-        wait = f"{_names(there)} {'waits' if len(there) == 1 else 'wait'} in a collective{_lines(there)}"
-        return Culprit(kind="missing", ranks=_ranks(busy), text=f"{wait}; {_where(busy)}")
+        text = f"{_wait(there)} in a collective{_lines(there)}; {_where(busy)}"
+        return Culprit(kind="missing", ranks=_ranks(busy), text=text)
     what = "no rank waits in a collective" if busy else "all ranks wait in collectives that were not recorded"
     return Culprit(kind="unknown", ranks=(), text=f"{what}: {_where(states)}")
 
@@ -231,8 +231,7 @@ def _waiting_text(others: Sequence[Sighting]) -> str:
     if groups:
         ranks = [state.rank for state in groups[0].members if state.rank in groups[0].last]
         name = f" in {_call_name(groups[0].last[ranks[0]], groups[0])}" if ranks else ""
-    verb = "waits" if len(waiting) == 1 else "wait"
-    return f"; {_names(waiting)} {verb}{name or ' in a collective'}{_lines(waiting)}"
+    return f"; {_wait(waiting)}{name or ' in a collective'}{_lines(waiting)}"
 
 
 def _lines(states: Sequence[Sighting]) -> str:
@@ -252,6 +251,10 @@ def _group_name(group: _Group) -> str:
 
 def _names(states: Sequence[Sighting]) -> str:
     return f"rank{'s' if len(states) > 1 else ''} {format_numbers([state.rank for state in states])}"
+
+
+def _wait(states: Sequence[Sighting]) -> str:
+    return f"{_names(states)} {'waits' if len(states) == 1 else 'wait'}"
 
 
 def _ranks(states: Sequence[Sighting]) -> tuple[int, ...]:

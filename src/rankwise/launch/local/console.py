@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from rankwise.launch.hardware import format_numbers
 
-__all__ = ["Console", "Merger", "Voice", "tell"]
+__all__ = ["Console", "Merger", "tell"]
 
 _FDS = {"out": 1, "err": 2}
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -231,6 +231,7 @@ class Merger:
         self._lines: dict[int, _Line] = {}  # line number -> line, in order
         self._numbers: dict[bytes, list[int]] = {}  # text -> numbers of the waiting lines with it
         self._last = dict.fromkeys(ranks, -1)  # rank -> number of its last line
+        self._in_line: set[int] = set()  # ranks whose output that was passed on at once did not end its line
         self._count = self._num_bytes = 0
 
     def line(self, rank: int, text: bytes) -> None:
@@ -244,6 +245,22 @@ class Merger:
         self._last[rank] = number
         self._lines[number].ranks.append(rank)
         self.show_due()
+
+    def raw(self, rank: int, data: bytes) -> None:
+        """Take bytes of a rank: hold plain whole lines back, pass on at once what cannot wait (bars, prompts)."""
+        head, end, tail = data.rpartition(b"\n")
+        if rank not in self._in_line and end and b"\r" not in head.replace(b"\r\n", b"\n") and b"\x1b" not in head:
+            for line in head.split(b"\n"):
+                self.line(rank, line)
+        else:
+            tail = data
+        if tail:
+            self.show_until(rank)
+            self._console.raw(self.stream, tail)
+            if tail.endswith(b"\n"):
+                self._in_line.discard(rank)
+            else:
+                self._in_line.add(rank)
 
     def _append(self, text: bytes) -> None:
         number, self._count = self._count, self._count + 1
@@ -286,35 +303,3 @@ class Merger:
         """Show all lines."""
         while self._lines:
             self._show_first()
-
-
-class Voice:
-    """A rank's access to a merger, with the interface of a console.
-
-    Args:
-        merger: the merger of the rank's stream.
-        console: takes output that cannot wait: progress bars, prompts, unfinished lines.
-        rank: the rank.
-        prefix: the prefix that the pump puts before lines, and that the merger replaces.
-    """
-
-    def __init__(self, merger: Merger, console: Console, rank: int, prefix: bytes) -> None:
-        self._merger, self._console, self._rank, self._prefix = merger, console, rank, prefix
-        self._in_line = False  # the output passed on last did not end its line
-
-    def line(self, _stream: str, line: bytes) -> None:
-        """Take a whole line."""
-        self._merger.line(self._rank, line.removeprefix(self._prefix))
-
-    def raw(self, stream: str, data: bytes) -> None:
-        """Take bytes: plain whole lines go to the merger, all else goes to the console at once."""
-        head, end, tail = data.rpartition(b"\n")
-        if not self._in_line and end and b"\r" not in head.replace(b"\r\n", b"\n") and b"\x1b" not in head:
-            for line in head.split(b"\n"):
-                self._merger.line(self._rank, line)
-        else:
-            tail = data
-        if tail:
-            self._merger.show_until(self._rank)
-            self._console.raw(stream, tail)
-            self._in_line = not tail.endswith(b"\n")

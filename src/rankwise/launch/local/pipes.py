@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankwise.launch.local.console import Console, Merger, Voice
+from rankwise.launch.local.console import Console, Merger
 from rankwise.launch.local.pump import LogFile, Pump
 from rankwise.launch.show import Show
 
@@ -111,8 +111,8 @@ def wire(
         log = None
         if logs is not None:
             log = LogFile(logs / f"rank-{rank}.{stream}", from_terminal=raw, console=console)
-        place = console if merger is None else Voice(merger, console, rank, prefix)
-        wires.pumps.append(Pump(ours, stream, place, shown=shown, raw=raw, prefix=prefix, log=log))
+        pump = Pump(ours, stream, console, shown=shown, raw=raw, prefix=prefix, log=log, merger=merger, rank=rank)
+        wires.pumps.append(pump)
     return wires
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rankwise.errors import LaunchError
-from rankwise.launch.local.console import Console, Voice
+from rankwise.launch.local.console import Console, Merger
 
 __all__ = ["LogFile", "Pump", "next_logs"]
 
@@ -105,27 +105,32 @@ class Pump:
     Args:
         fd: where to read; a pipe or the master side of a pseudo-terminal. Closed by `close`.
         stream: "out" or "err".
-        console: where lines go if `shown`.
+        console: where lines go if `shown` and there is no merger.
         shown: whether they reach the console.
         raw: pass bytes on as they come (the rank that owns the terminal), instead of whole lines.
-        prefix: put before every line.
+        prefix: put before every line; "" shows a line as it grows.
         log: log file that gets all output.
+        merger: gets the lines, without the prefix, if `shown`.
+        rank: the rank that writes, for the merger.
     """
 
     def __init__(
         self,
         fd: int,
         stream: str,
-        console: Console | Voice,
+        console: Console,
         *,
         shown: bool,
         raw: bool,
         prefix: bytes,
         log: LogFile | None,
+        merger: Merger | None = None,
+        rank: int = 0,
     ) -> None:
         self.fd, self.stream, self.shown = fd, stream, shown
         self.num_lines = 0
         self._console, self._raw, self._prefix, self._log = console, raw, prefix, log
+        self._merger, self._rank = merger, rank
         self._partial = b""
         self._shown_s = self._read_s = time.monotonic()
         self._torn_until_s = self._shown_s  # until then, an unfinished line may be one that a full buffer has cut
@@ -180,10 +185,10 @@ class Pump:
             self._log.write(data)
         self.num_lines += data.count(b"\n")
         if self.shown and self._raw:
-            self._console.raw(self.stream, data)
+            self._pass_on(data)
         elif self.shown and not self._prefix:
             end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1  # a progress bar ends each state with a carriage return
-            self._console.raw(self.stream, self._partial + data[:end] if end else b"")
+            self._pass_on(self._partial + data[:end] if end else b"")
             now, has_begun = time.monotonic(), bool(self._partial)
             self._partial = data[end:] if end else self._partial + data
             # a short read soon after a large one is the rest of that write, not a prompt: it waits as long
@@ -201,14 +206,23 @@ class Pump:
             self._give_partial()
 
     def _show(self, line: bytes) -> None:
-        self._console.line(self.stream, self._prefix + _last_state(line))
+        if self._merger is None:
+            self._console.line(self.stream, self._prefix + _last_state(line))
+        else:
+            self._merger.line(self._rank, _last_state(line))
         self._shown_s = time.monotonic()
+
+    def _pass_on(self, data: bytes) -> None:
+        if self._merger is None:
+            self._console.raw(self.stream, data)
+        else:
+            self._merger.raw(self._rank, data)
 
     def _give_partial(self) -> None:
         if self._prefix:
             self._show(self._partial)
         else:
-            self._console.raw(self.stream, self._partial)
+            self._pass_on(self._partial)
         self._partial = b""
 
     def _newest_state(self, rest: bytes) -> bytes:
