@@ -43,12 +43,8 @@ def verify_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     """Run a script with several numbers of ranks; show where the runs first differ, and why."""
     from rankwise.diagnose import verify_script
 
-    try:
-        sizes = [int(word) for word in ranks.split(",")]
-    except ValueError:
-        raise ConfigError(f"--ranks must be numbers separated by commas, such as 1,2,3, got {ranks!r}") from None
-    if not Path(words[0]).is_file():
-        raise ConfigError(f"no script {words[0]!r} in {Path.cwd()}")
+    sizes = _parse_ranks(ranks, "1,2,3")
+    _check_script(words[0])
     if out is not None and out.exists() and any(out.iterdir()):
         raise ConfigError(f"--out {str(out)!r} is not empty: give a new folder")
     with tempfile.TemporaryDirectory(prefix="rankwise-verify-") as scratch:
@@ -114,6 +110,18 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     profile.save(folder / "profile.json")
     facts = profile.to_json()
     print(json.dumps(facts, indent=1) if as_json else f"{profile_text(facts)}\n\nsaved as {folder / 'profile.json'}")
+
+
+def _parse_ranks(text: str, example: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--ranks must be numbers separated by commas, such as {example}, got {text!r}") from None
+
+
+def _check_script(path: str) -> None:
+    if not Path(path).is_file():
+        raise ConfigError(f"no script {path!r} in {Path.cwd()}")
 
 
 def _parse_sweep(text: str) -> tuple[str, list[float]]:
@@ -182,12 +190,8 @@ def scaling_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     from rankwise.diagnose.profile import Script, measure_scaling
     from rankwise.diagnose.profile.table import scaling_text
 
-    try:
-        sizes = [int(word) for word in ranks.split(",")]
-    except ValueError:
-        raise ConfigError(f"--ranks must be numbers separated by commas, such as 1,2,4, got {ranks!r}") from None
-    if not Path(words[0]).is_file():
-        raise ConfigError(f"no script {words[0]!r} in {Path.cwd()}")
+    sizes = _parse_ranks(ranks, "1,2,4")
+    _check_script(words[0])
     if mode not in {None, "strong", "weak"}:
         raise ConfigError(f"--mode must be strong or weak, got {mode!r}")
     given: Literal["strong", "weak"] | None = None if mode is None else "strong" if mode == "strong" else "weak"

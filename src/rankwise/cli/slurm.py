@@ -79,8 +79,8 @@ def cancel_command(job: Annotated[str, _JOB]) -> None:
     print(f"rankwise: job {job} ({handle.name}) is cancelled", file=sys.stderr)
 
 
-def _option(*names: str, metavar: str | None = None, text: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=_PANEL)
+def _option(*names: str, metavar: str | None = None, text: str, least: int | None = None) -> Any:
+    return typer.Option(*names, metavar=metavar, min=least, help=text, rich_help_panel=_PANEL)
 
 
 class SlurmOptions:
@@ -88,7 +88,7 @@ class SlurmOptions:
 
     slurm = Annotated[bool, _option("--slurm", text="Submit a job to Slurm with submitit, and follow its output.")]
     partition = Annotated[str | None, _option("--partition", metavar="P", text="Partition. Default: Slurm's own.")]
-    nodes = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Number of nodes.", rich_help_panel=_PANEL)]
+    nodes = Annotated[int, _option("--nodes", metavar="N", least=1, text="Number of nodes.")]
     gpus_per_node = Annotated[
         int | None,
         _option(
@@ -125,12 +125,11 @@ class SlurmOptions:
     ]
     max_requeues = Annotated[
         int | None,
-        typer.Option(
+        _option(
             "--max-requeues",
             metavar="N",
-            min=0,
-            help="Maximum number of requeues. Default: 100. The job also ends after two requeues in a row without "
+            least=0,
+            text="Maximum number of requeues. Default: 100. The job also ends after two requeues in a row without "
             "progress.",
-            rich_help_panel=_PANEL,
         ),
     ]

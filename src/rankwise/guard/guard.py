@@ -29,16 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["CHECKS", "Guard", "GuardOptions", "guard_wish", "guarded", "trainer_guard"]
 
 _LOG = logging.getLogger("rankwise.guard")
-_KINDS: dict[str, Any] = {
-    "gradients": Gradients,
-    "parameters": Parameters,
-    "finite": Finite,
-    "samples": Samples,
-    "loader": Epochs,
-    "devices": Devices,
-    "random": RandomStreams,
-    "reductions": Reductions,
-    "unused": Unused,
+_KINDS: dict[str, type[Check]] = {
+    kind.name: kind
+    for kind in (Gradients, Parameters, Finite, Samples, Epochs, Devices, RandomStreams, Reductions, Unused)
 }
 CHECKS = ("signature", *_KINDS)
 _ALONE = ("finite", "loader", "devices")  # checks that make sense for a single rank

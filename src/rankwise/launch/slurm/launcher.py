@@ -62,8 +62,8 @@ def run_on_nodes(
         f"Slurm job {allocation.job_id}: {nodes * job.num_ranks} rank(s), {job.num_ranks} on each of {nodes} "
         f"node(s) {allocation.nodes}" + (f", requeued {allocation.restarts} time(s)" if allocation.restarts else "")
     )
-    if deaf := _deaf_shell(os.getppid()):
-        console.say(deaf)
+    if warning := _shell_warning(os.getppid()):
+        console.say(warning)
     with Loop() as loop:
         while True:
             start = Start(
@@ -113,7 +113,7 @@ def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, m
     return replace(ending, record=Record(node=0, host=os.uname().nodename, text=refused, exitcode=ending.exitcode))
 
 
-def _deaf_shell(parent: int) -> str:
+def _shell_warning(parent: int) -> str:
     """Return a message if the batch shell would be killed by the warning signal that it requests, else "".
 
     `#SBATCH --signal=B:USR1@300` signals only the batch shell. A shell that neither traps the signal nor was replaced

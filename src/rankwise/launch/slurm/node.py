@@ -26,7 +26,7 @@ from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.local.process import RankEnd
 from rankwise.launch.slurm.hang import HangClient, HangServer
-from rankwise.launch.slurm.start import Record, Rendezvous, Start, say_ready
+from rankwise.launch.slurm.start import Record, Rendezvous, Start, mark_ready
 
 __all__: list[str] = []
 
@@ -53,16 +53,16 @@ def main(folder: Path) -> int:
     except OSError:
         print(f"rankwise: {record.text}", file=sys.stderr)  # noqa: T201
     if record.text and record.suspicion == 2:
-        _let_others_say(folder)
+        _wait_for_cause(folder)
     return record.exitcode
 
 
 def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.ExitStack) -> Record:
     loop, console = stack.enter_context(Loop()), Console()
-    say_ready(node, folder)
+    mark_ready(node, folder)
     secret = derived_secret(start.secret, "hang")
-    rendezvous = _host(folder, secret, loop, console, stack) if node == 0 else _find(folder)
-    job = _with_own_call(start.job, folder, stack) if start.job.target.kind == "call" else start.job
+    rendezvous = _publish(folder, secret, loop, console, stack) if node == 0 else _receive(folder)
+    job = _with_local_call(start.job, folder, stack) if start.job.target.kind == "call" else start.job
     part = Part(
         world_size=start.num_nodes * job.num_ranks,
         first_rank=node * job.num_ranks,
@@ -90,7 +90,7 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
     failure, ends = attempt.run()
     console.flush()
     if job.target.kind == "call":
-        _hand_in(Path(job.target.name).parent, range(part.first_rank, part.first_rank + job.num_ranks), folder)
+        _copy_values(Path(job.target.name).parent, range(part.first_rank, part.first_rank + job.num_ranks), folder)
     again = failure is None and any(end.interrupted for end in ends)
     record = Record(node=node, host=host, interrupted=attempt.interrupted, again=again, step=attempt.furthest_step)
     if failure is None:
@@ -114,7 +114,7 @@ def _failed(record: Record, failure: Failure, ends: Sequence[RankEnd]) -> Record
     )
 
 
-def _let_others_say(folder: Path) -> None:
+def _wait_for_cause(folder: Path) -> None:
     """Wait for a record with the cause: when this node ends, Slurm ends the others, and they could not write one."""
     deadline = time.monotonic() + _CAUSE_S
     while time.monotonic() < deadline and all(record.suspicion == 2 for record in Record.read_all(folder)):
@@ -138,7 +138,7 @@ def _connect(
         return None
 
 
-def _host(folder: Path, secret: str, loop: Loop, console: Console, stack: contextlib.ExitStack) -> Rendezvous:
+def _publish(folder: Path, secret: str, loop: Loop, console: Console, stack: contextlib.ExitStack) -> Rendezvous:
     """Take a port for rank 0 and one for the `HangServer`, and publish them to the other nodes."""
     port = HeldPort()
     stack.callback(port.close)
@@ -159,7 +159,7 @@ def _host(folder: Path, secret: str, loop: Loop, console: Console, stack: contex
     return rendezvous
 
 
-def _find(folder: Path) -> Rendezvous:
+def _receive(folder: Path) -> Rendezvous:
     deadline = time.monotonic() + _RENDEZVOUS_S
     while (rendezvous := Rendezvous.read(folder)) is None:
         if time.monotonic() > deadline:
@@ -182,7 +182,7 @@ def _address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _with_own_call(job: Job, folder: Path, stack: contextlib.ExitStack) -> Job:
+def _with_local_call(job: Job, folder: Path, stack: contextlib.ExitStack) -> Job:
     """Copy the call to a local folder: the values beside it are removed here even if all processes are killed."""
     here = vitals.make_folder(in_memory=False)
     stack.callback(vitals.remove_folder, here)
@@ -190,7 +190,7 @@ def _with_own_call(job: Job, folder: Path, stack: contextlib.ExitStack) -> Job:
     return replace(job, target=replace(job.target, name=str(here / "call")))
 
 
-def _hand_in(here: Path, ranks: Iterable[int], folder: Path) -> None:
+def _copy_values(here: Path, ranks: Iterable[int], folder: Path) -> None:
     for rank in ranks:
         if value_path(here, rank).exists():
             part = value_path(folder, rank).with_suffix(".part")

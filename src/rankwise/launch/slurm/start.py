@@ -18,8 +18,8 @@ __all__ = [
     "Record",
     "Rendezvous",
     "Start",
+    "mark_ready",
     "num_ready",
-    "say_ready",
     "state_folder",
 ]
 
@@ -140,7 +140,7 @@ class Record:
         return sorted((cls(**fields) for fields in found), key=lambda record: record.node)
 
 
-def say_ready(node: int, folder: Path) -> None:
+def mark_ready(node: int, folder: Path) -> None:
     """Note in the folder that the supervisor of a node handles signals now."""
     write_whole(folder / f"ready-{node}", b"", durable=False)
 
