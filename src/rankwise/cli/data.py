@@ -109,9 +109,9 @@ def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     """Measure the cost of reading random crops, compare it with the audit's prediction, and name the bottleneck."""
     from rich.console import Console
 
-    from rankwise.data.crops.audit import AuditOptions, BenchOptions, bench_facts, keep_rates, measure, show_bench
+    from rankwise.data.crops.audit import AuditOptions, bench_facts, keep_rates, measure, show_bench
 
-    audit = AuditOptions(
+    options = AuditOptions(
         crop=_parse_extents(crop),
         channels=channels,
         dtype=_parse_dtype(dtype),
@@ -119,7 +119,7 @@ def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         batch=batch,
         threads=threads,
     )
-    report = measure(uris, BenchOptions(audit=audit, rounds=rounds, seed=seed))
+    report = measure(uris, options, rounds=rounds, seed=seed)
     if as_json:
         print(json.dumps(bench_facts(report), indent=1))
     else:

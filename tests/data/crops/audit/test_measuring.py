@@ -10,7 +10,6 @@ from rich.console import Console
 
 from rankwise.data.crops.audit import (
     AuditOptions,
-    BenchOptions,
     audit,
     bench_facts,
     keep_rates,
@@ -23,14 +22,14 @@ from rankwise.errors import ConfigError, DataError
 CROP = (12, 20, 24)
 
 
-def options(*, rounds=30, **more):
+def measured(*paths, rounds=30, **more):
     more = {"crop": CROP, "batch": 4, "threads": 1, "dtype": np.dtype("f4"), **more}
-    return BenchOptions(audit=AuditOptions(**more), rounds=rounds)
+    return measure(paths, AuditOptions(**more), rounds=rounds)
 
 
 def test_counts_are_as_predicted(write):
     """Chunks and decoded bytes of real reads are within 10 % of the prediction."""
-    [group] = measure([write()], options()).groups
+    [group] = measured(write()).groups
     assert group.chunks == pytest.approx(group.predicted.cost.chunks_in_batch, rel=0.1)
     assert group.decode_bytes == pytest.approx(group.predicted.cost.decode_bytes, rel=0.1)
     assert len(group.wall_s) == len(group.cpu_s) == 30
@@ -39,7 +38,7 @@ def test_counts_are_as_predicted(write):
 
 def test_aligned_crops_decode_the_least(write):
     """With origins on the grid every crop decodes exactly the chunks that hold it."""
-    [group] = measure([write()], options(aligned=True, batch=1)).groups
+    [group] = measured(write(), aligned=True, batch=1).groups
     assert group.chunks == group.predicted.cost.aligned_chunks == 8
 
 
@@ -47,7 +46,7 @@ def test_the_slow_path_is_named(write):
     """What only zarr-python decodes is the bottleneck, by name."""
     from zarr.codecs import GzipCodec
 
-    report = measure([write(compressors=GzipCodec(level=1))], options(rounds=2))
+    report = measured(write(compressors=GzipCodec(level=1)), rounds=2)
     assert "zarr-python decodes these arrays (gzip)" in report.groups[0].bottleneck
     assert report.groups[0].fast_share == 0
 
@@ -61,12 +60,12 @@ def test_damage_is_raised(write):
         if file.is_file():
             file.write_bytes(b"\0" * 40)
     with pytest.raises(DataError, match=r"a\.zarr"):
-        measure([path], options(rounds=2))
+        measured(path, rounds=2)
 
 
 def test_shown_and_as_facts(write):
     """The table ends with the bottleneck; the facts hold the same numbers."""
-    report = measure([write()], options(rounds=3))
+    report = measured(write(), rounds=3)
     out = StringIO()
     show_bench(report, Console(file=out, width=100))
     assert "predicted" in out.getvalue()
@@ -77,10 +76,10 @@ def test_shown_and_as_facts(write):
 
 def test_calibrated_audits_predict_this_machine(write):
     """After calibration the audit predicts the CPU time that was measured."""
-    report = measure([write()], options(rounds=5))
+    report = measured(write(), rounds=5)
     keep_rates(report)
     assert "zstd-1" in load_rates().origin
-    assert load_rates().decode["zstd-1"] == report.groups[0].decode_rate(4, report.audit.rates)
+    assert load_rates().decode["zstd-1"] == report.groups[0].decode_rate(report.audit.rates)
 
 
 def test_the_largest_part_is_named(write):
@@ -98,4 +97,4 @@ def test_the_largest_part_is_named(write):
 def test_bad_options():
     """Numbers below 1 are refused."""
     with pytest.raises(ConfigError, match="rounds and batch"):
-        options(rounds=0)
+        measured(rounds=0)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from rankwise.data.crops.audit.costs import CropCost
-from rankwise.data.crops.audit.display import bench_facts, show_audit, show_bench
-from rankwise.data.crops.audit.judgement import AuditOptions, AuditReport, GroupAudit, audit, audit_facts
-from rankwise.data.crops.audit.measurement import BenchOptions, BenchReport, GroupBench, keep_rates, measure
+from rankwise.data.crops.audit.display import audit_facts, bench_facts, show_audit, show_bench
+from rankwise.data.crops.audit.judgement import AuditOptions, AuditReport, GroupAudit, audit
+from rankwise.data.crops.audit.measurement import BenchReport, GroupBench, keep_rates, measure
 from rankwise.data.crops.audit.sizes import Rates, load_rates
 
 __all__ = [
     "AuditOptions",
     "AuditReport",
-    "BenchOptions",
     "BenchReport",
     "CropCost",
     "GroupAudit",

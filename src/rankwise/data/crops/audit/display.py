@@ -1,18 +1,20 @@
-"""Prints audits and measurements."""
+"""Audits and measurements as tables and as facts for JSON."""
 
 from __future__ import annotations
 
 import statistics
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
 
 from rankwise.data.contract import JSON
 from rankwise.data.crops.audit.advice import shape_text
-from rankwise.data.crops.audit.judgement import AuditReport, GroupAudit, audit_facts
+from rankwise.data.crops.audit.judgement import AuditReport, GroupAudit
 from rankwise.data.crops.audit.measurement import BenchReport, GroupBench
+from rankwise.data.crops.audit.sizes import num_files
 
-__all__ = ["bench_facts", "group_title", "show_audit", "show_bench"]
+__all__ = ["audit_facts", "bench_facts", "group_title", "show_audit", "show_bench"]
 
 _MIB = 2**20
 _SKIPPED_SHOWN = 5
@@ -95,15 +97,65 @@ def _say(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+def audit_facts(report: AuditReport) -> dict[str, JSON]:
+    """Return all facts of an audit."""
+    return {
+        "crop": list(report.options.crop),
+        "channels": report.options.channels,
+        "dtype": report.options.dtype.name if report.options.dtype else "native",
+        "batch": report.options.batch,
+        "aligned": report.options.aligned,
+        "threads": report.threads,
+        "rates": report.rates.origin,
+        "groups": [_group_facts(group) for group in report.groups],
+        "skipped": list(report.skipped),
+    }
+
+
+def _group_facts(group: GroupAudit) -> dict[str, JSON]:
+    meta = group.fittings[0].meta
+    return {
+        "codec": group.codec,
+        "fast": meta.codec.kind != "zarr",
+        "dtype": meta.dtype.name,
+        "chunks": list(meta.chunks),
+        "shards": list(meta.files) if meta.sharded else None,
+        "chunk_bytes": meta.chunk_bytes,
+        "num_arrays": len(group.fittings),
+        "num_files": group.num_files,
+        "batch_bytes": group.batch_bytes,
+        "cost": {
+            **asdict(group.cost),
+            "decode_waste": group.cost.decode_waste,
+            "read_amplification": group.cost.read_amplification,
+        },
+        "crops_per_s_estimate": group.crops_per_s,
+        "sizes": None if group.sizes is None else asdict(group.sizes),
+        "sizes_from": group.sizes_from,
+        "better_layout": asdict(group.layout),
+        "advice": list(group.advice),
+        "warnings": list(group.warnings),
+        "arrays": [
+            {
+                "place": fitting.meta.place,
+                "level": fitting.level,
+                "shape": list(fitting.meta.shape),
+                "crop": list(fitting.crop),
+                "num_files": num_files(fitting.meta),
+            }
+            for fitting in group.fittings
+        ],
+    }
+
+
 def bench_facts(report: BenchReport) -> dict[str, JSON]:
     """Return all measurements, with the prediction."""
-    batch = report.options.audit.batch
     return {
         "audit": audit_facts(report.audit),
-        "rounds": report.options.rounds,
+        "rounds": report.rounds,
         "groups": [
             {
-                "crops_per_s": group.crops_per_s(batch),
+                "crops_per_s": group.crops_per_s,
                 "first_batch_s": group.first_s,
                 "plan_s": group.plan_s,
                 "wall_s": list(group.wall_s),
@@ -112,7 +164,7 @@ def bench_facts(report: BenchReport) -> dict[str, JSON]:
                 "read_bytes_per_crop": group.read_bytes,
                 "decode_bytes_per_crop": group.decode_bytes,
                 "fast_share": group.fast_share,
-                "decode_bytes_per_cpu_s": group.decode_rate(batch, report.audit.rates),
+                "decode_bytes_per_cpu_s": group.decode_rate(report.audit.rates),
                 "bottleneck": group.bottleneck,
             }
             for group in report.groups
@@ -122,12 +174,11 @@ def bench_facts(report: BenchReport) -> dict[str, JSON]:
 
 def show_bench(report: BenchReport, console: Console) -> None:
     """Print measured and predicted values for each group, then the bottleneck."""
-    options = report.options.audit
     for group in report.groups:
         table = Table(title=group_title(group.predicted), title_justify="left")
         for name in ("per crop", "measured", "predicted", "measured / predicted"):
             table.add_column(name, justify="left" if name == "per crop" else "right")
-        for name, measured, predicted, unit in _bench_rows(group, options.batch):
+        for name, measured, predicted, unit in _bench_rows(group):
             known = predicted is not None
             table.add_row(
                 name,
@@ -136,30 +187,30 @@ def show_bench(report: BenchReport, console: Console) -> None:
                 f"{measured / predicted:.2f}" if predicted else "-",
             )
         console.print(table)
-        _say(console, _spread(group, options.batch))
+        _say(console, _spread(group))
     for group in report.groups:
         place = f"{group_title(group.predicted)}: " if len(report.groups) > 1 else ""
         _say(console, f"bottleneck: {place}{group.bottleneck}")
 
 
-def _bench_rows(group: GroupBench, batch: int) -> list[tuple[str, float, float | None, str]]:
+def _bench_rows(group: GroupBench) -> list[tuple[str, float, float | None, str]]:
     cost = group.predicted.cost
-    cpu_ms = statistics.median(group.cpu_s) / batch * 1e3
+    cpu_ms = statistics.median(group.cpu_s) / group.batch * 1e3
     read = None if cost.read_bytes is None else cost.read_bytes / _MIB
     return [
         ("different chunks", group.chunks, cost.chunks_in_batch, ""),
         ("decoded", group.decode_bytes / _MIB, cost.decode_bytes / _MIB, " MiB"),
         ("read", group.read_bytes / _MIB, read, " MiB"),
         ("CPU time", cpu_ms, cost.cpu_s * 1e3, " ms"),
-        ("crops/s", group.crops_per_s(batch), group.predicted.crops_per_s, ""),
+        ("crops/s", group.crops_per_s, group.predicted.crops_per_s, ""),
     ]
 
 
-def _spread(group: GroupBench, batch: int) -> str:
-    walls = sorted(batch / wall for wall in group.wall_s)
+def _spread(group: GroupBench) -> str:
+    walls = sorted(group.batch / wall for wall in group.wall_s)
     low, high = walls[len(walls) // 10], walls[-1 - len(walls) // 10]
     path = "our own decoders" if group.fast_share == 1 else f"our own decoders for {group.fast_share:.0%} of the chunks"
     return (
-        f"crops/s from {low:.1f} to {high:.1f} (p10 to p90 of {len(walls)} batches of {batch}); planning "
+        f"crops/s from {low:.1f} to {high:.1f} (p10 to p90 of {len(walls)} batches of {group.batch}); planning "
         f"{group.plan_s * 1e3:.2f} ms per batch; first batch {group.first_s:.2f} s; {path}"
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-from rankwise.data.contract import JSON, DType
+from rankwise.data.contract import DType
 from rankwise.data.crops.audit.advice import Layout, advise, better_layout, warn
 from rankwise.data.crops.audit.costs import CropCost, codec_name, cost_of, mean_cost
 from rankwise.data.crops.audit.sizes import Rates, StoredSizes, load_rates, num_files, sample_sizes
@@ -14,7 +14,7 @@ from rankwise.data.crops.audit.stores import Fitting, fit, gather
 from rankwise.data.store.boxes import check_conversion
 from rankwise.launch.hardware import num_usable_cores
 
-__all__ = ["AuditOptions", "AuditReport", "GroupAudit", "audit", "audit_facts", "group_arrays"]
+__all__ = ["AuditOptions", "AuditReport", "GroupAudit", "audit", "group_arrays"]
 
 _SAMPLED_ARRAYS = 4  # of a group; their files show the size of its chunks
 
@@ -183,54 +183,3 @@ def _sizes(group: Sequence[Fitting], most_files: int) -> tuple[StoredSizes | Non
         return None, f"metadata only ({why})"
     total = StoredSizes.together(known)
     return total, f"metadata and {total.files_sampled} files ({total.chunks_sampled} chunks)"
-
-
-def audit_facts(report: AuditReport) -> dict[str, JSON]:
-    """Return all facts of an audit."""
-    return {
-        "crop": list(report.options.crop),
-        "channels": report.options.channels,
-        "dtype": report.options.dtype.name if report.options.dtype else "native",
-        "batch": report.options.batch,
-        "aligned": report.options.aligned,
-        "threads": report.threads,
-        "rates": report.rates.origin,
-        "groups": [_group(group) for group in report.groups],
-        "skipped": list(report.skipped),
-    }
-
-
-def _group(group: GroupAudit) -> dict[str, JSON]:
-    meta = group.fittings[0].meta
-    return {
-        "codec": group.codec,
-        "fast": meta.codec.kind != "zarr",
-        "dtype": meta.dtype.name,
-        "chunks": list(meta.chunks),
-        "shards": list(meta.files) if meta.sharded else None,
-        "chunk_bytes": meta.chunk_bytes,
-        "num_arrays": len(group.fittings),
-        "num_files": group.num_files,
-        "batch_bytes": group.batch_bytes,
-        "cost": {
-            **asdict(group.cost),
-            "decode_waste": group.cost.decode_waste,
-            "read_amplification": group.cost.read_amplification,
-        },
-        "crops_per_s_estimate": group.crops_per_s,
-        "sizes": None if group.sizes is None else asdict(group.sizes),
-        "sizes_from": group.sizes_from,
-        "better_layout": asdict(group.layout),
-        "advice": list(group.advice),
-        "warnings": list(group.warnings),
-        "arrays": [
-            {
-                "place": fitting.meta.place,
-                "level": fitting.level,
-                "shape": list(fitting.meta.shape),
-                "crop": list(fitting.crop),
-                "num_files": num_files(fitting.meta),
-            }
-            for fitting in group.fittings
-        ],
-    }

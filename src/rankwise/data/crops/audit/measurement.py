@@ -18,31 +18,9 @@ from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
 
-__all__ = ["BenchOptions", "BenchReport", "GroupBench", "keep_rates", "measure"]
+__all__ = ["BenchReport", "GroupBench", "keep_rates", "measure"]
 
 _WARM_UP = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
-    """What to measure, and for how long.
-
-    Attributes:
-        audit: what to read.
-        rounds: number of timed batches, after 2 untimed ones.
-        seed: seed of the random origins.
-
-    Raises:
-        ConfigError: a number is below 1.
-    """
-
-    audit: AuditOptions
-    rounds: int = 20
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1 or self.audit.batch < 1:
-            raise ConfigError(f"a measurement needs rounds and batch >= 1, got {self.rounds} and {self.audit.batch}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +29,7 @@ class GroupBench:
 
     Attributes:
         predicted: the audit of the group.
+        batch: crops of a batch.
         first_s: wall seconds of the first batch, which opens files, reads shard indexes and loads kernels.
         plan_s: seconds of planning one batch, median.
         wall_s: wall seconds of one batch including planning, for each round.
@@ -63,6 +42,7 @@ class GroupBench:
     """
 
     predicted: GroupAudit
+    batch: int
     first_s: float
     plan_s: float
     wall_s: tuple[float, ...]
@@ -73,27 +53,28 @@ class GroupBench:
     fast_share: float
     bottleneck: str
 
-    def crops_per_s(self, batch: int) -> float:
+    @property
+    def crops_per_s(self) -> float:
         """Crops per second of wall time, median."""
-        return batch / statistics.median(self.wall_s)
+        return self.batch / statistics.median(self.wall_s)
 
-    def decode_rate(self, batch: int, rates: Rates) -> float:
+    def decode_rate(self, rates: Rates) -> float:
         """Return decoded bytes per CPU second of one core, after subtracting all other costs from the table."""
         cost = self.predicted.cost
         elements = cost.asked_bytes / self.predicted.fittings[0].meta.dtype.itemsize
         other_s = self.chunks * rates.chunk_s + self.read_bytes / rates.read_bytes_per_s + elements * rates.cast_s
-        spent_s = statistics.median(self.cpu_s) / batch
+        spent_s = statistics.median(self.cpu_s) / self.batch
         # if decoding takes almost no time, the difference of the two is meaningless
         return self.decode_bytes / max(spent_s - other_s, 0.1 * spent_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """Measurements, with the prediction."""
+    """Measurements of `rounds` batches, with the prediction."""
 
     audit: AuditReport
     groups: tuple[GroupBench, ...]
-    options: BenchOptions
+    rounds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,32 +86,42 @@ class _Round:
     cpu_s: float
 
 
-def measure(uris: Sequence[str], options: BenchOptions) -> BenchReport:
+def measure(uris: Sequence[str], options: AuditOptions, *, rounds: int = 20, seed: int = 0) -> BenchReport:
     """Read random crops from every group of arrays below URIs.
 
     Decoded chunks are not kept between batches. Crops lie inside the arrays; an array shorter than the crop is
     read to its end.
 
+    Args:
+        uris: see `audit`.
+        options: what to read.
+        rounds: number of timed batches, after 2 untimed ones.
+        seed: seed of the random origins.
+
     Raises:
         DataError: a crop cannot be read.
-        ConfigError: the crop fits no array.
+        ConfigError: the crop fits no array, or a number is below 1.
     """
-    predicted = audit(uris, options.audit)
-    measured = tuple(_measure_group(group, predicted, options) for group in predicted.groups)
-    return BenchReport(audit=predicted, groups=measured, options=options)
+    if rounds < 1 or options.batch < 1:
+        raise ConfigError(f"a measurement needs rounds and batch >= 1, got {rounds} and {options.batch}")
+    predicted = audit(uris, options)
+    measured = tuple(_measure_group(group, predicted, rounds=rounds, seed=seed) for group in predicted.groups)
+    return BenchReport(audit=predicted, groups=measured, rounds=rounds)
 
 
-def _measure_group(group: GroupAudit, predicted: AuditReport, options: BenchOptions) -> GroupBench:
-    requests = _requests(group, options)
+def _measure_group(group: GroupAudit, predicted: AuditReport, *, rounds: int, seed: int) -> GroupBench:
+    batch = predicted.options.batch
+    requests = _requests(group, predicted.options, num=rounds + _WARM_UP, seed=seed)
     with BoxReader(cache=0, threads=predicted.threads) as reader:
-        out = np.zeros((options.audit.batch, *requests[0].shape), dtype=requests[0].dtype)
-        rounds = [_read(reader, request, out) for request in requests]
-    timed = rounds[_WARM_UP:]
-    num_crops = options.audit.batch * len(timed)
+        out = np.zeros((batch, *requests[0].shape), dtype=requests[0].dtype)
+        read = [_read(reader, request, out) for request in requests]
+    timed = read[_WARM_UP:]
+    num_crops = batch * rounds
     fast, slow = (sum(getattr(one.report, name) for one in timed) for name in ("fast_chunks", "slow_chunks"))
     return GroupBench(
         predicted=group,
-        first_s=rounds[0].wall_s,
+        batch=batch,
+        first_s=read[0].wall_s,
         plan_s=statistics.median(one.plan_s for one in timed),
         wall_s=tuple(one.wall_s for one in timed),
         cpu_s=tuple(one.cpu_s for one in timed),
@@ -142,17 +133,17 @@ def _measure_group(group: GroupAudit, predicted: AuditReport, options: BenchOpti
     )
 
 
-def _requests(group: GroupAudit, options: BenchOptions) -> list[BoxRequest]:
+def _requests(group: GroupAudit, options: AuditOptions, *, num: int, seed: int) -> list[BoxRequest]:
     """Return one request for each batch, with origins as in the audit: uniform, or on the chunk grid."""
-    rng = np.random.default_rng(options.seed)
+    rng = np.random.default_rng(seed)
     metas = tuple(fitting.meta for fitting in group.fittings)
     shapes = np.array([meta.shape for meta in metas])
     crop = np.minimum(group.fittings[0].crop, shapes.min(axis=0))
     made = []
-    for _ in range(options.rounds + _WARM_UP):
-        which = rng.integers(0, len(metas), options.audit.batch)
+    for _ in range(num):
+        which = rng.integers(0, len(metas), options.batch)
         starts = rng.integers(0, shapes[which] - crop + 1)
-        if options.audit.aligned:
+        if options.aligned:
             starts -= starts % np.array(metas[0].chunks)
         made.append(
             BoxRequest(
@@ -160,7 +151,7 @@ def _requests(group: GroupAudit, options: BenchOptions) -> list[BoxRequest]:
                 which=which,
                 starts=starts,
                 shape=tuple(crop.tolist()),
-                dtype=options.audit.dtype or metas[0].dtype,
+                dtype=options.dtype or metas[0].dtype,
             )
         )
     return made
@@ -219,6 +210,5 @@ def _largest_part(group: GroupAudit, predicted: AuditReport) -> str:
 
 def keep_rates(report: BenchReport) -> Path:
     """Save the decoding speed of each group that our own decoders read; return the file."""
-    batch, rates = report.options.audit.batch, report.audit.rates
     own = [group for group in report.groups if group.fast_share == 1]
-    return save_rates({group.predicted.codec: group.decode_rate(batch, rates) for group in own})
+    return save_rates({group.predicted.codec: group.decode_rate(report.audit.rates) for group in own})

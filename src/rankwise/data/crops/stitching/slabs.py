@@ -81,7 +81,7 @@ class Run:
     Attributes:
         image: number of the image.
         stepped: coordinates along the stepped axes.
-        slabs: numbers of the slabs, along the swept axis.
+        slabs: numbers of the slabs, see `SlabPlan.num_slabs`.
         low: their first element.
         high: element after the last.
         layers: the layers that overlap them, in ascending order.
@@ -155,7 +155,7 @@ class SlabPlan:
         where = ((image, slab, slab // int(self.counts[image])) for image, slab in slabs)
         runs = itertools.groupby(enumerate(where), key=lambda each: (each[1][0], each[1][2], each[1][1] - each[0]))
         for (image, section, _), members in runs:
-            numbers = [slab - section * int(self.counts[image]) for _, (_, slab, _) in members]
+            numbers = [slab for _, (_, slab, _) in members]
             low, high = self.span(image, numbers[0])[0], self.span(image, numbers[-1])[1]
             sections = self._stepped(image)
             yield Run(
@@ -176,8 +176,8 @@ class SlabPlan:
 
     def span(self, image: int, slab: int) -> tuple[int, int]:
         """Return the first element of a slab along the swept axis, and the one after its last."""
-        height = int(self._files[image, self.sweep])
-        return slab * height, min((slab + 1) * height, int(self.frame.sizes[image, self.sweep]))
+        height, number = int(self._files[image, self.sweep]), slab % int(self.counts[image])
+        return number * height, min((number + 1) * height, int(self.frame.sizes[image, self.sweep]))
 
     def _stepped(self, image: int) -> tuple[int, ...]:
         return tuple(int(size) for size in self.frame.sizes[image, : self.frame.num_stepped])
@@ -188,8 +188,8 @@ class SlabPlan:
         return tuple(layer for layer in layers if layer.start < high and layer.start + extent > low)
 
     def _num_tiles(self, image: int, slab: int) -> int:
-        section, number = divmod(slab, int(self.counts[image]))
-        return sum(layer.high - layer.low for layer in self._meeting(image, section, *self.span(image, number)))
+        section = slab // int(self.counts[image])
+        return sum(layer.high - layer.low for layer in self._meeting(image, section, *self.span(image, slab)))
 
     def _layers_of(self, images: IntArray) -> dict[tuple[int, int], tuple[Layer, ...]]:
         """Return the layers of each section of each image, from the sorted tiles."""

@@ -362,15 +362,13 @@ class Stitcher:
         frame, target = self._plan.frame, self._targets[run.image]
         low, high = self._plan.span(run.image, slab)
         means, missing = canvas.take(high)
-        section = int(np.ravel_multi_index(run.stepped, target.shape[: frame.num_stepped])) if run.stepped else 0
-        number = section * int(self._plan.counts[run.image]) + slab
         if missing.all():
-            target.record(number)
+            target.record(slab)
             return
         values = self._finished(means if self._channels is not None else means[0], missing, target.fill)
         region: list[int | slice] = [*run.stepped, *[slice(0, size) for size in target.shape[frame.num_stepped :]]]
         region[self._plan.sweep + (self._kept is not None)] = slice(low, high)
-        target.write(number, tuple(region), values)
+        target.write(slab, tuple(region), values)
 
     def _finished(self, means: NDArray, missing: NDArray, fill: float) -> NDArray:
         values = means if self._finish is None else np.asarray(self._finish(means))
