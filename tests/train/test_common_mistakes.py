@@ -8,6 +8,9 @@ import torch
 from torch import nn
 
 from rankwise import Mean, Order, Trainer, bind
+from rankwise.checkpoint import Checkpointer
+from rankwise.data.crops import CropIndex
+from rankwise.data.rows import Loader
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.errors import ConfigError
 from rankwise.metrics import reduce
@@ -53,14 +56,23 @@ MISTAKES = {
         lambda: trainer(scheduler=torch.optim.lr_scheduler.StepLR), ConfigError, r"class StepLR.*StepLR\(optimizer, ",
     ),
     "metrics without names": (lambda: reduce([Mean()]), ConfigError, "by name: .*; got a list"),
+    "a number as shape of crops": (lambda: CropIndex("volume.zarr", shape=64), ConfigError, r"such as \(64, 64\)"),
+    "a path as AnnData": (
+        lambda: Loader(batch_size=4, chunk_size=4, preload_nchunks=1).add_adata("cells.zarr"), TypeError,
+        "needs an AnnData, got str: .* use_collection",
+    ),
+    "a model as checkpoint": (
+        lambda: Checkpointer("checkpoints").save(1, nn.Linear(2, 2)), ConfigError, "saved by name, .* got a Linear",
+    ),
     "a word as seed": (lambda: bind(seed="x"), ConfigError, "seed must be an integer .* got 'x'"),
 }  # fmt: skip
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="one of them is that there is no CUDA device")
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_common_mistakes_name_their_mend(mistake):
+def test_common_mistakes_name_their_mend(mistake, tmp_path, monkeypatch):
     """Before anything is read or trained, but for the step that is taken for a batch."""
+    monkeypatch.chdir(tmp_path)
     act, kind, message = MISTAKES[mistake]
     with pytest.raises(kind, match=message):
         act()

@@ -56,6 +56,8 @@ def collect(
         ConfigError: a bad step, name, part, `meta` or metric.
         CheckpointError: a state has a value that checkpoints do not support.
     """
+    if not isinstance(parts, Mapping):
+        raise ConfigError(f"parts are saved by name, {{'model': Replicated(model)}}; got a {type(parts).__name__}")
     for name in parts:
         if not isinstance(name, str) or _PART_NAME.fullmatch(name) is None:
             raise ConfigError(f"a part's name must consist of letters, digits, '.', '_' and '-'; got {name!r}")
@@ -146,7 +148,7 @@ class Saving:
         self._token = secrets.token_hex(4)  # tells the files of this save from those of others; the main rank's is used
         self._made: Any = None
         self._is_publishing = False
-        self._act: Callable[[], Any] = self._write
+        self._act: Callable[[], Any] | None = None  # the half that is done now, by this thread
         self._done: Future[Any] | None = None
 
     def start(self, states: Callable[[], tuple[CheckpointInfo, dict[str, Any]]]) -> None:
@@ -203,6 +205,7 @@ class Saving:
         if not wait:
             self._asking.end(is_publishing=self._is_publishing)
         if self._is_publishing:
+            self._act = None  # it refers to this object, which would wait for a garbage collection
             return True
         self._is_publishing = True
         self._begin(lambda: self._publish(done))
@@ -222,10 +225,16 @@ class Saving:
 
     def _begin(self, act: Callable[[], Any]) -> None:
         self._asking.begin(is_publishing=self._is_publishing)
-        self._act, self._done = act, None if self._background is None else self._background.submit(act)
+        if self._background is None:
+            self._act = act
+        else:
+            self._done = self._background.submit(act)
 
     def _ended(self) -> Any:
-        return self._act() if self._done is None else self._done.result()
+        if self._done is not None:
+            return self._done.result()
+        assert self._act is not None
+        return self._act()
 
     def _write(self) -> dict[str, tuple[str, int, bytes]]:
         """Return path, size and SHA-256 by part, compact enough for one message."""
@@ -235,6 +244,7 @@ class Saving:
             record = write_payload(self._storage, self._made, inside, tree)
             written[name] = (record.path, record.bytes, bytes.fromhex(record.sha256))
         self._storage.flush(self._made, folder)
+        self._trees = {}  # the copies of the states are free while the main rank publishes
         return written
 
     def _publish(self, told: list[dict[str, tuple[str, int, bytes]]]) -> None:

@@ -152,6 +152,7 @@ class _CudaPlacer(_HostPlacer):
                 f"device={str(device)!r} was requested, but torch finds no CUDA device: check CUDA_VISIBLE_DEVICES and "
                 "that this torch is built for CUDA"
             )
+
         def sent(name: str, array: NDArray) -> torch.Tensor:
             return _tensor(name, array).to(device, non_blocking=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, overload
@@ -151,6 +151,8 @@ class CropIndex(BaseSamples):
         root: str | os.PathLike[str] | None = None,
         world: World | None = None,
     ) -> None:
+        if not isinstance(shape, Iterable):
+            raise ConfigError(f"shape= has an extent for each axis, such as ({shape}, {shape}); got {shape!r}")
         rules = Rules(
             shape=tuple(shape),
             level=level,

@@ -289,6 +289,11 @@ class Loader:
             ValueError: it does not fit the existing datasets.
             TypeError: X is of another kind.
         """
+        if not hasattr(adata, "obsm"):
+            raise TypeError(
+                f"add_adata needs an AnnData, got {type(adata).__name__}: open a store with anndata.experimental."
+                "read_lazy(path) or anndata.read_zarr(path), or pass a collection to use_collection"
+            )
         ignored = [f"{table}/{key}" for table in ("obsm", "layers") for key in getattr(adata, table) if key is not None]
         if ignored:
             say_once(
