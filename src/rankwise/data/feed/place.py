@@ -139,7 +139,7 @@ class _HostPlacer(Placer):
         return self._convert("key", keys)
 
 
-class _CudaPlacer(_HostPlacer):
+class _CudaPlacer(Placer):
     """Copies from page-locked memory on a separate stream; the consumer's stream waits for the copy, not the host."""
 
     pinned = True
@@ -156,20 +156,19 @@ class _CudaPlacer(_HostPlacer):
         def sent(name: str, array: NDArray) -> torch.Tensor:
             return _tensor(name, array).to(device, non_blocking=True)
 
-        super().__init__(sent, torch_csr, shares_memory=False)
-        self._device = device
+        self._device, self._copies = device, _HostPlacer(sent, torch_csr, shares_memory=False)
         self._stream = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
 
     def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
         import torch
 
         with torch.cuda.stream(self._stream):
-            placed = super().place(buffer, names, num_cols)
+            fields = self._copies.place(buffer, names, num_cols).fields
             # the buffer may be refilled once the copy is done, whatever the consumer does
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
         buffer.lease.wait_for(copied)
-        return Placed(placed.fields, copied)
+        return Placed(fields, copied)
 
     def receive(self, placed: Placed) -> dict[str, Any]:
         import torch
