@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from rankwise.data.contract import DType
     from rankwise.data.store.catalogue import Catalogue
+    from rankwise.data.store.meta import ArrayMeta
 
 __all__ = ["data_commands"]
 
@@ -33,6 +36,7 @@ _EXAMPLES = (
     "rankwise data index /data/* s3://bucket/more --workers 32 --skip-bad --json -o all.idx"
 )
 _MOST_BAD = 20  # unreadable entries that are printed; the catalogue and --json have all
+_MOST_KINDS = 12  # kinds of arrays that are printed
 _SHORT = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16"}
 
 # what `audit` predicts, `bench` measures: the same arguments
@@ -151,14 +155,13 @@ def index_command(
     Exit codes: 0 written, 1 entries could not be read (without --skip-bad) or none was found, 2 wrong usage.
     """
     from rankwise.data.store.catalogue import build_catalogue
-    from rankwise.data.store.catalogue.summary import summarize, text_of
 
     with _progress() as show:
         catalogue = build_catalogue(uris, workers=workers, progress=show)
     failed = not len(catalogue.arrays()) or (bool(catalogue.bad) and not skip_bad)
     written = None if failed else catalogue.save(output)
-    summary = summarize(catalogue, output=str(output), written_bytes=written)
-    print(json.dumps(summary, indent=2) if as_json else text_of(summary))
+    summary = _summarize(catalogue, output=str(output), written_bytes=written)
+    print(json.dumps(summary, indent=2) if as_json else _text_of(summary))
     _complain(catalogue, written=written is not None)
     if failed:
         sys.exit(1)
@@ -200,6 +203,74 @@ class _Spinner:
 
     def _show(self, found: int, pending: int) -> None:
         self._status.update(f"{found} images found, {pending} places left to search")
+
+
+def _summarize(catalogue: Catalogue, *, output: str, written_bytes: int | None) -> dict[str, Any]:
+    """Return counts of a catalogue's content, as JSON values.
+
+    Args:
+        catalogue: the catalogue.
+        output: file to which it was, or would have been, written.
+        written_bytes: size of the file; None if it was not written.
+    """
+    from rankwise.data.store.meta import read_meta
+
+    refs = catalogue.images()
+    metas = [read_meta(place, nodes=catalogue) for place in catalogue.arrays()]
+    names = Counter(ref.name for ref in refs)
+    return {
+        "roots": list(catalogue.roots),
+        "output": output,
+        "written_bytes": written_bytes,
+        "num_images": sum(ref.kind == "image" for ref in refs),
+        "num_plain_arrays": sum(ref.kind == "array" for ref in refs),
+        "num_plates": len({ref.plate for ref in refs if ref.plate}),
+        "num_wells": len({(ref.plate, ref.well) for ref in refs if ref.well}),
+        "num_arrays": len(metas),
+        "decoded_bytes": sum(math.prod(meta.shape) * meta.dtype.itemsize for meta in metas),
+        "kinds": [{"what": what, "num_arrays": count} for what, count in Counter(map(_kind, metas)).most_common()],
+        "same_name": sorted(name for name, count in names.items() if count > 1),
+        "bad": [{"place": place, "reason": reason} for place, reason in catalogue.bad.items()],
+    }
+
+
+def _text_of(summary: dict[str, Any]) -> str:
+    """Return a summary as a few lines."""
+    images, arrays, bad = (summary[key] for key in ("num_images", "num_plain_arrays", "bad"))
+    parts = f"{summary['num_plates']} plates, {summary['num_wells']} wells"
+    size = _amount(summary["decoded_bytes"])
+    lines = [
+        f"found {images} images and {arrays} plain arrays ({parts}): {summary['num_arrays']} arrays, {size} decoded"
+    ]
+    lines += [f"  {kind['num_arrays']:>8}  {kind['what']}" for kind in summary["kinds"][:_MOST_KINDS]]
+    if len(summary["kinds"]) > _MOST_KINDS:
+        lines.append(f"            and {len(summary['kinds']) - _MOST_KINDS} more kinds (--json lists all)")
+    if summary["same_name"]:
+        lines.append(
+            f"{len(summary['same_name'])} names belong to several images, for example {summary['same_name'][0]!r}: "
+            "index their parent folder, so that their names differ"
+        )
+    if bad:
+        lines.append(f"{len(bad)} entries could not be read")
+    if summary["written_bytes"] is not None:
+        lines.append(f"wrote {summary['output']} ({_amount(summary['written_bytes'])})")
+    return "\n".join(lines)
+
+
+def _kind(meta: ArrayMeta) -> str:
+    path = "by zarr-python" if meta.codec.kind == "zarr" else "by the fast decoders"
+    codec = meta.codec.why if meta.codec.kind == "zarr" else meta.codec.kind
+    sharded = "sharded " if meta.sharded else ""
+    return f"{sharded}v{meta.zarr_format} {meta.dtype.name}, {codec}: {path}"
+
+
+def _amount(num_bytes: int) -> str:
+    size, unit = float(num_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if size < 1024 or unit == "PiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def _parse_extents(word: str) -> tuple[int, ...]:
