@@ -16,7 +16,8 @@ import pytest
 import zarr
 
 import rankwise
-from rankwise.diagnose.doctor import Check, examine, exit_code, group, render
+from rankwise._process.place import find_place
+from rankwise.diagnose.doctor import Check, examine, exit_code, group, job, render
 from rankwise.diagnose.doctor.collectives import SIZES
 from rankwise.diagnose.doctor.group import check_group
 from rankwise.diagnose.doctor.host import (
@@ -334,6 +335,13 @@ def test_under_a_launcher_all_ranks_are_compared(tmp_path, start, code):
     assert "1 warn" in render(checks)
     same = named["same variables"]
     assert ("NCCL_DEBUG: not set on rank 0, INFO on rank 1" in same.evidence) == (same.status == "fail") == bool(code)
+
+
+def test_a_job_in_a_folder_that_takes_no_file_is_examined(monkeypatch):
+    """A read-only file system raises another error than a folder of somebody else; nobody looks for the file then."""
+    monkeypatch.chdir("/proc")
+    with job._written(find_place({})) as file:
+        assert file == ""
 
 
 def test_ranks_without_a_common_folder_are_named():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import json
 import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,8 +19,8 @@ from rankwise._process.place import Place, loopback_address
 from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed, warned
 from rankwise.diagnose.doctor.collectives import check_patterns, judge_patterns, sweep
 from rankwise.diagnose.doctor.network import (
-    Hosts,
     check_rendezvous,
+    exchange,
     first_ranks,
     judge_clocks,
     judge_pairs,
@@ -60,7 +60,7 @@ def check_job(
         return [met], True
     try:
         store = kept_store(place, timedelta(seconds=max(1.0, deadline - time.monotonic())))
-        cards, checks = _compare(Hosts(store, place, deadline), place, local)
+        cards, checks = _compare(functools.partial(exchange, store, place, deadline), place, local)
     except (WorldError, RuntimeError, OSError) as error:  # torch's stores raise RuntimeError
         return [_no_store(place, error)], True
     checks = [met, *checks]
@@ -92,13 +92,15 @@ def _no_store(place: Place, error: Exception) -> Check:
     return failed("network", "rendezvous", f"{who}: what answers at {where} is not the store of this job: {told}", mend)
 
 
-def _compare(hosts: Hosts, place: Place, local: Sequence[Check]) -> tuple[list[dict[str, Any]], list[Check]]:
+def _compare(
+    swap: Callable[[str, Any], dict[int, Any]], place: Place, local: Sequence[Check]
+) -> tuple[list[dict[str, Any]], list[Check]]:
     """Exchange the ranks' cards and test the connections; return the cards ([]: some are missing) and checks."""
     on_one_machine = bool(loopback_address(place.master_addr))
     with listen(os.environ, on_one_machine=on_one_machine) as doors, _written(place) as file:
         troubles = [asdict(check) for check in local if check.status in {"warn", "fail"}]
         mine = _facts(place) | {"file": file, "doors": doors, "checks": troubles}
-        said = {rank: json.loads(text) for rank, text in hosts.exchange("card", json.dumps(mine)).items()}
+        said = swap("card", mine)
         missing = sorted(set(range(place.world_size)) - said.keys())
         if missing:
             told = f"{len(said)} of {place.world_size} ranks arrived; missing: rank {', '.join(map(str, missing))}"
@@ -106,8 +108,8 @@ def _compare(hosts: Hosts, place: Place, local: Sequence[Check]) -> tuple[list[d
             return [], [failed("ranks", "all ranks meet", told, mend)]
         cards = [said[rank] for rank in range(place.world_size)]
         looks = {"hosts": look_at_others(cards, place.rank), "file": os.path.exists(cards[0]["file"])}  # noqa: PTH110
-        seen = {rank: json.loads(text) for rank, text in hosts.exchange("seen", json.dumps(looks)).items()}
-        hosts.exchange("done", "")  # keep listening until all have tested
+        seen = swap("seen", looks)
+        swap("done", None)  # keep listening until all have tested
     ways = {rank: look["hosts"] for rank, look in seen.items()}
     checks = [passed("ranks", "all ranks meet", f"{place.world_size} ranks"), *judge_pairs(cards, ways)]
     checks += [judge_clocks(cards, ways), *judge_facts(cards)]
@@ -117,15 +119,13 @@ def _compare(hosts: Hosts, place: Place, local: Sequence[Check]) -> tuple[list[d
 
 @contextlib.contextmanager
 def _written(place: Place) -> Iterator[str]:
-    """Write a file into rank 0's working directory, for other ranks to look for; yield its path, "" on other ranks."""
-    if place.rank != 0:
-        yield ""
-        return
-    try:
-        with tempfile.NamedTemporaryFile(dir=Path.cwd(), prefix=".rankwise-doctor-") as file:
-            yield file.name
-    except PermissionError:
-        yield ""
+    """Write a file into rank 0's working directory, for other ranks to look for; yield its path, "" without one."""
+    with contextlib.ExitStack() as stack:
+        name = ""
+        if place.rank == 0:
+            with contextlib.suppress(OSError):  # a directory of another user, a file system that is full or read-only
+                name = stack.enter_context(tempfile.NamedTemporaryFile(dir=Path.cwd(), prefix=".rankwise-doctor-")).name
+        yield name
 
 
 def judge_folder(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, bool]) -> Check:

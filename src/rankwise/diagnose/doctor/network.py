@@ -7,6 +7,7 @@ other. gloo and NCCL, which need connections between all pairs, are tested later
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import time
@@ -18,7 +19,7 @@ from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warne
 from rankwise.diagnose.doctor.connection import MENDS, Reached, listening, reach, read_banner, talk
 from rankwise.diagnose.hardware import network
 
-__all__ = ["Hosts", "check_rendezvous", "data_addresses", "judge_clocks", "judge_pairs"]
+__all__ = ["check_rendezvous", "data_addresses", "exchange", "judge_clocks", "judge_pairs"]
 
 _TRY_S = 5.0  # limit for one connection
 _SKEW_S = 1.0
@@ -86,27 +87,22 @@ def data_addresses(environ: Mapping[str, str], *, on_one_machine: bool = False) 
     return {who: address for who, address in found.items() if address}
 
 
-class Hosts:
-    """Exchanges texts between all ranks over the store.
+def exchange(store: Any, place: Place, deadline: float, what: str, value: Any) -> dict[int, Any]:
+    """Send a value of JSON over the store, and return the values of all ranks that sent one in time, by rank.
 
     Args:
         store: torch's store or one with the same `set`, `get`, `check`.
         place: this rank's place.
         deadline: of `time.monotonic`, until which ranks wait for each other.
+        what: name of the exchange.
+        value: this rank's value.
     """
-
-    def __init__(self, store: Any, place: Place, deadline: float) -> None:
-        self._store, self._place, self._deadline = store, place, deadline
-        self._prefix = f"rankwise/doctor/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-    def exchange(self, what: str, text: str) -> dict[int, str]:
-        """Send a text, and return the texts of all ranks that sent one in time, by rank."""
-        size = self._place.world_size
-        keys = [f"{self._prefix}/{what}/{rank}" for rank in range(size)]
-        self._store.set(keys[self._place.rank], text)
-        while not self._store.check(keys) and time.monotonic() < self._deadline:
-            time.sleep(0.05)
-        return {rank: self._store.get(key).decode() for rank, key in enumerate(keys) if self._store.check([key])}
+    prefix = f"rankwise/doctor/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    keys = [f"{prefix}/{what}/{rank}" for rank in range(place.world_size)]
+    store.set(keys[place.rank], json.dumps(value))
+    while not store.check(keys) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return {rank: json.loads(store.get(key)) for rank, key in enumerate(keys) if store.check([key])}
 
 
 @contextlib.contextmanager
