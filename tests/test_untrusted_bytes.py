@@ -13,7 +13,7 @@ RUNS_CODE = {
 }  # fmt: skip
 # file -> who wrote what it reads; a new place is a decision, to be taken here and in docs/security.md
 TRUSTED = {
-    "launch/functions/bound.py": "the caller of rankwise.run, in a folder that only this user can enter",
+    "launch/functions/callee.py": "the caller of rankwise.run, in a folder that only this user can enter",
     "launch/child.py": "the user: it runs the script that was named",
     "launch/functions/caller.py": "the ranks of this call, through the supervisor's own socket",
     "launch/slurm/handle.py": "the job's ranks, in the job's folder, which only this user can enter",

@@ -12,7 +12,7 @@ import torch
 
 from rankwise.errors import ConfigError
 from rankwise.launch.functions import pickled_call
-from rankwise.launch.functions.bound import Reference
+from rankwise.launch.functions.callee import Reference
 from rankwise.launch.functions.pickled_call import pack_call
 
 

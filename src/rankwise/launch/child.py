@@ -218,7 +218,7 @@ def invoke(target: Target, rank: int) -> None:
             sys.path.insert(0, os.getcwd())  # noqa: PTH109
             _resolve(target.name)()
         case "call":
-            from rankwise.launch.functions.bound import run_call
+            from rankwise.launch.functions.callee import run_call
 
             run_call(Path(target.name), rank)
 

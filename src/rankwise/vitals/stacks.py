@@ -22,7 +22,7 @@ _OURS = (
     "rankwise/diagnose/watch/",
     "rankwise/launch/child.py",
     "rankwise/launch/local/forks/server.py",
-    "rankwise/launch/functions/bound.py",
+    "rankwise/launch/functions/callee.py",
 )
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
 

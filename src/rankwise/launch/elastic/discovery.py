@@ -55,6 +55,7 @@ class Discovery:
     def __init__(self, nodes: Nodes, loop: Loop, say: Callable[[str], None]) -> None:
         self._nodes, self._loop, self._say = nodes, loop, say
         self._said: set[str] = set()
+        self._troubles: dict[str, str] = {}  # why each host was not reached, in the current search
         self.known: dict[str, list[str]] = {host: [] for host in nodes.rendezvous}
 
     def find(self, *, dead: Sequence[str] = (), again: bool = False, patience_s: float) -> Found:
@@ -70,19 +71,20 @@ class Discovery:
             StoppedWhileWaiting: a signal arrived.
         """
         hosts = list(self._nodes.rendezvous)
-        begun_s, troubles = time.monotonic(), dict[str, str]()
+        begun_s = time.monotonic()
+        self._troubles.clear()
         take_over_s = begun_s + (_TAKE_OVER_S / 3 if again else _TAKE_OVER_S)
         while True:
             for number in range(len(hosts)):
                 first = all(other in dead for other in hosts[:number])
-                found = self._try(hosts, number, begun_s if first else take_over_s, troubles)
+                found = self._try(hosts, number, begun_s if first else take_over_s)
                 if found is not None:
                     return found
             now = time.monotonic()
             if now > begun_s + _SAY_AFTER_S:
-                self._tell(troubles)
+                self._tell()
             if now > begun_s + patience_s:
-                said = "; ".join(f"{host}: {why}" for host, why in troubles.items())
+                said = "; ".join(f"{host}: {why}" for host, why in self._troubles.items())
                 raise LaunchError(f"no rendezvous after {patience_s:g} s: {said}")
             while time.monotonic() < now + _AGAIN_S:
                 self.pause(_AGAIN_S)
@@ -99,22 +101,22 @@ class Discovery:
             if number in _STOPS:
                 raise StoppedWhileWaiting(number)
 
-    def _try(self, hosts: list[str], number: int, take_over_s: float, troubles: dict[str, str]) -> Found | None:
+    def _try(self, hosts: list[str], number: int, take_over_s: float) -> Found | None:
         host = hosts[number]
         addresses = self._resolve(host)
         own = [address for address in addresses if is_own(address)]
         if not own:
-            return self._connect(host, addresses, troubles)
+            return self._connect(host, addresses)
         # a host that comes back after a loss joins the run where it continued
         for other in hosts[:number] + hosts[number + 1 :]:
-            found = self._connect(other, self._resolve(other), troubles)
+            found = self._connect(other, self._resolve(other))
             if found is not None:
                 return found
         if time.monotonic() < take_over_s:
             return None
         listener = _listen(own[0], self._nodes.port)
         if listener is None:
-            return self._connect(host, own, troubles)
+            return self._connect(host, own)
         if number:
             self._say(f"{', '.join(hosts[:number])} cannot be reached: the rendezvous is here, at {host}")
         if is_public(own[0]):
@@ -128,28 +130,28 @@ class Discovery:
         self.known[host] = resolve(host) or self.known[host]
         return self.known[host]
 
-    def _connect(self, host: str, addresses: list[str], troubles: dict[str, str]) -> Found | None:
+    def _connect(self, host: str, addresses: list[str]) -> Found | None:
         port = self._nodes.port
         if not addresses:
-            troubles[host] = "this name is not known here (--rdzv, or the hosts file)"
+            self._troubles[host] = "this name is not known here (--rdzv, or the hosts file)"
         for address in addresses:
             try:
                 return Found(host, socket.create_connection((address, port), _CONNECT_S), listens=False)
             except TimeoutError:
-                troubles[host] = (
+                self._troubles[host] = (
                     f"no answer from {address} port {port}: a firewall drops it, or the machine or link is down"
                 )
             except ConnectionRefusedError:
-                troubles[host] = (
+                self._troubles[host] = (
                     f"{address} refuses port {port}: nothing listens there yet, or a firewall refuses (is it started "
                     "there, with the same --rdzv?)"
                 )
             except OSError as error:
-                troubles[host] = f"{address} port {port}: {error.strerror}"
+                self._troubles[host] = f"{address} port {port}: {error.strerror}"
         return None
 
-    def _tell(self, troubles: dict[str, str]) -> None:
-        for host, why in troubles.items():
+    def _tell(self) -> None:
+        for host, why in self._troubles.items():
             if why not in self._said:
                 self._said.add(why)
                 self._say(f"waiting for the rendezvous at {host}: {why}")

@@ -20,7 +20,7 @@ FINISHED = b"finished "  # followed by the monotonic time; sent instead of a rep
 # files with the launcher's frames around the user's code, cut from the head of a traceback
 _LAUNCH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120  (text, as co_filename)
 _IMPORT = importlib.__file__  # import_module
-_START, _CALL = (os.path.join(_LAUNCH, name) for name in ("child.py", "functions/bound.py"))  # noqa: PTH118
+_START, _CALL = (os.path.join(_LAUNCH, name) for name in ("child.py", "functions/callee.py"))  # noqa: PTH118
 
 # patterns for a message, compiled when they are used: the ranks do not use them
 _LOST_PEER = (

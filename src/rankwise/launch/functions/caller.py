@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rankwise import errors
 from rankwise.errors import ConfigError, Interrupted, LaunchError, RankFailure
-from rankwise.launch.functions.bound import is_loading_main
+from rankwise.launch.functions.callee import is_loading_main
 from rankwise.launch.functions.channel import Channel, make_channels
 from rankwise.launch.hardware import MAX_RANKS
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
-from rankwise.launch.functions.bound import Reference
+from rankwise.launch.functions.callee import Reference
 from rankwise.launch.functions.contents import find_heavy, find_unsendable
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class _Packer:
 def pack_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, platform: Platform | None = None
 ) -> Packed:
-    """Pickle a call for fresh interpreters, where `bound.run_call` executes it.
+    """Pickle a call for fresh interpreters, where `callee.run_call` executes it.
 
     Args:
         fn: what to call.

@@ -108,7 +108,7 @@ def _job(request: dict[str, Any], folder: Path) -> Job:
 def _answer(channel: Channel, outcome: Outcome, folder: Path, num_ranks: int) -> None:
     import json
 
-    from rankwise.launch.functions.bound import value_path
+    from rankwise.launch.functions.callee import value_path
 
     failure = outcome.failure
     answer: dict[str, Any] = {

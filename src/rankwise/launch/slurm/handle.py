@@ -15,7 +15,7 @@ from typing import Any
 
 from rankwise._files import write_whole
 from rankwise.errors import ConfigError, LaunchError, RankFailure
-from rankwise.launch.functions.bound import value_path
+from rankwise.launch.functions.callee import value_path
 from rankwise.launch.slurm.queue import JobState, job_fields, job_states, slurm_command
 from rankwise.launch.slurm.start import state_folder
 

@@ -17,7 +17,7 @@ from rankwise.errors import LaunchError, RankwiseError
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
 from rankwise.launch.elastic.token import derived_secret
 from rankwise.launch.failures.verdict import Failure
-from rankwise.launch.functions.bound import value_path
+from rankwise.launch.functions.callee import value_path
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console

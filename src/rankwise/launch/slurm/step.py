@@ -18,7 +18,7 @@ from typing import IO
 
 from rankwise._files import write_whole
 from rankwise.errors import Interrupted, LaunchError
-from rankwise.launch.functions.bound import value_path
+from rankwise.launch.functions.callee import value_path
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.slurm.allocation import Allocation
