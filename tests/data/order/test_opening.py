@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise import Order
-from rankwise.data.order import BatchSampler, openers
+from rankwise.data.order import BatchSampler, layout
 from rankwise.errors import ConfigError
 from rankwise.testing.stores.free_plans import FreeSource
 
@@ -17,14 +17,14 @@ class Drawable(FreeSource):
 
 @pytest.fixture
 def no_openers(monkeypatch):
-    monkeypatch.setattr(openers, "_OPENERS", [])
+    monkeypatch.setattr(layout, "_OPENERS", [])
 
 
 def test_places_want_a_room_that_knows_them(no_openers):
     """Without one a place is refused, and not taken for as many samples as it has letters."""
     with pytest.raises(ConfigError, match=r"got the path 'cells.zarr': `import rankwise.data.rows` opens"):
         Order("cells.zarr", batch_size=2)
-    openers.add_opener(lambda samples: Drawable() if samples == "cells.zarr" else None)
+    layout.add_opener(lambda samples: Drawable() if samples == "cells.zarr" else None)
     assert Order("cells.zarr", batch_size=2).samples == 10
     assert Order(7, batch_size=2).samples == 7
 

@@ -1,4 +1,7 @@
-"""Derives the parameters of an order from a source: lanes and window from metadata alone, and the recipe."""
+"""What an order takes from its samples: the samples opened, lanes and window from metadata alone, and the recipe.
+
+An order is arithmetic and knows no stores. A package that can open stores registers on import with `add_opener`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import hashlib
 import json
 import math
 import operator
+import os
 import re
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from rankwise.data.contract import JSON, BaseSamples, FieldSpec, Locality
+from rankwise.data.contract import JSON, BaseSamples, FieldSpec, Locality, not_drawn
 from rankwise.data.order.lanes import Grid
 from rankwise.errors import ConfigError
 
@@ -22,9 +26,12 @@ __all__ = [
     "MAX_SAMPLES",
     "WINDOW_BYTES",
     "Facts",
+    "Opener",
     "Recipe",
+    "add_opener",
     "choose_lanes",
     "choose_window",
+    "opened_samples",
     "whole",
 ]
 
@@ -37,6 +44,44 @@ MAX_LANES = 4096
 DEFAULT_LANES = 64
 # Sums of a few sizes still fit into 64 bits.
 MAX_SAMPLES = 1 << 60
+
+
+Opener: TypeAlias = Callable[[Any], Any]
+
+_OPENERS: list[Opener] = []
+
+
+def add_opener(opener: Opener) -> None:
+    """Allow orders over more than numbers and sources.
+
+    Args:
+        opener: returns a `Source` for input that it supports, else None.
+    """
+    if opener not in _OPENERS:
+        _OPENERS.append(opener)
+
+
+def opened_samples(samples: Any, draw: Mapping[str, Any]) -> Any:
+    """Return samples that can be counted: opens them if an opener supports them, and draws from them if asked to.
+
+    Args:
+        samples: what the user passed to an order.
+        draw: arguments for the source's ``drawn``; empty = do not draw.
+
+    Raises:
+        ConfigError: no opener supports this path, or the samples cannot be drawn.
+    """
+    found = next((source for opener in _OPENERS if (source := opener(samples)) is not None), samples)
+    if isinstance(found, (str, os.PathLike)):
+        raise ConfigError(
+            f"Order needs samples, got the path {os.fspath(found)!r}: `import rankwise.data.rows` opens AnnData "
+            "stores and collections; for other data pass the source or the number of samples"
+        )
+    if not draw:
+        return found
+    if not isinstance(found, BaseSamples):
+        raise ConfigError(not_drawn(draw, found))
+    return found.drawn(**draw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

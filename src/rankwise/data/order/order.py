@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from rankwise.data.contract import IntArray, OrderState, Step
 from rankwise.data.order.lanes import Grid, OrderIds, samples_at
-from rankwise.data.order.layout import MAX_LANES, Facts, Recipe, choose_lanes, choose_window, whole
-from rankwise.data.order.openers import opened_samples
+from rankwise.data.order.layout import MAX_LANES, Facts, Recipe, choose_lanes, choose_window, opened_samples, whole
 from rankwise.errors import ConfigError
 
 __all__ = ["Order"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankwise._lazy import door
-from rankwise.data.order.openers import add_opener
+from rankwise.data.order.layout import add_opener
 
 __all__ = [
     "DatasetCollection",
