@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows.draws import Interleave
-from rankwise.data.rows.draws.interleave import MOST_POSITIONS
+from rankwise.data.rows.draws.row_draws import MOST_POSITIONS
 from rankwise.errors import ConfigError
 
 

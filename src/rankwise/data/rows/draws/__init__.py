@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.draws.interleave import Interleave
-from rankwise.data.rows.draws.options import DrawOptions
-from rankwise.data.rows.draws.row_draws import RowDraws
-from rankwise.data.rows.draws.weights import RowWeights
+from rankwise.data.rows.draws.row_draws import Interleave, RowDraws
+from rankwise.data.rows.draws.weights import DrawOptions, RowWeights
 
 __all__ = ["DrawOptions", "Interleave", "RowDraws", "RowWeights"]

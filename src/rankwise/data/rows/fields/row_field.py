@@ -1,9 +1,8 @@
-"""One field of rows, made from the user's options: planning, reading, and writing to dense rows."""
+"""`RowField`: one field of rows, made from the user's options: how it is planned, read, and written to dense rows."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,28 +35,21 @@ class FieldRead(NamedTuple):
     finish: Callable[[tuple[BoxReport, ...]], Finished]  # makes the field from the reports of the jobs
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowField(ABC):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowField:
     """One field; thread-safe.
 
     Attributes:
         stack: the matrices with the rows.
+        spec: shape and dtype of a row in batches.
+        plan: returns the plan for reading rows; see `MatrixStack.plan`.
+        begin: returns a read of planned rows into the arrays of a batch.
     """
 
     stack: MatrixStack
-
-    @property
-    def spec(self) -> FieldSpec:
-        """Shape and dtype of a row in batches."""
-        return self.stack.spec
-
-    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
-        """Return the plan for reading rows; see `MatrixStack.plan`."""
-        return self.stack.plan(rows, reader)
-
-    @abstractmethod
-    def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], reader: BoxReader, memory: MemoryPool) -> FieldRead:
-        """Return a read of rows into the arrays of a batch."""
+    spec: FieldSpec
+    plan: Callable[[IntArray, BoxReader], MatrixPlan]
+    begin: Callable[[MatrixPlan, tuple[NDArray, ...], BoxReader, MemoryPool], FieldRead]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,69 +73,144 @@ class Target:
         return cls(num_cols=num_cols, places=places, width=width)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _SpreadRead:
-    """Writes each element to its target while decoding, after its column was decoded; columns stay in storage order."""
+def make_field(
+    stack: MatrixStack, *, dense: bool, columns: Sequence[IntArray] | None, widths: Sequence[int] = ()
+) -> RowField:
+    """Return the field of a stack; `dense` returns CSR rows as dense ones.
 
-    plan: MatrixPlan
-    out: NDArray
-    target: Target
-    reader: BoxReader
-    memory: MemoryPool
-
-    def finish(self, _reports: tuple[BoxReport, ...]) -> Finished:
-        elements, named = self.plan.boxes
-        target, columns = self.target, self.memory.take(self.plan.num_elements, named.request.dtype)
-        spread = Spread(columns=columns, num_cols=target.num_cols, places=target.places, width=target.width)
-        reports, states = self.reader.spread((elements, named), self.out, spread)
-        valid = reports[0].valid & reports[1].valid
-        again = self._again(np.flatnonzero(((states & TWICE) != 0) & valid))
-        outside = (states & OUTSIDE).astype(np.bool_)
-        told = judged_reports(self.plan, reports, columns)
-        return Finished(reports=(*told, *again), outside=outside if outside.any() else None)
-
-    def _again(self, places: npt.NDArray[np.int64]) -> tuple[BoxReport, ...]:
-        """Read rows with a duplicate column again, to add up its elements: our writers never make such rows."""
-        if not len(places):
-            return ()
-        part = self.plan.part(places, self.reader)
-        out = np.empty((len(places), self.out.shape[1]), dtype=self.out.dtype)
-        between = _Between(part, out, self.target, self.memory)
-        reports = between.finish(self.reader.read(between.jobs)).reports
-        self.out[places] = out
-        return tuple(_moved(report, places, len(self.out)) for report in reports)
+    `columns` are one int64 list for all matrices, or one for each, which needs the `widths` of the matrices; None =
+    all.
+    """
+    spec = stack.spec
+    if columns is not None:
+        spec = FieldSpec(shape=(len(columns[0]), *spec.shape[1:]), dtype=spec.dtype)
+    elif dense:
+        spec = replace(spec, ragged=False)
+    if isinstance(stack, MemoryStack):
+        plan = stack.plan if spec.ragged else partial(_plan_dense, stack)
+        return RowField(stack=stack, spec=spec, plan=plan, begin=partial(_begin_in_memory, stack, columns, spec))
+    if isinstance(stack, SparseStack) and not spec.ragged:
+        target = Target.of(columns, tuple(widths) or stack.spec.shape)
+        plan = partial(stack.plan, to_spread=True)
+        return RowField(stack=stack, spec=spec, plan=plan, begin=partial(_begin_spread, target))
+    begin = partial(_begin_plain, spec) if columns is None else partial(_begin_taken, stack.spec, columns)
+    return RowField(stack=stack, spec=spec, plan=stack.plan, begin=begin)
 
 
-class _Between:
-    """Reads all rows as CSR first, then writes them to dense rows."""
+def _begin_plain(
+    spec: FieldSpec, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool
+) -> FieldRead:
+    """Read rows as stored, dense or CSR."""
+    return FieldRead(plan.jobs(out), partial(finished_plain, plan, out, spec))
 
-    def __init__(self, plan: MatrixPlan, out: NDArray, target: Target, memory: MemoryPool) -> None:
-        self._plan, self._out, self._target = plan, out, target
-        dtypes = [box.request.dtype for box in plan.boxes] or [out.dtype, np.dtype(np.int32)]
-        parts = [memory.take(plan.num_elements, dtype) for dtype in dtypes]
-        self._arrays = (*parts, np.zeros(plan.num_rows + 1, dtype=np.int64))
-        self.jobs = plan.jobs(self._arrays)
 
-    def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
-        data, columns, indptr = self._arrays
-        reports = judged_reports(self._plan, reports, columns)
-        target, num_cols = self._target, self._target.num_cols[0]
+def _begin_taken(
+    whole: FieldSpec,
+    columns: Sequence[IntArray],
+    plan: MatrixPlan,
+    out: tuple[NDArray, ...],
+    _reader: BoxReader,
+    memory: MemoryPool,
+) -> FieldRead:
+    """Read selected columns of dense rows, the same for all matrices or one list for each; later axes are unchanged."""
+    shape = (plan.num_rows, *whole.shape)
+    between = memory.take(math.prod(shape), whole.dtype).reshape(shape)
+
+    def finish(reports: tuple[BoxReport, ...]) -> Finished:
+        if len(columns) == 1:  # without a mode, take() would make a copy first
+            np.take(between, columns[0], axis=1, out=out[0], mode="clip")
+        elif plan.boxes:
+            places = np.stack(columns)[plan.boxes[0].request.which]
+            places = places.reshape(*places.shape, *[1] * (between.ndim - 2))
+            out[0][...] = np.take_along_axis(between, places, axis=1)
+        return Finished(reports=reports)
+
+    return FieldRead(plan.jobs((between,)), finish)
+
+
+def _plan_dense(stack: MemoryStack, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+    return replace(stack.plan(rows, reader), lengths=None)
+
+
+def _begin_in_memory(
+    stack: MemoryStack,
+    columns: Sequence[IntArray] | None,
+    spec: FieldSpec,
+    plan: MatrixPlan,
+    out: tuple[NDArray, ...],
+    _reader: BoxReader,
+    _memory: MemoryPool,
+) -> FieldRead:
+    """Copy rows in memory, as they are or dense, all columns or selected ones."""
+
+    def finish(reports: tuple[BoxReport, ...]) -> Finished:
+        assert plan.in_memory is not None
+        if spec.ragged:
+            stack.take(plan.in_memory, out)
+        else:
+            stack.take_dense(plan.in_memory, columns, out[0])
+        return Finished(reports=reports)
+
+    return FieldRead(plan.jobs(out), finish)
+
+
+def _begin_spread(
+    target: Target, plan: MatrixPlan, out: tuple[NDArray, ...], reader: BoxReader, memory: MemoryPool
+) -> FieldRead:
+    """Read CSR rows as dense rows, all columns or selected ones."""
+    if plan.to_spread:
+        return FieldRead((), lambda _: _spread(target, plan, out[0], reader, memory))
+    return _begin_between(target, plan, out[0], memory)
+
+
+def _spread(target: Target, plan: MatrixPlan, out: NDArray, reader: BoxReader, memory: MemoryPool) -> Finished:
+    """Write each element to its target while decoding, after its column was decoded; columns stay in storage order."""
+    elements, named = plan.boxes
+    columns = memory.take(plan.num_elements, named.request.dtype)
+    spread = Spread(columns=columns, num_cols=target.num_cols, places=target.places, width=target.width)
+    reports, states = reader.spread((elements, named), out, spread)
+    told = list(judged_reports(plan, reports, columns))
+    twice = np.flatnonzero(((states & TWICE) != 0) & reports[0].valid & reports[1].valid)
+    if len(twice):  # read again, to add up the elements of a column: our writers never make such rows
+        part = plan.part(twice, reader)
+        sums = np.empty((len(twice), out.shape[1]), dtype=out.dtype)
+        between = _begin_between(target, part, sums, memory)
+        told += [_moved(report, twice, len(out)) for report in between.finish(reader.read(between.jobs)).reports]
+        out[twice] = sums
+    outside = (states & OUTSIDE).astype(np.bool_)
+    return Finished(reports=tuple(told), outside=outside if outside.any() else None)
+
+
+def _begin_between(target: Target, plan: MatrixPlan, out: NDArray, memory: MemoryPool) -> FieldRead:
+    """Read all rows as CSR first, then write them to dense rows."""
+    dtypes = [box.request.dtype for box in plan.boxes] or [out.dtype, np.dtype(np.int32)]
+    data, columns = (memory.take(plan.num_elements, dtype) for dtype in dtypes)
+    indptr = np.zeros(plan.num_rows + 1, dtype=np.int64)
+
+    def finish(reports: tuple[BoxReport, ...]) -> Finished:
+        told = judged_reports(plan, reports, columns)
+        named, num_cols = columns, target.num_cols[0]
         places = None if target.places is None else target.places[0]
-        if len(target.num_cols) > 1 and self._plan.boxes:
-            columns, num_cols, places = self._side_by_side(columns, np.diff(indptr))
-        outside = spread_rows(data, columns, indptr, num_cols=num_cols, places=places, out=self._out)
-        return Finished(reports=reports, outside=outside if outside.any() else None)
+        if len(target.num_cols) > 1 and plan.boxes:
+            which = plan.boxes[0].request.which
+            named, num_cols, places = _side_by_side(target, columns, np.diff(indptr), which)
+        outside = spread_rows(data, named, indptr, num_cols=num_cols, places=places, out=out)
+        return Finished(reports=told, outside=outside if outside.any() else None)
 
-    def _side_by_side(self, columns: NDArray, lengths: IntArray) -> tuple[NDArray, int, npt.NDArray[np.int32]]:
-        """Number the columns of all matrices consecutively, so that one table of targets serves all rows."""
-        assert self._target.places is not None
-        widths = np.array(self._target.num_cols)
-        first = np.concatenate([[0], np.cumsum(widths)])
-        which = self._plan.boxes[0].request.which
-        outside = (columns < 0) | (columns >= np.repeat(widths[which], lengths))
-        moved = columns + np.repeat(first[which], lengths)
-        moved[outside] = first[-1]
-        return moved, int(first[-1]), np.concatenate(self._target.places)
+    return FieldRead(plan.jobs((data, columns, indptr)), finish)
+
+
+def _side_by_side(
+    target: Target, columns: NDArray, lengths: IntArray, which: IntArray
+) -> tuple[NDArray, int, npt.NDArray[np.int32]]:
+    """Number the columns of all matrices consecutively, so that one table of targets serves all rows."""
+    assert target.places is not None
+    widths = np.array(target.num_cols)
+    first = np.concatenate([[0], np.cumsum(widths)])
+    outside = (columns < 0) | (columns >= np.repeat(widths[which], lengths))
+    moved = columns + np.repeat(first[which], lengths)
+    moved[outside] = first[-1]
+    return moved, int(first[-1]), np.concatenate(target.places)
 
 
 def _moved(report: BoxReport, places: npt.NDArray[np.int64], num_rows: int) -> BoxReport:
@@ -189,109 +256,6 @@ def spread_rows(
     add = np.logical_or if out.dtype.kind == "b" else np.add
     add.at(out, (rows[chosen], at[chosen]), data[chosen])
     return outside
-
-
-def make_field(
-    stack: MatrixStack, *, dense: bool, columns: Sequence[IntArray] | None, widths: Sequence[int] = ()
-) -> RowField:
-    """Return the field of a stack; `dense` returns CSR rows as dense ones.
-
-    `columns` are one int64 list for all matrices, or one for each, which needs the `widths` of the matrices; None =
-    all.
-    """
-    if isinstance(stack, MemoryStack):
-        return _InMemory(stack, None if columns is None else tuple(columns), dense)
-    if not isinstance(stack, SparseStack):
-        return _Plain(stack) if columns is None else _Taken(stack, tuple(columns))
-    if columns is None and not dense:
-        return _Plain(stack)
-    return _Spread(stack, Target.of(columns, tuple(widths) or stack.spec.shape))
-
-
-class _Plain(RowField):
-    """Rows as stored, dense or CSR."""
-
-    def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool) -> FieldRead:
-        return FieldRead(plan.jobs(out), partial(finished_plain, plan, out, self.stack.spec))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Taken(RowField):
-    """Selected columns of dense rows, the same for all matrices or one list for each; later axes are unchanged."""
-
-    columns: tuple[IntArray, ...]
-
-    @property
-    def spec(self) -> FieldSpec:
-        whole = self.stack.spec
-        return replace(whole, shape=(len(self.columns[0]), *whole.shape[1:]))
-
-    def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, memory: MemoryPool) -> FieldRead:
-        shape = (plan.num_rows, *self.stack.spec.shape)
-        between = memory.take(math.prod(shape), self.stack.spec.dtype).reshape(shape)
-
-        def finish(reports: tuple[BoxReport, ...]) -> Finished:
-            if len(self.columns) == 1:  # without a mode, take() would make a copy first
-                np.take(between, self.columns[0], axis=1, out=out[0], mode="clip")
-            elif plan.boxes:
-                places = np.stack(self.columns)[plan.boxes[0].request.which]
-                places = places.reshape(*places.shape, *[1] * (between.ndim - 2))
-                out[0][...] = np.take_along_axis(between, places, axis=1)
-            return Finished(reports=reports)
-
-        return FieldRead(plan.jobs((between,)), finish)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Spread(RowField):
-    """CSR rows as dense rows, all columns or selected ones."""
-
-    stack: SparseStack
-    target: Target
-
-    @property
-    def spec(self) -> FieldSpec:
-        return FieldSpec(shape=(self.target.width,), dtype=self.stack.spec.dtype)
-
-    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
-        return self.stack.plan(rows, reader, to_spread=True)
-
-    def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], reader: BoxReader, memory: MemoryPool) -> FieldRead:
-        if plan.to_spread:
-            return FieldRead((), _SpreadRead(plan, out[0], self.target, reader, memory).finish)
-        between = _Between(plan, out[0], self.target, memory)
-        return FieldRead(between.jobs, between.finish)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _InMemory(RowField):
-    """Rows in memory, as they are or dense, all columns or selected ones."""
-
-    stack: MemoryStack
-    columns: tuple[IntArray, ...] | None
-    dense: bool
-
-    @property
-    def spec(self) -> FieldSpec:
-        whole = self.stack.spec
-        if self.columns is None:
-            return replace(whole, ragged=whole.ragged and not self.dense)
-        return FieldSpec(shape=(len(self.columns[0]), *whole.shape[1:]), dtype=whole.dtype)
-
-    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
-        plan = self.stack.plan(rows, reader)
-        return plan if self.spec.ragged else replace(plan, lengths=None)
-
-    def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool) -> FieldRead:
-        def finish(reports: tuple[BoxReport, ...]) -> Finished:
-            assert plan.in_memory is not None
-            if self.spec.ragged:
-                self.stack.take(plan.in_memory, out)
-            else:
-                self.stack.take_dense(plan.in_memory, self.columns, out[0])
-            return Finished(reports=reports)
-
-        return FieldRead(plan.jobs(out), finish)
 
 
 def read_fields(
