@@ -31,7 +31,7 @@ from rankwise.data.rows.collection.journal import (
     work_folder,
 )
 from rankwise.data.rows.collection.options import WriteOptions, listed, seed_of, warn_of_room
-from rankwise.data.rows.collection.places import Placing, cut_datasets, group_ranks
+from rankwise.data.rows.collection.places import Placing, cut_datasets
 from rankwise.data.rows.collection.progress import PROGRESS, Progress
 from rankwise.data.rows.collection.ranks import Marks, Ranks, Task, joined_ranks, work_off
 from rankwise.data.rows.collection.steps import (
@@ -43,7 +43,7 @@ from rankwise.data.rows.collection.steps import (
     spill_tasks,
     turn_tasks,
 )
-from rankwise.data.rows.collection.union import Joined, join_inputs
+from rankwise.data.rows.collection.union import Joined, group_ranks, join_inputs
 from rankwise.data.rows.datasets import array_checksums
 from rankwise.data.rows.output import MatrixFormat, codecs_of
 from rankwise.errors import ConfigError
