@@ -32,18 +32,18 @@ HERE = Path(__file__).parent
 # Files that take half a minute and more, longest first; a name that is gone does no harm.
 LONGEST = [
     "test_docs.py", "main_job/test_restarts.py", "data/rows/moving/test_pages.py", "slurm/test_scripts.py",
-    "slurm/test_ends_from_outside.py", "test_moving.py", "launch/elastic/test_deaths.py", "test_example_cells.py",
+    "slurm/test_ends_from_outside.py", "test_migration.py", "launch/elastic/test_deaths.py", "test_example_cells.py",
     "test_examples.py", "test_example_tokens.py", "data/loops/test_own_launcher.py", "data/loops/test_loops.py",
     "diagnose/profile/test_runs.py", "test_example_volumes.py", "diagnose/test_stages.py", "launch/test_hang.py",
-    "world/test_binding.py", "diagnose/test_verify.py", "slurm/test_watch.py", "launch/elastic/test_standstill.py",
-    "launch/elastic/test_training.py", "launch/test_notebooks.py", "data/feed/workers/test_forkserver.py",
+    "world/test_bind.py", "diagnose/test_verify.py", "slurm/test_watch.py", "launch/elastic/test_standstill.py",
+    "launch/elastic/test_network_training.py", "launch/test_notebooks.py", "data/feed/workers/test_forkserver.py",
     "test_wheel.py", "main_job/test_crops.py", "main_job/test_same_work.py", "checkpoint/test_interruption.py",
     "tracking/test_services.py", "diagnose/doctor/test_network.py", "data/rows/collection/test_ranks.py",
     "data/crops/stitching/test_stitcher.py", "test_broken.py", "launch/test_decorator.py",
     "diagnose/profile/test_scaling.py", "data/rows/test_memory_script.py", "data/loops/test_in_dataloader.py",
     "launch/test_calls.py", "world/test_mpirun.py", "data/store/test_reader.py", "test_gpu_files.py",
     "diagnose/doctor/test_doctor.py", "main_job/test_chaos.py", "slurm/test_tasks.py",
-    "data/store/test_reader_fuzz.py", "data/rows/ordered/test_jax.py", "data/rows/fields/test_spreading.py",
+    "data/store/test_reader_fuzz.py", "data/rows/ordered/test_jax.py", "data/rows/fields/test_densify.py",
     "testing/test_ranks.py", "data/rows/collection/test_memory.py",
 ]  # fmt: skip
 

@@ -173,5 +173,5 @@ def test_a_rule_that_fails_costs_one_file(tmp_path, monkeypatch):
         (tmp_path / name).write_text(BAD)
     report = lint_paths([tmp_path])
     [failure] = report.failures
-    assert "a bug of it: KeyError: 'x' (test_checking.py:" in failure.message
+    assert "a bug of it: KeyError: 'x' (test_files.py:" in failure.message
     assert (report.num_files, report.exitcode) == (2, 2)
