@@ -18,7 +18,7 @@ from rankwise.errors import ConfigError, needs_extra
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Placed", "Placer", "make_placer"]
+__all__ = ["Placed", "Placer", "make_placer", "tensor_over"]
 
 _DENSE: Mapping[str, int] = MappingProxyType({})
 
@@ -86,16 +86,16 @@ def make_placer(device: str | torch.device | None) -> Placer:
     if where.type == "cuda":
         return _CudaPlacer(where)
     if where.type == "cpu":
-        return _HostPlacer(_tensor, torch_csr, shares_memory=True)
+        return _HostPlacer(tensor_over, torch_csr, shares_memory=True)
     # streams of other devices (MPS, XPU, ...) are not used: a blocking copy on the reader thread
-    return _HostPlacer(lambda name, array: _tensor(name, array).to(where), torch_csr, shares_memory=False)
+    return _HostPlacer(lambda name, array: tensor_over(name, array).to(where), torch_csr, shares_memory=False)
 
 
 def _array(_: str, array: NDArray) -> NDArray:
     return array
 
 
-def _tensor(name: str, array: NDArray) -> torch.Tensor:
+def tensor_over(name: str, array: NDArray) -> torch.Tensor:
     """Return a tensor over the memory of `array`."""
     import torch
 
@@ -154,7 +154,7 @@ class _CudaPlacer(Placer):
             )
 
         def sent(name: str, array: NDArray) -> torch.Tensor:
-            return _tensor(name, array).to(device, non_blocking=True)
+            return tensor_over(name, array).to(device, non_blocking=True)
 
         self._device, self._copies = device, _HostPlacer(sent, torch_csr, shares_memory=False)
         self._stream = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
@@ -181,4 +181,4 @@ class _CudaPlacer(Placer):
         return placed.fields
 
     def keys(self, keys: IntArray) -> Any:
-        return _tensor("key", keys).to(self._device)
+        return tensor_over("key", keys).to(self._device)

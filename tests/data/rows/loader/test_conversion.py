@@ -6,6 +6,7 @@ import scipy.sparse as sp
 import torch
 
 from rankwise.data.rows.loader.defaults import check_library, convert
+from rankwise.errors import ConfigError
 from rankwise.testing.stores.small_rows import random_csr
 
 
@@ -22,6 +23,16 @@ def test_torch_shares_the_memory(dtype):
     assert empty.to_dense().sum() == 0
     dense = rows.toarray()
     assert convert(dense, "torch").data_ptr() == dense.__array_interface__["data"][0]
+
+
+def test_dtypes_that_only_one_of_both_has():
+    """bfloat16, which NumPy has by ml_dtypes, is torch's own; what torch cannot hold is an error that names it."""
+    half = np.arange(6).reshape(2, 3).astype(pytest.importorskip("ml_dtypes").bfloat16)
+    tensor = convert(half, "torch")
+    assert tensor.dtype == torch.bfloat16
+    assert tensor.tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(ConfigError, match="'X' has dtype complex256, which torch cannot hold"):
+        convert(np.zeros((2, 2), np.clongdouble), "torch")
 
 
 def test_jax():

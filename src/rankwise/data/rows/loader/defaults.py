@@ -11,6 +11,7 @@ import numpy as np
 from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import NDArray
 from rankwise.data.feed.memory.csr import torch_csr
+from rankwise.data.feed.place import tensor_over
 from rankwise.data.feed.place_jax import ShardRows, narrowed, shard_full_batches
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.notices import say_once
@@ -146,11 +147,9 @@ def convert(rows: Any, to: Library | None, *, gpu: bool = False) -> Any:
 
 
 def _torch(rows: Any) -> Any:
-    import torch
-
     if isinstance(rows, np.ndarray):
-        return torch.from_numpy(rows)
-    parts = tuple(torch.from_numpy(part) for part in (rows.data, rows.indices, rows.indptr))
+        return tensor_over("X", rows)
+    parts = tuple(tensor_over("X", part) for part in (rows.data, rows.indices, rows.indptr))
     return torch_csr(parts, rows.shape[1])  # rows and columns were checked when they were read
 
 
