@@ -14,6 +14,7 @@ from rankwise.data.rows import Loader
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.errors import ConfigError
 from rankwise.metrics import reduce
+from rankwise.train import windows
 
 SOURCE = ArraySource({"x": np.zeros((6, 2), "f4"), "y": np.zeros(6, "i8")})
 ORDER = Order(SOURCE, batch_size=4)
@@ -64,6 +65,8 @@ MISTAKES = {
     "a model as checkpoint": (
         lambda: Checkpointer("checkpoints").save(1, nn.Linear(2, 2)), ConfigError, "saved by name, .* got a Linear",
     ),
+    "a number as model": (lambda: next(windows([torch.zeros(2, 2)], 2)), ConfigError, "a torch.nn.Module, got 2"),
+    "a word as time limit": (lambda: trainer(max_seconds="1h"), ConfigError, "max_seconds must be a positive number"),
     "a word as seed": (lambda: bind(seed="x"), ConfigError, "seed must be an integer .* got 'x'"),
 }  # fmt: skip
 

@@ -88,10 +88,10 @@ class TrainOptions:
         unknown = sorted({self.may_change} if isinstance(self.may_change, str) else set(self.may_change) - {*RELEASED})
         if unknown:
             raise ConfigError(f"may_change accepts the names {', '.join(RELEASED)}, got {', '.join(unknown)}")
-        if self.max_seconds is not None and not self.max_seconds > 0:
-            raise ConfigError(f"max_seconds must be a positive number or None, got {self.max_seconds!r}")
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise ConfigError(f"max_grad_norm must be a positive number or None, got {self.max_grad_norm!r}")
+        for name in ("max_seconds", "max_grad_norm"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, (int, float)) and value > 0):
+                raise ConfigError(f"{name} must be a positive number or None, got {value!r}")
         check_balance(self.balance)
         if self.precision not in (None, "bf16", "fp16"):
             raise ConfigError(f"precision must be 'bf16', 'fp16' or None, got {self.precision!r}")

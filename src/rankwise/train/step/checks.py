@@ -67,6 +67,10 @@ def check_model(model: nn.Module, world: World) -> None:
     Raises:
         ConfigError: the message says how to fix the model.
     """
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
     refuse_strategies(model)
     replicas = replicas_in(model)
     if is_sharded(model):

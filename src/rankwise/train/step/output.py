@@ -67,7 +67,7 @@ def read_output(answer: Any, batch: Batch) -> StepOutput:
         if torch.is_grad_enabled():
             raise StepError(
                 "the loss that the step function returned has no graph, so no gradient can follow: compute it from the "
-                "model's output without .detach(), .item() or torch.no_grad()"
+                "model's output without .detach(), .item() or torch.no_grad(), and do not freeze all parameters"
             )
     return StepOutput(
         total=total,

@@ -331,9 +331,11 @@ def windows(loader: Any, model: nn.Module, world: World | None = None, *, num_mi
         num_micro: micro-batches of a step; a `StreamLoader` has its own.
 
     Raises:
+        ConfigError: the model is none, or its gradients are not summed over the ranks.
         StepError: the last step was not finished.
     """
     world = joined_world(world, "windows")
+    check_model(model, world)
     stream = loader if isinstance(loader, StreamLoader) else StreamLoader(loader, world=world, num_micro=num_micro)
     for batches in stream:
         inner = Window(model, world, num_micro=len(batches))
