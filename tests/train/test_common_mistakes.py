@@ -48,7 +48,7 @@ MISTAKES = {
     "a slice": (lambda: SOURCE[0:3], TypeError, "one sample for an integer, got slice"),
     "a string of fields": (lambda: SOURCE.select("x"), ConfigError, r"list of names, such as \['x'\]"),
     "a source as loader": (lambda: trainer().fit(SOURCE), ConfigError, r"ArraySource.*SampleLoader\(source, order="),
-    "an order as loader": (lambda: trainer().fit(ORDER), ConfigError, r"class Order.*SampleLoader\(source, order="),
+    "an order as loader": (lambda: trainer().fit(ORDER), ConfigError, r"an Order, .*SampleLoader\(source, order="),
     "a source to validate": (lambda: trainer().fit(loader(), val=SOURCE), ConfigError, "ArraySource.*SampleLoader"),
     "the training loader to validate": (
         lambda: trainer().fit(TRAINING, val=TRAINING), ConfigError, "val= is the loader that trains",

@@ -195,9 +195,7 @@ def test_validation_data_are_looked_at_first():
     """Before the first epoch and not after it: what has no epochs is refused, and what is said works."""
     data = TensorDataset(torch.ones(8, 4, dtype=torch.float64))
     trainer = make_trainer(model := make_model(), sgd(model))
-    with pytest.raises(
-        ConfigError, match=r"val= must be a loader .*got an object of class TensorDataset, which has no __iter__, set"
-    ):
+    with pytest.raises(ConfigError, match=r"val= must be a loader .*got a TensorDataset, which has no __iter__, set"):
         trainer.fit(make_loader(World.single()), val=data)
     with pytest.raises(ConfigError, match="give it to DatasetLoader"):
         trainer.fit(data)

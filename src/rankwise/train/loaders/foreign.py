@@ -188,7 +188,7 @@ def check_loader(loader: BaseLoader) -> None:
     if missing:
         raise ConfigError(
             "train= must be a loader with a position (SampleLoader, DatasetLoader, OrderedLoader, IndexPipeline, or "
-            f"your own BatchLoader), got an object of class {kind_of(loader)}, which has no {', '.join(missing)}: "
+            f"your own BatchLoader), got {_named(loader)}, which has no {', '.join(missing)}: "
             f"{_other_way(loader)}"
         )
 
@@ -210,8 +210,8 @@ def check_val(loader: BaseLoader | None, train: BaseLoader) -> None:
     if loader is not None and missing:
         raise ConfigError(
             "val= must be a loader over held-out data, such as SampleLoader(held_out, order=Order(held_out, "
-            f"batch_size=..., kind='sequential')), got an object of class "
-            f"{kind_of(loader)}, which has no {', '.join(missing)}: {_other_way(loader)}"
+            f"batch_size=..., kind='sequential')), got "
+            f"{_named(loader)}, which has no {', '.join(missing)}: {_other_way(loader)}"
         )
 
 
@@ -219,6 +219,11 @@ def _missing(loader: BaseLoader, wanted: Sequence[str]) -> list[str]:
     if not isinstance(loader, ForeignLoader):  # an abstract method guarantees this
         return []
     return [name for name in wanted if not callable(getattr(loader.loader, name, None))]
+
+
+def _named(loader: BaseLoader) -> str:
+    kind = kind_of(loader)
+    return f"a{'n' * (kind[0] in 'AEIOU')} {kind}"
 
 
 def _other_way(loader: BaseLoader) -> str:
