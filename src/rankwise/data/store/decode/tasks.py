@@ -244,7 +244,10 @@ class ChunkTasks:
             raise ValueError("a target's region leaves its chunk, or is empty")
         if self.dst_strides[-1] != 1 or (self.dst_strides < 0).any() or (self.dst_start < 0).any():
             raise ValueError("targets need a start >= 0 and strides >= 0, the last stride 1")
-        return int((self.dst_start + (self.extent - 1) @ self.dst_strides).max(initial=-1))
+        reach = self.dst_start.copy()
+        for axis, stride in enumerate(self.dst_strides.tolist()):  # NumPy multiplies matrices of integers slowly
+            reach += (self.extent[:, axis] - 1) * stride
+        return int(reach.max(initial=-1))
 
 
 def address_of(array: NDArray) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,13 +39,13 @@ def make_plan(
     low, high = request.starts, request.starts + request.extents
     outside = padded = np.zeros(len(request), dtype=np.bool_)
     if request.pad is not None:  # else the request has refused boxes that extend beyond their array
-        shapes = _by_box(request, "shape")
+        shapes = _of_arrays([array.shape for array in request.arrays], request.which, low.shape[1])
         outside = any_axis((low < 0) | (high > shapes))
         low, high = np.clip(low, 0, shapes), np.clip(high, 0, shapes)
     if request.pad in ("edge", "reflect"):
         padded = outside
         high[padded] = low[padded]  # a padded box has no pieces of its own
-    pieces = expand(low, high, _by_box(request, "chunks"))
+    pieces = expand(low, high, _of_arrays([array.chunks for array in request.arrays], request.which, low.shape[1]))
     chunks, targets, located = _tables(request, pieces, facts_cache, serial)
     padded_boxes = tuple(_odd_box(request, int(box), facts_cache, serial) for box in np.flatnonzero(padded))
     return _finished(request, chunks, targets, located, filled=outside & ~padded, padded=padded_boxes)
@@ -103,13 +103,12 @@ def _ascending(keys: tuple[NDArray, ...]) -> bool:
     return bool(in_order.all())
 
 
-def _by_box(request: BoxRequest, name: str) -> IntArray:
-    """Return one shape for each box, from its array: int64[B, ndim]."""
-    rows = np.array([getattr(array, name) for array in request.arrays], dtype=np.int64)
-    rows = rows.reshape(len(request.arrays), len(request.shape))
+def _of_arrays(shapes: Sequence[tuple[int, ...]], which: IntArray, ndim: int) -> IntArray:
+    """Return one shape for each element of `which`, that of its array: int64[n, ndim]."""
+    rows = np.array(shapes, dtype=np.int64).reshape(len(shapes), ndim)
     if len(rows) == 1:
-        return np.broadcast_to(rows, (len(request), rows.shape[1]))
-    return rows.take(request.which, axis=0)
+        return np.broadcast_to(rows, (len(which), ndim))
+    return rows.take(which, axis=0)
 
 
 def _tables(
@@ -117,7 +116,7 @@ def _tables(
 ) -> tuple[ChunkTable, TargetTable, Located]:
     array = request.which[pieces.box]
     grids = [grid_of(meta.shape, meta.chunks) for meta in request.arrays]
-    number = ravel(pieces.coords, np.array(grids, dtype=np.int64).reshape(len(grids), len(request.shape))[array])
+    number = ravel(pieces.coords, _of_arrays(grids, array, len(request.shape)))
     first, inverse = distinct(array, number, [math.prod(grid) for grid in grids])
     located = locate(request.arrays, array[first], pieces.coords[first], facts_cache, serial)
     order = np.lexsort((located.offset, located.file, located.offset < 0))
