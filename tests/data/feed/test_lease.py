@@ -3,6 +3,8 @@
 import gc
 import os
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -223,10 +225,15 @@ def test_closing_lets_waiters_go():
 
 def test_leases_end_in_the_midst_of_a_collection(monkeypatch):
     """Cycles end leases and give memory back wherever the collector runs, also inside of what hands them out."""
-    collected = []
+    collected, dropped = [], []
 
     def collect(*args, **options):
         collected.append(gc.collect())
+        while any(reference() is not None for reference in dropped):
+            time.sleep(
+                0.001
+            )  # a thread that an earlier test left behind collects: then this thread's call does nothing
+            gc.collect()
         return allocate_bytes(*args, **options) if args else False
 
     monkeypatch.setattr(memory_module, "allocate_bytes", collect)  # called with the lock of the pool
@@ -236,6 +243,7 @@ def test_leases_end_in_the_midst_of_a_collection(monkeypatch):
         cycle = [HostBuffer(memory, lease=lease)]
         cycle[0].reserve(SPECS, 5, {"rows": 5})
         cycle.append(cycle)
+        dropped.append(weakref.ref(cycle[0]))
         del cycle, lease
     assert leases.num_out == 1
     assert len(collected) >= 3
