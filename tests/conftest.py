@@ -169,3 +169,23 @@ def bucket(s3_port, s3_keys):
     assert connection.getresponse().status == 200
     connection.close()
     return S3Store("bucket", endpoint=f"http://127.0.0.1:{s3_port}", **s3_keys, client_options={"allow_http": True})
+
+
+@pytest.fixture
+def left_alive():
+    """A function that calls another one twice, the second time without the cyclic garbage collector.
+
+    It returns what is then alive of the weak references that the other one returns, None for each that is not.
+    """
+
+    def call(make):
+        list(make())  # the first call imports, and frames of imports end up in cycles
+        gc.collect()
+        gc.disable()
+        try:
+            references = list(make())
+            return [reference() for reference in references]
+        finally:
+            gc.enable()
+
+    return call

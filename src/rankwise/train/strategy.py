@@ -32,7 +32,7 @@ from rankwise.train.models.wrapped_models import (
     replicate,
     unwrapped,
 )
-from rankwise.train.step.checks import check_model, check_optimizer, check_scheduler
+from rankwise.train.step.checks import check_model, check_module, check_optimizer, check_scheduler
 from rankwise.train.step.output import read_output
 from rankwise.train.step.warmup import held_sample
 from rankwise.world import World
@@ -348,10 +348,7 @@ def wrap_options(
     Raises:
         ConfigError: there are options for a model that is already wrapped, or it is no module.
     """
-    from torch import nn
-
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
+    check_module(model)
     plain = unwrapped(model) is model and not is_sharded(model)
     if (strategy or options) and not plain:
         raise ConfigError("strategy= and ddp= are for wrapping a plain module, but this model is already wrapped")

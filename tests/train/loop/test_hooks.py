@@ -1,6 +1,5 @@
 """Hooks: several at once, the same decisions on all ranks, and none that leaves the others hanging."""
 
-import gc
 import math
 import weakref
 from types import SimpleNamespace
@@ -328,9 +327,9 @@ def test_the_mfu_by_hand(monkeypatch):
     assert throughput.rank_numbers(trainer) == pytest.approx(wanted, rel=1e-12)
 
 
-def test_a_trainer_that_is_gone_frees_what_it_held():
+def test_a_trainer_that_is_gone_frees_what_it_held(left_alive):
     """Without the cyclic garbage collector: a loop over many fits must not hold every model and cache until it runs."""
-    world, held = World.single(), []
+    world = World.single()
 
     def train():
         model, loader = nn.Linear(4, 2).double(), make_loader(world)
@@ -339,14 +338,6 @@ def test_a_trainer_that_is_gone_frees_what_it_held():
             hooks=[LearningRates(), GradientStats(), Throughput(), EarlyStopping("loss")],
         )  # fmt: skip
         trainer.fit(loader, val=make_loader(world, samples=11), epochs=2)
-        held.extend(map(weakref.ref, (model, loader, trainer)))
+        return map(weakref.ref, (model, loader, trainer))
 
-    train()  # the first one imports, and frames of imports end up in cycles
-    held.clear()
-    gc.collect()
-    gc.disable()
-    try:
-        train()
-        assert [reference() for reference in held] == [None] * 3
-    finally:
-        gc.enable()
+    assert left_alive(train) == [None] * 3
