@@ -55,6 +55,28 @@ SHARES = """def mine(items):
     share = len(items) // n
     return {}
 """
+MADE = """def main(rank, batches):
+    dist.init_process_group("nccl", rank=rank, world_size=2)
+    model = torch.nn.Linear(2, 2).{}
+    model = DDP(model, device_ids=[rank])
+"""
+SHARED_OUT = """from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+def main(model, held_out):
+    accelerator = Accelerator()
+    loader = DataLoader(held_out, batch_size=8)
+    {}
+    hits = seen = 0
+    model.eval()
+    for x, y in loader:
+        with torch.no_grad():
+            hits += (model(x).argmax(1) == y).sum()
+            seen += len(y)
+    {}
+    # the end
+    print(hits / seen)
+"""
 MOVED = """def main(net):
     dist.init_process_group("nccl")
     device = {}
@@ -181,6 +203,17 @@ def codes(text):
         (MOVED.format('torch.device("cuda:0" if torch.cuda.is_available() else "cpu")'), "RW211:3"),
         (MOVED.format('"cuda:1" if torch.cuda.is_available() else "cpu"'), "RW211:3"),
         (MOVED.format('f"cuda:{net.local_rank}" if dist.is_initialized() else "cuda:0"'), ""),
+        # a model that is moved where it is made
+        (MADE.format("cuda()"), "RW213:3"),
+        (MADE.format("cuda(rank)"), ""),
+        # a function compared with a number
+        ("def save(x):\n    if dist.get_rank == 0:\n        torch.save(x, 'x.pt')\n", "RW403:2"),
+        ("def show(x):\n    if dist.get_world_size != 1 and x:\n        print(x)\n", "RW403:2"),
+        ("def show(x):\n    if dist.get_rank is x:\n        print(x)\n", ""),
+        # loaders that Accelerate shares out
+        (SHARED_OUT.format("loader = accelerator.prepare(loader)", "pass"), "RW314:16"),
+        (SHARED_OUT.format("loader = accelerator.prepare(loader)", "hits = accelerator.reduce(hits)"), ""),
+        (SHARED_OUT.format("model = accelerator.prepare(model)", "pass"), ""),
         # work on the GPU before it is chosen, also in a function
         (LATE.format("pass", "pass"), "RW219:9"),
         (LATE.format("torch.cuda.set_device(1 + 1)", "pass"), ""),

@@ -193,6 +193,11 @@ def _shared_loaders(module: Module) -> set[str]:
         strided = data is not None and _STRIDE.search(ast.unparse(data)) is not None
         if strided or is_shared(module, call.argument("sampler", 3), call.place):
             found |= names_of(module, call)
+    if "accelerate.Accelerator" in module.by_name:  # its prepare() shares loaders out by itself
+        for call in module.methods("prepare"):
+            given = [names_in(arg) for arg in call.node.args]
+            made = {name for loader in module.named(LOADER) for name in names_of(module, loader)}
+            found |= {name for names in given for name in names & made}
     return found - {"self", ""}
 
 

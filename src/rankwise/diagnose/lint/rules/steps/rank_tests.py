@@ -233,6 +233,7 @@ _PREDICATES = {
     "torch.cuda.is_available",
     "torch.cuda.is_bf16_supported",
 }
+_NUMBERS = {"torch.distributed.get_rank", "torch.distributed.get_world_size", "torch.distributed.get_node_local_rank"}
 
 
 @rule(
@@ -240,8 +241,8 @@ _PREDICATES = {
     "uncalled-rank-guard",
     "error",
     "high",
-    message="{name} is a function and is not called here: the test is always true",
-    why="A function object is true on every rank, so all of them run what was meant for one.",
+    message="{name} is a function and is not called here: the test is always {result}",
+    why="A function object is true, and equal to no number, on every rank: all of them run what was meant for one, or none.",
     wrong="""
 import torch
 import torch.distributed as dist
@@ -277,7 +278,17 @@ def uncalled_rankguard_of(module: Module) -> Iterator[Hit]:
             tested = re.search(r"^(is|on|am)_|main|master|rank|chief", last(text))
             if name in _PREDICATES or (function is not None and tested) or _called_elsewhere(module, text, name):
                 end = module.span(part)[1]
-                yield Hit(part, {"name": text}, Fix(f"call {text}()", (Edit(end, end, "()"),)))
+                yield Hit(part, {"name": text, "result": "true"}, Fix(f"call {text}()", (Edit(end, end, "()"),)))
+        for part in ast.walk(branch.test):
+            # `get_rank == 0` compares the function itself with a number
+            if isinstance(part, ast.Compare) and isinstance(part.ops[0], ast.Eq | ast.NotEq):
+                text, number = text_of(part.left), part.comparators[0]
+                asked = module.imports.resolve(text) in _NUMBERS or _function(module, text) is not None
+                if asked and isinstance(number, ast.Constant) and isinstance(number.value, int):
+                    end = module.span(part.left)[1]
+                    result = "true" if isinstance(part.ops[0], ast.NotEq) else "false"
+                    fix = Fix(f"call {text}()", (Edit(end, end, "()"),))
+                    yield Hit(part.left, {"name": text, "result": result}, fix)
 
 
 def _operands(test: ast.expr) -> Iterator[ast.expr]:

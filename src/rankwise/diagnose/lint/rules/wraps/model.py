@@ -208,8 +208,10 @@ def _bare_move(module: Module) -> Hit | None:
         # a test of whether there is a GPU, not of how the script runs
         tests = [branch.test for branch in call.place.branches]
         usual = all("is_available" in ast.unparse(test) and not is_mode_test(test) for test in tests)
-        whole = not call.place.branches or call.base in models
-        if bare and usual and whole and (call.base in models or not any(_ids(wrap) for wrap in wraps(module))):
+        targets = getattr(call.place.stmt, "targets", ())
+        moved = call.base in models or any(text_of(target) in models for target in targets)
+        whole = not call.place.branches or moved
+        if bare and usual and whole and (moved or not any(_ids(wrap) for wrap in wraps(module))):
             return Hit(call.node, {"text": f".{call.method}({'' if call.method == 'cuda' else repr('cuda')})"})
     return None
 
