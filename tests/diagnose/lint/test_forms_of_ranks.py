@@ -60,6 +60,35 @@ MADE = """def main(rank, batches):
     model = torch.nn.Linear(2, 2).{}
     model = DDP(model, device_ids=[rank])
 """
+FABRIC = """from lightning.fabric import Fabric
+
+fabric = Fabric(devices=4)
+def save(state):
+    {}
+        fabric.save("x.ckpt", state)
+"""
+LIGHTNING = """import lightning as L
+
+class Net(L.LightningModule):
+    def validation_step(self, batch, i):
+        loss = self.{}(batch)
+        self.log("val_loss", loss{})
+
+L.Trainer(strategy="ddp", devices={}).fit(Net())
+"""
+ENGINE = """import wandb
+
+class Engine:
+    def __init__(self, net, data, train):
+        {}
+        wandb.init(project="scan")
+        sampler = {} if train else None
+        self.loader = torch.utils.data.DataLoader(data, sampler=sampler)
+
+    def train(self):
+        for x in self.loader:
+            self.model(x).sum().backward()
+"""
 SHARED_OUT = """from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
@@ -210,6 +239,21 @@ def codes(text):
         ("def save(x):\n    if dist.get_rank == 0:\n        torch.save(x, 'x.pt')\n", "RW403:2"),
         ("def show(x):\n    if dist.get_world_size != 1 and x:\n        print(x)\n", "RW403:2"),
         ("def show(x):\n    if dist.get_rank is x:\n        print(x)\n", ""),
+        # numbers that Lightning logs, of the share of each rank
+        (LIGHTNING.format("loss_of", "", 4), "RW314:6"),
+        (LIGHTNING.format("loss_of", ", sync_dist=True", 4), ""),
+        (LIGHTNING.format("loss_of", "", 4).replace('"ddp", devices=4', '"auto", devices=1'), ""),
+        (LIGHTNING.format("accuracy", "", 4), ""),  # torchmetrics add up by themselves
+        # an object that wraps the model is made on every rank; a sampler that is a choice
+        (ENGINE.format("self.model = DDP(net)", "torch.utils.data.RandomSampler(data)"), "RW316:6 RW101:8"),
+        (ENGINE.format("self.model = DDP(net)", "torch.utils.data.DistributedSampler(data)"), "RW316:6"),
+        (ENGINE.format("self.model = net", "torch.utils.data.RandomSampler(data)"), ""),
+        # a part of a model that this function makes
+        ("def main(Net, gpu):\n    m = Net()\n    m.head.cuda(gpu)\n    m = DDP(m, device_ids=[gpu])\n", "RW202:4"),
+        ("def main(Net, gpu):\n    m = Net().cuda(gpu)\n    m.head.cuda(gpu)\n    m = DDP(m, device_ids=[gpu])\n", ""),
+        # Fabric's save is for every rank
+        (FABRIC.format("if fabric.global_rank == 0:"), "RW401:6"),
+        (FABRIC.format("if True:"), ""),
         # loaders that Accelerate shares out
         (SHARED_OUT.format("loader = accelerator.prepare(loader)", "pass"), "RW314:16"),
         (SHARED_OUT.format("loader = accelerator.prepare(loader)", "hits = accelerator.reduce(hits)"), ""),

@@ -40,7 +40,7 @@ _OBJECTS = {
     "deepspeed.initialize": ("save_checkpoint", "load_checkpoint"),
     **dict.fromkeys(
         FABRICS,
-        ("barrier", "all_reduce", "all_gather", "broadcast"),
+        ("barrier", "all_reduce", "all_gather", "broadcast", "save"),
     ),
 }
 _GROUP_AT = {"barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2, "reduce": 3, "new_group": 0}

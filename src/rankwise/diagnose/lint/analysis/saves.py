@@ -53,11 +53,26 @@ def is_told_elsewhere(module: Module, call: Call) -> bool:
         return True
     if scope.owner is not None and scope.name.startswith("on_"):  # a hook that Lightning calls on every rank
         return False
+    # an object that wraps the model, or starts the group, is made on every rank
+    if (
+        scope.owner is not None
+        and scope.name == "__init__"
+        and any(_is_in(scope.owner, call) for call in _starts(module))
+    ):
+        return False
     callers = module.callers(scope)
     if scope.owner is not None and scope.name != "__init__":
         callers = callers or [found for found in module.methods(scope.name) if found.base]
     known = scope.name in {"main", "train", "run", "worker", "main_worker", "fit"} or is_handed_over(module, scope)
     return not callers and not known
+
+
+def _starts(module: Module) -> list[Call]:
+    return [*(wrap.call for wrap in wraps(module)), *module.named("torch.distributed.init_process_group")]
+
+
+def _is_in(owner: Scope, call: Call) -> bool:
+    return any(scope.owner is owner for scope in call.place.scope.chain() if scope.is_function)
 
 
 def is_own_file(module: Module, call: Call, target: ast.expr | None) -> bool:

@@ -146,8 +146,16 @@ def _is_shuffled(module: Module, call: Call) -> bool:
 def _takes_all(module: Module, call: Call) -> bool:
     """Whether a loader reads the whole of its data set, as far as is seen."""
     sampler = module.value(call.argument("sampler", 3), call.place.scope)
-    shares = sampler is not None and not (isinstance(sampler, ast.Call) and last(text_of(sampler.func)) in _FOR_ALL)
-    if call.is_open or shares or call.keyword("batch_sampler") or len(call.node.args) > 4:
+    sides = (sampler.body, sampler.orelse) if isinstance(sampler, ast.IfExp) else (sampler,)
+    of_all = [
+        is_const(side, None) or (isinstance(side, ast.Call) and last(text_of(side.func)) in _FOR_ALL) for side in sides
+    ]
+    if (
+        call.is_open
+        or (sampler is not None and not all(of_all))
+        or call.keyword("batch_sampler")
+        or len(call.node.args) > 4
+    ):
         return False
     data, shuffled = call.argument("dataset", 0), call.keyword("shuffle")
     made = module.value(data, call.place.scope)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.aliases import names_behind, names_of
-from rankwise.diagnose.lint.analysis.facts import LOADER, names_in
+from rankwise.diagnose.lint.analysis.facts import LOADER, names_in, runs_on_several
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
@@ -28,7 +28,7 @@ _STRIDE = re.compile(r"\[[\w.]*rank(\(\))?::|\brange\([\w.]*rank(\(\))?, ", re.I
     "RW314", "evaluation-of-share", "warning", "medium",
     message="{what} is that of this rank's share of the data, and is taken for that of all",
     why="Each rank evaluates its own part. What one of them prints, or decides by, depends on the number of ranks and leaves most "
-    "of the data out. Add up sums and counts over the ranks first.",
+    "of the data out. Add up sums and counts over the ranks first; Lightning's log takes sync_dist=True.",
     wrong="""
 import torch
 import torch.distributed as dist
@@ -63,6 +63,7 @@ def evaluate(model, held_out):
 )  # fmt: skip
 def evaluation_of_share(module: Module) -> Iterator[Hit]:
     """A number of a loader that is shared out, which nothing adds up on its way."""
+    yield from _logged_by_lightning(module)
     shared = _shared_loaders(module)
     for loop, scope in _evaluations(module) if shared else ():
         found = next(_results(module, loop, scope), None)
@@ -74,6 +75,28 @@ def evaluation_of_share(module: Module) -> Iterator[Hit]:
             continue
         if not _reduced_by_callers(module, scope):
             yield Hit(found, {"what": ast.unparse(found)})
+
+
+_MODELS = re.compile(r"loss|criterion|objective|model|net|forward|backbone|head|coder", re.IGNORECASE)
+_EVALUATES = re.compile(r"(validation|test)_step|on_(validation|test)_epoch_end")
+
+
+def _logged_by_lightning(module: Module) -> Iterator[Hit]:
+    """Yield the first number of an evaluation that Lightning, on several devices, logs without sync_dist=True."""
+    seen = set[Scope]()
+    for call in module.methods("log", "log_dict") if runs_on_several(module) else ():
+        scope, value = call.place.scope, call.argument("value", 1) if call.method == "log" else call.node
+        if call.base != "self" or not _EVALUATES.fullmatch(scope.name) or scope in seen or call.is_open:
+            continue
+        # torchmetrics add up over the ranks by themselves; so does what a function here reduces
+        made = module.value(value, scope)
+        parts = [part for node in (value, made) if node is not None for part in ast.walk(node)]
+        fields = [text_of(part) for part in parts if isinstance(part, ast.Attribute) and part is not call.node.func]
+        held = any(text.startswith("self.") and not _MODELS.search(last(text)) for text in fields)
+        if call.keyword("sync_dist") or held or _reduces(module, scope):
+            continue
+        seen.add(scope)
+        yield Hit(call.node.func, {"what": ast.unparse(value) if value is not None else call.text})
 
 
 def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:

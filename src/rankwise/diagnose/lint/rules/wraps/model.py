@@ -201,6 +201,7 @@ def _bare_move(module: Module) -> Hit | None:
     if has_framework(module) or not wraps(module):
         return None
     models = {name for wrap in wraps(module) for name in wrap.names} | {"model", "net"}
+    first: Hit | None = None
     for call in module.methods("cuda", "to"):
         given = call.node.args[0] if call.node.args else None
         bare = call.method == "cuda" and given is None and not call.node.keywords
@@ -212,8 +213,11 @@ def _bare_move(module: Module) -> Hit | None:
         moved = call.base in models or any(text_of(target) in models for target in targets)
         whole = not call.place.branches or moved
         if bare and usual and whole and (moved or not any(_ids(wrap) for wrap in wraps(module))):
-            return Hit(call.node, {"text": f".{call.method}({'' if call.method == 'cuda' else repr('cuda')})"})
-    return None
+            hit = Hit(call.node, {"text": f".{call.method}({'' if call.method == 'cuda' else repr('cuda')})"})
+            if moved:  # rather than a batch
+                return hit
+            first = first or hit
+    return first
 
 
 def _ids(wrap: Wrap) -> bool:

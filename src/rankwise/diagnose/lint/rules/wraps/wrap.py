@@ -47,7 +47,7 @@ def partial_move(module: Module) -> Iterator[Hit]:
     for wrap in wraps(module):
         if not wrap.inner or wrap.inner == "self" or wrap.moves_before:
             continue
-        made = module.binding(wrap.inner, wrap.place.scope, before=wrap.call.node)
+        made = module.binding(wrap.inner, wrap.place.scope, before=wrap.place.stmt)
         if made is not None and made.value is not None and re.search(r"\.(to|cuda)\(|device", module.text(made.value)):
             continue
         parts = [
