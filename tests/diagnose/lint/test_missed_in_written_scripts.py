@@ -161,7 +161,7 @@ import lightning as L
 class Model(L.LightningModule):
     def validation_step(self, batch, index):
         loss = torch.nn.functional.mse_loss(self(batch[0]), batch[1])
-        self.log("a", loss)
+        self.log("a", loss)  #> evaluation-of-share
         self.log("b", loss, sync_dist=True)
         self.log("c", self.accuracy)
 

@@ -279,16 +279,16 @@ def uncalled_rankguard_of(module: Module) -> Iterator[Hit]:
             if name in _PREDICATES or (function is not None and tested) or _called_elsewhere(module, text, name):
                 end = module.span(part)[1]
                 yield Hit(part, {"name": text, "result": "true"}, Fix(f"call {text}()", (Edit(end, end, "()"),)))
-        for part in ast.walk(branch.test):
+        for found in ast.walk(branch.test):
             # `get_rank == 0` compares the function itself with a number
-            if isinstance(part, ast.Compare) and isinstance(part.ops[0], ast.Eq | ast.NotEq):
-                text, number = text_of(part.left), part.comparators[0]
+            if isinstance(found, ast.Compare) and isinstance(found.ops[0], ast.Eq | ast.NotEq):
+                text, number = text_of(found.left), found.comparators[0]
                 asked = module.imports.resolve(text) in _NUMBERS or _function(module, text) is not None
                 if asked and isinstance(number, ast.Constant) and isinstance(number.value, int):
-                    end = module.span(part.left)[1]
-                    result = "true" if isinstance(part.ops[0], ast.NotEq) else "false"
+                    end = module.span(found.left)[1]
+                    result = "true" if isinstance(found.ops[0], ast.NotEq) else "false"
                     fix = Fix(f"call {text}()", (Edit(end, end, "()"),))
-                    yield Hit(part.left, {"name": text, "result": result}, fix)
+                    yield Hit(found.left, {"name": text, "result": result}, fix)
 
 
 def _operands(test: ast.expr) -> Iterator[ast.expr]:
