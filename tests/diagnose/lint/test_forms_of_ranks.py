@@ -67,6 +67,11 @@ def save(state):
     {}
         fabric.save("x.ckpt", state)
 """
+DRAWN = """def main(net, init_weights, freeze):
+    {}
+    # the optimizer is made later
+    {}
+"""
 LIGHTNING = """import lightning as L
 
 class Net(L.LightningModule):
@@ -251,6 +256,11 @@ def codes(text):
         # a part of a model that this function makes
         ("def main(Net, gpu):\n    m = Net()\n    m.head.cuda(gpu)\n    m = DDP(m, device_ids=[gpu])\n", "RW202:4"),
         ("def main(Net, gpu):\n    m = Net().cuda(gpu)\n    m.head.cuda(gpu)\n    m = DDP(m, device_ids=[gpu])\n", ""),
+        # weights drawn anew behind the wrap; a layer of no model behind a wrap of no name
+        (DRAWN.format("m = DDP(net)", "m.apply(init_weights)"), "RW410:4"),
+        (DRAWN.format("m = DDP(net.apply(init_weights))", "m.apply(freeze)"), ""),
+        (DRAWN.format("torch.manual_seed(0)", "m = DDP(net); m.apply(init_weights)"), ""),
+        (DRAWN.format("m = DDP(net.to(1))", "n = torch.nn.Linear(2, 2)"), ""),
         # Fabric's save is for every rank
         (FABRIC.format("if fabric.global_rank == 0:"), "RW401:6"),
         (FABRIC.format("if True:"), ""),

@@ -16,7 +16,7 @@ NAMES = {"python": "block.py", "py": "block.py", "bash": "block.sh", "sh": "bloc
 # pages that show mistakes on purpose, and which
 SHOWN = {
     "checklist_shown.md": {
-        "bad-ddp-kwarg", "collective-in-rank-branch", "nccl-env", "no-sync-without-forward", "params-after-wrap"
+        "bad-ddp-kwarg", "collective-in-rank-branch", "nccl-env", "no-sync-without-forward"
     },
     "doctor.md": {"nccl-env"},
 }  # fmt: skip

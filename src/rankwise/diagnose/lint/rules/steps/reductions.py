@@ -12,6 +12,7 @@ from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.analysis.scopes import Call
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.rules.wraps.after_wrap import calls_behind
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
@@ -28,8 +29,8 @@ def _of_gradients(module: Module) -> Iterator[Call]:
 @rule(
     "RW410", "weights-start-apart", "warning", "medium",
     message="nothing makes the weights of {name} equal on all ranks: each starts from its own and they stay apart",
-    why="DDP sends the weights of rank 0 to all when it wraps a model. Whoever reduces gradients by hand has to broadcast the "
-    "weights first; equal gradients do not bring different weights together.",
+    why="DDP sends the weights of rank 0 to all when it wraps a model, and never again. Whoever reduces gradients by hand "
+    "has to broadcast the weights first; equal gradients do not bring different weights together.",
     wrong=_HEAD + """
 def train(batches):
     net = torch.nn.Linear(8, 1)
@@ -55,7 +56,13 @@ def train(batches):
     ignore="the weights are loaded from a file, or all ranks draw them with the same seed.",
 )  # fmt: skip
 def weights_start_apart(module: Module) -> Iterator[Hit]:
-    """Gradients reduced by hand, no wrap, no broadcast, nothing loaded, and no seed that is the same everywhere."""
+    """Weights drawn anew behind a wrap; or gradients reduced by hand, no wrap, no broadcast, nothing loaded, no seed."""
+    seeded = any(same_on_all(module, call) for call in seeds(module))
+    for wrap in wraps(module) if not seeded else ():
+        for call in calls_behind(module, wrap):
+            drawn = call.method == "apply" and call.base in {wrap.text, f"{wrap.text}.module"} and call.node.args
+            if drawn and re.search(r"init", text_of(call.node.args[0]), re.IGNORECASE):
+                yield Hit(call.node.func, {"name": call.base})
     first = next(_of_gradients(module), None)
     told = (
         "broadcast",
@@ -67,9 +74,7 @@ def weights_start_apart(module: Module) -> Iterator[Hit]:
     )
     if first is None or wraps(module) or has_framework(module) or module.has_call(*told, "DistributedDataParallel"):
         return
-    if any(same_on_all(module, call) for call in seeds(module)):
-        return
-    for call in module.methods("parameters"):
+    for call in module.methods("parameters") if not seeded else ():
         holder = call.place.stmt
         makes_steps = isinstance(holder, ast.Assign) and re.search("optim", ast.unparse(holder), re.IGNORECASE)
         made = module.binding(call.base, call.place.scope, before=call.node) if makes_steps else None

@@ -198,7 +198,7 @@ def prepare(net):
 def params_after_wrap(module: Module) -> Iterator[Hit]:
     """model.module.head = nn.Linear(...), add_module, register_parameter."""
     for wrap in known_wraps(module):
-        names = {wrap.text, f"{wrap.text}.module"} | ({wrap.inner} if wrap.inner != "self" else set())
+        names = {wrap.text, f"{wrap.text}.module"} | ({wrap.inner} - {"self", ""})
         for binding in bindings_behind(module, wrap):
             if binding.text.rpartition(".")[0] not in names or binding.text in names:
                 continue
