@@ -7,6 +7,8 @@ import sys
 import venv
 from pathlib import Path
 
+import pytest
+
 import rankwise
 
 ROOT = Path(__file__).parents[1]
@@ -18,6 +20,7 @@ def run(*command, **options):
     return done.stdout
 
 
+@pytest.mark.timeout(900)  # installs twice, and other tests run beside it
 def test_the_wheel_works_without_torch(tmp_path):
     """Built, installed and called in a fresh environment: --help, --version, python -m, and no torch anywhere."""
     pip = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
