@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.data.store.execution.slabs import cut_slabs
+from rankwise.data.store.execution.threads import cut_slabs
 
 
 @given(
