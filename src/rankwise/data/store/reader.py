@@ -26,7 +26,7 @@ from rankwise.data.store.files import local_size
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, make_plan
 from rankwise.data.store.remote import RemoteOptions, RemoteStats
-from rankwise.data.store.stats import ReaderStats, Tally
+from rankwise.data.store.stats import ReaderStats
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,7 +88,6 @@ class BoxReader:
         # All that has locks, threads or open files is recreated. The table of adopted arrays is valid after every step
         # of a change, and a child keeps it: its arrays could not be opened again.
         given = self._arguments
-        self._counters = Tally(ReaderStats())
         self._context = ReaderContext(
             self._adopted,
             WorkCrew(self.num_threads, shared=given["threads"] is None),
@@ -109,7 +108,7 @@ class BoxReader:
     @property
     def stats(self) -> ReaderStats:
         """Counts of what was done so far."""
-        return self._counters.stats
+        return self._context.counters.stats
 
     @property
     def decoder(self) -> str:
@@ -133,7 +132,7 @@ class BoxReader:
 
     def reset_stats(self) -> None:
         """Reset the counts."""
-        self._counters.reset()
+        self._context.counters.reset()
 
     def adopt(self, array: zarr.Array[Any]) -> ArrayMeta:
         """Return the metadata of an array opened with zarr-python, for requests to this reader.
@@ -180,12 +179,13 @@ class BoxReader:
             check_conversion(array.dtype, request.dtype, scaled=request.scale is not None, place=array.place)
         warn_arrays(request)
         plan = make_plan(request, facts, self._context.plan_cache.serials.of, like=like)
-        self._counters.add(ReaderStats(plan_s=time.perf_counter() - started, retries=facts.num_retries - retries))
+        seconds = time.perf_counter() - started
+        self._context.counters.add(ReaderStats(plan_s=seconds, retries=facts.num_retries - retries))
         return plan
 
     def hint(self, plans: Sequence[BoxPlan]) -> None:
         """Ask the system to read the bytes of plans soon. Best effort; skips cached chunks."""
-        advise_plans(plans, self._context.handles, needed=self.needed)
+        advise_plans(plans, self._context.handles, needed=self._context.plan_cache.needed)
 
     def needed(self, plan: BoxPlan) -> BoolArray:
         """Return which chunks of a plan would now have to be read and decoded, bool[K]."""
@@ -203,12 +203,9 @@ class BoxReader:
         Raises:
             ConfigError: an array has another shape or dtype, or is not contiguous.
         """
-        started = time.perf_counter()
         for plan, out in jobs:
             _check_output(plan, out)
-        reports, stats = read_plans(jobs, self._context)
-        self._count(stats, reports, started, num_bytes=sum(out.nbytes for _, out in jobs))
-        return reports
+        return read_plans(jobs, self._context)
 
     def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
         """Return whether `spread` supports runs of these arrays with one axis, as elements of a dtype."""
@@ -232,21 +229,12 @@ class BoxReader:
         Raises:
             ConfigError: `out` or the memory for columns has another shape or dtype, or is not contiguous.
         """
-        started = time.perf_counter()
         request = plans[0].request
         _check_output(plans[0], out, (len(request), spread.width), "a plan for dense rows")
         if len(spread.num_cols) not in (1, len(request.arrays)):
             raise ConfigError(f"places must be the same for all arrays, or one for each of {len(request.arrays)}")
         _check_output(plans[1], spread.columns)
-        reports, states, stats = spread_rows(plans, out, spread, self._context)
-        self._count(stats, reports, started, num_bytes=out.nbytes + spread.columns.nbytes)
-        return reports, states
-
-    def _count(self, stats: ReaderStats, reports: Sequence[BoxReport], started: float, *, num_bytes: int) -> None:
-        # once per call, by the calling thread: the crew counts for itself, and never waits for this lock
-        boxes, failed = sum(len(report.valid) for report in reports), sum(len(report.errors) for report in reports)
-        seconds = time.perf_counter() - started
-        self._counters.add(stats + ReaderStats(boxes=boxes, failed_boxes=failed, out_bytes=num_bytes, read_s=seconds))
+        return spread_rows(plans, out, spread, self._context)
 
     def close(self) -> None:
         """Close threads and files, and free scratch memory. Planning and reading again reopen everything."""

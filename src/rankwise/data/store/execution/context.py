@@ -18,6 +18,7 @@ from rankwise.data.store.execution.threads import WorkCrew
 from rankwise.data.store.files import FactsCache, HandleCache
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions
+from rankwise.data.store.stats import ReaderStats, Tally
 
 __all__ = ["ReaderContext"]
 
@@ -26,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ReaderContext:
-    """Threads, open files, memory and caches of one reader; every part is thread-safe.
+    """Threads, open files, memory, caches and counts of one reader; every part is thread-safe.
 
     Args:
         adopted: arrays in zarr-python's own stores.
@@ -50,6 +51,7 @@ class ReaderContext:
         remote: RemoteOptions | None,
     ) -> None:
         self.crew = crew
+        self.counters = Tally(ReaderStats())
         self.remote = RemoteFiles(remote)
         self.facts = FactsCache(self.remote, most_files=max_indexes)
         self.handles = HandleCache(max_open_files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,25 +24,19 @@ from rankwise.errors import DataError
 __all__ = ["read_plans", "spread_rows"]
 
 
-def read_plans(
-    jobs: Sequence[tuple[BoxPlan, NDArray]], context: ReaderContext
-) -> tuple[tuple[BoxReport, ...], ReaderStats]:
-    """Fill the outputs; return a report for each job, and the counts."""
+def read_plans(jobs: Sequence[tuple[BoxPlan, NDArray]], context: ReaderContext) -> tuple[BoxReport, ...]:
+    """Fill the outputs; return a report for each job."""
+    started = time.perf_counter()
     reads = [_PlanRead(plan, out, context) for plan, out in jobs]
     context.crew.run(task for read in reads for task in read.tasks())
-    reports: list[BoxReport] = []
-    total = ReaderStats()
-    for read in reads:
-        report, stats = read.finish()
-        reports.append(report)
-        total += stats
-    return tuple(reports), total
+    return _finished(reads, started, context)
 
 
 def spread_rows(
     plans: tuple[BoxPlan, BoxPlan], out: NDArray, spread: Spread, context: ReaderContext
-) -> tuple[tuple[BoxReport, BoxReport], npt.NDArray[np.uint8], ReaderStats]:
-    """Fill dense rows; return reports, the marks on the columns of each row, and the counts."""
+) -> tuple[tuple[BoxReport, BoxReport], npt.NDArray[np.uint8]]:
+    """Fill dense rows; return reports, and the marks on the columns of each row."""
+    started = time.perf_counter()
     plan, crew = plans[0], context.crew
     pieces = np.bincount(plan.targets.box, minlength=len(plan.request))
     elements, columns = _PlanRead(plan, out, context, spread), _PlanRead(plans[1], spread.columns, context)
@@ -57,8 +52,21 @@ def spread_rows(
     for part in elements.fast:
         part.mark(states)
     _settle(states, plan, np.flatnonzero(pieces[plan.targets.box] > 1), spread)
-    (first, counts), (second, more) = elements.finish(), columns.finish()
-    return (first, second), states, counts + more
+    first, second = _finished([elements, columns], started, context)
+    return (first, second), states
+
+
+def _finished(reads: Sequence[_PlanRead], started: float, context: ReaderContext) -> tuple[BoxReport, ...]:
+    """Return the reports, and count."""
+    reports: list[BoxReport] = []
+    total = ReaderStats()
+    for read in reads:
+        report, stats = read.finish()
+        reports.append(report)
+        total += stats
+    # once per call, by the calling thread: the crew never waits for this lock
+    context.counters.add(total + ReaderStats(read_s=time.perf_counter() - started))
+    return tuple(reports)
 
 
 def _run_both(first: Callable[[], None], second: Callable[[], None]) -> None:
@@ -112,9 +120,12 @@ class _PlanRead:
             chosen = np.flatnonzero(fast & np.array([each == dtype for each in dtypes], dtype=np.bool_)[chunks.array])
             if len(chosen):
                 self.fast.append(FastChunks(plan, chosen, out, context, failed=self._failed, spread=spread))
-        self._slow = SlowChunks(
-            plan, np.flatnonzero(slow), out, context.slow, plan_cache=context.plan_cache, failed=self._failed
-        )
+        self._slow: list[SlowChunks] = []
+        if slow.any():
+            chosen = np.flatnonzero(slow)
+            self._slow.append(
+                SlowChunks(plan, chosen, out, context.slow, plan_cache=context.plan_cache, failed=self._failed)
+            )
         self._padded: list[tuple[PaddedBox, NDArray, _PlanRead]] = []
         for padded in plan.padded:
             region = np.empty(padded.plan.request.out_shape, dtype=out.dtype)
@@ -130,7 +141,8 @@ class _PlanRead:
         for part in self.fast:
             for slab in part.slabs():
                 yield part.task(*slab)
-        yield from self._slow.tasks()
+        for slow in self._slow:
+            yield from slow.tasks()
         for _, _, read in self._padded:
             yield from read.tasks()
 
@@ -138,11 +150,13 @@ class _PlanRead:
         """Assemble padded boxes; return the report and the counts."""
         plan = self._plan
         missing = plan.chunks.offset == MISSING
-        stats = ReaderStats(fill_chunks=int(missing.sum()), targets=len(plan.targets.box)) + self._slow.stats
+        stats = ReaderStats(fill_chunks=int(missing.sum()), targets=len(plan.targets.box))
         lost = np.zeros(len(missing), dtype=np.bool_)
         for part in self.fast:
             stats += part.stats
             lost[part.chosen[part.absent]] = True
+        for slow in self._slow:
+            stats += slow.stats
         self._failed |= changed_chunks(plan, self._context.facts.array_check)
         errors = box_errors(plan, self._failed)
         for error in self._unfilled:
@@ -150,7 +164,7 @@ class _PlanRead:
         boxes = unwritten(plan, lost)
         for padded, region, read in self._padded:
             report, counts = read.finish()
-            stats += counts
+            stats += replace(counts, boxes=0, failed_boxes=0, out_bytes=0)  # the box is counted here
             for flags, its in zip(boxes, (report.missing_boxes, report.fill_boxes, report.lost_boxes), strict=True):
                 flags[padded.box] = its[0]
             self._out[padded.box] = region[0][np.ix_(*padded.picks)]
@@ -169,7 +183,8 @@ class _PlanRead:
             fill_boxes=boxes[1] & valid,
             lost_boxes=boxes[2],
         )
-        return report, stats
+        counts = ReaderStats(boxes=len(valid), failed_boxes=len(errors), out_bytes=self._out.nbytes)
+        return report, stats + counts
 
 
 def _prefill(plan: BoxPlan, out: NDArray) -> list[BoxError]:

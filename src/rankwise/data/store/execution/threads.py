@@ -121,6 +121,7 @@ def _help(helper: Future[None], waiting: deque[Callable[[], None]]) -> None:
     try:
         _work(waiting)
     except BaseException as error:  # noqa: BLE001  (raised again by who called for help)
+        waiting.clear()
         helper.set_exception(error)
         del helper  # else the error keeps this frame alive, and the frame the error
     else:
@@ -129,28 +130,21 @@ def _help(helper: Future[None], waiting: deque[Callable[[], None]]) -> None:
 
 def _work(waiting: deque[Callable[[], None]]) -> None:
     # Threads have no fixed share: a thread that the system suspends delays only its current task.
-    try:
-        while True:
-            try:
-                task = waiting.popleft()
-            except IndexError:
-                return
-            task()
-    except BaseException:
-        waiting.clear()
-        raise
+    while waiting:
+        try:
+            task = waiting.popleft()
+        except IndexError:  # another thread took the last one
+            return
+        task()
 
 
 _SLAB_BYTES = 16 * 2**20  # decoded; some ten milliseconds, after which an interrupt is handled
 _GOOD_BYTES = 16 * 2**20  # processing these takes so long that the cost of a task does not matter
-_SLABS_PER_THREAD = 2, 4  # at least and at most, for an even distribution
+_FEW, _MANY = 2, 4  # slabs of a thread, at least and at most, for an even distribution
 _WORTH_BYTES = 2**18  # processing these takes about as long as handing out a task
-_LARGE_BYTES = 2**62
 
 
-def cut_slabs(
-    file: IntArray, chunk_bytes: int, num_threads: int, *, work_bytes: int = _LARGE_BYTES
-) -> list[tuple[int, int]]:
+def cut_slabs(file: IntArray, chunk_bytes: int, num_threads: int, *, work_bytes: int) -> list[tuple[int, int]]:
     """Return runs ``first:last`` of chunks, each for one thread at a time, in the order in which threads take them.
 
     The chunks of a file stay in order. If several files are long, their runs alternate: on network file systems, reads
@@ -162,8 +156,9 @@ def cut_slabs(
         num_threads: threads that will take them.
         work_bytes: approximate number of bytes to process; for few bytes more threads do not help.
     """
-    few, many = (count * num_threads for count in _SLABS_PER_THREAD)
-    parts = max(1, min(few, work_bytes // _WORTH_BYTES), min(many, work_bytes // _GOOD_BYTES))
+    parts = max(
+        1, min(_FEW * num_threads, work_bytes // _WORTH_BYTES), min(_MANY * num_threads, work_bytes // _GOOD_BYTES)
+    )
     if num_threads == 1:  # a single thread needs no division
         parts = 1
     fair = -(-len(file) // parts)
