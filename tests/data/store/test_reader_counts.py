@@ -79,8 +79,8 @@ def test_each_chunk_once_and_each_file_once(metas, name):
             report = read(reader, everything(metas[name]))
             assert report.fast_chunks + report.slow_chunks == NUM_CHUNKS[name]
             assert reader.stats.targets == turn * 2 * NUM_CHUNKS[name]
-            assert reader._handles.num_opened == (0 if name == "slow" else NUM_FILES[name])
-            assert reader._book.num_looked_at == NUM_FILES[name]
+            assert reader._context.handles.num_opened == (0 if name == "slow" else NUM_FILES[name])
+            assert reader._context.facts.num_looked_at == NUM_FILES[name]
 
 
 def test_an_index_is_read_once(metas, monkeypatch):
@@ -100,8 +100,8 @@ def test_a_file_that_many_threads_want_is_opened_few_times(metas):
     """Threads that need the same file at the same time do not open it for each chunk."""
     with BoxReader(threads=3, cache=0, max_open_files=1) as reader:
         read(reader, everything(metas["fast"]))
-        assert reader._handles.num_opened <= NUM_CHUNKS["fast"]
-        assert len(reader._handles) == 1
+        assert reader._context.handles.num_opened <= NUM_CHUNKS["fast"]
+        assert len(reader._context.handles) == 1
 
 
 @pytest.mark.parametrize("cache", [0, 3000])

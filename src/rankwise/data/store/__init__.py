@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from rankwise._lazy import door
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs, Spread, sum_reports
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
-from rankwise.data.store.execution import ReaderStats
 from rankwise.data.store.meta import ArrayMeta, ChunkCodec, StoredNodes, list_arrays, read_meta
 from rankwise.data.store.plan import BoxPlan, describe_missing
 from rankwise.data.store.reader import BoxReader, Keep
 from rankwise.data.store.remote import understands_url
+from rankwise.data.store.stats import ReaderStats
 from rankwise.data.store.zarr_python import load_zarr, require_codecs
 
 __all__ = [

@@ -1,17 +1,19 @@
-"""An LRU cache of decoded chunks, limited in bytes."""
+"""An LRU cache of decoded chunks, limited in bytes; and the keys of chunks."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from numbers import Real
 
 from rankwise._process.forks import renew_in_children
-from rankwise.data.contract import NDArray
+from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.store.meta import ArrayMeta
 from rankwise.errors import ConfigError
 
-__all__ = ["DEFAULT_CACHE_BYTES", "ChunkCache"]
+__all__ = ["DEFAULT_CACHE_BYTES", "ChunkCache", "Serials", "chunk_keys"]
 
 DEFAULT_CACHE_BYTES = 256 * 2**20
 
@@ -30,11 +32,11 @@ class ChunkCache:
     """
 
     def __init__(self, capacity_bytes: int = DEFAULT_CACHE_BYTES) -> None:
-        if not _is_amount(capacity_bytes):
+        if not (isinstance(capacity_bytes, Real) and float(capacity_bytes) >= 0):
             raise ConfigError(
                 f"a chunk cache needs capacity_bytes >= 0 (0 = off), a number of bytes, got {capacity_bytes!r}"
             )
-        self.capacity_bytes = capacity_bytes
+        self.capacity_bytes: int = capacity_bytes
         self.renew()
         renew_in_children(self)
 
@@ -64,14 +66,14 @@ class ChunkCache:
     def holds(self, keys: Sequence[Hashable]) -> list[bool]:
         """Return which of `keys` are in the cache now, without marking them as used."""
         with self._lock:
-            return [key in self._kept for key in keys]
+            return list(map(self._kept.__contains__, keys))
 
     def peek(self, keys: Sequence[Hashable]) -> list[NDArray | None]:
         """Return the arrays of `keys` in the cache, None for the others."""
         with self._lock:
             # Other threads may evict these at once, while decoders still read from their addresses: the caller must
             # hold a returned array until its chunks are placed.
-            held = [self._kept.get(key) for key in keys]
+            held = list(map(self._kept.get, keys))
             for key, array in zip(keys, held, strict=True):
                 if array is not None:
                     self._kept.move_to_end(key)
@@ -93,5 +95,34 @@ class ChunkCache:
                 self._kept_bytes -= oldest.nbytes
 
 
-def _is_amount(value: object) -> bool:
-    return isinstance(value, Real) and float(value) >= 0
+_MOST_ARRAYS = 2**17
+_numbers = itertools.count()  # never reused, so an old cache entry is never taken for a new array
+
+
+def chunk_keys(serial: int, numbers: IntArray) -> list[int]:
+    """Return keys for chunks of an array: integers, because the garbage collector would visit tuples repeatedly."""
+    return list(map((serial << 64).__or__, numbers.tolist()))
+
+
+class Serials:
+    """Remembers the numbers of the most recently used arrays; thread-safe."""
+
+    def __init__(self, most: int = _MOST_ARRAYS) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def of(self, array: ArrayMeta) -> int:
+        """Return the number of an array; equal for equal places and metadata while it is remembered."""
+        value = (array.place, array.fingerprint)
+        with self._lock:
+            serial = self._known.pop(value, None)
+            self._known[value] = next(_numbers) if serial is None else serial
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+            return self._known[value]
+
+    def forget(self) -> None:
+        """Give every array a new number from now on."""
+        with self._lock:
+            self._known.clear()

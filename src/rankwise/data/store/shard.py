@@ -50,9 +50,8 @@ def read_index(path: Path, layout: IndexLayout) -> IntArray:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            _check_size(size, layout, str(path))  # before allocating as many bytes as the metadata say
             file.seek(max(0, size - layout.num_bytes) if layout.at_end else 0)
-            encoded = file.read(layout.num_bytes)
+            encoded = file.read(min(size, layout.num_bytes))  # not as many as the metadata say: that may be absurd
     except FileNotFoundError:
         return np.full((*layout.chunks_per_shard, 2), MISSING, dtype=np.int64)
     return decode_index(encoded, layout, size=size, place=str(path))
@@ -64,9 +63,17 @@ def decode_index(encoded: bytes, layout: IndexLayout, *, size: int, place: str) 
     Raises:
         DataError: there are fewer bytes than the index needs, or they do not match their checksum.
     """
-    _check_size(min(size, len(encoded)), layout, place)
-    if layout.checked:
-        _verify(encoded, place)
+    present = min(size, len(encoded))
+    if present < layout.num_bytes:
+        raise DataError(
+            f"the file {place} has {present} bytes, but its shard index alone needs {layout.num_bytes}: "
+            "it was truncated; copy or write it again"
+        )
+    if layout.checked and (stated := int.from_bytes(encoded[-4:], "little")) != (found := crc32c(encoded[:-4])):
+        raise DataError(
+            f"the shard index of {place} does not match its checksum (CRC-32C {found:08x}, stated {stated:08x}): "
+            "the file was truncated or damaged; copy or write it again"
+        )
     raw = np.frombuffer(encoded, dtype="<u8", count=2 * math.prod(layout.chunks_per_shard))
     raw = raw.reshape(*layout.chunks_per_shard, 2)
     index = raw.astype(np.int64)
@@ -77,24 +84,6 @@ def decode_index(encoded: bytes, layout: IndexLayout, *, size: int, place: str) 
     index[outside | (length == 0)] = (OUTSIDE, 0)  # zarr-python reads zero bytes as a chunk that was never written
     index[missing] = (MISSING, 0)
     return index
-
-
-def _check_size(size: int, layout: IndexLayout, place: str) -> None:
-    if size < layout.num_bytes:
-        raise DataError(
-            f"the file {place} has {size} bytes, but its shard index alone needs {layout.num_bytes}: "
-            "it was truncated; copy or write it again"
-        )
-
-
-def _verify(encoded: bytes, place: str) -> None:
-    stated = int.from_bytes(encoded[-4:], "little")
-    found = crc32c(encoded[:-4])
-    if stated != found:
-        raise DataError(
-            f"the shard index of {place} does not match its checksum (CRC-32C {found:08x}, stated {stated:08x}): "
-            "the file was truncated or damaged; copy or write it again"
-        )
 
 
 def crc32c(data: bytes) -> int:

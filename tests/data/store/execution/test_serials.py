@@ -6,7 +6,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import read_meta
-from rankwise.data.store.execution import Serials
+from rankwise.data.store.cache import Serials
 
 
 @pytest.fixture

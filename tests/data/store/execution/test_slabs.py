@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.data.store.execution.slabs import cut_slabs
+from rankwise.data.store.execution.threads import cut_slabs
 
 
 @given(
@@ -23,19 +23,19 @@ def test_every_chunk_is_in_one_slab(files, chunk_bytes, threads, work_bytes):
 
 def test_long_files_take_turns():
     """Runs of several long files alternate, each file in its own order."""
-    slabs = cut_slabs(np.repeat([0, 1], 8), 2**22, 1)
+    slabs = cut_slabs(np.repeat([0, 1], 8), 2**22, 1, work_bytes=2**40)
     assert slabs == [(0, 4), (8, 12), (4, 8), (12, 16)]
 
 
 def test_short_files_share_a_slab():
     """An array of one file per chunk is not dealt out chunk by chunk."""
-    assert cut_slabs(np.arange(12), 1000, 2) == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12)]
-    assert cut_slabs(np.arange(12), 1000, 1) == [(0, 12)]
+    assert cut_slabs(np.arange(12), 1000, 2, work_bytes=2**40) == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12)]
+    assert cut_slabs(np.arange(12), 1000, 1, work_bytes=2**40) == [(0, 12)]
 
 
 def test_little_work_is_left_to_one_thread():
     """Waking another thread for a few kilobytes costs more than it saves; a slab is worth a quarter of a MiB."""
     assert cut_slabs(np.arange(64), 2048, 2, work_bytes=100_000) == [(0, 64)]
     assert len(cut_slabs(np.arange(64), 2048, 2, work_bytes=2**20)) == 4
-    assert len(cut_slabs(np.arange(64), 2048, 2)) == 8
+    assert len(cut_slabs(np.arange(64), 2048, 2, work_bytes=2**40)) == 8
     assert len(cut_slabs(np.arange(64), 2048, 2, work_bytes=6 * 2**24)) == 6

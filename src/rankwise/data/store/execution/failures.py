@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +16,7 @@ from rankwise.data.store.boxes import BoxError, BoxRequest, conversion_loss
 from rankwise.data.store.files import ArrayCheck, local_identity
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.shard import MISSING
 from rankwise.errors import DataError
 
 __all__ = [
@@ -24,11 +24,9 @@ __all__ = [
     "ChunkFailure",
     "box_errors",
     "changed_chunks",
-    "place_of",
     "unwritten",
+    "warn_arrays",
     "warn_lossy_conversion",
-    "warn_lossy_conversions",
-    "warn_slow_arrays",
 ]
 
 REPLACED = (
@@ -55,7 +53,7 @@ class ChunkFailure:
     boxes: IntArray | None = None
 
 
-def place_of(plan: BoxPlan, chunk: int) -> str:
+def _place_of(plan: BoxPlan, chunk: int) -> str:
     """Return the name of a chunk: array, coordinates, file and bytes."""
     table = plan.chunks
     array = plan.request.arrays[int(table.array[chunk])]
@@ -65,38 +63,35 @@ def place_of(plan: BoxPlan, chunk: int) -> str:
     return f"{where} (bytes {offset} to {offset + length - 1} of {path})" if length > 0 else f"{where} ({path})"
 
 
-def box_errors(plan: BoxPlan, failed: dict[int, ChunkFailure]) -> tuple[BoxError, ...]:
-    """Return one error for each box that is invalid, including those known from planning."""
+def box_errors(plan: BoxPlan, failed: dict[int, ChunkFailure]) -> dict[int, BoxError]:
+    """Return one error for each box with an unreadable chunk, including those known from planning."""
     found = {error.box: error for error in plan.failed}
     for chunk, failure in sorted(failed.items()):
-        place = place_of(plan, chunk)
+        place = _place_of(plan, chunk)
         mend = ": copy or write the store again" if failure.damage else ""
         error = DataError(f"{place} {failure.what}{mend}")
         error.__cause__ = failure.cause
         is_unfit = failure.boxes is not None
         told = partial(BoxError, place=place, error=error, damage=failure.damage, unfit=is_unfit)
-        boxes = _boxes(plan, chunk) if failure.boxes is None else failure.boxes
+        boxes = failure.boxes
+        if boxes is None:
+            boxes = plan.targets.box[plan.targets.bounds[chunk] : plan.targets.bounds[chunk + 1]]
         for box in boxes.tolist():
             found.setdefault(box, told(box=box))
-    return tuple(found[box] for box in sorted(found))
+    return found
 
 
-def _boxes(plan: BoxPlan, chunk: int) -> IntArray:
-    bounds = plan.targets.bounds
-    return np.unique(plan.targets.box[bounds[chunk] : bounds[chunk + 1]])
-
-
-def unwritten(plan: BoxPlan, absent: IntArray) -> tuple[BoolArray, BoolArray, BoolArray]:
+def unwritten(plan: BoxPlan, absent: BoolArray) -> tuple[BoolArray, BoolArray, BoolArray]:
     """Return the `missing_boxes`, `fill_boxes` and `lost_boxes` of a report, bool[B] each.
 
     Args:
         plan: the plan.
-        absent: chunks that turned out to be missing during the read; the plan knows the others.
+        absent: bool[K], chunks that turned out to be missing during the read; the plan knows the others.
     """
-    missing: BoolArray = plan.chunks.offset == -1
+    missing: BoolArray = plan.chunks.offset == MISSING
     exists = np.array([facts.exists for facts in plan.files], dtype=np.bool_)
-    lost: BoolArray = missing & ~exists[plan.chunks.file]
-    missing[absent] = lost[absent] = True
+    lost: BoolArray = (missing & ~exists[plan.chunks.file]) | absent
+    missing |= absent
     filled = ~_touched(plan, ~missing)
     if plan.request.runs is not None:  # a run of no rows has no chunks
         filled &= plan.request.runs.lengths > 0
@@ -129,7 +124,7 @@ def changed_chunks(plan: BoxPlan, array_check: ArrayCheck) -> dict[int, ChunkFai
             found |= dict.fromkeys(np.flatnonzero(plan.chunks.file == number).tolist(), ChunkFailure(REPLACED))
     for which in np.unique(plan.chunks.array).tolist():
         array = plan.request.arrays[which]
-        error = None if "://" in array.place else array_check.changed(array)
+        error = None if array.is_remote else array_check.changed(array)
         if error is not None:
             members = np.flatnonzero(plan.chunks.array == which).tolist()
             found |= dict.fromkeys(members, ChunkFailure(str(error), damage=False, cause=error))
@@ -141,36 +136,33 @@ _said: set[str] = set()
 _judged: set[tuple[DType, DType, bool]] = set()
 
 
-def warn_slow_arrays(arrays: Iterable[ArrayMeta]) -> None:
-    """Warn about the first array of each kind that only zarr-python decodes: once per process, on the main rank."""
-    for array in arrays:
-        why = array.codec.why
-        if array.codec.kind != "zarr" or why in _said:
-            continue
-        _said.add(why)
-        if speaking_rank(os.environ) == 0:
-            _LOG.warning(
-                "%s is decoded by zarr-python, chunk by chunk, which is slower than the compiled kernel: %s. Other "
-                "arrays of this kind are not reported; statistics count their chunks as slow",
-                array.place,
-                why,
-            )
+def warn_arrays(request: BoxRequest) -> None:
+    """Warn about the first array of each kind that is slow, and of each conversion that may lose information.
 
-
-def warn_lossy_conversions(request: BoxRequest) -> None:
-    """Warn about the first array of each conversion that may lose information: once, on the main rank.
-
-    Values that do not fit an integer dtype are not part of this: they raise errors, value by value.
+    Slow arrays are those that only zarr-python decodes. Conversions to an integer dtype that some values do not fit
+    raise errors, value by value. Once per process, on the main rank.
     """
     scaled = request.scale is not None
-    for stored in {array.dtype for array in request.arrays}:  # called for every plan: it must be cheap
-        if (stored, request.dtype, scaled) not in _judged:
-            place = next(array.place for array in request.arrays if array.dtype == stored)
-            warn_lossy_conversion(place, stored, request.dtype, scaled=scaled)
+    for array in request.arrays:  # for every plan: it must be cheap
+        if array.codec.kind == "zarr" and array.codec.why not in _said:
+            _warn_slow_array(array)
+        if (array.dtype, request.dtype, scaled) not in _judged:
+            warn_lossy_conversion(array.place, array.dtype, request.dtype, scaled=scaled)
+
+
+def _warn_slow_array(array: ArrayMeta) -> None:
+    _said.add(array.codec.why)
+    if speaking_rank(os.environ) == 0:
+        _LOG.warning(
+            "%s is decoded by zarr-python, chunk by chunk, which is slower than the compiled kernel: %s. Other "
+            "arrays of this kind are not reported; statistics count their chunks as slow",
+            array.place,
+            array.codec.why,
+        )
 
 
 def warn_lossy_conversion(place: str, stored: DType, wanted: DType, *, scaled: bool = False) -> None:
-    """Warn about one array, as `warn_lossy_conversions` does."""
+    """Warn about one array, as `warn_arrays` does."""
     if (stored, wanted, scaled) in _judged:
         return
     _judged.add((stored, wanted, scaled))

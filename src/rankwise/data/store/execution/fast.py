@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.store.boxes import Spread
+from rankwise.data.store.decode import Spreader
 from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.tasks import (
     BAD_FRAME,
@@ -26,23 +26,27 @@ from rankwise.data.store.decode.tasks import (
     OS_ERROR,
     OUT_OF_RANGE,
     ChunkTasks,
+    address_of,
     describe,
     is_damage,
 )
-from rankwise.data.store.execution.admission import PlanCache
-from rankwise.data.store.execution.context import ReaderContext, ReaderStats
-from rankwise.data.store.execution.failures import ChunkFailure
-from rankwise.data.store.execution.inputs import NO_FILE, Fetched, open_files, start_fetch
-from rankwise.data.store.execution.slabs import cut_slabs
-from rankwise.data.store.files import is_temporary, retry_failed
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.execution.context import ReaderContext
+from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
+from rankwise.data.store.execution.threads import cut_slabs
+from rankwise.data.store.files import FileFacts, HandleCache, OpenFile, is_temporary, retry_failed
 from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.remote import PendingReads, RemoteRange
+from rankwise.data.store.stats import ReaderStats
+from rankwise.errors import DataError
 
 __all__ = ["FastChunks"]
 
-States: TypeAlias = npt.NDArray[np.uint8]
+_NO_FILE = -1
 _READ_BYTES = 2**16  # bytes that a thread could place during a small read
 _KINDS = {"raw": KIND_RAW, "zstd": KIND_ZSTD, "blosc": KIND_BLOSC, "lz4": KIND_LZ4}
+
+# Chunks behind URLs, by position; and their bytes, requested in the same order.
+_Requested: TypeAlias = tuple[IntArray, PendingReads[memoryview]]
 
 
 class FastChunks:
@@ -52,31 +56,50 @@ class FastChunks:
         plan: the plan.
         chosen: int64[n], which of its chunks, ascending.
         out: [B, *shape], C-contiguous.
-        context: shared by all runs.
+        context: shared by all reads.
+        failed: receives the failures, by chunk of the plan.
         spread: maps elements to columns of dense rows; `out` is then [B, width], and zero in rows of several
             pieces.
     """
 
     def __init__(
-        self, plan: BoxPlan, chosen: IntArray, out: NDArray, context: ReaderContext, spread: Spread | None = None
+        self,
+        plan: BoxPlan,
+        chosen: IntArray,
+        out: NDArray,
+        context: ReaderContext,
+        *,
+        failed: dict[int, ChunkFailure],
+        spread: Spread | None = None,
     ) -> None:
-        self._plan = plan
-        self._chosen = chosen
-        self._out = out
-        self._context = context
-        self._keeping = PlanCache(plan, chosen, context.cache, context.admission, context.serial)
+        self.chosen = chosen
+        self._plan, self._out, self._context, self._failed = plan, out, context, failed
+        self._array, self._file = plan.chunks.array[chosen], plan.chunks.file[chosen]
+        self._chunk_bytes = np.array([meta.chunk_bytes for meta in plan.request.arrays], dtype=np.int64)[self._array]
+        self._is_far = np.array([meta.is_remote for meta in plan.request.arrays], dtype=np.bool_)[self._array]
+        # by position: chunks in the cache, whose addresses keep nothing alive; and cache keys of chunks to keep
+        self._held, self._keys = context.plan_cache.look(plan, chosen)
         self._box, self._tasks = self._tables()
         self._dense = None if spread is None else _dense_rows(plan, spread, self._box)
         # A slab is one task. It writes its own range of the tables, its own places in `out`, its own keys of these:
         # threads need no lock for them, and decoders need no interpreter lock. All are read after the crew is done.
-        self._trouble: dict[int, ChunkFailure] = {}  # position -> why no decoder could begin
-        self.failed: dict[int, ChunkFailure] = {}
+        self._trouble: dict[int, ChunkFailure] = {}  # by position: why no decoder could begin
         # Chunks stayed unreadable for so long that others need not wait as well. Only ever set: a late reader waits
         # once more.
         self._hopeless = False
-        self._lock = threading.Lock()  # for the two sums: adding is a read and a write
-        self.retries = 0
-        self.seconds = 0.0
+        self._retries: list[int] = []  # threads append to both, which is atomic
+        self._seconds: list[float] = []
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks."""
+        return len(self.chosen)
+
+    @property
+    def absent(self) -> BoolArray:
+        """Which chunks turned out to have no object behind their URL during the read, bool[n]."""
+        absent: BoolArray = (self._tasks.kind == KIND_FILL) & (self._plan.chunks.offset[self.chosen] >= 0)
+        return absent
 
     @property
     def stats(self) -> ReaderStats:
@@ -84,95 +107,69 @@ class FastChunks:
         tasks = self._tasks
         done = (tasks.status == OK) | (tasks.status == OUT_OF_RANGE)
         decoded = done & (tasks.kind != KIND_FILL) & (tasks.decoded == 0)
-        expected = self._plan.chunks.offset[self._chosen] >= 0
         return ReaderStats(
             fast_chunks=int(decoded.sum()),
-            cached_chunks=self._keeping.num_found,
-            fill_chunks=int((done & (tasks.kind == KIND_FILL) & expected).sum()),  # missing objects
+            cached_chunks=len(self._held),
+            fill_chunks=int((done & self.absent).sum()),
             read_bytes=int(tasks.length[decoded].sum()),
             decoded_bytes=int(self._chunk_bytes[decoded].sum()),
-            retries=self.retries,
-            decode_s=self.seconds,
+            retries=sum(self._retries),
+            decode_s=sum(self._seconds),
         )
 
-    @property
-    def absent(self) -> IntArray:
-        """Chunks of the plan whose objects turned out to be missing during the read."""
-        absent: IntArray = self._chosen[(self._tasks.kind == KIND_FILL) & (self._plan.chunks.offset[self._chosen] >= 0)]
-        return absent
-
-    @property
-    def marked(self) -> tuple[IntArray, States]:
-        """Rows with marks on their columns, and the marks; a row may appear several times."""
-        if self._dense is None:
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8)
+    def mark(self, states: npt.NDArray[np.uint8]) -> None:
+        """Add the decoder's marks on the columns of rows of a spread to uint8[B]."""
+        assert self._dense is not None
         told = np.flatnonzero(self._dense.marks)
-        return self._box[told], self._dense.marks[told]
+        np.bitwise_or.at(states, self._box[told], self._dense.marks[told])
 
-    @property
-    def num_chunks(self) -> int:
-        """Number of chunks."""
-        return len(self._chosen)
-
-    def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
-        """Yield tasks in the order in which they should start."""
-        for first, last in self.slabs(num_threads):
-            yield self.task(first, last)
-
-    def slabs(self, num_threads: int) -> list[tuple[int, int]]:
-        """Return which chunks are processed together, as ``first:last``."""
-        largest = max(self._plan.request.arrays[int(k)].chunk_bytes for k in np.unique(self._array))
-        files = self._plan.chunks.file[self._chosen]
-        return cut_slabs(files, largest, num_threads, work_bytes=self._work_bytes)
+    def slabs(self) -> list[tuple[int, int]]:
+        """Return which chunks are processed together, as ``first:last``, in the order in which they should start."""
+        to_read = (self._tasks.kind != KIND_FILL) & (self._tasks.decoded == 0)
+        placed = self._out.nbytes if self._dense is None else 0  # zeros of dense rows are not placed
+        work = placed + int((self._chunk_bytes[to_read] + _READ_BYTES).sum())  # reads are counted as bytes
+        return cut_slabs(self._file, int(self._chunk_bytes.max()), self._context.crew.num_threads, work_bytes=work)
 
     def task(self, first: int, last: int) -> Callable[[], None]:
         """Return a task; requests its bytes behind URLs immediately."""
         # In the thread that makes the tasks: the bytes of all slabs are requested before the first slab is decoded.
-        fetched = start_fetch(self._plan, self._chosen, self._tasks, self._context, first=first, last=last)
-        return partial(self._run, first, last, fetched)
-
-    @property
-    def _work_bytes(self) -> int:
-        """Return bytes to place and decode, with reads counted as bytes; zeros of dense rows are not placed."""
-        read = (self._tasks.kind != KIND_FILL) & (self._tasks.decoded == 0)
-        placed = self._out.nbytes if self._dense is None else 0
-        return placed + int((self._chunk_bytes[read] + _READ_BYTES).sum())
-
-    @property
-    def _chunk_bytes(self) -> IntArray:
-        sizes = np.array([meta.chunk_bytes for meta in self._plan.request.arrays], dtype=np.int64)
-        by_chunk: IntArray = sizes[self._array]
-        return by_chunk
-
-    @property
-    def _array(self) -> IntArray:
-        return self._plan.chunks.array[self._chosen]
+        requested = self._request(first, last) if self._is_far[first:last].any() else None
+        return partial(self._run, first, last, requested)
 
     def _tables(self) -> tuple[IntArray, ChunkTasks]:
         """Return the box of each target, and the tables for the decoder."""
-        request, chunks = self._plan.request, self._plan.chunks
-        array, num = self._array, len(self._chosen)
+        request, chunks, targets = self._plan.request, self._plan.chunks, self._plan.targets
+        num, offset = len(self.chosen), chunks.offset[self.chosen]
+        bounds: IntArray = targets.bounds
+        rows: IntArray | slice = slice(None)  # of the plan's targets
+        if num < len(chunks):
+            sizes = np.diff(targets.bounds)[self.chosen]
+            bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+            rows = np.arange(bounds[-1]) + np.repeat(targets.bounds[self.chosen] - bounds[:-1], sizes)
+        box = targets.box[rows]
         kinds = np.array([_KINDS.get(meta.codec.kind, KIND_FILL) for meta in request.arrays], dtype=np.int64)
-        offset = chunks.offset[self._chosen]
-        dtype = request.arrays[int(array[0])].dtype
-        fills = _fill_values(request.arrays, dtype)
-        bounds, targets = self._targets()
-        table = self._plan.targets
-        box = _of(table.box, targets)
+        dtype = request.arrays[int(self._array[0])].dtype
+        fills: NDArray = np.zeros(len(request.arrays), dtype=dtype)
+        for which, meta in enumerate(request.arrays):
+            if meta.dtype == dtype:  # no chunk of the others is here
+                fills[which] = meta.fill_value
+        decoded = np.zeros(num, dtype=np.int64)
+        for at, values in self._held.items():
+            decoded[at] = address_of(values)
         return box, ChunkTasks(
-            fd=np.full(num, NO_FILE, dtype=np.int64),
+            fd=np.full(num, _NO_FILE, dtype=np.int64),
             offset=offset,
-            length=chunks.length[self._chosen],
+            length=chunks.length[self.chosen],
             encoded=np.zeros(num, dtype=np.int64),
-            decoded=self._keeping.decoded,
+            decoded=decoded,
             keep=np.zeros(num, dtype=np.int64),
-            kind=np.where(offset < 0, KIND_FILL, kinds[array]),
-            fill=fills[array],
-            chunk_shape=np.array([meta.chunks for meta in request.arrays], dtype=np.int64)[array],
+            kind=np.where(offset < 0, KIND_FILL, kinds[self._array]),
+            fill=fills[self._array],
+            chunk_shape=np.array([meta.chunks for meta in request.arrays], dtype=np.int64)[self._array],
             bounds=bounds,
-            src_start=_of(table.src_start, targets),
-            extent=_of(table.extent, targets),
-            dst_start=_of(table.dst_start, targets),
+            src_start=targets.src_start[rows],
+            extent=targets.extent[rows],
+            dst_start=targets.dst_start[rows],
             dst_strides=np.cumprod((1, *request.shape[:0:-1]), dtype=np.int64)[::-1].copy(),
             scale=None if request.scale is None else request.scale[request.which[box]],
             offset_=None if request.offset is None else request.offset[request.which[box]],
@@ -180,50 +177,99 @@ class FastChunks:
             detail=np.zeros(num, dtype=np.int64),
         )
 
-    def _targets(self) -> tuple[IntArray, IntArray | None]:
-        """Return the bounds of the targets of the chosen chunks, and their rows in the plan's table; None = all."""
-        plan_bounds = self._plan.targets.bounds
-        if len(self._chosen) == len(self._plan.chunks):
-            return plan_bounds, None
-        sizes = np.diff(plan_bounds)[self._chosen]
-        bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        rows = np.arange(bounds[-1]) + np.repeat(plan_bounds[self._chosen] - bounds[:-1], sizes)
-        return bounds, rows
-
-    def _run(self, first: int, last: int, fetched: Fetched | None) -> None:
+    def _run(self, first: int, last: int, requested: _Requested | None) -> None:
         started = time.perf_counter()
-        buffers = self._keeping.buffers(first, last, self._tasks.keep)
-        self._attempt(first, last, fetched)
+        arrays, buffers = self._plan.request.arrays, dict[int, NDArray]()
+        for at in range(first, last) if self._keys else ():  # only now: only slabs at work hold memory
+            if at in self._keys:
+                meta = arrays[int(self._array[at])]
+                buffers[at] = np.empty(meta.chunks, dtype=meta.dtype)
+                self._tasks.keep[at] = address_of(buffers[at])
+        self._attempt(first, last, requested)
         if self._tasks.status[first:last].any():
             self._retry(first, last)
         for at, buffer in buffers.items():
             # a missing object is requested again, so that it is reported again
-            if int(self._chosen[at]) not in self.failed and self._tasks.kind[at] != KIND_FILL:
-                self._keeping.put(at, buffer)
-        with self._lock:
-            self.seconds += time.perf_counter() - started
+            if int(self.chosen[at]) not in self._failed and self._tasks.kind[at] != KIND_FILL:
+                self._context.plan_cache.cache.put(self._keys[at], buffer)
+        self._seconds.append(time.perf_counter() - started)
 
-    def _attempt(self, first: int, last: int, fetched: Fetched | None) -> None:
+    def _attempt(self, first: int, last: int, requested: _Requested | None) -> None:
         """Provide the bytes of chunks and decode them, once each; the tables have the results."""
-        files = self._plan, self._chosen, self._tasks, self._context.handles
-        held, unread = open_files(*files, first=first, last=last)
-        pieces: list[object] = []
-        if fetched is not None:
-            pieces, lost = fetched.receive(self._tasks)
-            unread |= lost
+        unread: dict[int, ChunkFailure] = {}
+        # The decoder has only descriptors and addresses, which keep nothing alive: these do, until it has ended.
+        files = self._open(first, last, unread)
+        pieces = [] if requested is None else self._receive(*requested, unread)
         self._decode(first, last)
+        del files, pieces
         for at, failure in unread.items():
             self._refuse(at, failure)
-        # The decoder has only descriptors and addresses, which keep nothing alive.
-        del held, pieces  # files may be closed and bytes freed from here on, not before
+
+    def _to_read(self, first: int, last: int, *, far: bool) -> IntArray:
+        """Return the positions of chunks to read from files, or of those behind URLs."""
+        tasks, part = self._tasks, slice(first, last)
+        wanted = (tasks.kind[part] != KIND_FILL) & (tasks.decoded[part] == 0) & (self._is_far[part] == far)
+        positions: IntArray = first + np.flatnonzero(wanted)
+        return positions
+
+    def _open(self, first: int, last: int, unread: dict[int, ChunkFailure]) -> list[OpenFile]:
+        """Open the files of chunks and write their descriptors to the tables; return the handles, add failures."""
+        held: list[OpenFile] = []
+        positions = self._to_read(first, last, far=False)
+        files = self._file[positions]
+        for file in np.unique(files).tolist():
+            members = positions[files == file]
+            found = _opened(self._plan.files[file], self._context.handles)
+            if isinstance(found, OpenFile):
+                self._tasks.fd[members] = found.fd
+                held.append(found)
+            else:
+                self._tasks.fd[members] = _NO_FILE  # that of an earlier try may belong to another file by now
+                unread |= dict.fromkeys(members.tolist(), found)
+        return held
+
+    def _request(self, first: int, last: int) -> _Requested:
+        """Request the bytes of chunks that are behind URLs."""
+        positions = self._to_read(first, last, far=True)
+        ranges: list[RemoteRange] = []
+        for chunk in self.chosen[positions].tolist():
+            facts, length = self._plan.files[int(self._plan.chunks.file[chunk])], int(self._plan.chunks.length[chunk])
+            offset = int(self._plan.chunks.offset[chunk])
+            ranges.append(
+                RemoteRange(url=facts.path)
+                if length < 0
+                else RemoteRange(url=facts.path, offset=offset, length=length, etag=facts.etag)
+            )
+        return positions, self._context.remote.start(ranges)
+
+    def _receive(
+        self, positions: IntArray, pending: PendingReads[memoryview], unread: dict[int, ChunkFailure]
+    ) -> list[object]:
+        """Wait for bytes and write their addresses to the tables; return objects that hold them, add failures."""
+        held: list[object] = []
+        tasks = self._tasks
+        for at, piece in zip(positions.tolist(), pending.result(), strict=True):
+            if piece is None:  # no such object: a chunk that was never written, unless its whole array is missing
+                tasks.kind[at] = KIND_FILL
+                meta = self._plan.request.arrays[int(self._array[at])]
+                piece = self._context.facts.array_check.trouble(meta)  # noqa: PLW2901
+            if isinstance(piece, DataError):
+                damage = bool(getattr(piece, "damage", True))
+                unread[at] = ChunkFailure(f"cannot be read: {piece}".rstrip("."), damage=damage, cause=piece)
+            elif piece is not None:
+                encoded = np.frombuffer(piece, dtype=np.uint8)
+                tasks.encoded[at], tasks.length[at] = address_of(encoded), len(encoded)
+                held.append(encoded)
+        return held
 
     def _decode(self, first: int, last: int) -> None:
+        decoder = self._context.decoder
         try:
-            with self._context.scratches.borrow() as scratch:
+            with self._context.scratch() as scratch:
                 if self._dense is None:
-                    self._context.decoder.run(self._tasks, first, last, self._out, scratch)
-                else:
-                    self._context.spreader.spread(self._tasks, self._dense, first, last, self._out, scratch)
+                    decoder.run(self._tasks, first, last, self._out, scratch)
+                else:  # for what the context `spreads`
+                    cast("Spreader", decoder).spread(self._tasks, self._dense, first, last, self._out, scratch)
         except MemoryError as error:
             if last - first > 1:  # it may be one chunk of an absurd size
                 for at in range(first, last):
@@ -240,12 +286,11 @@ class FastChunks:
 
     def _retry(self, first: int, last: int) -> None:
         """Retry chunks with temporary errors; record the errors that persist."""
-        retries = 0 if self._hopeless else retry_failed(lambda: self._waiting(first, last), self._retry_chunk)
-        with self._lock:
-            self.retries += retries
+        if not self._hopeless:
+            self._retries.append(retry_failed(lambda: self._waiting(first, last), self._retry_chunk))
         self._hopeless |= bool(self._waiting(first, last))
         for at in (first + np.flatnonzero(self._tasks.status[first:last])).tolist():
-            self.failed[int(self._chosen[at])] = self._failure(at)
+            self._failed[int(self.chosen[at])] = self._trouble.get(at) or self._failure(at)
 
     def _waiting(self, first: int, last: int) -> list[int]:
         """Return the chunks whose errors may be temporary."""
@@ -253,18 +298,15 @@ class FastChunks:
         return [at for at in range(first, last) if status[at] == OS_ERROR and is_temporary(int(detail[at]))]
 
     def _retry_chunk(self, at: int) -> None:
-        path = self._plan.files[int(self._plan.chunks.file[self._chosen[at]])].path
         # An old handle may be stale. Threads that read from it keep it open until they are done.
-        self._context.handles.forget(path)
+        self._context.handles.forget(self._plan.files[int(self._file[at])].path)
         self._trouble.pop(at, None)
         self._attempt(at, at + 1, None)
 
     def _failure(self, at: int) -> ChunkFailure:
-        if at in self._trouble:
-            return self._trouble[at]
+        """Return the failure that a decoder has found."""
         tasks, status, detail = self._tasks, int(self._tasks.status[at]), int(self._tasks.detail[at])
-        size = int(self._chunk_bytes[at])
-        words = describe(status, detail, length=int(tasks.length[at]), chunk_bytes=size)
+        words = describe(status, detail, length=int(tasks.length[at]), chunk_bytes=int(self._chunk_bytes[at]))
         cause = OSError(detail, os.strerror(detail)) if status == OS_ERROR else None
         boxes = None
         if status == OUT_OF_RANGE:
@@ -273,22 +315,20 @@ class FastChunks:
         return ChunkFailure(words, damage=is_damage(status), cause=cause, boxes=boxes)
 
 
+def _opened(facts: FileFacts, handles: HandleCache) -> OpenFile | ChunkFailure:
+    try:
+        handle = handles.get(facts.path)
+        if handle.identity != facts.identity:  # an old handle, or another file by now
+            handles.forget(facts.path)
+            handle = handles.get(facts.path)
+    except OSError as error:
+        return ChunkFailure(f"cannot be read: its file cannot be opened: {error}", damage=False, cause=error)
+    return handle if handle.identity == facts.identity else ChunkFailure(REPLACED)
+
+
 def _dense_rows(plan: BoxPlan, spread: Spread, box: IntArray) -> DenseRows:
     runs = plan.request.runs
     assert runs is not None
     marks = np.zeros(len(box), dtype=np.uint8)
     tables = plan.request.which[box] if len(spread.num_cols) > 1 else np.zeros(len(box), dtype=np.int64)
     return DenseRows(spread=spread, rows=box, lengths=runs.lengths, tables=tables, marks=marks)
-
-
-def _of(column: IntArray, chosen: IntArray | None) -> IntArray:
-    return column if chosen is None else column[chosen]
-
-
-def _fill_values(arrays: Sequence[ArrayMeta], dtype: DType) -> NDArray:
-    """Return the fill value of each array with the dtype; undefined for the others."""
-    fills: NDArray = np.zeros(len(arrays), dtype=dtype)
-    for which, meta in enumerate(arrays):
-        if meta.dtype == dtype:
-            fills[which] = meta.fill_value
-    return fills

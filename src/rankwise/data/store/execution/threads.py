@@ -1,4 +1,4 @@
-"""Threads that read and decode: their number, and a small pool in which the calling thread also works."""
+"""Threads that read and decode: their number, a small pool in which the caller also works, and their shares."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
+
 from rankwise._process.cores import cpu_mask, usable_cores
 from rankwise._process.loader_worker import part_of_worker
 from rankwise._process.place import num_local_ranks
+from rankwise.data.contract import IntArray
 
-__all__ = ["WorkCrew", "reading_threads"]
+__all__ = ["WorkCrew", "cut_slabs", "reading_threads"]
 
 _PART = "RANKWISE_CORES"
 
@@ -118,6 +121,7 @@ def _help(helper: Future[None], waiting: deque[Callable[[], None]]) -> None:
     try:
         _work(waiting)
     except BaseException as error:  # noqa: BLE001  (raised again by who called for help)
+        waiting.clear()
         helper.set_exception(error)
         del helper  # else the error keeps this frame alive, and the frame the error
     else:
@@ -126,13 +130,45 @@ def _help(helper: Future[None], waiting: deque[Callable[[], None]]) -> None:
 
 def _work(waiting: deque[Callable[[], None]]) -> None:
     # Threads have no fixed share: a thread that the system suspends delays only its current task.
-    try:
-        while True:
-            try:
-                task = waiting.popleft()
-            except IndexError:
-                return
-            task()
-    except BaseException:
-        waiting.clear()
-        raise
+    while waiting:
+        try:
+            task = waiting.popleft()
+        except IndexError:  # another thread took the last one
+            return
+        task()
+
+
+_SLAB_BYTES = 16 * 2**20  # decoded; some ten milliseconds, after which an interrupt is handled
+_GOOD_BYTES = 16 * 2**20  # processing these takes so long that the cost of a task does not matter
+_FEW, _MANY = 2, 4  # slabs of a thread, at least and at most, for an even distribution
+_WORTH_BYTES = 2**18  # processing these takes about as long as handing out a task
+
+
+def cut_slabs(file: IntArray, chunk_bytes: int, num_threads: int, *, work_bytes: int) -> list[tuple[int, int]]:
+    """Return runs ``first:last`` of chunks, each for one thread at a time, in the order in which threads take them.
+
+    The chunks of a file stay in order. If several files are long, their runs alternate: on network file systems, reads
+    of one file wait for each other, but reads of several files do not.
+
+    Args:
+        file: int64[K], the file of each chunk, ascending.
+        chunk_bytes: bytes of a decoded chunk.
+        num_threads: threads that will take them.
+        work_bytes: approximate number of bytes to process; for few bytes more threads do not help.
+    """
+    parts = max(
+        1, min(_FEW * num_threads, work_bytes // _WORTH_BYTES), min(_MANY * num_threads, work_bytes // _GOOD_BYTES)
+    )
+    if num_threads == 1:  # a single thread needs no division
+        parts = 1
+    fair = -(-len(file) // parts)
+    most = max(1, min(fair, _SLAB_BYTES // max(1, chunk_bytes)))
+    slabs: list[tuple[int, int, int]] = []
+    edges = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(file)]
+    begin = 0
+    for edge in edges[1:]:
+        if edge - begin < most and edge != len(file):
+            continue  # short files share a slab
+        slabs += [(turn, first, min(first + most, edge)) for turn, first in enumerate(range(begin, edge, most))]
+        begin = edge
+    return [(first, last) for _, first, last in sorted(slabs)]

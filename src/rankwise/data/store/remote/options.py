@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from rankwise.data.store.stats import added
+from rankwise.data.store.stats import Summed
 from rankwise.errors import ConfigError
 
 __all__ = ["Location", "RemoteOptions", "RemoteStats", "locate", "understands_url"]
@@ -69,7 +69,7 @@ class RemoteOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteStats:
+class RemoteStats(Summed):
     """Counts of requests to object stores since a reader was opened.
 
     Attributes:
@@ -89,9 +89,6 @@ class RemoteStats:
     fetched_bytes: int = 0
     request_s: float = 0.0
     backoff_s: float = 0.0
-
-    def __add__(self, other: RemoteStats) -> RemoteStats:
-        return added(self, other)
 
 
 _SCHEMES = {
