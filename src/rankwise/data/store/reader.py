@@ -97,10 +97,10 @@ class BoxReader:
         # All that has locks, threads or open files is recreated. The table of adopted arrays is valid after every step
         # of a change, and a child keeps it: its arrays could not be opened again.
         self._remote = RemoteFiles(self._arguments["remote"])
-        self._book = FactsCache(self._remote, most_files=self._arguments["max_indexes"])
+        self._serials = Serials()
+        self._book = FactsCache(self._remote, self._serials.of, most_files=self._arguments["max_indexes"])
         self._handles = HandleCache(self._arguments["max_open_files"])
         self._counters = Tally(ReaderStats())
-        self._serials = Serials()
         self._admission = Admission(self.cache.capacity_bytes, everything=self._arguments["keep"] == "all")
         self._crew = WorkCrew(self.num_threads, shared=self._arguments["threads"] is None)
         self._scratches = ScratchPool()
@@ -186,7 +186,7 @@ class BoxReader:
             check_conversion(array.dtype, request.dtype, scaled=request.scale is not None, place=array.place)
         warn_slow_arrays(request.arrays)
         warn_lossy_conversions(request)
-        plan = make_plan(request, self._book, self._serials.of, like=like)
+        plan = make_plan(request, self._book, like=like)
         self._counters.add(ReaderStats(plan_s=time.perf_counter() - started, retries=self._book.num_retries - retries))
         return plan
 
