@@ -62,7 +62,7 @@ _V3 = 3
 
 
 class ArrayCheck:
-    """Checks the metadata of arrays again; thread-safe.
+    """Checks whether files and the metadata of arrays have changed; thread-safe.
 
     Behind a URL it checks once, when the first of an array's objects is missing: missing objects are the fill value
     only if the array exists. On local disks it checks at each read whether the document was written since.
@@ -84,24 +84,28 @@ class ArrayCheck:
             self._stamps.clear()
             self._looked_s.clear()
 
-    def is_due(self, path: str, now_s: float) -> bool:
-        """Return whether a file of one chunk is due for a check, and record the check.
+    def replaced(self, facts: FileFacts, now_s: float) -> bool:
+        """Return whether a local file is another one than its facts say, or was removed, or created.
 
-        Such a file is complete, old or new, whenever it was read, and loaders prefetch by more than this interval.
-        Checking every file of every batch would cost a tenth of the time if chunks are small and cached.
+        Shards are checked each time, since their index is older than their bytes; files of one chunk every half second:
+        they are complete, old or new, whenever they were read, and loaders prefetch by more than that. Checking every
+        file of every batch would cost a tenth of the time if chunks are small and cached.
         """
-        # Without the lock, because it is called for every file of every batch. Each line is atomic: at worst two
-        # threads check the same file, or all files are checked once too often.
-        if now_s - self._looked_s.get(path, -LOOK_AGAIN_S) < LOOK_AGAIN_S:
+        path = facts.path
+        if facts.is_remote:
             return False
-        if len(self._looked_s) >= _MOST_STAMPS:
-            self._looked_s.clear()
-        self._looked_s[path] = now_s
+        if facts.index is None:
+            # Without the lock, because this is called for every file of every batch. Each line is atomic: at worst two
+            # threads check the same file, or all files are checked once too often.
+            if now_s - self._looked_s.get(path, -LOOK_AGAIN_S) < LOOK_AGAIN_S:
+                return False
+            if len(self._looked_s) >= _MOST_STAMPS:
+                self._looked_s.clear()
+            self._looked_s[path] = now_s
+        if facts.identity == local_identity(path):
+            return False
+        self._looked_s.pop(path, None)  # from now on at every read: the data read before must not pass as current
         return True
-
-    def suspect(self, path: str) -> None:
-        """Check a changed file at every read from now on: the data read before must not pass as current."""
-        self._looked_s.pop(path, None)
 
     def changed(self, array: ArrayMeta) -> DataError | None:
         """Return the error of a local array that was resized, replaced or removed since its first read, else None."""
@@ -257,7 +261,7 @@ class FactsCache:
         if new:
             # Without the lock: this may take a second, and other threads plan other files meanwhile.
             read = self._read([arrays[owners[at]] for at in new], coords[new].tolist())
-            found |= dict(zip((keys[at] for at in new), read, strict=True))
+            found |= dict(zip([keys[at] for at in new], read, strict=True))
             self._keep([(keys[at], facts) for at, facts in zip(new, read, strict=True) if facts.error is None])
         gone: dict[int, DataError | OSError | None] = {}
         for key, owner in zip(keys, owners, strict=True):
@@ -266,15 +270,12 @@ class FactsCache:
                     gone[owner] = self._array_error(arrays[owner])
                 if gone[owner] is not None:
                     found[key] = FileFacts(path=found[key].path, error=gone[owner])
-        return tuple(found[key] for key in keys)
+        return tuple([found[key] for key in keys])
 
     def _read(self, arrays: list[ArrayMeta], coords: list[list[int]]) -> list[FileFacts]:
-        """Read facts; storage errors that may be temporary are returned only if they persist.
-
-        There is no request for an object that is one chunk before it is read. The indexes of shards behind URLs are
-        requested concurrently, as far as the options allow.
-        """
+        """Read facts; storage errors that may be temporary are returned only if they persist."""
         paths = [f"{array.place}/{array.keys.key(tuple(at))}" for array, at in zip(arrays, coords, strict=True)]
+        # there is no request for an object that is one chunk before it is read
         found = [
             FileFacts(path=path, size=_UNASKED) if array.is_remote else _read_local(array, path)
             for array, path in zip(arrays, paths, strict=True)
@@ -284,15 +285,13 @@ class FactsCache:
             found[at] = _read_local(arrays[at], paths[at])
 
         retries = retry_failed(lambda: [at for at, facts in enumerate(found) if is_temporary(facts.error)], read_again)
-        shards = {at: array.index for at, array in enumerate(arrays) if array.is_remote and array.index is not None}
-        for at_end in {layout.at_end for layout in shards.values()}:
-            ends = {at: layout for at, layout in shards.items() if layout.at_end == at_end}
-            read = self._remote.read_tails if at_end else self._remote.read_heads
-            parts = read([(paths[at], layout.num_bytes) for at, layout in ends.items()])
-            for (at, layout), part in zip(ends.items(), parts, strict=True):
-                found[at] = _of_part(paths[at], layout, part)
         with self._lock:
             self.num_retries += retries
+        shards = {at: array.index for at, array in enumerate(arrays) if array.is_remote and array.index is not None}
+        if shards:
+            answers = _read_remote([(paths[at], layout) for at, layout in shards.items()], self._remote)
+            for at, facts in zip(shards, answers, strict=True):
+                found[at] = facts
         return found
 
     def _keep(self, read: list[tuple[tuple[int, int], FileFacts]]) -> None:
@@ -334,12 +333,22 @@ def _read_local(array: ArrayMeta, path: str) -> FileFacts:
     return FileFacts(path=path, size=status.st_size, identity=identity_of(status), index=index)
 
 
-def _of_part(path: str, layout: IndexLayout, part: Part | DataError | None) -> FileFacts:
-    """Return the facts of a shard behind a URL from the part that should be its index."""
-    if part is None:
-        return FileFacts(path=path, size=_ABSENT)
-    if isinstance(part, DataError):
-        return FileFacts(path=path, error=part)
+def _read_remote(shards: list[tuple[str, IndexLayout]], remote: RemoteFiles) -> list[FileFacts]:
+    """Return the facts of shards; their indexes are requested concurrently, as far as the options allow."""
+    found: list[FileFacts] = [FileFacts(path=path, size=_ABSENT) for path, _ in shards]
+    for at_end, read in ((True, remote.read_tails), (False, remote.read_heads)):
+        members = [at for at, (_, layout) in enumerate(shards) if layout.at_end == at_end]
+        parts = read((path, layout.num_bytes) for path, layout in (shards[at] for at in members))
+        for at, part in zip(members, parts, strict=True):
+            path, layout = shards[at]
+            if isinstance(part, DataError):
+                found[at] = FileFacts(path=path, error=part)
+            elif part is not None:
+                found[at] = _of_part(path, layout, part)
+    return found
+
+
+def _of_part(path: str, layout: IndexLayout, part: Part) -> FileFacts:
     try:
         index = decode_index(bytes(part.data), layout, size=part.size, place=path).reshape(-1, 2)
     except DataError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -140,8 +141,8 @@ def make_plan(request: BoxRequest, facts_cache: FactsCache, *, like: BoxPlan | N
     array = request.which[pieces.box[first]]
     files, chunks, position = _located(request, array, number[first], pieces.coords[first], facts_cache)
     targets = _targets(request, pieces, position[inverse], len(chunks))
-    padded_boxes = tuple(_odd_box(request, int(box), facts_cache) for box in np.flatnonzero(padded))
-    return _finished(request, files, chunks, targets, filled=outside & ~padded, padded=padded_boxes)
+    padded_boxes = [_odd_box(request, box, facts_cache) for box in np.flatnonzero(padded).tolist()]
+    return _finished(request, files, chunks, targets, filled=outside & ~padded, padded=tuple(padded_boxes))
 
 
 def _same_boxes(request: BoxRequest, like: BoxPlan) -> bool:
@@ -187,9 +188,14 @@ def _located(
     order = np.lexsort((offset, file, offset < 0))
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
-    columns = (array, number, coords, file, offset, length)
-    array, number, coords, file, offset, length = (column[order] for column in columns)
-    chunks = ChunkTable(array=array, number=number, coords=coords, file=file, offset=offset, length=length)
+    chunks = ChunkTable(
+        array=array[order],
+        number=number[order],
+        coords=coords[order],
+        file=file[order],
+        offset=offset[order],
+        length=length[order],
+    )
     return files, chunks, position
 
 
@@ -198,7 +204,7 @@ def _targets(request: BoxRequest, pieces: Pieces, chunk: IntArray, num_chunks: i
     by_chunk = np.argsort(chunk.astype(np.uint16) if num_chunks <= _COUNTED else chunk, kind="stable")
     strides = np.cumprod((1, *request.shape[:0:-1]), dtype=np.int64)[::-1]
     inside = pieces.begin - request.starts.take(pieces.box, axis=0)
-    at = request.firsts.take(pieces.box)
+    at = (pieces.box if request.runs is None else request.runs.places.take(pieces.box)) * math.prod(request.shape)
     for axis, stride in enumerate(strides.tolist()):  # NumPy multiplies matrices of integers slowly
         at += inside[:, axis] * stride
     bounds = np.zeros(num_chunks + 1, dtype=np.int64)
@@ -235,7 +241,7 @@ def _finished(
         targets=targets,
         filled=filled,
         padded=padded,
-        failed=tuple(failed[box] for box in sorted(failed)),
+        failed=tuple([failed[box] for box in sorted(failed)]),
         read_bytes=int(chunks.length[chunks.length > 0].sum()),
         decode_bytes=int(sizes[chunks.array[chunks.offset >= 0]].sum()),
     )
