@@ -67,7 +67,7 @@ def place_of(plan: BoxPlan, chunk: int) -> str:
 
 def box_errors(plan: BoxPlan, failed: dict[int, ChunkFailure]) -> tuple[BoxError, ...]:
     """Return one error for each box that is invalid, including those known from planning."""
-    found = {error.box: error for error in plan.failed}
+    found = plan.failed
     for chunk, failure in sorted(failed.items()):
         place = place_of(plan, chunk)
         mend = ": copy or write the store again" if failure.damage else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, IntArray, NDArray
+from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.boxes import BoxError, BoxRequest
 from rankwise.data.store.files import FactsCache, FileFacts
 from rankwise.data.store.plan.grids import Pieces, any_axis, distinct, expand, grid_of, of_arrays, ravel
@@ -90,9 +90,6 @@ class BoxPlan:
         targets: the places that they fill.
         filled: bool[B], boxes to initialise with the fill value, because they extend beyond their array.
         padded: boxes that are made from another region.
-        failed: errors of boxes that are known before reading.
-        read_bytes: encoded bytes to read, as far as known without reading the data.
-        decode_bytes: bytes to decode.
     """
 
     request: BoxRequest
@@ -100,15 +97,44 @@ class BoxPlan:
     chunks: ChunkTable
     targets: TargetTable
     filled: BoolArray
-    padded: tuple[PaddedBox, ...]
-    failed: tuple[BoxError, ...]
-    read_bytes: int
-    decode_bytes: int
+    padded: tuple[PaddedBox, ...] = ()
 
     @property
     def num_chunks(self) -> int:
         """Number of distinct chunks that it needs."""
         return len(self.chunks) + sum(padded.plan.num_chunks for padded in self.padded)
+
+    @property
+    def read_bytes(self) -> int:
+        """Encoded bytes to read, as far as known without reading the data."""
+        return int(np.maximum(self.chunks.length, 0).sum())
+
+    @property
+    def decode_bytes(self) -> int:
+        """Bytes to decode."""
+        sizes = np.array([meta.chunk_bytes for meta in self.request.arrays], dtype=np.int64)
+        return int(sizes[self.chunks.array[self.chunks.offset >= 0]].sum())
+
+    @property
+    def failed(self) -> dict[int, BoxError]:
+        """Errors that are known before reading, by box: those of chunks that could not be located."""
+        failed: dict[int, BoxError] = {}
+        for chunk in np.flatnonzero(self.chunks.offset == OUTSIDE).tolist():
+            facts = self.files[int(self.chunks.file[chunk])]
+            error, damage = _failure(facts)
+            for box in self.targets.box[self.targets.bounds[chunk] : self.targets.bounds[chunk + 1]].tolist():
+                failed.setdefault(box, BoxError(box=box, place=facts.path, error=error, damage=damage))
+        return failed
+
+
+def _failure(facts: FileFacts) -> tuple[DataError, bool]:
+    """Return why chunks of a file cannot be located, and whether its content is damaged."""
+    if isinstance(facts.error, DataError):
+        return facts.error, getattr(facts.error, "damage", True)
+    if facts.error is not None:
+        return DataError(f"cannot read the status of the file {facts.path}: {facts.error}"), False
+    what = f"the index of {facts.path} refers to bytes beyond the end of the file: it was truncated"
+    return DataError(f"{what}; copy or write it again"), True
 
 
 def make_plan(request: BoxRequest, facts_cache: FactsCache, *, like: BoxPlan | None = None) -> BoxPlan:
@@ -125,7 +151,7 @@ def make_plan(request: BoxRequest, facts_cache: FactsCache, *, like: BoxPlan | N
             request, like.chunks.array, like.chunks.number, like.chunks.coords, facts_cache
         )
         if (np.diff(position) == 1).all():  # else the chunks have another order in these files
-            return _finished(request, files, chunks, like.targets, filled=like.filled)
+            return replace(like, request=request, files=files, chunks=chunks)
     low, high = request.starts, request.starts + request.extents
     outside = padded = np.zeros(len(request), dtype=np.bool_)
     if request.pad is not None:  # else the request has refused boxes that extend beyond their array
@@ -141,8 +167,8 @@ def make_plan(request: BoxRequest, facts_cache: FactsCache, *, like: BoxPlan | N
     array = request.which[pieces.box[first]]
     files, chunks, position = _located(request, array, number[first], pieces.coords[first], facts_cache)
     targets = _targets(request, pieces, position[inverse], len(chunks))
-    padded_boxes = [_odd_box(request, box, facts_cache) for box in np.flatnonzero(padded).tolist()]
-    return _finished(request, files, chunks, targets, filled=outside & ~padded, padded=tuple(padded_boxes))
+    odd = tuple([_odd_box(request, box, facts_cache) for box in np.flatnonzero(padded).tolist()])
+    return BoxPlan(request=request, files=files, chunks=chunks, targets=targets, filled=outside & ~padded, padded=odd)
 
 
 def _same_boxes(request: BoxRequest, like: BoxPlan) -> bool:
@@ -216,45 +242,6 @@ def _targets(request: BoxRequest, pieces: Pieces, chunk: IntArray, num_chunks: i
         extent=pieces.extent.take(by_chunk, axis=0),
         dst_start=at.take(by_chunk),
     )
-
-
-def _finished(
-    request: BoxRequest,
-    files: tuple[FileFacts, ...],
-    chunks: ChunkTable,
-    targets: TargetTable,
-    *,
-    filled: BoolArray,
-    padded: tuple[PaddedBox, ...] = (),
-) -> BoxPlan:
-    sizes: NDArray = np.array([meta.chunk_bytes for meta in request.arrays], dtype=np.int64)
-    failed: dict[int, BoxError] = {}
-    for chunk in np.flatnonzero(chunks.offset == OUTSIDE).tolist():
-        facts = files[int(chunks.file[chunk])]
-        error, damage = _failure(facts)
-        for box in targets.box[targets.bounds[chunk] : targets.bounds[chunk + 1]].tolist():
-            failed.setdefault(box, BoxError(box=box, place=facts.path, error=error, damage=damage))
-    return BoxPlan(
-        request=request,
-        files=files,
-        chunks=chunks,
-        targets=targets,
-        filled=filled,
-        padded=padded,
-        failed=tuple([failed[box] for box in sorted(failed)]),
-        read_bytes=int(chunks.length[chunks.length > 0].sum()),
-        decode_bytes=int(sizes[chunks.array[chunks.offset >= 0]].sum()),
-    )
-
-
-def _failure(facts: FileFacts) -> tuple[DataError, bool]:
-    """Return why chunks of a file cannot be located, and whether its content is damaged."""
-    if isinstance(facts.error, DataError):
-        return facts.error, getattr(facts.error, "damage", True)
-    if facts.error is not None:
-        return DataError(f"cannot read the status of the file {facts.path}: {facts.error}"), False
-    what = f"the index of {facts.path} refers to bytes beyond the end of the file: it was truncated"
-    return DataError(f"{what}; copy or write it again"), True
 
 
 def _odd_box(request: BoxRequest, box: int, facts_cache: FactsCache) -> PaddedBox:
