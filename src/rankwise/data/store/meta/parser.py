@@ -138,7 +138,7 @@ def parse_array(document: Mapping[str, Any], attributes: Mapping[str, Any], *, z
         zarr_format=zarr_format,
         shape=found.shape,
         chunks=coding.chunks,
-        files=coding.files,
+        files=found.files,
         dtype=found.dtype,
         fill_value=found.fill_value,
         codec=coding.codec,
@@ -201,7 +201,7 @@ def _coding(document: Mapping[str, Any], found: InterpretedArray, zarr_format: i
     except UnsupportedError as unusual:
         index = index_layout(document["codecs"], found.files) if zarr_format == 3 else None
         codec = ChunkCodec(kind="zarr", why=str(unusual) if is_core(found.dtype) else why)
-        return Coding(chunks=found.chunks, files=found.files, codec=codec, index=index)
+        return Coding(chunks=found.chunks, codec=codec, index=index)
     if coding.chunks != found.chunks:
         raise UnreadableError(f"its chunks are {list(coding.chunks)} here but {list(found.chunks)} in zarr-python")
     return coding
