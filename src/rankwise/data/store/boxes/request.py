@@ -68,7 +68,7 @@ class BoxRequest:
         other = [f"{array.place} has {len(array.shape)}" for array in self.arrays if len(array.shape) != ndim]
         if other:
             raise ConfigError(f"boxes of shape {list(self.shape)} need arrays of {ndim} axes; {', '.join(other)}")
-        if self.starts.shape != (len(self.which), ndim) or any(extent < 1 for extent in self.shape):
+        if self.starts.shape != (len(self.which), ndim) or min(self.shape, default=1) < 1:
             raise ConfigError(
                 f"a request for {len(self.which)} boxes of shape {list(self.shape)} needs starts of shape "
                 f"{[len(self.which), ndim]} and extents >= 1; got starts of shape {list(self.starts.shape)}"

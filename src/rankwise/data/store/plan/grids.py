@@ -70,7 +70,7 @@ def distinct(
             by array and index; and int64[n], for each part which of these it is.
     """
     number = ravel(coords, of_arrays(grids, array, coords.shape[1]))
-    ends = [*itertools.accumulate((math.prod(grid) for grid in grids), initial=0)]
+    ends = [*itertools.accumulate(map(math.prod, grids), initial=0)]
     if ends[-1] > _LARGEST:  # absurdly large grids: slower, but without overflow
         rows = np.stack([array, number], axis=1)
         _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
