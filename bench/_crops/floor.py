@@ -88,8 +88,6 @@ def _tasks(plan: Any, out: np.ndarray) -> tuple[Any, np.ndarray]:
         dst_strides=np.array(out.strides[1:], dtype=np.int64) // out.itemsize,
         scale=None,
         offset_=None,
-        status=np.zeros(len(chunks), dtype=np.int32),
-        detail=np.zeros(len(chunks), dtype=np.int64),
     )
     return tasks, memory
 

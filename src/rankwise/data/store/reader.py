@@ -178,7 +178,7 @@ class BoxReader:
         for array in request.arrays:
             check_conversion(array.dtype, request.dtype, scaled=request.scale is not None, place=array.place)
         warn_arrays(request)
-        plan = make_plan(request, facts, self._context.plan_cache.serials.of, like=like)
+        plan = make_plan(request, facts, like=like)
         seconds = time.perf_counter() - started
         self._context.counters.add(ReaderStats(plan_s=seconds, retries=facts.num_retries - retries))
         return plan

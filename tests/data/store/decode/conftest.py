@@ -104,13 +104,13 @@ class Work:
             "extent": np.array([t[2] for t in self.targets], dtype=np.int64).reshape(-1, ndim),
             "dst_start": at.astype(np.int64),
             "dst_strides": strides,
-            "status": np.full(num, -1, dtype=np.int32),
-            "detail": np.zeros(num, dtype=np.int64),
         }
         if self.scaling is not None:
             tables["scale"] = np.array([pair[0] for pair in self.scaling], dtype=np.float64)
             tables["offset_"] = np.array([pair[1] for pair in self.scaling], dtype=np.float64)
-        return ChunkTasks(**(tables | changes))
+        tasks = ChunkTasks(**(tables | changes))
+        tasks.status[:] = -1  # so that a chunk that was left out shows
+        return tasks
 
     def empty(self):
         """An output whose every byte is the same, so that a stray write shows."""

@@ -92,7 +92,7 @@ def damaged(rng, frame):
 
 def tasks_of(kind, frame, dtype, *, source, keep, region):
     """Tasks of one chunk and one target."""
-    one = {name: np.zeros(1, dtype=np.int64) for name in ("offset", "decoded", "dst_start", "detail")}
+    one = {name: np.zeros(1, dtype=np.int64) for name in ("offset", "decoded", "dst_start")}
     start, extent = region
     return ChunkTasks(
         fd=np.full(1, -1),
@@ -106,7 +106,6 @@ def tasks_of(kind, frame, dtype, *, source, keep, region):
         src_start=np.array([start]),
         extent=np.array([extent]),
         dst_strides=np.array([SHAPE[1] * SHAPE[2], SHAPE[2], 1]),
-        status=np.full(1, -1, dtype=np.int32),
         **one,
     )
 

@@ -39,7 +39,7 @@ def raw_tasks(values, lengths, chunk):
         fill=np.zeros(1, dtype=values.dtype), chunk_shape=np.full((num, 1), chunk),
         bounds=np.searchsorted(begin // chunk, np.arange(num + 1)).astype(np.int64),
         src_start=(begin % chunk)[:, None], extent=count[:, None], dst_start=begin,
-        dst_strides=np.ones(1, dtype=np.int64), status=np.zeros(num, dtype=np.int32), detail=nothing.copy(),
+        dst_strides=np.ones(1, dtype=np.int64),
     )  # fmt: skip
     return tasks, np.searchsorted(ends, begin, side="right"), padded
 

@@ -8,7 +8,7 @@ from rankwise.data.store.decode import KIND_RAW, ChunkTasks
 
 def tables(**changes):
     """Two chunks of shape (4, 6), three targets, an output of shape (3, 4, 6)."""
-    zeros = {name: np.zeros(2, dtype=np.int64) for name in ("fd", "offset", "encoded", "decoded", "keep", "detail")}
+    zeros = {name: np.zeros(2, dtype=np.int64) for name in ("fd", "offset", "encoded", "decoded", "keep")}
     return (
         zeros
         | {
@@ -21,7 +21,6 @@ def tables(**changes):
             "extent": np.array([[4, 6], [3, 4], [1, 1]]),
             "dst_start": np.array([0, 24, 48]),
             "dst_strides": np.array([6, 1]),
-            "status": np.zeros(2, dtype=np.int32),
         }
         | changes
     )
@@ -31,8 +30,7 @@ def test_what_tasks_know_of_themselves():
     """Sizes, the part of each chunk that is needed, and how far into the output the targets reach."""
     tasks = ChunkTasks(**tables())
     assert len(tasks) == 2
-    assert tasks.ndim == 2
-    assert not tasks.scaled
+    assert tasks.status.tolist() == tasks.detail.tolist() == [0, 0]
     assert tasks.reach == 48
     assert tasks.unfit.tolist() == [False] * 3
     assert tasks.layout.size.tolist() == [48, 48]
@@ -45,7 +43,6 @@ def test_what_tasks_know_of_themselves():
     [
         ({"fd": np.zeros(3, dtype=np.int64)}, "offset must be int64"),
         ({"length": np.zeros(2)}, "length must be int64"),
-        ({"status": np.zeros(2, dtype=np.int64)}, "status must be int32"),
         ({"kind": np.zeros(4, dtype=np.int64)[::2]}, "kind must be int64"),
         ({"scale": np.ones(3)}, "offset_ must be float64"),
         ({"fill": np.zeros(3, dtype=np.uint16)}, "fill must be uint16"),

@@ -5,12 +5,16 @@ import pytest
 import zarr
 
 from rankwise.data.store import read_meta
-from rankwise.data.store.files import FactsCache, FileAddress
+from rankwise.data.store.files import FactsCache
 from rankwise.errors import DataError
 
 
-def look(facts_cache, meta, number, coords, serial=0):
-    (facts,) = facts_cache.look([FileAddress(serial=serial, number=number, array=meta, coords=coords)])
+def empty(**limits):
+    return FactsCache(None, lambda array: 0, **limits)
+
+
+def look(facts_cache, meta, number, coords):
+    (facts,) = facts_cache.look([meta], np.array([0]), np.array([number]), np.array([coords]))
     return facts
 
 
@@ -23,52 +27,52 @@ def meta(tmp_path):
 
 def test_an_index_is_read_once(meta):
     """Asking again touches no file."""
-    facts_cache = FactsCache(None)
-    facts = look(facts_cache, meta, 0, (0, 0), 0)
+    facts_cache = empty()
+    facts = look(facts_cache, meta, 0, (0, 0))
     assert facts.index.shape == (4, 2)
-    assert look(facts_cache, meta, 0, (0, 0), 0) is facts
+    assert look(facts_cache, meta, 0, (0, 0)) is facts
     assert facts_cache.num_looked_at == 1
 
 
 def test_a_file_that_was_never_written(meta):
     """No file is no error: its chunks are the fill value."""
-    facts = look(FactsCache(None), meta, 1, (1, 0))
+    facts = look(empty(), meta, 1, (1, 0))
     assert not facts.exists
     assert facts.index is None
 
 
 def test_memory_is_bounded(meta):
     """What was asked for least recently is forgotten."""
-    facts_cache = FactsCache(None, capacity_bytes=1300)
+    facts_cache = empty(capacity_bytes=1300)
     for number in range(5):
-        look(facts_cache, meta, 0, (0, 0), number)
+        look(facts_cache, meta, number, (0, 0))
     assert facts_cache.num_looked_at == 5
-    look(facts_cache, meta, 0, (0, 0), 4)
+    look(facts_cache, meta, 4, (0, 0))
     assert facts_cache.num_looked_at == 5
-    look(facts_cache, meta, 0, (0, 0), 0)
+    look(facts_cache, meta, 0, (0, 0))
     assert facts_cache.num_looked_at == 6
 
 
 def test_only_so_many_files_are_remembered(meta):
     """Where their number is limited, whatever they weigh."""
-    facts_cache = FactsCache(None, most_files=2)
-    for serial in (0, 1, 2, 1, 2):
-        look(facts_cache, meta, 0, (0, 0), serial)
+    facts_cache = empty(most_files=2)
+    for number in (0, 1, 2, 1, 2):
+        look(facts_cache, meta, number, (0, 0))
     assert facts_cache.num_looked_at == 3
-    look(facts_cache, meta, 0, (0, 0), 0)
+    look(facts_cache, meta, 0, (0, 0))
     assert facts_cache.num_looked_at == 4
 
 
 def test_a_folder_in_place_of_a_file(meta, tmp_path):
     """What is no file is not taken for a missing chunk."""
     (tmp_path / "a" / "c" / "1" / "0").mkdir(parents=True)
-    error = look(FactsCache(None), meta, 1, (1, 0))
+    error = look(empty(), meta, 1, (1, 0)).error
     assert isinstance(error, DataError)
     assert "not a regular file" in str(error)
 
 
 def test_the_index_is_that_of_the_file(meta):
     """Offsets and lengths are those of the chunks that zarr-python wrote."""
-    facts = look(FactsCache(None), meta, 0, (0, 0))
+    facts = look(empty(), meta, 0, (0, 0))
     assert (facts.index[:, 1] > 0).all()
     assert np.unique(facts.index[:, 0]).size == 4

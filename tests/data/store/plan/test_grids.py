@@ -26,7 +26,8 @@ def test_different_rows(size):
     """The same answer by marking, by sorting, and where the numbers of all arrays do not fit into 64 bits together."""
     rng = np.random.default_rng(size % 97)
     array, number = rng.integers(0, 4, 60), rng.choice([0, 1, 2, size // 2, size - 2, size - 1], 60)
-    first, which = distinct(array, number, [size] * 4)
+    numbers, first, which = distinct(array, number[:, None], [(size,)] * 4)
+    assert (numbers == number).all()
     pairs = list(zip(array.tolist(), number.tolist(), strict=True))
     assert [pairs[at] for at in first] == sorted(set(pairs))
     assert [pairs[first[at]] for at in which] == pairs

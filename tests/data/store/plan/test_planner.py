@@ -54,4 +54,4 @@ def test_a_plan_after_another_is_the_plan_alone(pairs, pair):
                     np.testing.assert_array_equal(one, other)
             assert [facts.path for facts in after.files] == [facts.path for facts in alone.files]
             assert (after.read_bytes, after.decode_bytes) == (alone.read_bytes, alone.decode_bytes)
-            assert after.failed == alone.failed == ()
+            assert after.failed == alone.failed == {}

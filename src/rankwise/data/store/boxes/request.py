@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
@@ -57,8 +56,6 @@ class BoxRequest:
 
     def __post_init__(self) -> None:
         self._check_tables()
-        self._check_runs()
-        self._check_scaling()
         if self.pad is None:
             self._refuse_outside()
         elif self.pad not in get_args(Pad):
@@ -68,10 +65,10 @@ class BoxRequest:
 
     def _check_tables(self) -> None:
         ndim = len(self.shape)
-        if any(array.ndim != ndim for array in self.arrays):
-            got = ", ".join(f"{array.place} has {array.ndim}" for array in self.arrays if array.ndim != ndim)
-            raise ConfigError(f"boxes of shape {list(self.shape)} need arrays of {ndim} axes; {got}")
-        if self.starts.shape != (len(self.which), ndim) or any(extent < 1 for extent in self.shape):
+        other = [f"{array.place} has {len(array.shape)}" for array in self.arrays if len(array.shape) != ndim]
+        if other:
+            raise ConfigError(f"boxes of shape {list(self.shape)} need arrays of {ndim} axes; {', '.join(other)}")
+        if self.starts.shape != (len(self.which), ndim) or min(self.shape, default=1) < 1:
             raise ConfigError(
                 f"a request for {len(self.which)} boxes of shape {list(self.shape)} needs starts of shape "
                 f"{[len(self.which), ndim]} and extents >= 1; got starts of shape {list(self.starts.shape)}"
@@ -87,17 +84,13 @@ class BoxRequest:
         far = max(longest, np.abs(self.starts).max(initial=0), -int(self.starts.min(initial=0)), *self.shape, 0)
         if far > _FARTHEST:
             raise ConfigError(f"boxes need starts and extents of at most 2^61 in magnitude, got {far}")
-
-    def _check_runs(self) -> None:
-        if self.runs is None:
-            return
-        if len(self.runs.lengths) != len(self.which) or self.shape[:1] != (1,) or self.pad is not None:
+        if self.runs is not None and (
+            len(self.runs.lengths) != len(self.which) or self.shape[:1] != (1,) or self.pad is not None
+        ):
             raise ConfigError(
                 f"runs need a length for each of the {len(self.which)} boxes, the shape of one row, [1, ...], and no "
                 f"pad; got {len(self.runs.lengths)} lengths, the shape {list(self.shape)} and pad={self.pad!r}"
             )
-
-    def _check_scaling(self) -> None:
         if (self.scale is None) != (self.offset is None):
             raise ConfigError("scale and offset must be given together: offset 0 or scale 1 changes nothing")
         for name, values in (("scale", self.scale), ("offset", self.offset)):
@@ -136,12 +129,6 @@ class BoxRequest:
         if self.runs is not None:
             extents[:, 0] = self.runs.lengths
         return extents
-
-    @property
-    def firsts(self) -> IntArray:
-        """int64[B], first element of each box in the flat output."""
-        places = np.arange(len(self), dtype=np.int64) if self.runs is None else self.runs.places
-        return places * math.prod(self.shape)
 
     @property
     def out_shape(self) -> tuple[int, ...]:

@@ -102,9 +102,9 @@ def _refuse_out_of_range(values: NDArray, dtype: DType, place: str) -> None:
         return
     limits = np.iinfo(dtype)
     low, high = values.min(), values.max()
-    # NaN fails both comparisons; Python numbers compare exactly
-    fits = float(low) > limits.min - 1 and float(high) < limits.max + 1 if values.dtype.kind == "f" else None
-    if fits is None:
+    if values.dtype.kind == "f":  # NaN fails both comparisons; Python numbers compare exactly
+        fits = float(low) > limits.min - 1 and float(high) < limits.max + 1
+    else:
         fits = int(low) >= limits.min and int(high) <= limits.max
     if not fits:
         raise DataError(

@@ -144,8 +144,6 @@ def _run(
         extent=_rows(_EXTENT, num),
         dst_start=np.arange(num) * int(np.prod(_EXTENT)),
         dst_strides=np.array([_EXTENT[1] * _EXTENT[2], _EXTENT[2], 1]),
-        status=np.full(num, OK, dtype=np.int32),
-        detail=np.zeros(num, dtype=np.int64),
     )
     decoder.run(tasks, 0, num, out, scratch)
     return tasks, out

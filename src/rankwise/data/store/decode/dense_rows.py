@@ -70,5 +70,5 @@ class DenseRows:
             raise ValueError(f"dense rows need a C-contiguous and writeable output of {wanted}, got {out.shape}")
         if tasks.reach >= len(self.spread.columns):
             raise ValueError(f"targets reach element {tasks.reach}, but there are {len(self.spread.columns)} columns")
-        if tasks.ndim != 1 or tasks.scaled or len(self.rows) != len(tasks.dst_start):
+        if len(tasks.dst_strides) != 1 or tasks.scale is not None or len(self.rows) != len(tasks.dst_start):
             raise ValueError("dense rows need unscaled targets of one axis, and a row for each")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankwise._process.forks import forks_wait
-from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.data.contract import DType, NDArray
 from rankwise.data.store.decode.decoder import Scratch, ThreadsDecoder, check_run
 from rankwise.data.store.decode.dense_rows import DenseRows
-from rankwise.data.store.decode.pairs import copies, is_castable, plane_for, plane_name
+from rankwise.data.store.decode.pairs import is_castable, plane_for, plane_name
 from rankwise.data.store.decode.tasks import KIND_FILL, SLOTS, ChunkTasks, address_of, memory_at
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelDecoder"]
 
-_FIRST_SLOT = SLOTS["first"] // 8
 _SLACK = 2**16
 
 
@@ -57,32 +56,13 @@ class KernelDecoder:
 
     def run(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
         """Process the chunks from `first` to `last`; see `Decoder.run`."""
-        stored = tasks.fill.dtype
-        if not is_castable(stored, out.dtype, scaled=tasks.scaled):
+        plane = self._plane(tasks.fill.dtype, out.dtype, scaled=tasks.scale is not None)
+        if plane == 0:
             self._others.run(tasks, first, last, out, scratch)
             return
         check_run(tasks, first, last, out)
-        if first == last:
-            return
-        self._write_job(tasks, first, last, out, scratch)
-        _write(scratch.job, plane=self._plane((stored, out.dtype, tasks.scaled)), spread=0)
-        self._run(address_of(scratch.job))
-
-    def _write_job(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
-        largest = int(tasks.layout.size[first:last].max())
-        # No encoder makes more bytes of a chunk: a longer one is damaged, and gets no memory
-        most = 2 * largest + _SLACK
-        longest = int(tasks.length[first:last].max(where=tasks.encoded[first:last] == 0, initial=0))
-        scratch.reserve(read_bytes=min(longest, most), decode_bytes=largest)
-        scratch.ensure_context(self._symbols.make_zstd_context, self._symbols.free_zstd_context)
-        unit = tasks.fill.itemsize
-        col_unit = unit if copies(tasks.fill.dtype, out.dtype, scaled=tasks.scaled) else 1
-        place = (len(tasks.layout.strides), out.itemsize, col_unit, address_of(out), 0)
-        fills = _fill_rows(tasks, first, last, scratch)
-        buffers = (address_of(scratch.read), len(scratch.read), address_of(scratch.decode))
-        settings = (first, last, *place, *fills, *buffers, scratch.context, self._compressors)
-        scratch.job[:_FIRST_SLOT] = tasks.addresses
-        scratch.job[_FIRST_SLOT : _FIRST_SLOT + len(settings)] = settings
+        if first < last:
+            self._run_job(tasks, first, last, out, scratch, plane=plane, spread=0)
 
     def spread(  # noqa: PLR0917
         self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch
@@ -91,23 +71,49 @@ class KernelDecoder:
         dense.check(tasks, out)
         if first == last:
             return
-        self._write_job(tasks, first, last, out, scratch)
-        stored, plane = tasks.fill.dtype, 0
-        if not copies(stored, out.dtype, scaled=False):
-            plane = self._plane((stored, out.dtype, False))
+        plane = 0
+        if tasks.fill.dtype != out.dtype:
+            plane = self._plane(tasks.fill.dtype, out.dtype, scaled=False)
             most = tasks.layout.extents[int(tasks.bounds[first]) : int(tasks.bounds[last])].max(initial=0)
             scratch.reserve(stage_bytes=int(most) * out.itemsize)
         scratch.reserve(blank_bytes=(dense.spread.width + 1) * out.itemsize)
-        spread = self._spread_loop(out.itemsize, dense.spread.columns.dtype, dense.place_dtype)
-        blank, stage = address_of(scratch.blank), address_of(scratch.stage)
-        _write(scratch.job, plane=plane, stage=stage, spread=spread, blank=blank, **dense.settings)
+        settings = {
+            "plane": plane, "stage": address_of(scratch.stage), "blank": address_of(scratch.blank),
+            "spread": self._spread_loop(out.itemsize, dense.spread.columns.dtype, dense.place_dtype),
+        }  # fmt: skip
+        self._run_job(tasks, first, last, out, scratch, **settings, **dense.settings)
+
+    def _run_job(
+        self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch, **settings: int
+    ) -> None:
+        largest = int(tasks.layout.size[first:last].max())
+        # No encoder makes more bytes of a chunk: a longer one is damaged, and gets no memory
+        most = 2 * largest + _SLACK
+        longest = int(tasks.length[first:last].max(where=tasks.encoded[first:last] == 0, initial=0))
+        scratch.reserve(read_bytes=min(longest, most), decode_bytes=largest)
+        scratch.ensure_context(self._symbols.make_zstd_context, self._symbols.free_zstd_context)
+        fill_rows, fill_step = _fill_rows(tasks, first, last, scratch)
+        copied = tasks.fill.dtype == out.dtype and tasks.scale is None
+        settings |= {
+            "col_unit": out.itemsize if copied else 1,
+            "first": first, "last": last, "axes": len(tasks.layout.strides), "dst_unit": out.itemsize,
+            "out": address_of(out), "fill_rows": fill_rows, "fill_step": fill_step,
+            "read_buffer": address_of(scratch.read), "read_bytes": len(scratch.read),
+            "decode_buffer": address_of(scratch.decode),
+            "context": scratch.context, "compressors": self._compressors,
+        }  # fmt: skip
+        scratch.job[: len(tasks.addresses)] = tasks.addresses
+        for slot, value in settings.items():
+            scratch.job[SLOTS[slot] // 8] = value
         self._run(address_of(scratch.job))
 
-    def _plane(self, key: tuple[DType, DType, bool]) -> int:
+    def _plane(self, stored: DType, wanted: DType, *, scaled: bool) -> int:
+        """Return the address of the loop for a pair of dtypes, 0 if there is none."""
+        key = stored, wanted, scaled
         if key not in self._planes:
-            stored, wanted, scaled = key
             name = plane_name(stored, wanted, scaled=scaled)
-            self._planes[key] = self._loop(name, lambda: plane_for(stored, wanted, scaled=scaled))
+            castable = is_castable(stored, wanted, scaled=scaled)
+            self._planes[key] = self._loop(name, lambda: plane_for(stored, wanted, scaled=scaled)) if castable else 0
         return self._planes[key]
 
     def _spread_loop(self, size: int, column: DType, place: DType) -> int:
@@ -142,11 +148,6 @@ class KernelDecoder:
         self.num_loaded += was_on_disk
         self.num_compiled += not was_on_disk
         return address
-
-
-def _write(job: IntArray, **settings: int) -> None:
-    for slot, value in settings.items():
-        job[SLOTS[slot] // 8] = value
 
 
 def _fill_rows(tasks: ChunkTasks, first: int, last: int, scratch: Scratch) -> tuple[int, int]:

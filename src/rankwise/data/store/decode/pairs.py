@@ -12,12 +12,12 @@ from rankwise.data.store.boxes.values import is_float
 if TYPE_CHECKING:
     from rankwise.data.store.decode.planes import PlaneLoop
 
-__all__ = ["copies", "is_castable", "plane_for", "plane_name"]
+__all__ = ["is_castable", "plane_for", "plane_name"]
 
 _CAST = "?bBhHiIlLqQefd"
 
 
-def copies(stored: DType, wanted: DType, *, scaled: bool) -> bool:
+def _copies(stored: DType, wanted: DType, *, scaled: bool) -> bool:
     """Whether elements are copied to the output unchanged."""
     return stored == wanted and not scaled
 
@@ -26,7 +26,7 @@ def is_castable(stored: DType, wanted: DType, *, scaled: bool) -> bool:
     """Whether there is a loop for a pair of dtypes; NumPy casts all others."""
     if stored.hasobject or not (stored.isnative and wanted.isnative):
         return False
-    if copies(stored, wanted, scaled=scaled):
+    if _copies(stored, wanted, scaled=scaled):
         return True
     if scaled and not is_float(wanted):
         return False
@@ -35,7 +35,7 @@ def is_castable(stored: DType, wanted: DType, *, scaled: bool) -> bool:
 
 def plane_name(stored: DType, wanted: DType, *, scaled: bool) -> str:
     """Return the name of the loop for a pair."""
-    if copies(stored, wanted, scaled=scaled):
+    if _copies(stored, wanted, scaled=scaled):
         return "copied"
     return f"{stored.name}_to_{wanted.name}{'_scaled' if scaled else ''}"
 
@@ -44,7 +44,7 @@ def plane_for(stored: DType, wanted: DType, *, scaled: bool) -> PlaneLoop:
     """Return the loop for a pair that `is_castable`. Needs numba."""
     from rankwise.data.store.decode import planes
 
-    if copies(stored, wanted, scaled=scaled):
+    if _copies(stored, wanted, scaled=scaled):
         return planes.copied_plane()
     source, source_is = _in_memory(stored)
     target, target_is = _in_memory(wanted)

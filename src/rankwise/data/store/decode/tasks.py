@@ -6,7 +6,7 @@ import ctypes
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +58,7 @@ class Layout:
     Attributes:
         size: int64[K], bytes of each decoded chunk.
         low: int64[K], first byte of each chunk that any target needs.
-        high: int64[K], end of the last byte that any target needs; `low` if there is no target.
+        high: int64[K], end of the last byte that any target needs; both 0 if there is no target.
         src_first: int64[T], first byte of each region in its chunk.
         extents: int64[T, A], extents of each region.
         src_strides: int64[K, A], bytes between neighbouring elements of a chunk along each axis.
@@ -84,7 +84,11 @@ class Layout:
         of_targets = np.repeat(strides, np.diff(tasks.bounds), axis=0)
         first = np.einsum("ij,ij->i", tasks.src_start, of_targets) * itemsize
         end = first + (np.einsum("ij,ij->i", tasks.extent - 1, of_targets) + 1) * itemsize
-        low, high = _per_chunk(first, end, tasks.bounds)
+        low, high = np.zeros((2, len(tasks.chunk_shape)), dtype=np.int64)
+        some = np.flatnonzero(np.diff(tasks.bounds))  # `reduceat` knows no empty ranges
+        if len(some):
+            low[some] = np.minimum.reduceat(first, tasks.bounds[some])
+            high[some] = np.maximum.reduceat(end, tasks.bounds[some])
         axes, extents = _merged(tasks.extent, of_targets, tasks.dst_strides)
         return cls(
             size=sizes[:, -1] * itemsize,
@@ -95,16 +99,6 @@ class Layout:
             src_strides=np.ascontiguousarray(strides[:, axes] * itemsize),
             strides=np.ascontiguousarray(tasks.dst_strides[axes]),
         )
-
-
-def _per_chunk(first: IntArray, end: IntArray, bounds: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the smallest `first` and the largest `end` of each chunk; 0 and 0 without targets."""
-    low, high = np.zeros((2, len(bounds) - 1), dtype=np.int64)
-    some = np.flatnonzero(np.diff(bounds))
-    if len(some):
-        low[some] = np.minimum.reduceat(first, bounds[some])
-        high[some] = np.maximum.reduceat(end, bounds[some])
-    return low, high
 
 
 def _merged(extent: IntArray, strides: IntArray, dst_strides: IntArray) -> tuple[list[int], IntArray]:
@@ -125,6 +119,8 @@ def _merged(extent: IntArray, strides: IntArray, dst_strides: IntArray) -> tuple
 
 
 KIND_RAW, KIND_ZSTD, KIND_BLOSC, KIND_LZ4, KIND_FILL = range(5)
+
+_INT64 = np.dtype(np.int64)
 
 # The tables in the order of their addresses in the job of the compiled loop.
 TASK_FIELDS = (
@@ -184,54 +180,48 @@ class ChunkTasks:
     dst_strides: IntArray
     scale: FloatArray | None = None
     offset_: FloatArray | None = None
-    status: npt.NDArray[np.int32]
-    detail: IntArray
-    unfit: BoolArray = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    status: npt.NDArray[np.int32] = field(init=False)
+    detail: IntArray = field(init=False)
+    unfit: BoolArray = field(init=False)
     reach: int = field(init=False)
     layout: Layout = field(init=False, repr=False)
     addresses: IntArray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.unfit) == 0:
-            object.__setattr__(self, "unfit", np.zeros(len(self.dst_start), dtype=np.bool_))
         self._check_tables()
-        object.__setattr__(self, "reach", self._checked_reach())
-        object.__setattr__(self, "layout", Layout.of(self))
-        tables = [getattr(self, name) for name in TASK_FIELDS]
-        tables += [getattr(self.layout, name) for name in LAYOUT_FIELDS]
-        addresses = [0 if table is None else address_of(table) for table in tables]
-        object.__setattr__(self, "addresses", np.array(addresses, dtype=np.int64))
+        made: dict[str, object] = {
+            "status": np.zeros(len(self.fd), dtype=np.int32),
+            "detail": np.zeros(len(self.fd), dtype=np.int64),
+            "unfit": np.zeros(len(self.dst_start), dtype=np.bool_),
+            "reach": self._checked_reach(),
+            "layout": Layout.of(self),
+        }
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+        addresses = np.zeros(len(TASK_FIELDS) + len(LAYOUT_FIELDS), dtype=np.int64)
+        for at, name in enumerate(TASK_FIELDS + LAYOUT_FIELDS):
+            table = getattr(self if at < len(TASK_FIELDS) else self.layout, name)
+            addresses[at] = 0 if table is None else address_of(table)
+        object.__setattr__(self, "addresses", addresses)
 
     def __len__(self) -> int:
         """Number of chunks."""
         return len(self.fd)
 
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.dst_strides)
-
-    @property
-    def scaled(self) -> bool:
-        """Whether elements are scaled."""
-        return self.scale is not None
-
     def _check_tables(self) -> None:
         chunks, targets, axes = len(self.fd), len(self.dst_start), len(self.dst_strides)
-        wanted: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(TASK_FIELDS[:7], ((chunks,), np.int64))
-        wanted |= {
-            "detail": ((chunks,), np.int64),
-            "status": ((chunks,), np.int32),
-            "bounds": ((chunks + 1,), np.int64),
-        }
-        wanted |= {"chunk_shape": ((chunks, axes), np.int64), "dst_strides": ((axes,), np.int64)}
-        wanted |= {"src_start": ((targets, axes), np.int64), "extent": ((targets, axes), np.int64)}
-        wanted |= {"dst_start": ((targets,), np.int64), "unfit": ((targets,), np.bool_)}
-        wanted |= {"fill": ((1 if len(self.fill) == 1 else chunks,), self.fill.dtype)}
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(TASK_FIELDS[:7], (chunks,))
+        shapes |= {"fill": (1 if len(self.fill) == 1 else chunks,), "chunk_shape": (chunks, axes)}
+        shapes |= {"bounds": (chunks + 1,), "dst_start": (targets,), "dst_strides": (axes,)}
+        shapes |= dict.fromkeys(("src_start", "extent"), (targets, axes))
         if self.scale is not None or self.offset_ is not None:
-            wanted |= {"scale": ((targets,), np.float64), "offset_": ((targets,), np.float64)}
-        for name, (shape, dtype) in wanted.items():
-            _check_table(name, getattr(self, name), shape, dtype)
+            shapes |= dict.fromkeys(("scale", "offset_"), (targets,))
+        dtypes = {"fill": self.fill.dtype, "scale": np.dtype(np.float64), "offset_": np.dtype(np.float64)}
+        for name, shape in shapes.items():
+            table, dtype = getattr(self, name), dtypes.get(name, _INT64)
+            if table is None or table.shape != shape or table.dtype != dtype or not table.flags.c_contiguous:
+                got = "None" if table is None else f"{table.dtype}{list(table.shape)}"
+                raise ValueError(f"table {name} must be {dtype}{list(shape)}, C-contiguous; got {got}")
 
     def _checked_reach(self) -> int:
         """Return the last element that is written. Everything that a compiled loop cannot check is checked here."""
@@ -259,12 +249,6 @@ def memory_at(address: int, num_bytes: int) -> NDArray:
     """Return the bytes at an address as an array, without copying."""
     view: NDArray = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
     return view
-
-
-def _check_table(name: str, table: NDArray | None, shape: tuple[int, ...], dtype: Any) -> None:
-    if table is None or table.shape != shape or table.dtype != dtype or not table.flags.c_contiguous:
-        got = "None" if table is None else f"{table.dtype}{list(table.shape)}"
-        raise ValueError(f"table {name} must be {np.dtype(dtype)}{list(shape)}, C-contiguous; got {got}")
 
 
 _NAMES = (

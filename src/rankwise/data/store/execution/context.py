@@ -53,9 +53,9 @@ class ReaderContext:
         self.crew = crew
         self.counters = Tally(ReaderStats())
         self.remote = RemoteFiles(remote)
-        self.facts = FactsCache(self.remote, most_files=max_indexes)
-        self.handles = HandleCache(max_open_files)
         self.plan_cache = PlanCache(cache, everything=keep_all)
+        self.facts = FactsCache(self.remote, self.plan_cache.serials.of, most_files=max_indexes)
+        self.handles = HandleCache(max_open_files)
         self.slow = SlowArrays(self.remote, adopted, self.facts.array_check)
         # One for each thread that works at the same time. Not thread-locals: `close` reaches the memory of all threads,
         # and idle threads keep none. No lock: each operation of a deque is atomic.

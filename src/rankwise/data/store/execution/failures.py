@@ -13,7 +13,7 @@ import numpy as np
 from rankwise._process.place import speaking_rank
 from rankwise.data.contract import BoolArray, DType, IntArray
 from rankwise.data.store.boxes import BoxError, BoxRequest, conversion_loss
-from rankwise.data.store.files import ArrayCheck, local_identity
+from rankwise.data.store.files import ArrayCheck
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.shard import MISSING
@@ -64,8 +64,8 @@ def _place_of(plan: BoxPlan, chunk: int) -> str:
 
 
 def box_errors(plan: BoxPlan, failed: dict[int, ChunkFailure]) -> dict[int, BoxError]:
-    """Return one error for each box with an unreadable chunk, including those known from planning."""
-    found = {error.box: error for error in plan.failed}
+    """Return one error for each box that is invalid, including those known from planning."""
+    found = plan.failed
     for chunk, failure in sorted(failed.items()):
         place = _place_of(plan, chunk)
         mend = ": copy or write the store again" if failure.damage else ""
@@ -112,15 +112,11 @@ def changed_chunks(plan: BoxPlan, array_check: ArrayCheck) -> dict[int, ChunkFai
     """Return the chunks on local disks that differ from what the plan and the caches know.
 
     Their file was replaced, modified, removed, or created, or their whole array was replaced. This asks the system,
-    because open files and cached chunks still give the old data. Shards are checked for each plan, since their index is
-    older than their bytes; files of one chunk are checked only now and then.
+    because open files and cached chunks still give the old data.
     """
     found, now_s = dict[int, ChunkFailure](), time.monotonic()
     for number, facts in enumerate(plan.files):
-        if (facts.index is None and not array_check.is_due(facts.path, now_s)) or facts.is_remote:
-            continue
-        if facts.identity != local_identity(facts.path):
-            array_check.suspect(facts.path)
+        if array_check.replaced(facts, now_s):
             found |= dict.fromkeys(np.flatnonzero(plan.chunks.file == number).tolist(), ChunkFailure(REPLACED))
     for which in np.unique(plan.chunks.array).tolist():
         array = plan.request.arrays[which]

@@ -173,8 +173,6 @@ class FastChunks:
             dst_strides=np.cumprod((1, *request.shape[:0:-1]), dtype=np.int64)[::-1].copy(),
             scale=None if request.scale is None else request.scale[request.which[box]],
             offset_=None if request.offset is None else request.offset[request.which[box]],
-            status=np.zeros(num, dtype=np.int32),
-            detail=np.zeros(num, dtype=np.int64),
         )
 
     def _run(self, first: int, last: int, requested: _Requested | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import stat
 import threading
@@ -14,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankwise.data.contract import IntArray
-from rankwise.data.store.files.handles import identity_of
+from rankwise.data.store.files.handles import identity_of, local_identity
 from rankwise.data.store.meta import ArrayMeta, read_meta
-from rankwise.data.store.meta.documents import Stamp, stamp_document
 from rankwise.data.store.remote import Part, RemoteFiles, TransferError
 from rankwise.data.store.shard import IndexLayout, decode_index, read_index
 from rankwise.errors import DataError
 
-__all__ = ["PAUSES_S", "ArrayCheck", "FactsCache", "FileAddress", "FileFacts", "is_temporary", "retry_failed"]
+__all__ = ["PAUSES_S", "ArrayCheck", "FactsCache", "FileFacts", "is_temporary", "retry_failed"]
 
 PAUSES_S = (0.05, 0.25, 1.0)
 
@@ -64,7 +62,7 @@ _V3 = 3
 
 
 class ArrayCheck:
-    """Checks the metadata of arrays again; thread-safe.
+    """Checks whether files and the metadata of arrays have changed; thread-safe.
 
     Behind a URL it checks once, when the first of an array's objects is missing: missing objects are the fill value
     only if the array exists. On local disks it checks at each read whether the document was written since.
@@ -73,7 +71,7 @@ class ArrayCheck:
     def __init__(self, remote: RemoteFiles) -> None:
         self._remote = remote
         self._known: dict[str, DataError | None] = {}
-        self._stamps: dict[str, Stamp | None] = {}
+        self._stamps: dict[str, tuple[int, ...]] = {}
         self._looked_s: dict[str, float] = {}
         # Guards the results and stamps; disks and stores are read without it, however long that takes. Two threads may
         # check the same array: they get the same answer.
@@ -86,30 +84,33 @@ class ArrayCheck:
             self._stamps.clear()
             self._looked_s.clear()
 
-    def is_due(self, path: str, now_s: float) -> bool:
-        """Return whether a file of one chunk is due for a check, and record the check.
+    def replaced(self, facts: FileFacts, now_s: float) -> bool:
+        """Return whether a local file is another one than its facts say, or was removed, or created.
 
-        Such a file is complete, old or new, whenever it was read, and loaders prefetch by more than this interval.
-        Checking every file of every batch would cost a tenth of the time if chunks are small and cached.
+        Shards are checked each time, since their index is older than their bytes; files of one chunk every half second:
+        they are complete, old or new, whenever they were read, and loaders prefetch by more than that. Checking every
+        file of every batch would cost a tenth of the time if chunks are small and cached.
         """
-        # Without the lock, because it is called for every file of every batch. Each line is atomic: at worst two
-        # threads check the same file, or all files are checked once too often.
-        if now_s - self._looked_s.get(path, -LOOK_AGAIN_S) < LOOK_AGAIN_S:
+        path = facts.path
+        if facts.is_remote:
             return False
-        if len(self._looked_s) >= _MOST_STAMPS:
-            self._looked_s.clear()
-        self._looked_s[path] = now_s
+        if facts.index is None:
+            # Without the lock, because this is called for every file of every batch. Each line is atomic: at worst two
+            # threads check the same file, or all files are checked once too often.
+            if now_s - self._looked_s.get(path, -LOOK_AGAIN_S) < LOOK_AGAIN_S:
+                return False
+            if len(self._looked_s) >= _MOST_STAMPS:
+                self._looked_s.clear()
+            self._looked_s[path] = now_s
+        if facts.identity == local_identity(path):
+            return False
+        self._looked_s.pop(path, None)  # from now on at every read: the data read before must not pass as current
         return True
-
-    def suspect(self, path: str) -> None:
-        """Check a changed file at every read from now on: the data read before must not pass as current."""
-        self._looked_s.pop(path, None)
 
     def changed(self, array: ArrayMeta) -> DataError | None:
         """Return the error of a local array that was resized, replaced or removed since its first read, else None."""
-        name = "zarr.json" if array.zarr_format == _V3 else ".zarray"
         # Taken before the document is read: a write in between gives another stamp at the next check.
-        stamp = stamp_document(array.place, name)
+        stamp = local_identity(_document(array))
         with self._lock:
             # the first thread that reads an array sets the stamp for all later checks
             if self._stamps.setdefault(array.place, stamp) == stamp:
@@ -134,7 +135,7 @@ class ArrayCheck:
         with self._lock:
             if array.place in self._known:
                 return self._known[array.place]
-        url = f"{array.place}/{'zarr.json' if array.zarr_format == _V3 else '.zarray'}"
+        url = _document(array)
         try:
             found = self._remote.size(url)
         except DataError as error:
@@ -144,6 +145,10 @@ class ArrayCheck:
         with self._lock:
             self._known[array.place] = answer
         return answer
+
+
+def _document(array: ArrayMeta) -> str:
+    return f"{array.place}/{'zarr.json' if array.zarr_format == _V3 else '.zarray'}"
 
 
 _CAPACITY_BYTES = 64 * 2**20
@@ -163,13 +168,16 @@ class FileFacts:
         etag: the version of a remote object, None if unknown.
         index: int64[chunks of a shard, 2], offset and length of each, see `read_index`; None if the whole file is
             one chunk.
+        error: why nothing else is known: it is no file, is shorter than its index, has a damaged index, cannot be
+            read, or is missing with its whole array.
     """
 
     path: str
-    size: int
-    identity: tuple[object, ...]
-    index: IntArray | None
+    size: int = 0
+    identity: tuple[object, ...] = ()
     etag: str | None = None
+    index: IntArray | None = None
+    error: DataError | OSError | None = None
 
     @property
     def exists(self) -> bool:
@@ -181,27 +189,10 @@ class FileFacts:
         """Whether it lies behind a URL."""
         return "://" in self.path
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FileAddress:
-    """A file of an array, given by coordinates.
-
-    Attributes:
-        serial: identifies the array.
-        number: the file's index in the array's grid of files.
-        array: the array.
-        coords: coordinates of the file in that grid.
-    """
-
-    serial: int
-    number: int
-    array: ArrayMeta
-    coords: tuple[int, ...]
-
     @property
-    def path(self) -> str:
-        """Local path or URL."""
-        return f"{self.array.place}/{self.array.keys.key(self.coords)}"
+    def num_bytes(self) -> int:
+        """Approximate size in memory."""
+        return _OVERHEAD_BYTES + (0 if self.index is None else self.index.nbytes)
 
 
 class FactsCache:
@@ -211,6 +202,7 @@ class FactsCache:
 
     Args:
         remote: the reader of object stores.
+        serial: returns a number that identifies an array.
         capacity_bytes: approximate limit for the bytes of remembered indexes.
         most_files: limit for remembered files; None = as many as the bytes allow.
 
@@ -219,12 +211,18 @@ class FactsCache:
     """
 
     def __init__(
-        self, remote: RemoteFiles, capacity_bytes: int = _CAPACITY_BYTES, *, most_files: int | None = None
+        self,
+        remote: RemoteFiles,
+        serial: Callable[[ArrayMeta], int],
+        capacity_bytes: int = _CAPACITY_BYTES,
+        *,
+        most_files: int | None = None,
     ) -> None:
         self._remote = remote
+        self._serial = serial
         self._capacity = capacity_bytes
         self._most_files = most_files
-        self._held: OrderedDict[tuple[int, int], FileFacts] = OrderedDict()
+        self._held: OrderedDict[tuple[int, int], FileFacts] = OrderedDict()  # by serial and number
         self._held_bytes = 0
         # Guards the table, its bytes and the counts. Facts never change: they may be used without it.
         self._lock = threading.Lock()
@@ -240,122 +238,119 @@ class FactsCache:
             self._held_bytes = 0
         self.array_check.forget()
 
-    def cached(self, keys: Sequence[tuple[int, int]]) -> list[FileFacts | None]:
-        """Return the known facts of files, None for the others; a key is serial and number of a `FileAddress`."""
-        with self._lock:
-            found = [self._touch(key) for key in keys]
-            self.num_recalled += sum(facts is not None for facts in found)
-            return found
+    def look(
+        self, arrays: Sequence[ArrayMeta], which: IntArray, number: IntArray, coords: IntArray
+    ) -> tuple[FileFacts, ...]:
+        """Return the facts of F different files, in their order.
 
-    def look(self, files: Sequence[FileAddress]) -> list[FileFacts | DataError | OSError]:
-        """Return the facts of files, in their order; for a file that cannot be read, its error.
-
-        A DataError means that it is not a file, is shorter than its index, or has a damaged index. Storage errors that
-        may be temporary are returned only if they persist.
+        Args:
+            arrays: arrays.
+            which: int64[F], index of each file's array.
+            number: int64[F], index of the file in its array's grid of files.
+            coords: int64[F, ndim], the same as coordinates.
         """
+        owners = which.tolist()
+        serials = {owner: self._serial(arrays[owner]) for owner in set(owners)}
+        keys = [(serials[owner], at) for owner, at in zip(owners, number.tolist(), strict=True)]
         with self._lock:
-            found: list[FileFacts | DataError | OSError | None] = [
-                self._touch((file.serial, file.number)) for file in files
-            ]
-        # From here on without the lock: this may take a second, and other threads plan other files meanwhile.
-        absent = [at for at, facts in enumerate(found) if facts is None]
-        far = [at for at in absent if files[at].array.is_remote]
-        for at, answer in zip(far, _look_at_remote([files[k] for k in far], self._remote), strict=True):
-            found[at] = answer
-        for at in absent:
-            found[at] = found[at] or _caught(files[at])
+            found = {key: self._held[key] for key in keys if key in self._held}
+            for key in found:
+                self._held.move_to_end(key)
+            self.num_recalled += len(found)
+        new = [at for at, key in enumerate(keys) if key not in found]
+        if new:
+            # Without the lock: this may take a second, and other threads plan other files meanwhile.
+            read = self._read([arrays[owners[at]] for at in new], coords[new].tolist())
+            found |= dict(zip([keys[at] for at in new], read, strict=True))
+            self._keep([(keys[at], facts) for at, facts in zip(new, read, strict=True) if facts.error is None])
+        gone: dict[int, DataError | OSError | None] = {}
+        for key, owner in zip(keys, owners, strict=True):
+            if not found[key].exists:  # its chunks are the fill value, but only if there is an array
+                if owner not in gone:
+                    gone[owner] = self._array_error(arrays[owner])
+                if gone[owner] is not None:
+                    found[key] = FileFacts(path=found[key].path, error=gone[owner])
+        return tuple([found[key] for key in keys])
 
-        def again(at: int) -> None:
-            found[at] = _caught(files[at])
+    def _read(self, arrays: list[ArrayMeta], coords: list[list[int]]) -> list[FileFacts]:
+        """Read facts; storage errors that may be temporary are returned only if they persist."""
+        paths = [f"{array.place}/{array.keys.key(tuple(at))}" for array, at in zip(arrays, coords, strict=True)]
+        # there is no request for an object that is one chunk before it is read
+        found = [
+            FileFacts(path=path, size=_UNASKED) if array.is_remote else _read_local(array, path)
+            for array, path in zip(arrays, paths, strict=True)
+        ]
 
-        retries = retry_failed(lambda: [at for at, answer in enumerate(found) if is_temporary(answer)], again)
+        def read_again(at: int) -> None:
+            found[at] = _read_local(arrays[at], paths[at])
+
+        retries = retry_failed(lambda: [at for at, facts in enumerate(found) if is_temporary(facts.error)], read_again)
         with self._lock:
             self.num_retries += retries
-        for at in absent:
-            seen = found[at]
-            if isinstance(seen, FileFacts):
-                with self._lock:
-                    self._keep((files[at].serial, files[at].number), seen)
-        return [facts for facts in found if facts is not None]
+        shards = {at: array.index for at, array in enumerate(arrays) if array.is_remote and array.index is not None}
+        if shards:
+            answers = _read_remote([(paths[at], layout) for at, layout in shards.items()], self._remote)
+            for at, facts in zip(shards, answers, strict=True):
+                found[at] = facts
+        return found
 
-    def _touch(self, key: tuple[int, int]) -> FileFacts | None:
-        facts = self._held.get(key)
-        if facts is not None:
-            self._held.move_to_end(key)
-        return facts
+    def _keep(self, read: list[tuple[tuple[int, int], FileFacts]]) -> None:
+        with self._lock:
+            self.num_looked_at += len(read)
+            for key, facts in read:
+                old = self._held.pop(key, None)  # another thread may have read it at the same time
+                self._held[key] = facts
+                self._held_bytes += facts.num_bytes - (0 if old is None else old.num_bytes)
+            most = len(self._held) if self._most_files is None else self._most_files
+            while len(self._held) > 1 and (self._held_bytes > self._capacity or len(self._held) > most):
+                self._held_bytes -= self._held.popitem(last=False)[1].num_bytes
 
-    def _keep(self, key: tuple[int, int], facts: FileFacts) -> None:
-        self.num_looked_at += 1
-        old = self._held.pop(key, None)  # another thread may have read it at the same time
-        self._held_bytes -= 0 if old is None else _weight(old)
-        self._held[key] = facts
-        self._held_bytes += _weight(facts)
-        most = len(self._held) if self._most_files is None else self._most_files
-        while len(self._held) > 1 and (self._held_bytes > self._capacity or len(self._held) > most):
-            _, old = self._held.popitem(last=False)
-            self._held_bytes -= _weight(old)
-
-
-def _weight(facts: FileFacts) -> int:
-    return _OVERHEAD_BYTES + (0 if facts.index is None else facts.index.nbytes)
-
-
-def _caught(file: FileAddress) -> FileFacts | DataError | OSError:
-    try:
-        return _look_at(file.array, file.path)
-    except (DataError, OSError) as error:
-        return error
+    def _array_error(self, array: ArrayMeta) -> DataError | OSError | None:
+        """Return the error of an array that was moved or unmounted."""
+        if array.is_remote:
+            return self.array_check.trouble(array)
+        if any((Path(array.place) / name).exists() for name in ("zarr.json", ".zarray")):
+            return None
+        return FileNotFoundError(
+            f"the array {array.place} was moved, deleted or unmounted after it was opened: restore it"
+        )
 
 
-def _look_at(array: ArrayMeta, path: str) -> FileFacts:
+def _read_local(array: ArrayMeta, path: str) -> FileFacts:
     try:
         status = os.stat(path)  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError):
-        return FileFacts(path=path, size=_ABSENT, identity=(), index=None)
+        return FileFacts(path=path, size=_ABSENT)
+    except OSError as error:
+        return FileFacts(path=path, error=error)
     if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{path} should be a chunk of an array, but is not a regular file")
-    index = None
-    if array.index is not None:
-        index = read_index(Path(path), array.index).reshape(math.prod(array.index.chunks_per_shard), 2)
+        refused = DataError(f"{path} should be a chunk of an array, but is not a regular file")
+        return FileFacts(path=path, error=refused)
+    try:
+        index = None if array.index is None else read_index(Path(path), array.index).reshape(-1, 2)
+    except (DataError, OSError) as error:
+        return FileFacts(path=path, error=error)
     return FileFacts(path=path, size=status.st_size, identity=identity_of(status), index=index)
 
 
-def _look_at_remote(files: Sequence[FileAddress], remote: RemoteFiles) -> list[FileFacts | DataError]:
-    """Return the facts of objects; the indexes of shards are requested concurrently, as far as the options allow.
-
-    There is no request for an object that is one chunk before it is read.
-    """
-    answers: list[FileFacts | DataError] = [
-        FileFacts(path=file.path, size=_UNASKED, identity=(), index=None) for file in files
-    ]
-    for at_end in (True, False):
-        shards = [k for k, file in enumerate(files) if file.array.index and file.array.index.at_end == at_end]
-        if not shards:
-            continue
-        wanted = [(files[k].path, _layout(files[k]).num_bytes) for k in shards]
-        parts = remote.read_tails(wanted) if at_end else remote.read_heads(wanted)
-        for k, part in zip(shards, parts, strict=True):
-            answers[k] = part if isinstance(part, DataError) else _shard_facts(files[k], part)
-    return answers
+def _read_remote(shards: list[tuple[str, IndexLayout]], remote: RemoteFiles) -> list[FileFacts]:
+    """Return the facts of shards; their indexes are requested concurrently, as far as the options allow."""
+    found: list[FileFacts] = [FileFacts(path=path, size=_ABSENT) for path, _ in shards]
+    for at_end, read in ((True, remote.read_tails), (False, remote.read_heads)):
+        members = [at for at, (_, layout) in enumerate(shards) if layout.at_end == at_end]
+        parts = read((path, layout.num_bytes) for path, layout in (shards[at] for at in members))
+        for at, part in zip(members, parts, strict=True):
+            path, layout = shards[at]
+            if isinstance(part, DataError):
+                found[at] = FileFacts(path=path, error=part)
+            elif part is not None:
+                found[at] = _of_part(path, layout, part)
+    return found
 
 
-def _shard_facts(file: FileAddress, part: Part | None) -> FileFacts | DataError:
-    if part is None:
-        return FileFacts(path=file.path, size=_ABSENT, identity=(), index=None)
-    layout = _layout(file)
+def _of_part(path: str, layout: IndexLayout, part: Part) -> FileFacts:
     try:
-        index = decode_index(bytes(part.data), layout, size=part.size, place=file.path)
+        index = decode_index(bytes(part.data), layout, size=part.size, place=path).reshape(-1, 2)
     except DataError as error:
-        return error
-    return FileFacts(
-        path=file.path,
-        size=part.size,
-        identity=(),
-        index=index.reshape(math.prod(layout.chunks_per_shard), 2),
-        etag=part.etag,
-    )
-
-
-def _layout(file: FileAddress) -> IndexLayout:
-    assert file.array.index is not None
-    return file.array.index
+        return FileFacts(path=path, error=error)
+    return FileFacts(path=path, size=part.size, index=index, etag=part.etag)

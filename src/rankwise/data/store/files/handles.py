@@ -108,7 +108,14 @@ class HandleCache:
         if handle is None:
             # Paths that share a door only wait longer. A door is taken before the lock, and no thread takes two doors.
             with self._doors[hash(path) % _NUM_DOORS]:
-                handle = self._known(path) or self._opened(path)  # the previous holder of the door may have opened it
+                handle = self._known(path)  # the previous holder of the door may have opened it
+                if handle is None:
+                    handle = OpenFile(path)  # without the lock: on a network file system this can take long
+                    with self._lock:
+                        self.num_opened += 1
+                        self._open[path] = handle
+                        while len(self._open) > self.capacity:
+                            self._open.popitem(last=False)
         return handle
 
     def _known(self, path: str) -> OpenFile | None:
@@ -117,15 +124,6 @@ class HandleCache:
             if handle is not None:
                 self._open.move_to_end(path)
             return handle
-
-    def _opened(self, path: str) -> OpenFile:
-        handle = OpenFile(path)  # outside the lock: on a network file system this can take long
-        with self._lock:
-            self.num_opened += 1
-            self._open[path] = handle
-            while len(self._open) > self.capacity:
-                self._open.popitem(last=False)
-        return handle
 
     def forget(self, path: str) -> None:
         """Open the file again next time."""

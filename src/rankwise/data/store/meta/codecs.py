@@ -104,13 +104,11 @@ class Coding:
 
     Attributes:
         chunks: shape of an inner chunk.
-        files: shape of the part in one file.
         codec: encoding of an inner chunk.
         index: layout of the index of shards, if there are shards.
     """
 
     chunks: tuple[int, ...]
-    files: tuple[int, ...]
     codec: ChunkCodec
     index: IndexLayout | None
 
@@ -129,12 +127,11 @@ def v3_coding(codecs: Any, grid: tuple[int, ...], dtype: DType) -> Coding:
     if type(codecs) is not list or not codecs:
         raise UnsupportedError(f"codecs {codecs!r}")
     if _name(codecs[0]) != "sharding_indexed":
-        return Coding(chunks=grid, files=grid, codec=ChunkCodec(kind=_chain(codecs, dtype)), index=None)
+        return Coding(chunks=grid, codec=ChunkCodec(kind=_chain(codecs, dtype)), index=None)
     index = _index_layout(codecs, grid)
     config = codecs[0]["configuration"]
     chunks = tuple(config["chunk_shape"])
-    kind = _chain(config.get("codecs"), dtype)
-    return Coding(chunks=chunks, files=grid, codec=ChunkCodec(kind=kind), index=index)
+    return Coding(chunks=chunks, codec=ChunkCodec(kind=_chain(config.get("codecs"), dtype)), index=index)
 
 
 def v2_coding(document: Mapping[str, Any], chunks: tuple[int, ...], *, big_endian: bool) -> Coding:
@@ -150,7 +147,7 @@ def v2_coding(document: Mapping[str, Any], chunks: tuple[int, ...], *, big_endia
     if big_endian:
         raise UnsupportedError("big-endian")
     kind = _compressor(document.get("compressor"))
-    return Coding(chunks=chunks, files=chunks, codec=ChunkCodec(kind=kind), index=None)
+    return Coding(chunks=chunks, codec=ChunkCodec(kind=kind), index=None)
 
 
 def index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout | None:

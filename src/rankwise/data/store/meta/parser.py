@@ -35,7 +35,10 @@ __all__ = ["InterpretedArray", "interpret", "parse_array"]
 
 
 class InterpretedArray(NamedTuple):
-    """What zarr-python makes of a document; for the fields see `ArrayMeta`."""
+    """What a document says, to us or to zarr-python; for the fields see `ArrayMeta`.
+
+    Read by us, `chunks` are those of the chunk grid, even in shards.
+    """
 
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -124,114 +127,84 @@ def parse_array(document: Mapping[str, Any], attributes: Mapping[str, Any], *, z
     if zarr_format == 3:
         _refuse_extensions(document)
     try:
-        meta = (_strict_v2 if zarr_format == 2 else _strict_v3)(document, attributes)
+        found = _strict_v2(document) if zarr_format == 2 else _strict_v3(document)
+        coding = _strict_coding(document, found, zarr_format)
     except UnsupportedError as unusual:
-        meta = _looked_up(document, attributes, zarr_format, str(unusual))
+        found = _looked_up(document, zarr_format)
+        coding = _coding(document, found, zarr_format, str(unusual))
+    content = [document.get(key) for key in _CONTENT_KEYS[zarr_format]]
+    meta = ArrayMeta(
+        place="",
+        zarr_format=zarr_format,
+        shape=found.shape,
+        chunks=coding.chunks,
+        files=found.files,
+        dtype=found.dtype,
+        fill_value=found.fill_value,
+        codec=coding.codec,
+        keys=found.keys,
+        index=coding.index,
+        dimension_names=_dimension_names(document, attributes, zarr_format, len(found.shape)),
+        attributes=attributes,
+        document=document,
+        fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16],
+    )
     return _checked(meta)
 
 
-def _strict_v3(document: Mapping[str, Any], attributes: Mapping[str, Any]) -> ArrayMeta:
+def _strict_v3(document: Mapping[str, Any]) -> InterpretedArray:
     if document.get("zarr_format") != 3 or document.get("node_type") != "array" or "fill_value" not in document:
         raise UnsupportedError("document")
     if document.get("storage_transformers") not in (None, []):
         raise UnsupportedError("storage transformers")
     shape = positive_ints(document.get("shape"), "shape", least=0)
     dtype = core_dtype(document.get("data_type"))
-    return _meta(
-        document,
-        attributes,
-        zarr_format=3,
-        shape=shape,
-        dtype=dtype,
-        fill_value=fill_scalar(dtype, document["fill_value"], zarr_format=3),
-        coding=v3_coding(document.get("codecs"), _grid(document.get("chunk_grid"), len(shape)), dtype),
-        keys=_key_encoding(document.get("chunk_key_encoding")),
-    )
+    grid = _grid(document.get("chunk_grid"), len(shape))
+    fill_value = fill_scalar(dtype, document["fill_value"], zarr_format=3)
+    return InterpretedArray(shape, grid, grid, dtype, fill_value, _key_encoding(document.get("chunk_key_encoding")))
 
 
-def _strict_v2(document: Mapping[str, Any], attributes: Mapping[str, Any]) -> ArrayMeta:
+def _strict_v2(document: Mapping[str, Any]) -> InterpretedArray:
     needed = {"shape", "chunks", "dtype", "fill_value", "order", "compressor", "filters"}
     if document.get("zarr_format") != 2 or not document.keys() >= needed or document["order"] not in ("C", "F"):
         raise UnsupportedError("document")
     shape = positive_ints(document["shape"], "shape", least=0)
     chunks = positive_ints(document["chunks"], "chunks")
-    dtype, big_endian = v2_dtype(document["dtype"])
+    dtype, _ = v2_dtype(document["dtype"])
     if len(chunks) != len(shape):
         raise UnsupportedError("chunks")
-    return _meta(
-        document,
-        attributes,
-        zarr_format=2,
-        shape=shape,
-        dtype=dtype,
-        fill_value=fill_scalar(dtype, document["fill_value"], zarr_format=2),
-        coding=v2_coding(document, chunks, big_endian=big_endian),
-        keys=KeyEncoding(prefix="", separator=_separator(document.get("dimension_separator", "."))),
-    )
+    fill_value = fill_scalar(dtype, document["fill_value"], zarr_format=2)
+    keys = KeyEncoding(prefix="", separator=_separator(document.get("dimension_separator", ".")))
+    return InterpretedArray(shape, chunks, chunks, dtype, fill_value, keys)
 
 
-def _looked_up(document: Mapping[str, Any], attributes: Mapping[str, Any], zarr_format: int, why: str) -> ArrayMeta:
-    """Return zarr-python's interpretation; our codec is kept if only another part was unusual, else `why` names it."""
+def _looked_up(document: Mapping[str, Any], zarr_format: int) -> InterpretedArray:
+    """Return zarr-python's interpretation of a document."""
     bare = {key: value for key, value in document.items() if key != "attributes"}
     if bare.get("filters") == []:
         bare["filters"] = None  # equivalent, but zarr-python warns
-    found = interpret(json.dumps(bare), zarr_format=zarr_format)
-    return _meta(
-        document,
-        attributes,
-        zarr_format=zarr_format,
-        shape=found.shape,
-        dtype=found.dtype,
-        fill_value=found.fill_value,
-        coding=_coding(document, found, zarr_format, why),
-        keys=found.keys,
-    )
-
-
-def _coding(document: Mapping[str, Any], found: InterpretedArray, zarr_format: int, why: str) -> Coding:
-    try:
-        coding = _strict_coding(document, found, zarr_format)
-    except UnsupportedError as unusual:
-        index = index_layout(document["codecs"], found.files) if zarr_format == 3 else None
-        codec = ChunkCodec(kind="zarr", why=str(unusual) if is_core(found.dtype) else why)
-        return Coding(chunks=found.chunks, files=found.files, codec=codec, index=index)
-    if coding.chunks != found.chunks:
-        raise UnreadableError(f"its chunks are {list(coding.chunks)} here but {list(found.chunks)} in zarr-python")
-    return coding
+    return interpret(json.dumps(bare), zarr_format=zarr_format)
 
 
 def _strict_coding(document: Mapping[str, Any], found: InterpretedArray, zarr_format: int) -> Coding:
     if not is_core(found.dtype):
         raise UnsupportedError(f"dtype {found.dtype}")
     if zarr_format == 3:
-        return v3_coding(document["codecs"], found.files, found.dtype)
+        return v3_coding(document.get("codecs"), found.files, found.dtype)
     return v2_coding(document, found.chunks, big_endian=v2_dtype(document["dtype"])[1])
 
 
-def _meta(
-    document: Mapping[str, Any],
-    attributes: Mapping[str, Any],
-    *,
-    zarr_format: int,
-    shape: tuple[int, ...],
-    coding: Coding,
-    **facts: Any,
-) -> ArrayMeta:
-    content = [document.get(key) for key in _CONTENT_KEYS[zarr_format]]
-    return ArrayMeta(
-        place="",
-        zarr_format=zarr_format,
-        shape=shape,
-        chunks=coding.chunks,
-        files=coding.files,
-        codec=coding.codec,
-        index=coding.index,
-        dimension_names=_dimension_names(document, attributes, zarr_format, len(shape)),
-        attributes=attributes,
-        document=document,
-        fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16],
-        **facts,
-    )
+def _coding(document: Mapping[str, Any], found: InterpretedArray, zarr_format: int, why: str) -> Coding:
+    """Return the coding of an unusual array: our codec is kept if only another part is unusual, else `why` names it."""
+    try:
+        coding = _strict_coding(document, found, zarr_format)
+    except UnsupportedError as unusual:
+        index = index_layout(document["codecs"], found.files) if zarr_format == 3 else None
+        codec = ChunkCodec(kind="zarr", why=str(unusual) if is_core(found.dtype) else why)
+        return Coding(chunks=found.chunks, codec=codec, index=index)
+    if coding.chunks != found.chunks:
+        raise UnreadableError(f"its chunks are {list(coding.chunks)} here but {list(found.chunks)} in zarr-python")
+    return coding
 
 
 def _grid(grid: Any, ndim: int) -> tuple[int, ...]:

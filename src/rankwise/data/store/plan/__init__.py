@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.plan.lookup import BoxPlan, ChunkTable, PaddedBox, TargetTable
-from rankwise.data.store.plan.planner import describe_missing, make_plan
+from rankwise.data.store.plan.planner import (
+    BoxPlan,
+    ChunkTable,
+    PaddedBox,
+    TargetTable,
+    describe_missing,
+    make_plan,
+)
 
 __all__ = ["BoxPlan", "ChunkTable", "PaddedBox", "TargetTable", "describe_missing", "make_plan"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray
-from rankwise.data.store.meta import ArrayMeta
 
-__all__ = ["Pieces", "any_axis", "distinct", "expand", "grid_of", "per_file", "ravel"]
+__all__ = ["Pieces", "any_axis", "distinct", "expand", "grid_of", "of_arrays", "ravel"]
 
 _LARGEST = 2**63 - 1
 _SPARSEST = 8  # up to this ratio of values to rows, marking is faster than sorting
@@ -21,9 +22,12 @@ def grid_of(shape: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(-(-size // extent) for size, extent in zip(shape, part, strict=True))
 
 
-def per_file(meta: ArrayMeta) -> tuple[int, ...]:
-    """Return how many chunks a file holds along each axis."""
-    return tuple(file // chunk for file, chunk in zip(meta.files, meta.chunks, strict=True))
+def of_arrays(shapes: Sequence[tuple[int, ...]], which: IntArray, ndim: int) -> IntArray:
+    """Return one shape for each element of `which`, that of its array: int64[n, ndim]."""
+    rows = np.array(shapes, dtype=np.int64).reshape(len(shapes), ndim)
+    if len(rows) == 1:
+        return np.broadcast_to(rows, (len(which), ndim))
+    return rows.take(which, axis=0)
 
 
 def ravel(coords: IntArray, sizes: IntArray) -> IntArray:
@@ -51,37 +55,36 @@ def any_axis(marks: BoolArray) -> BoolArray:
     return found
 
 
-def distinct(array: IntArray, number: IntArray, sizes: list[int]) -> tuple[IntArray, IntArray]:
-    """Return one row index for each distinct (array, number), in order, and for each row the index of its pair.
+def distinct(
+    array: IntArray, coords: IntArray, grids: Sequence[tuple[int, ...]]
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Find the distinct parts of arrays among n parts.
 
     Args:
-        array: int64[n].
-        number: int64[n], each below the size of its array.
-        sizes: for each array, the number of possible numbers.
+        array: int64[n], the array of each part.
+        coords: int64[n, ndim], its coordinates in the grid of the array.
+        grids: for each array, how many parts it has along each axis.
+
+    Returns:
+        int64[n], the index of each part in its grid, in C order; for each distinct part one of its places in the input,
+            by array and index; and int64[n], for each part which of these it is.
     """
-    total = sum(sizes)
-    if total <= _SPARSEST * len(number):
-        return _marked(number + _bases(sizes)[array], total)
-    if total <= _LARGEST:
-        _, first, which = np.unique(number + _bases(sizes)[array], return_index=True, return_inverse=True)
-    else:  # absurdly large grids: slower, but without overflow
+    number = ravel(coords, of_arrays(grids, array, coords.shape[1]))
+    ends = [*itertools.accumulate(map(math.prod, grids), initial=0)]
+    if ends[-1] > _LARGEST:  # absurdly large grids: slower, but without overflow
         rows = np.stack([array, number], axis=1)
         _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return first, which.reshape(-1)
-
-
-def _bases(sizes: list[int]) -> IntArray:
-    return np.array([0, *itertools.accumulate(sizes)], dtype=np.int64)
-
-
-def _marked(values: IntArray, total: int) -> tuple[IntArray, IntArray]:
-    """Return the same, by marking which of `total` values occur: faster than sorting if many rows share few values."""
-    place = np.full(total, -1, dtype=np.int64)
+        return number, first, which.reshape(-1)
+    values = number + np.array(ends, dtype=np.int64)[array]
+    if ends[-1] > _SPARSEST * len(number):
+        _, first, which = np.unique(values, return_index=True, return_inverse=True)
+        return number, first, which.reshape(-1)
+    place = np.full(ends[-1], -1, dtype=np.int64)
     place[values] = np.arange(len(values), dtype=np.int64)  # of equal values, any one remains
     there = np.flatnonzero(place >= 0)
-    rows = place[there]
+    first = place[there]
     place[there] = np.arange(len(there), dtype=np.int64)
-    return rows, place[values]
+    return number, first, place[values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
