@@ -140,7 +140,7 @@ class Finite(Check):
 
     def _see_inputs(self, model: Any, values: Any) -> None:
         if model.training:
-            self._note("the input", "holds", tensors_of(values))
+            self._note("the input", "holds", *tensors_of(values))
 
     def _see_outputs(self, model: Any, _: Any, output: Any) -> None:
         """Note which rows of the model's output are not finite."""
@@ -153,13 +153,13 @@ class Finite(Check):
         if not module.training:
             return
         tensors = tensors_of(output)
-        self._note(name, "returns", tensors)
+        self._note(name, "returns", *tensors)
         for tensor in tensors:
             if tensor.requires_grad and tensor.is_floating_point():
                 # a tensor hook, because torch's module hooks forbid in-place operations
-                tensor.register_hook(lambda gradient: self._note(name, "gets a gradient of", [gradient]))  # type: ignore[no-untyped-call]
+                tensor.register_hook(functools.partial(self._note, name, "gets a gradient of"))  # type: ignore[no-untyped-call]
 
-    def _note(self, name: str, what: str, tensors: Sequence[torch.Tensor]) -> None:
+    def _note(self, name: str, what: str, *tensors: torch.Tensor) -> None:
         for tensor in tensors:
             if tensor.is_floating_point() and not tensor.is_meta:
                 self._notes.append((name, what, tensor.detach().isfinite().all()))

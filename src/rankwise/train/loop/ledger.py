@@ -37,7 +37,7 @@ class Ledger:
 
     def __init__(self, recent: RunningMeans, whole: RunningMeans, health: Health, guard: Guard) -> None:
         self.recent, self.whole, self.health = recent, whole, health
-        self._guard, self._num_taken = guard, 0
+        self._guard = guard
         # a step's report, gradient (a check of it), shares, and module that was not finite; not its batches: their
         # memory is refilled once no reference is left
         self._kept: list[tuple[StepReport, Any, Sequence[Share], str]] = []
@@ -46,12 +46,10 @@ class Ledger:
         """Store a step until `settle`; checks the gradients, which exist only until the next step, without waiting.
 
         Raises:
-            GuardError: the guard, which is called after few steps, found an error; on every rank.
+            GuardError: the guard found an error; on every rank.
         """
         if report.weight and not report.overflowed:  # the optimizer has stepped
-            self._num_taken += 1
-            if self._num_taken >= self._guard.wake:
-                self._guard.catch_up(self._num_taken)
+            self._guard.step()
         gradient = self.health.look_at_gradients() if report.grad_norm is None else report.grad_norm
         shares = (batches[0].share,) if len(batches) == 1 else [batch.share for batch in batches]
         self._kept.append((report, gradient, shares, self._guard.not_finite))
