@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rankwise.errors import ConfigError, GuardError, RankwiseError
-from rankwise.guard.check import Check, CheckedStep, Subject
+from rankwise.guard.check import Check, CheckedStep, Devices, Finite, Subject
 from rankwise.guard.findings import Finding
-from rankwise.guard.hooks import Devices, Finite
 from rankwise.guard.inputs import Epochs, RandomStreams, Samples, compare_loaders, loader_facts
 from rankwise.guard.replicas import Gradients, Parameters, Reductions, Unused, compare_signatures
 from rankwise.guard.tensors import tensors_apart
