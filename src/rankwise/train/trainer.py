@@ -171,10 +171,7 @@ class Trainer:
         check_val(val, train)
         if self._wrapping is not None:
             self._wrap(train)
-        balance = None
-        if self.options.balance is not None:
-            balance = Balance(self.model, self.world, speeds=self.options.balance)
-            balance.check(train)
+        balance = self._balance(train)
         recent, whole = RunningMeans(), RunningMeans()
         parts = training_parts(self.model, self.optimizer, self.scheduler, train, self._parts, scaler=self._scaler)
         with ExitStack() as stack:
@@ -237,6 +234,13 @@ class Trainer:
                 losses.append(means.reduce(self.world)["loss"])
             break
         return losses
+
+    def _balance(self, train: BaseLoader) -> Balance | None:
+        if self.options.balance is None:
+            return None
+        balance = Balance(self.model, self.world, speeds=self.options.balance)
+        balance.check(train)
+        return balance
 
     def _wrap(self, train: BaseLoader | None = None) -> None:
         seen = None if train is None else Evidence.of_data(self._step_fn, train, self.optimizer, self.world)

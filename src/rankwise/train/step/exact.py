@@ -115,12 +115,13 @@ class ExactStep:
         if self._held is None:
             self._prepare_first(batches)
         self._optimizer.zero_grad(set_to_none=True)
-        step = batches[0].share.step
+        first = batches[0]
+        step, resume = first.share.step, first.resume
         known = float(step.count) if self._counted else None
         window = Window(self._model, self._world, num_micro=len(batches), total_weight=known)
         if self._may_skip:
             window.add_samples(counted_samples(batches))
-        used = self._watch_used(batches[0].share, num_micro=len(batches))
+        used = self._watch_used(first.share, num_micro=len(batches))
         try:
             outputs = self._micro_batches(window, batches, used)
             weight = window.finish()
@@ -129,9 +130,9 @@ class ExactStep:
                 used.close()
         if used is not None:
             used.settle(self._world)
-        arrived, resume = step.count, batches[0].resume
+        arrived = step.count
         if self._may_skip:
-            arrived, resume = after_step(batches[0], window.num_samples or 0)
+            arrived, resume = after_step(first, window.num_samples or 0)
         loss, metrics = _totals(outputs)
         finite = not weight or self._scale is None or self._scale.unscale()
         grad_norm = self._clip(batches, loss[0]) if finite and self._max_grad_norm is not None else None
