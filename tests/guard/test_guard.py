@@ -14,6 +14,7 @@ from rankwise import Order, Trainer, guarded
 from rankwise.diagnose.report import write_report
 from rankwise.errors import ConfigError, GuardError, StepError
 from rankwise.guard import CHECKS, GuardOptions
+from rankwise.guard.guard import trainer_guard
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import Hooks
 from rankwise.world import World
@@ -82,6 +83,9 @@ def count_collectives(world):
         optimizer.step()
         counts.append(guard._world.channel.calls)
     guard.close()
+    off = trainer_guard(None, model, world)  # what a trainer has with guard=False
+    for _ in range(3):
+        off.step()
     return [b - a for a, b in itertools.pairwise(counts)], world.channel.calls - before
 
 
@@ -108,7 +112,7 @@ def failing(world):
             random.facts = lambda: 1 / 0
             samples._see = lambda *_: [].pop()
         guard._subject.disarm()
-        guard._arm()
+        guard._look_ahead()
         for _ in range(2):
             model(torch.randn(3, 4) + world.rank).square().mean().backward()
             optimizer.step()
@@ -170,7 +174,7 @@ def told(folder):
 
 
 def test_one_collective_at_a_look_and_none_between(told):
-    """In a group of its own: the training's group sees none."""
+    """In a group of its own: the training's group sees none, nor does it of a guard that is off."""
     for of_rank in told:
         per_step, others = of_rank["count_collectives"]
         checked = {1, 2, 3, 4, 8, 16}

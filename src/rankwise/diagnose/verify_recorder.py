@@ -79,8 +79,8 @@ class Recorder:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         from rankwise import metrics
-        from rankwise.train.loop.ledger import RunningMeans
         from rankwise.train.step.exact import ExactStep
+        from rankwise.train.step.ledger import RunningMeans
         from rankwise.train.step.window import StreamWindow, Window
 
         _active.append(self)

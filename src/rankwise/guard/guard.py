@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rankwise.errors import ConfigError, GuardError, RankwiseError
-from rankwise.guard.check import Check, CheckedStep, Subject
+from rankwise.guard.check import Check, CheckedStep, Devices, Finite, Subject
 from rankwise.guard.findings import Finding
-from rankwise.guard.hooks import Devices, Finite
 from rankwise.guard.inputs import Epochs, RandomStreams, Samples, compare_loaders, loader_facts
 from rankwise.guard.replicas import Gradients, Parameters, Reductions, Unused, compare_signatures
 from rankwise.guard.tensors import tensors_apart
@@ -81,16 +80,14 @@ class GuardOptions:
 
     def is_due(self, step: int) -> bool:
         """Whether to check a step: pure arithmetic, so all ranks check the same steps."""
-        doubling = step < self.spacing and step & (step - 1) == 0
-        return step <= self.first or doubling or step % self.spacing == 0
+        return self.next_due(step) == step
 
-    def next_wake(self, step: int) -> int:
-        """Return the next step that is checked, or precedes or follows a checked one."""
-        due = step  # the first checked step from `step` on
-        if step > self.first:
-            due, doubled = -(-step // self.spacing) * self.spacing, 1 << (step - 1).bit_length()
-            due = min(due, doubled) if doubled < self.spacing else due
-        return max(step + 1, due - 1)
+    def next_due(self, step: int) -> int:
+        """Return the first step from `step` on that is checked."""
+        if step <= self.first:
+            return step
+        due, doubled = -(-step // self.spacing) * self.spacing, 1 << (step - 1).bit_length()
+        return min(due, doubled) if doubled < self.spacing else due
 
 
 class Guard:
@@ -100,7 +97,6 @@ class Guard:
         findings: findings so far, equal on all ranks.
         num_steps: optimizer steps since its creation.
         active: False once it was closed or has turned itself off.
-        wake: the next optimizer step at which `step` has work; earlier steps may be reported later by `catch_up`.
         not_finite: if the check "finite" is exempt, a text about the last step's first non-finite value; "" if all
             values are finite, or the step was not checked.
     """
@@ -113,7 +109,7 @@ class Guard:
         self.num_steps = 0
         self.active = True
         self.not_finite = ""
-        self.wake = 0
+        self._due = self._wake = sys.maxsize  # the next step that is checked, and the next at which there is work
         self._said: set[tuple[str, str, bool]] = set()
         self._failed: set[str] = set()
         hooked = None if optimizer is None else _plain_optimizer(optimizer)
@@ -129,8 +125,8 @@ class Guard:
         except BaseException:
             self.close()
             raise
-        if self.active and options.is_due(1):
-            self._arm()
+        if self.active:
+            self._look_ahead()
         apart = len(tensors_apart(subject.model)) + sum(hasattr(p, "placements") for p in subject.model.parameters())
         if apart and self._checks and self._world.is_main:
             _LOG.info("%d parameters are sharded or ignored by their wrapper and are not compared", apart)
@@ -140,8 +136,8 @@ class Guard:
         if "signature" in names:
             compare_signatures(self._subject.model, step)
         if "loader" in names and loader is not None:
-            facts = step.gather(_safely(lambda: loader_facts(loader)))
-            if self._are_whole("loader", facts):
+            facts = self._whole("loader", step.gather(_safely(lambda: loader_facts(loader))))
+            if facts is not None:
                 compare_loaders(facts, step)
 
     @property
@@ -159,55 +155,50 @@ class Guard:
         Raises:
             GuardError: there is a certain error (``on_finding="raise"``); on every rank.
         """
-        if not self.active:
-            return
         self.num_steps += 1
-        if self.num_steps < self.wake:
+        if self.num_steps < self._wake:
             return
         self.not_finite = ""
-        if self._options.is_due(self.num_steps):
+        if self.num_steps == self._due:
             self._subject.disarm()
             self.not_finite = "" if self._finite is None else self._finite.first()
             self._together(self._check)
-        if self.active and self._options.is_due(self.num_steps + 1):
-            self._arm()
-        self.wake = self._options.next_wake(self.num_steps)
+        if self.active:
+            self._look_ahead()
 
-    def catch_up(self, num_steps: int) -> None:
-        """Note that the optimizer has taken all steps up to number `num_steps`: one call instead of many of `step`.
-
-        Raises:
-            GuardError: as `step` does.
-        """
-        self.num_steps = num_steps - 1
-        self.step()
-
-    def _arm(self) -> None:
-        if self._subject.is_compiled:  # a hook would be compiled into the model and stay
+    def _look_ahead(self) -> None:
+        """Find the next step that is checked; if it is the very next one, register the hooks."""
+        checks, following = [*self._checks, *([] if self._finite is None else [self._finite])], self.num_steps + 1
+        if not checks:
             return
-        for check in (*self._checks, *([] if self._finite is None else [self._finite])):
-            if isinstance(failed := _safely(check.arm), _Failed):
-                self._subject.trouble = failed.text
+        self._due = self._options.next_due(following)
+        self._wake = max(following, self._due - 1)
+        if self._due > following or self._subject.is_compiled:  # a hook would be compiled into the model and stay
+            return
+        for check in checks:
+            _, failed = _safely(check.arm)
+            self._subject.trouble = failed or self._subject.trouble
 
     def _check(self, step: CheckedStep) -> None:
         """Gather all facts with one call, and judge them; further communication depends on gathered facts only."""
         mine = [_safely(check.facts) for check in self._checks]
-        gathered = step.gather([*mine, _Failed(self._subject.trouble) if self._subject.trouble else None])
-        self._are_whole("of a hook", [of_rank[-1] for of_rank in gathered])
-        for index, check in enumerate(self._checks):
-            facts = [of_rank[index] for of_rank in gathered]
-            if self._are_whole(check.name, facts):
+        *by_check, of_hooks = zip(*step.gather([*mine, (None, self._subject.trouble)]), strict=True)
+        self._whole("of a hook", of_hooks)
+        for check, tried in zip(self._checks, by_check, strict=True):
+            facts = self._whole(check.name, tried)
+            if facts is not None:
                 check.judge(facts, step)
 
-    def _are_whole(self, name: str, facts: Sequence[Any]) -> bool:
-        """Whether every rank has its facts for a check; if not, say so once."""
-        for rank, fact in enumerate(facts):
-            if isinstance(fact, _Failed):
+    def _whole(self, name: str, tried: Sequence[tuple[Any, str]]) -> Sequence[Any] | None:
+        """Return the facts of all ranks for a check; None if it failed on one, which is said once."""
+        facts, failures = zip(*tried, strict=True)
+        for rank, failed in enumerate(failures):
+            if failed:
                 if name not in self._failed:
                     self._failed.add(name)
-                    self._say(f"the check {name!r} has no result: it failed on rank {rank} with {fact.text}")
-                return False
-        return True
+                    self._say(f"the check {name!r} has no result: it failed on rank {rank} with {failed}")
+                return None
+        return facts
 
     def _together(self, act: Callable[[CheckedStep], None]) -> None:
         subject = self._subject
@@ -242,7 +233,7 @@ class Guard:
 
     def close(self) -> None:
         """Remove all hooks. Not a collective."""
-        self.active, self.wake = False, sys.maxsize
+        self.active, self._wake = False, sys.maxsize
         self._subject.disarm()
         if self._handle is not None:
             self._handle.remove()
@@ -272,17 +263,12 @@ def _leave(world: World) -> None:
             dist.destroy_process_group(group)
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    text: str
-
-
-def _safely(act: Callable[[], Any]) -> Any:
-    """Return the result of `act`, or its error: a rank that raises alone would leave the others waiting."""
+def _safely(act: Callable[[], Any]) -> tuple[Any, str]:
+    """Return the result of `act`, and its error in words: a rank that raises alone would leave the others waiting."""
     try:
-        return act()
+        return act(), ""
     except Exception as error:  # noqa: BLE001  (told to all ranks)
-        return _Failed(f"{type(error).__name__}: {error}")
+        return None, f"{type(error).__name__}: {error}"
 
 
 def guarded(
@@ -327,7 +313,7 @@ def guarded(
 def trainer_guard(options: GuardOptions | None, model: nn.Module, world: World) -> Guard:
     """Return a trainer's guard, without the checks that the trainer does itself: data shares and non-finite values.
 
-    Every rank calls it. Without options the guard does nothing. The trainer reports its steps with `Guard.catch_up`.
+    Every rank calls it. Without options the guard does nothing. The trainer reports its steps with `Guard.step`.
     """
     subject = Subject(world=world, model=model)
     if options is None:

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rankwise.guard.check import plain_name, replicas_in
+from rankwise.guard.check import local, plain_name, replicas_in
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["fingerprints", "local", "replicated", "row_hashes", "tensors_apart"]
+__all__ = ["fingerprints", "replicated", "row_hashes", "tensors_apart"]
 
 _PART = 1 << 22  # elements summed at once, because the sum converts them to 64 bits
 _MOST_COLUMNS = 4096
@@ -40,15 +40,6 @@ def tensors_apart(model: nn.Module) -> set[int]:
         every: list[tuple[str, Any]] = [*wrapper.module.named_parameters(), *wrapper.module.named_buffers()]
         apart |= {id(tensor) for name, tensor in every if name in wrapper.parameters_to_ignore}
     return apart
-
-
-def local(tensor: Any) -> torch.Tensor:
-    """Return this rank's local part of a tensor, dense."""
-    found = tensor.detach()
-    found = found.to_local() if hasattr(found, "to_local") else found
-    if found.is_sparse:
-        found = found.coalesce().values()
-    return found.resolve_conj().resolve_neg()  # type: ignore[no-any-return]
 
 
 def _bits(flat: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,8 @@ from rankwise.train.models.unwrapped_models import (
 )
 from rankwise.train.models.wrapped_models import unwrapped
 from rankwise.train.step.balance import Balance
-from rankwise.train.step.exact import ExactStep, StepReport
+from rankwise.train.step.exact import ExactStep
+from rankwise.train.step.ledger import StepReport
 from rankwise.train.step.output import StepOutput, read_output
 from rankwise.train.step.schedules import BySamples
 from rankwise.train.step.window import StreamWindow, Window, windows

@@ -268,11 +268,7 @@ def prepare(
         strategy, find_unused = decision.strategy, find_unused or decision.find_unused or None
         sync_batchnorm = sync_batchnorm or ("auto" if decision.few_samples else False)
     own = {"static_graph": static_graph, "find_unused_parameters": find_unused, "bucket_cap_mb": bucket_mb}
-    own = {name: value for name, value in own.items() if value is not None}
-    if doubled := sorted(own.keys() & options.keys()):
-        raise ConfigError(f"{', '.join(doubled)} of DistributedDataParallel is given under two names")
-    options = {**options, **own}
-    _check_options(strategy, options, comm_hook, units)
+    options = _checked_options(strategy, options, own, comm_hook, units)
     compiler = None if compile is False else {} if compile is True else dict(compile)
     if sync_batchnorm is not False:
         from rankwise.train.models.batch_norm import join_batch_norms
@@ -313,12 +309,19 @@ def _refuse_unfit(model: nn.Module, world: World) -> None:
         raise ConfigError(f"prepare needs a plain module, got a {type(model).__name__}: pass the module inside it")
 
 
-def _check_options(strategy: str, options: Mapping[str, Any], comm_hook: Any, units: Any) -> None:
+def _checked_options(
+    strategy: str, options: Mapping[str, Any], own: Mapping[str, Any], comm_hook: Any, units: Any
+) -> dict[str, Any]:
+    """Return the wrapper's options together with those that `prepare` names itself, if they are not None."""
     import inspect
 
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
+    own = {name: value for name, value in own.items() if value is not None}
+    if doubled := sorted(own.keys() & options.keys()):
+        raise ConfigError(f"{', '.join(doubled)} of DistributedDataParallel is given under two names")
+    options = {**options, **own}
     decided = sorted({"device_ids", "output_device", "process_group", "module", "mesh"} & set(options))
     if decided:
         raise ConfigError(f"prepare decides {', '.join(decided)} from the world; leave them out")
@@ -338,6 +341,7 @@ def _check_options(strategy: str, options: Mapping[str, Any], comm_hook: Any, un
         raise ConfigError(
             "fully_shard does not accept hooks of DistributedDataParallel: comm_hook must be 'fp16' or 'bf16' there"
         )
+    return options
 
 
 def wrap_options(

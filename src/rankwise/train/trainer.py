@@ -20,7 +20,6 @@ from rankwise.train.loaders.foreign import check_loader, check_val
 from rankwise.train.loaders.streams import as_held_out, as_steps
 from rankwise.train.loop.configuration import read_options, run_record
 from rankwise.train.loop.hooks import HookChain
-from rankwise.train.loop.ledger import Ledger, RunningMeans
 from rankwise.train.loop.loop import FitResult, Loop, found_finished, is_done, steps_left
 from rankwise.train.loop.parts import checked_parts, training_parts
 from rankwise.train.loop.session import Resume, RunChoice, Session
@@ -29,7 +28,7 @@ from rankwise.train.models.wrapped_models import Strategy, uncompiled, unwrapped
 from rankwise.train.step.balance import Balance
 from rankwise.train.step.checks import lone_sample
 from rankwise.train.step.exact import ExactStep, StepFn
-from rankwise.train.step.health import Health
+from rankwise.train.step.ledger import Ledger, RunningMeans
 from rankwise.train.step.precision import autocasting, make_scaler
 from rankwise.train.strategy import Evidence, prepare_training, wrap_options
 from rankwise.world import World
@@ -172,10 +171,7 @@ class Trainer:
         check_val(val, train)
         if self._wrapping is not None:
             self._wrap(train)
-        balance = None
-        if self.options.balance is not None:
-            balance = Balance(self.model, self.world, speeds=self.options.balance)
-            balance.check(train)
+        balance = self._balance(train)
         recent, whole = RunningMeans(), RunningMeans()
         parts = training_parts(self.model, self.optimizer, self.scheduler, train, self._parts, scaler=self._scaler)
         with ExitStack() as stack:
@@ -207,7 +203,7 @@ class Trainer:
             guard = stack.enter_context(trainer_guard(self._guard, self.model, self.world))
             stack.callback(session.keep_findings, guard)  # whether it succeeds or fails
             stack.enter_context(session.listen())
-            ledger = Ledger(recent, whole, Health(unwrapped(self.model)), guard)
+            ledger = Ledger(recent, whole, unwrapped(self.model), guard)
             return self._fit(session, train, val, epochs, ledger=ledger, progress=progress, balance=balance)
 
     def stop(self, reason: str) -> None:
@@ -238,6 +234,13 @@ class Trainer:
                 losses.append(means.reduce(self.world)["loss"])
             break
         return losses
+
+    def _balance(self, train: BaseLoader) -> Balance | None:
+        if self.options.balance is None:
+            return None
+        balance = Balance(self.model, self.world, speeds=self.options.balance)
+        balance.check(train)
+        return balance
 
     def _wrap(self, train: BaseLoader | None = None) -> None:
         seen = None if train is None else Evidence.of_data(self._step_fn, train, self.optimizer, self.world)

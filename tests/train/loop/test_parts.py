@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rankwise.train.loop.ledger import RunningMeans
 from rankwise.train.loop.parts import Progressed
+from rankwise.train.step.ledger import RunningMeans
 from rankwise.world import World
 
 

@@ -11,7 +11,7 @@ from rankwise import Order
 from rankwise.errors import StepError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import ExactStep, Window, prepare
-from rankwise.train.loop.ledger import RunningMeans
+from rankwise.train.step.ledger import RunningMeans
 from rankwise.world import World
 
 NUM_SAMPLES = 47  # no batch size below divides it

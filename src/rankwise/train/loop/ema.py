@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rankwise.train.step.exact import StepReport
+    from rankwise.train.step.ledger import StepReport
 
 __all__ = ["EMA"]
 

@@ -13,7 +13,7 @@ from rankwise.checkpoint import Replicated
 from rankwise.data.contract import Stateful
 from rankwise.errors import ConfigError, DesyncError
 from rankwise.train.loop.monitors import SystemMetrics
-from rankwise.train.step.exact import StepReport
+from rankwise.train.step.ledger import StepReport
 
 if TYPE_CHECKING:
     from rankwise.train.trainer import Trainer

@@ -16,11 +16,10 @@ from rankwise.errors import Interrupted, RunDirError, StepError
 from rankwise.tracking import Progress
 from rankwise.train.loop.configuration import TrainOptions
 from rankwise.train.loop.hooks import HookChain, Told
-from rankwise.train.loop.ledger import Ledger, RunningMeans
 from rankwise.train.loop.session import Session
 from rankwise.train.step.balance import Balance
-from rankwise.train.step.exact import ExactStep, StepReport
-from rankwise.train.step.health import Trouble, describe_trouble
+from rankwise.train.step.exact import ExactStep
+from rankwise.train.step.ledger import Ledger, RunningMeans, StepReport, Trouble, describe_trouble
 from rankwise.world import World
 
 if TYPE_CHECKING:
@@ -236,7 +235,7 @@ class Loop:
         """Reduce, and check the steps since the last check in the same collective, to save one."""
         told = self.hooks.told(numbers=note is not None)
         self.ledger.settle()
-        values, noted = means.reduce_noted(self.world, (self.ledger.health.look(), told, note), reset=reset)
+        values, noted = means.reduce_noted(self.world, (self.ledger.look(), told, note), reset=reset)
         troubles, heard, notes = zip(*noted, strict=True)
         self._settle(troubles, heard)
         return values, notes
@@ -249,8 +248,8 @@ class Loop:
     def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
         vitals.beat(phase="checkpoint")
         self.ledger.settle()
-        if self.ledger.health.pending:  # between two log lines: saving communicates anyway
-            news = self.world.all_gather_object((self.ledger.health.look(), self.hooks.told()))
+        if self.ledger.pending:  # between two log lines: saving communicates anyway
+            news = self.world.all_gather_object((self.ledger.look(), self.hooks.told()))
             self._settle(*zip(*news, strict=True))
         step = self.session.progressed.num_steps
         self.hooks.call_together("checkpoint_begin", step)

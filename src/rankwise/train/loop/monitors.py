@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rankwise.errors import ConfigError
 from rankwise.train.models.passes import in_eval_mode
 from rankwise.train.models.wrapped_models import unwrapped
-from rankwise.train.step.exact import StepReport
+from rankwise.train.step.ledger import StepReport
 
 if TYPE_CHECKING:
     from rankwise.train.trainer import Trainer

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from rankwise.data.contract import Batch, OrderState, Share, smallest_share
+from rankwise.data.contract import Batch, Share, smallest_share
 from rankwise.errors import StepError
 from rankwise.train.loaders.agreement import agree, step_facts
 from rankwise.train.loaders.streams import after_step, counted_samples
@@ -18,7 +18,7 @@ from rankwise.train.models.passes import held_pass
 from rankwise.train.models.sharding import watch_gradients
 from rankwise.train.models.wrapped_models import finds_unused
 from rankwise.train.step.checks import check_model, check_optimizer, check_scheduler
-from rankwise.train.step.health import Health, describe_trouble
+from rankwise.train.step.ledger import StepReport, describe_trouble, trouble_of
 from rankwise.train.step.output import StepOutput, on_host, read_output
 from rankwise.train.step.precision import LossScale, Precision, autocasting, make_scaler
 from rankwise.train.step.schedules import step_schedule
@@ -31,37 +31,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["ExactStep", "StepReport"]
+__all__ = ["ExactStep"]
 
 _NOTHING = nullcontext()
 StepFn = Callable[["nn.Module", Batch], Any]
-
-
-@dataclass(slots=True, kw_only=True)  # a frozen one takes three times as long to make, at every step
-class StepReport:
-    """Result of one step on one rank.
-
-    Attributes:
-        num_samples: real samples of the global batch that arrived.
-        weight: sum of the weights over all ranks, by which the gradient was divided. If it is 0 (everything was
-            masked or damaged), there is no mean: the step was skipped, and optimizer and scheduler did not change.
-        loss: this rank's (sum of losses, sum of weights); the sum is a tensor without a graph. Empty shares give zeros.
-        metrics: this rank's (sum, weight) by name.
-        grad_norm: norm of the exact gradient before clipping, None if not requested. Equal on all ranks.
-        resume: the order's state after this step; pass it to `BatchLoader.mark_done`.
-        num_lost: real samples of the global batch that were damaged and skipped, over all ranks.
-        overflowed: the scaled gradient was not finite on some rank: all ranks skipped the step, and the next one is
-            scaled less.
-    """
-
-    num_samples: int
-    weight: float
-    loss: tuple[Any, Any]
-    metrics: Mapping[str, tuple[Any, Any]]
-    grad_norm: float | None
-    resume: OrderState
-    num_lost: int = 0
-    overflowed: bool = False
 
 
 class ExactStep:
@@ -142,12 +115,13 @@ class ExactStep:
         if self._held is None:
             self._prepare_first(batches)
         self._optimizer.zero_grad(set_to_none=True)
-        step = batches[0].share.step
+        first = batches[0]
+        step, resume = first.share.step, first.resume
         known = float(step.count) if self._counted else None
         window = Window(self._model, self._world, num_micro=len(batches), total_weight=known)
         if self._may_skip:
             window.add_samples(counted_samples(batches))
-        used = self._watch_used(batches[0].share, num_micro=len(batches))
+        used = self._watch_used(first.share, num_micro=len(batches))
         try:
             outputs = self._micro_batches(window, batches, used)
             weight = window.finish()
@@ -156,9 +130,9 @@ class ExactStep:
                 used.close()
         if used is not None:
             used.settle(self._world)
-        arrived, resume = step.count, batches[0].resume
+        arrived = step.count
         if self._may_skip:
-            arrived, resume = after_step(batches[0], window.num_samples or 0)
+            arrived, resume = after_step(first, window.num_samples or 0)
         loss, metrics = _totals(outputs)
         finite = not weight or self._scale is None or self._scale.unscale()
         grad_norm = self._clip(batches, loss[0]) if finite and self._max_grad_norm is not None else None
@@ -314,9 +288,8 @@ class ExactStep:
 
     def _refuse(self, batches: tuple[Batch, ...], loss: Any, gradient: float, after: str) -> NoReturn:
         """Raise on every rank; the gradient, or its check, is equal on all ranks, so all of them call this."""
-        health = Health(self._model)
-        health.note([batch.share for batch in batches], loss, gradient)
-        raise StepError(describe_trouble(self._world.all_gather_object(health.look()), after))
+        trouble = trouble_of([batch.share for batch in batches], loss, gradient)
+        raise StepError(describe_trouble(self._world.all_gather_object(trouble), after))
 
 
 class _Values:
