@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -14,7 +13,7 @@ from rankwise.data.contract import JSON
 from rankwise.data.feed.memory.lease import Lease
 from rankwise.data.feed.prefetch import close_at_exit
 from rankwise.data.feed.workers import iterable_class, rebuild
-from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.abc import Sampler, lone_copy
 from rankwise.data.rows.loader.datasets import AddedDatasets, iter_groups, load_group
 from rankwise.data.rows.loader.defaults import (
     Library,
@@ -207,7 +206,7 @@ class Loader:
         """
         sampler = foreseen(self._batch_sampler)
         try:
-            sampler = copy.deepcopy(self._batch_sampler) if sampler is None else sampler
+            sampler = lone_copy(self._batch_sampler) if sampler is None else sampler
         except Exception as error:
             raise ConfigError(
                 f"peek draws from a copy of the sampler, and {type(self._batch_sampler).__name__} cannot be copied "
