@@ -121,7 +121,6 @@ class FeedLoader(CursorLoader):
         self._before: OrderState | None = None
         self._kept: Running | None = None
         self._under_way: list[Callable[[], None]] = []
-        self._stopped: Callable[[], Exception] | None = None
         self._stats = LoaderStats()
         self._budget = SkipBudget(on_bad_sample)
         self._worker: LoaderWorker | None = None
@@ -202,7 +201,7 @@ class FeedLoader(CursorLoader):
         held: tuple[FeedBatch, ...] = ()
         self._under_way.append(reading.close)
         try:
-            self._check_open()  # `stop` may have been called in between
+            self._check_open()  # `close` may have been called in between
             while num_left and (held := self._next(reading)):
                 num_left -= 1
                 yield held
@@ -303,32 +302,23 @@ class FeedLoader(CursorLoader):
         """Say that no iteration will follow the next one soon: do not prefetch at its end."""
         self._is_last = True
 
-    def stop(self, error: Callable[[], Exception]) -> None:
-        """Stop reading: an iteration under way, and any that begins later, raises an error.
+    def close(self) -> None:
+        """Stop reading, close the source's files and threads, and log how many samples were skipped. Twice is fine.
 
-        Batches that were handed out stay valid. Any thread may call it; calling it twice is fine.
-
-        Args:
-            error: makes the exception to raise.
+        An iteration under way, and any that begins later, raises an error. Batches and the position stay valid; other
+        loaders reopen the source. Any thread may call it.
         """
-        self._stopped = error
-        self._across_epochs = False
+        self._is_closed, self._across_epochs = True, False
         self._drop_kept()
         for close in tuple(self._under_way):
             close()
+        self._budget.say_total(self._cursor.rank)
+        self.source.close()
 
     def _drop_kept(self) -> None:
         kept, self._kept = self._kept, None
         if kept is not None:
             self._end(kept, keep=False)
-
-    def _check_open(self) -> None:
-        if self._stopped is not None:
-            raise self._stopped()
-
-    def say_skipped(self) -> None:
-        """Log how many damaged samples this rank skipped, if any; `stats` has the number, too."""
-        self._budget.say_total(self._cursor.rank)
 
     def _reader(self, memory: MemoryPool, stages: MemoryPool | None, *, budget: SkipBudget) -> StepReader:
         """Return a reader; without `stages` it reads every step by itself."""

@@ -6,11 +6,9 @@ import inspect
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 from rankwise.data.contract import Order, Source
-from rankwise.data.feed.cursor import CLOSED
 from rankwise.data.feed.loader import FeedLoader
 from rankwise.data.feed.prefetch import LEAST_DEPTH
 from rankwise.data.feed.rank_place import find_place
@@ -130,15 +128,6 @@ class RankLoader(FeedLoader):
         )
         self._cursor.follows_world = world is None
         _warn_small_cache(self.source, order, rank=place.rank, world_size=place.world_size)
-
-    def close(self) -> None:
-        """Stop reading, close the source's files and threads, and log how many samples were skipped. Twice is fine.
-
-        Batches and the position stay valid. Iterating again raises ConfigError; other loaders reopen the source.
-        """
-        self.stop(partial(ConfigError, CLOSED))
-        self.say_skipped()
-        self.source.close()
 
 
 _READY_BYTES, _WHOLE_BYTES = 128 << 20, 384 << 20

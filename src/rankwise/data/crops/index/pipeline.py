@@ -19,7 +19,6 @@ from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.layout import FieldLayout
 from rankwise.data.crops.index.source import CropSource, settle_index
 from rankwise.data.feed import FeedLoader, FeedOptions
-from rankwise.data.feed.cursor import CLOSED
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.data.feed.rank_loader import refuse_unknown
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
@@ -74,6 +73,8 @@ class IndexPipeline(FeedLoader):
         InvalidArgument: the device does not exist, or differs from the one in use.
         MissingExtraError: a device was asked for and torch is not installed.
     """
+
+    _closed_error = ShutdownError
 
     def __init__(
         self,
@@ -140,12 +141,6 @@ class IndexPipeline(FeedLoader):
         """Return the image and box of each crop of a batch of this pipeline."""
         step = batch.share.step
         return self.index.describe(batch.ids, seed=step.resume.seed, epoch=step.epoch)
-
-    def close(self) -> None:
-        """Stop reading, close files and threads, and log the number of skipped crops. Batches and position stay."""
-        self.stop(partial(ShutdownError, CLOSED))
-        self.say_skipped()
-        self._crops.close()
 
 
 def _warn_small_cache(source: CropSource, order: Order, *, rank: int, world_size: int) -> None:
