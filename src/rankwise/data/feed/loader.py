@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FeedLoader"]
 
-_OF_A_PROCESS = ("_placer", "_kept", "_under_way", "_memory")
+_OF_A_PROCESS = ("_placer", "_kept", "_memory", "_under_way")  # what another process cannot use
 
 
 class FeedLoader(CursorLoader):
@@ -127,12 +127,12 @@ class FeedLoader(CursorLoader):
         self._buffer_limit_bytes: int | None = None  # of one micro-batch in host memory
         self._caps: dict[str, Any] = {}  # limits for all batches, those that are kept included; see `MemoryPool`
         self._on_thread: Callable[[], None] | None = None  # called on each background thread before it reads
-        self._memory: tuple[MemoryPool, MemoryPool] | None = None
         across_epochs = options.get("across_epochs")
         wanted = self.source.stateless if across_epochs is None else across_epochs
         self._across_epochs, self._is_last = bool(wanted and self._depth), False
         self._before: OrderState | None = None
         self._kept: Running | None = None
+        self._memory: tuple[MemoryPool, MemoryPool] | None = None
         self._under_way: list[Callable[[], None]] = []
         self._stats = LoaderStats()
         self._budget = SkipBudget(options.get("on_bad_sample", "raise"))
@@ -157,8 +157,7 @@ class FeedLoader(CursorLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         check_sendable(self._device)
-        state = {name: value for name, value in self.__dict__.items() if name != "_placer"}
-        return state | {"_kept": None, "_under_way": [], "_memory": None}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_A_PROCESS} | _begun_anew()
 
     def __getitem__(self, index: object) -> NoReturn:
         """Raise an error for indexing that says what to do instead."""
@@ -203,7 +202,7 @@ class FeedLoader(CursorLoader):
             check_sendable(self._device)
             # objects copied by the fork have threads and locks that do not exist here: keep them alive, never use them
             self._brought = {name: value for name, value in self.__dict__.items() if name in _OF_A_PROCESS}
-            self.__dict__ |= {"_kept": None, "_under_way": [], "_memory": None}
+            self.__dict__ |= _begun_anew()
             self._placer = make_placer(host_device(self._device))
             self._budget = self._budget.shared(self._cursor.starts.count_damaged)
             self._across_epochs = False
@@ -379,6 +378,10 @@ class FeedLoader(CursorLoader):
         if not isinstance(made, Mapping):
             raise ConfigError(f"batch_transform= must return a dict of fields, it returned {type(made).__name__}")
         return dict(made)
+
+
+def _begun_anew() -> dict[str, Any]:
+    return {"_kept": None, "_memory": None, "_under_way": []}
 
 
 def _leave(batches: tuple[FeedBatch, ...]) -> None:
