@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
-from rankwise.errors import DataError, SampleError
+from rankwise.errors import ConfigError, DataError, SampleError
 from rankwise.testing.new_threads import threads_end, threads_since
 from rankwise.testing.patience import until
 from rankwise.testing.shares import loader_of
@@ -310,9 +310,9 @@ def test_closing_while_the_next_epoch_is_read():
     mine.mark_done(batch.resume)
     assert next(steps, None) is None
     threading.Timer(0.05, source.may_read.set).start()
-    mine.stop(lambda: RuntimeError("closed"))
+    mine.close()
     assert not readers()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ConfigError, match="closed"):
         next(iter(mine))
 
 

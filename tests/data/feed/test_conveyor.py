@@ -57,7 +57,7 @@ def test_who_takes_says_how_long_he_waits():
     conveyor, enough = Conveyor(2), []
     with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
         conveyor.take(timeout_s=0.01)
-    assert not conveyor.is_awaited
+    assert not conveyor.is_awaited()
     assert conveyor.take(until=lambda: True) is None
     conveyor.put("a")
     assert conveyor.take(until=lambda: True) == "a"
@@ -77,13 +77,13 @@ def test_several_may_wait():
     threads = [taking(conveyor) for _ in range(2)]
     for number in range(2):
         told.acquire()
-        while not conveyor.is_awaited:
+        while not conveyor.is_awaited():
             told.acquire()
         conveyor.put(number)
     for thread, _ in threads:
         thread.join(60)
     assert sorted(got for _, [got] in threads) == [0, 1]
-    assert not conveyor.is_awaited
+    assert not conveyor.is_awaited()
 
 
 def taking(conveyor, **how):

@@ -5,7 +5,7 @@ import pytest
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec
-from rankwise.data.feed.rank_loader import window_depth
+from rankwise.data.feed.options import window_depth
 from rankwise.testing.stores.free_plans import FreeSource
 
 

@@ -118,7 +118,7 @@ def test_the_first_are_said_and_the_total(caplog):
     with caplog.at_level(logging.WARNING, "rankwise.data"):
         mine = loader(Damaged(45, range(20)), on_bad_sample=30)
         list(mine)
-        mine.say_skipped()
+        mine.close()
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 4
     assert all("is broken" in text for text in texts[:3])

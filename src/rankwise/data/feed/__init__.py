@@ -6,7 +6,7 @@ from rankwise.data.feed.batch import ShareView
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.loader import FeedLoader
 from rankwise.data.feed.memory.buffer import HostBuffer
-from rankwise.data.feed.rank_loader import FeedOptions, RankLoader
+from rankwise.data.feed.options import FeedOptions
 from rankwise.data.feed.transform import BatchTransform, Transform, other_way
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "FeedLoader",
     "FeedOptions",
     "HostBuffer",
-    "RankLoader",
     "ShareView",
     "Transform",
     "check_fits",

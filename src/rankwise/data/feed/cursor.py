@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.contract import (
@@ -26,11 +26,9 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     from rankwise.data.feed.workers.torch_dataset import LoaderDataset
 
-__all__ = ["CLOSED", "Cursor", "CursorLoader", "FullLength", "check_fits"]
+__all__ = ["Cursor", "CursorLoader", "FullLength", "check_fits"]
 
 _LOG = logging.getLogger("rankwise.data")
-
-CLOSED = "the loader was closed: create a new one and load this one's state"
 
 
 class FullLength(BaseLoader):
@@ -200,8 +198,10 @@ class CursorLoader(BaseLoader):
         cursor: where the loader stands.
     """
 
+    _closed_error: ClassVar[type[Exception]] = ConfigError  # of an iteration after `close`
+
     def __init__(self, cursor: Cursor) -> None:
-        self._cursor = cursor
+        self._cursor, self._is_closed = cursor, False
         self._repeats = Repeats(cursor.order, rank=cursor.rank)
 
     @property
@@ -248,6 +248,10 @@ class CursorLoader(BaseLoader):
             raise ConfigError(f"this loader cuts equal shares only: {cursor.equal_because}; remove the speeds")
         whole = None if speeds is None else whole_speeds(speeds, world_size=cursor.world_size)
         cursor.go_to(cursor.done, order=cursor.order, speeds=whole)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise self._closed_error("the loader was closed: create a new one and load this one's state")
 
     def __len__(self) -> int:
         return self._cursor.order.num_steps(self._cursor.done)

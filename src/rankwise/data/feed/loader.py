@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack, cast
 
 from rankwise._process.loader_worker import LoaderWorker, current_worker
 from rankwise.data.contract import Order, OrderState, Share, Source
@@ -15,12 +15,14 @@ from rankwise.data.feed.batch import FeedBatch, LoaderStats, MicroBatches, ReadB
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.memory.csr import num_cols_of
 from rankwise.data.feed.memory.pool import MemoryPool
+from rankwise.data.feed.options import FeedOptions, refuse_unknown, warn_small_cache, window_depth
 from rankwise.data.feed.passes import Passes, Running
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
 from rankwise.data.feed.prefetch import close_at_exit
-from rankwise.data.feed.reader import OnBadSample, SkipBudget, StepReader
-from rankwise.data.feed.transform import BatchTransform, SampleTransform, Transform, check_transform, counted_samples
+from rankwise.data.feed.rank_place import find_place
+from rankwise.data.feed.reader import SkipBudget, StepReader
+from rankwise.data.feed.transform import BatchTransform, SampleTransform, check_transform, counted_samples
 from rankwise.data.feed.workers import (
     SentBatch,
     check_sendable,
@@ -36,10 +38,11 @@ if TYPE_CHECKING:
     import torch
 
     from rankwise.data.feed.workers.torch_dataset import LoaderDataset
+    from rankwise.world import World
 
 __all__ = ["FeedLoader"]
 
-_OF_A_PROCESS = ("_placer", "_kept", "_under_way", "_memory")
+_OF_A_PROCESS = ("_placer", "_kept", "_memory", "_under_way")  # what another process cannot use
 
 
 class FeedLoader(CursorLoader):
@@ -55,12 +58,14 @@ class FeedLoader(CursorLoader):
     Args:
         source: samples by index.
         order: which samples form which step; its batch size is that of all ranks together.
-        rank: this rank.
-        world_size: number of ranks.
         micro_batch: most samples of this rank in one batch; None = its whole share at once.
-        device: where tensors go, e.g. ``"cuda:0"``; None gives NumPy arrays, ``"jax"`` JAX arrays of this process, a
-            ``jax.sharding.Sharding`` global ones: padded to one shape, ``batch.weights`` telling which rows are real.
-        depth: steps that may lie ready; 0 reads in the calling thread. `Locality.group_steps` reads them as one group.
+        device: where tensors go: "auto" = the world's device, any torch device, None = NumPy arrays and SciPy matrices,
+            ``"jax"`` = JAX arrays of this process, a ``jax.sharding.Sharding`` = global ones: padded to one shape,
+            ``batch.weights`` telling which rows are real.
+        world: gives rank, world size and device; None = `World.current()`.
+        depth: steps that may lie ready; 0 reads in the calling thread; None = as many steps as a window of the order
+            lasts, limited to 128 MiB, and at least 2. `Locality.group_steps` reads that many steps as one group: a
+            whole window of up to 384 MiB.
         transform: ``transform(fields, key) -> fields`` for one sample on the reader thread: a dict of NumPy arrays that
             it may change (ragged fields: SciPy CSR matrices of one row), and a key that is the same at any world size.
         batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the consumer's thread and
@@ -68,43 +73,50 @@ class FeedLoader(CursorLoader):
         fields: the fields to read; None = all.
         on_bad_sample: "raise", or how many damaged samples this rank may skip, over all epochs: `ids`, `key` and
             `count` cover the samples that arrived. Storage errors are never skipped. Pass the same on all ranks.
-        on_thread: called once on each background thread before it reads, for example to bind it to cores.
         across_epochs: whether to read the first `depth` steps of the next epoch while the last steps of this one are in
             use, within the same memory; they are dropped if the next iteration begins elsewhere. None = only if the
             source is ``stateless``: its samples depend on nothing but their share. A `transform` is never called early.
 
     Raises:
-        ConfigError: an argument is out of range, or there is no such field.
+        ConfigError: an argument is out of range, there is no such field, or the order was made for other data.
         MissingExtraError: a device was asked for and torch, or JAX, is not installed.
+        TypeError: there is no such argument.
     """
+
+    _more_options: ClassVar[tuple[str, ...]] = ()  # names that a subclass takes for its source
 
     def __init__(
         self,
-        source: Source,
-        order: Order,
+        source: Any,
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        order: Order | None = None,
         micro_batch: int | None = None,
-        device: str | torch.device | jax.sharding.Sharding | None = None,
-        depth: int = 2,
-        transform: Transform | None = None,
-        batch_transform: BatchTransform | None = None,
-        fields: Sequence[str] | None = None,
-        on_bad_sample: OnBadSample = "raise",
-        on_thread: Callable[[], None] | None = None,
-        across_epochs: bool | None = None,
+        device: str | torch.device | jax.sharding.Sharding | None = "auto",
+        world: World | None = None,
+        depth: int | None = None,
+        **options: Unpack[FeedOptions],
     ) -> None:
-        if depth < 0:
+        refuse_unknown(type(self), options, more=self._more_options)
+        if not isinstance(order, Order):
+            raise ConfigError(
+                f"{type(self).__name__} needs order=, which says what samples form a step, such as Order(source, "
+                f"batch_size=64); got {order!r}"
+            )
+        transform, batch_transform = options.get("transform"), options.get("batch_transform")
+        if depth is not None and depth < 0:
             raise ConfigError(f"depth, the number of steps read ahead, must be at least 0; got {depth}")
         check_transform("transform", "transform(fields, key)", transform)
         check_transform("batch_transform", "batch_transform(fields, keys)", batch_transform)
+        place = find_place(world, device)
         source = counted_samples(source, order)
         check_fits(order, num_samples=source.num_samples, fingerprint=source.fingerprint)
-        self.source = source if fields is None else source.select(fields)
-        super().__init__(Cursor(order, rank=rank, world_size=world_size, micro_batch=micro_batch))
-        self._device, self._depth, self._transform = device, depth, transform
-        if is_jax_target(device) and not isinstance(device, str):
+        fields = options.get("fields")
+        self.source: Source = source if fields is None else source.select(fields)
+        super().__init__(Cursor(order, rank=place.rank, world_size=place.world_size, micro_batch=micro_batch))
+        self._cursor.follows_world = world is None
+        self._device, self._transform = place.device, transform
+        self._depth = window_depth(source, order, world_size=place.world_size) if depth is None else depth
+        if is_jax_target(place.device) and not isinstance(place.device, str):
             self._cursor.equal_because = "sharding= needs equally many rows on each process"
         shares_memory = self._placer.shares_memory  # raises for a bad device now
         if shares_memory and transform is None and batch_transform is not None:
@@ -114,17 +126,21 @@ class FeedLoader(CursorLoader):
         self._batch_transform = batch_transform
         self._buffer_limit_bytes: int | None = None  # of one micro-batch in host memory
         self._caps: dict[str, Any] = {}  # limits for all batches, those that are kept included; see `MemoryPool`
-        self._on_thread = on_thread
-        self._memory: tuple[MemoryPool, MemoryPool] | None = None
+        self._on_thread: Callable[[], None] | None = None  # called on each background thread before it reads
+        across_epochs = options.get("across_epochs")
         wanted = self.source.stateless if across_epochs is None else across_epochs
-        self._across_epochs, self._is_last = bool(wanted and depth), False
+        self._across_epochs, self._is_last = bool(wanted and self._depth), False
         self._before: OrderState | None = None
         self._kept: Running | None = None
+        self._memory: tuple[MemoryPool, MemoryPool] | None = None
         self._under_way: list[Callable[[], None]] = []
-        self._stopped: Callable[[], Exception] | None = None
         self._stats = LoaderStats()
-        self._budget = SkipBudget(on_bad_sample)
+        self._budget = SkipBudget(options.get("on_bad_sample", "raise"))
         self._worker: LoaderWorker | None = None
+        self._warn_small_cache(order)
+
+    def _warn_small_cache(self, order: Order) -> None:
+        warn_small_cache(self.source, order, rank=self._cursor.rank, world_size=self._cursor.world_size)
 
     @cached_property
     def _placer(self) -> Placer:
@@ -141,8 +157,7 @@ class FeedLoader(CursorLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         check_sendable(self._device)
-        state = {name: value for name, value in self.__dict__.items() if name != "_placer"}
-        return state | {"_kept": None, "_under_way": [], "_memory": None}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_A_PROCESS} | _begun_anew()
 
     def __getitem__(self, index: object) -> NoReturn:
         """Raise an error for indexing that says what to do instead."""
@@ -187,7 +202,7 @@ class FeedLoader(CursorLoader):
             check_sendable(self._device)
             # objects copied by the fork have threads and locks that do not exist here: keep them alive, never use them
             self._brought = {name: value for name, value in self.__dict__.items() if name in _OF_A_PROCESS}
-            self.__dict__ |= {"_kept": None, "_under_way": [], "_memory": None}
+            self.__dict__ |= _begun_anew()
             self._placer = make_placer(host_device(self._device))
             self._budget = self._budget.shared(self._cursor.starts.count_damaged)
             self._across_epochs = False
@@ -202,7 +217,7 @@ class FeedLoader(CursorLoader):
         held: tuple[FeedBatch, ...] = ()
         self._under_way.append(reading.close)
         try:
-            self._check_open()  # `stop` may have been called in between
+            self._check_open()  # `close` may have been called in between
             while num_left and (held := self._next(reading)):
                 num_left -= 1
                 yield held
@@ -303,32 +318,23 @@ class FeedLoader(CursorLoader):
         """Say that no iteration will follow the next one soon: do not prefetch at its end."""
         self._is_last = True
 
-    def stop(self, error: Callable[[], Exception]) -> None:
-        """Stop reading: an iteration under way, and any that begins later, raises an error.
+    def close(self) -> None:
+        """Stop reading, close the source's files and threads, and log how many samples were skipped. Twice is fine.
 
-        Batches that were handed out stay valid. Any thread may call it; calling it twice is fine.
-
-        Args:
-            error: makes the exception to raise.
+        An iteration under way, and any that begins later, raises an error. Batches and the position stay valid; other
+        loaders reopen the source. Any thread may call it.
         """
-        self._stopped = error
-        self._across_epochs = False
+        self._is_closed, self._across_epochs = True, False
         self._drop_kept()
         for close in tuple(self._under_way):
             close()
+        self._budget.say_total(self._cursor.rank)
+        self.source.close()
 
     def _drop_kept(self) -> None:
         kept, self._kept = self._kept, None
         if kept is not None:
             self._end(kept, keep=False)
-
-    def _check_open(self) -> None:
-        if self._stopped is not None:
-            raise self._stopped()
-
-    def say_skipped(self) -> None:
-        """Log how many damaged samples this rank skipped, if any; `stats` has the number, too."""
-        self._budget.say_total(self._cursor.rank)
 
     def _reader(self, memory: MemoryPool, stages: MemoryPool | None, *, budget: SkipBudget) -> StepReader:
         """Return a reader; without `stages` it reads every step by itself."""
@@ -372,6 +378,10 @@ class FeedLoader(CursorLoader):
         if not isinstance(made, Mapping):
             raise ConfigError(f"batch_transform= must return a dict of fields, it returned {type(made).__name__}")
         return dict(made)
+
+
+def _begun_anew() -> dict[str, Any]:
+    return {"_kept": None, "_memory": None, "_under_way": []}
 
 
 def _leave(batches: tuple[FeedBatch, ...]) -> None:

@@ -45,7 +45,6 @@ class Conveyor(Generic[T]):
         """Whether the consumer has left."""
         return self._closed
 
-    @property
     def is_awaited(self) -> bool:
         """Whether a consumer waits for an item now and the queue is empty."""
         return self._num_waiting > 0 and not self._items  # a consumer that was woken may not have run yet
@@ -93,7 +92,7 @@ class Conveyor(Generic[T]):
             if self._items:
                 item = self._items.popleft()
                 self._changed.notify_all()
-                if self.is_awaited:
+                if self.is_awaited():
                     self._on_wait()  # another consumer waits; when it called on_wait(), this item was there
                 return item
             if self._error is not None:
@@ -245,7 +244,7 @@ class _Work(Generic[S, T]):
         self, reader: Reader[S, T], steps: Iterable[S], *, depth: int, on_thread: Callable[[], None] | None
     ) -> None:
         self.conveyor: Conveyor[T] = Conveyor(depth, on_wait=reader.wake)
-        reader.is_awaited = self._is_awaited
+        reader.is_awaited = self.conveyor.is_awaited
         self.items = reader.read(steps, self._is_asked)
         self._on_thread = on_thread
         self._num_read = self._asked = self._beyond = 0
@@ -301,9 +300,6 @@ class _Work(Generic[S, T]):
 
     def _is_asked(self) -> bool:
         return self._num_read < self._asked
-
-    def _is_awaited(self) -> bool:
-        return self.conveyor.is_awaited
 
     def _end(self, error: BaseException | None) -> None:
         self._ended = True

@@ -130,9 +130,6 @@ class StepReader:
         together: number of steps that are read as one group.
         stages: pool for these groups.
         limit_bytes: most bytes of a batch; None = any.
-
-    Attributes:
-        is_awaited: whether a consumer waits for what is read; always True if the consumer reads in its own thread.
     """
 
     def __init__(
@@ -151,9 +148,7 @@ class StepReader:
         self._source = source
         self._names = tuple(source.fields)
         self._memory, self._stages, self._limit_bytes = memory, stages, limit_bytes
-        self.is_awaited: Callable[[], bool] = lambda: True
-        # a method, not the attribute's value: `ReadAhead` replaces the attribute later, before its thread starts
-        room: dict[str, Any] = {"is_awaited": self._is_awaited, "has_room": memory.has_room, "no_room": memory.no_room}
+        room: dict[str, Any] = {"has_room": memory.has_room, "no_room": memory.no_room}
         self._leases, self._stage_leases = Leases(**room), Leases(**room)
         self._placer = placer
         self._transform = transform
@@ -164,12 +159,20 @@ class StepReader:
         self._num_cols = num_cols_of(source)
         self._most_batches = 1
 
+    @property
+    def is_awaited(self) -> Callable[[], bool]:
+        """Whether a consumer waits for what is read; always True if the consumer reads in its own thread."""
+        return self._leases.is_awaited
+
+    @is_awaited.setter
+    def is_awaited(self, value: Callable[[], bool]) -> None:
+        self._leases.is_awaited = self._stage_leases.is_awaited = value
+
     def close(self) -> None:
         """Stop waiting for memory: reading ends."""
         # Any thread may call it while the reader waits in either of them. Both get a message, which takes no lock.
         self._leases.close()
         self._stage_leases.close()
-        self.is_awaited = lambda: True  # drops the caller's object: a cycle would keep memory until garbage collection
 
     def wake(self) -> None:
         """Check whether a consumer waits; the consumer calls it when it begins to wait."""
@@ -276,9 +279,6 @@ class StepReader:
     def _acquire_stage(self) -> HostBuffer | None:
         lease = self._stage_leases.acquire(_NUM_STAGES)
         return None if lease is None else HostBuffer(self._stages, lease=lease, spares=_NUM_STAGES + _LOOKED_AT)
-
-    def _is_awaited(self) -> bool:
-        return self.is_awaited()
 
     def _use_scratch(self) -> HostBuffer:
         """Return the buffer for samples on their way through a transform; one batch after another uses it."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import JSON, IntArray
-from rankwise.data.rows.passes import EpochMark, PassDraws, check_mask, fresh_seed, make_generator
+from rankwise.data.feed.workers.starts import PassStarts
+from rankwise.data.rows.passes import PassDraws, check_mask, fresh_seed, make_generator
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
-__all__ = ["Sampler"]
+__all__ = ["Sampler", "lone_copy"]
 
 
 class Sampler(ABC):
@@ -49,9 +49,7 @@ class Sampler(ABC):
     _draws: PassDraws = PassDraws(seed=0, epoch=0)
     _last_pass: PassDraws | None = None
     _salt_to_repeat: int | None = None
-    _mark: EpochMark | None = None
-    _num_marked: int = 0  # epoch choices in the mark that this sampler has seen
-    _num_elsewhere: int = 0  # passes of workers that it has seen
+    _starts: PassStarts | None = None  # where workers of a `DataLoader` learn the epoch, if a loader has the sampler
 
     @property
     def mask(self) -> slice:
@@ -71,7 +69,7 @@ class Sampler(ABC):
     def rng(self, value: np.random.Generator | int | None) -> None:
         self._rng = None if value is None else make_generator(value)
         self._is_seeded = value is not None
-        self._epoch, self._last_pass = 0, None
+        self._restart()
 
     @property
     def epoch(self) -> int:
@@ -81,9 +79,9 @@ class Sampler(ABC):
     def set_epoch(self, epoch: int) -> None:
         """Choose the number of the next pass; later passes count up from it.
 
-        Workers of a torch `DataLoader` that are restarted for each epoch do not know each other's passes. Call this
-        before each epoch to derive their order from the seed alone; otherwise torch's own seed is mixed in. Persistent
-        workers also see the call.
+        With a `Loader` this also holds for the workers of a torch `DataLoader`, persistent or restarted for each epoch.
+        Workers that use a sampler without one do not know each other's passes: unless this is called before each
+        epoch, torch's own seed is mixed in.
 
         Raises:
             ConfigError: it is negative, or not an integer.
@@ -92,9 +90,7 @@ class Sampler(ABC):
             raise ConfigError(f"an epoch must be an integer of at least 0, got {epoch!r}")
         self._epoch, self._epoch_is_set = int(epoch), True
         self._last_pass = self._salt_to_repeat = None
-        if self._mark is not None:
-            self._num_marked = self._mark.choose(self._epoch)
-            self._num_elsewhere = self._mark.num_passes
+        self._publish()
 
     @property
     def last_pass(self) -> PassDraws | None:
@@ -114,7 +110,7 @@ class Sampler(ABC):
     @property
     def passed_elsewhere(self) -> bool:
         """Whether workers of a `DataLoader` began passes that this process, which started them, has not seen."""
-        return self._mark is not None and self._mark.num_passes != self._num_elsewhere
+        return self._starts is not None and self._starts.begun() is not None
 
     def pass_settings(self) -> Mapping[str, JSON] | None:
         """Return the settings, besides rows, seed and epoch, that decide the batches of a pass, as JSON.
@@ -166,7 +162,7 @@ class Sampler(ABC):
         Args:
             n_obs: rows of the loader.
         """
-        return sum(len(request["splits"]) for request in copy.deepcopy(self).sample(n_obs))
+        return sum(len(request["splits"]) for request in lone_copy(self).sample(n_obs))
 
     def validate(self, n_obs: int) -> None:  # noqa: B027  (it may be left out)
         """Refuse settings that do not suit the data; called at the beginning of each pass.
@@ -196,9 +192,13 @@ class Sampler(ABC):
         ConfigError: a request has no splits, and batch_size or shuffle is not set.
         """
         self.validate(n_obs)
-        self._look_at_mark()
+        worker = current_worker()
+        if self._starts is not None and worker is not None:
+            self._epoch = self._starts.begin(worker, repeats=False).epoch
         draws = self._draws = self._begin_pass()
         self._last_pass = draws
+        if worker is None:
+            self._publish()
         requests = self._sample(n_obs)
         try:
             for number, request in enumerate(requests):
@@ -227,21 +227,18 @@ class Sampler(ABC):
         self._epoch, self._salt_to_repeat = draws.epoch, draws.salt
 
     def share_epoch(self) -> None:
-        """Let processes started later see the chosen epochs; a loader calls it."""
-        if self._mark is None:
-            with contextlib.suppress(OSError):  # no shared memory: only persistent workers would use it
-                self._mark = EpochMark()
+        """Let the workers of a `DataLoader` follow the epochs of this sampler; a loader calls it."""
+        if self._starts is None:
+            self._starts = PassStarts(self._epoch, 0, 0)
 
-    def _look_at_mark(self) -> None:
-        if self._mark is None:
-            return
-        if current_worker() is None:
-            self._num_elsewhere = self._mark.num_passes
-            return
-        self._mark.note_pass()
-        choices, epoch = self._mark.read()
-        if choices != self._num_marked:
-            self._epoch, self._epoch_is_set, self._num_marked = epoch, True, choices
+    def _publish(self) -> None:
+        """Make the next pass of the workers that of this sampler."""
+        if self._starts is not None:
+            self._starts.say(self._epoch, 0, 0)
+
+    def _restart(self) -> None:
+        self._epoch, self._last_pass = 0, None
+        self._publish()
 
     def _reads(self, number: int) -> bool:
         worker = current_worker()
@@ -250,12 +247,11 @@ class Sampler(ABC):
         return worker.number == 0 if self.rng is None else worker.owns(number)
 
     def _begin_pass(self) -> PassDraws:
-        epoch, is_seeded = self._epoch, self._is_seeded
         draws = self._next_draws(self._drawn_seed())
         if self.rng is not None:
-            self.rng = draws.whole()
-        self._seeded, self._is_seeded = self.rng, is_seeded
-        self._epoch = epoch + 1
+            self._rng = draws.whole()  # assigning `rng` would start again at epoch 0
+        self._seeded = self.rng
+        self._epoch += 1
         return draws
 
     def _drawn_seed(self) -> int:
@@ -271,9 +267,7 @@ class Sampler(ABC):
     def _salt(self) -> int:
         """Return 0 if the epoch alone distinguishes the pass from all others of this sampler."""
         worker = current_worker()
-        if worker is None or (self._epoch_is_set and (self._mark is None or self._mark.is_first_use(worker.salt))):
-            return 0
-        return worker.salt
+        return 0 if worker is None or self._epoch_is_set or self._starts is not None else worker.salt
 
     def _cut(self, request: LoadRequest, rng: np.random.Generator) -> list[IntArray]:
         for name in ("batch_size", "shuffle"):
@@ -287,3 +281,10 @@ class Sampler(ABC):
         places = rng.permutation(size) if self.shuffle else np.arange(size)
         batch_size = int(self.batch_size or size)
         return np.split(places, range(batch_size, size, batch_size))
+
+
+def lone_copy(sampler: Sampler, *, copied: Callable[[Sampler], Sampler] = copy.deepcopy) -> Sampler:
+    """Return a copy whose passes no worker counts or learns of."""
+    made = copied(sampler)
+    made.__dict__["_starts"] = None
+    return made

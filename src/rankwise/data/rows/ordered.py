@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from rankwise.data.contract import Order
-from rankwise.data.feed import RankLoader
+from rankwise.data.feed import FeedLoader
 from rankwise.data.rows.chosen import find_rows, first_matrix
 from rankwise.data.rows.datasets import Dataset, is_anndata, open_dataset
 from rankwise.data.rows.loader.defaults import Library, check_library
@@ -39,7 +39,7 @@ def _jax_target(device: Any, sharding: Any) -> Any:
     return "jax" if sharding is None else sharding
 
 
-class OrderedLoader(RankLoader):
+class OrderedLoader(FeedLoader):
     """Batches of rows in the sequence of an order: the same at every world size, with a position that can be saved.
 
     ``batch["X"]`` is a ``torch.sparse_csr`` tensor for sparse rows, or SciPy's ``csr_matrix`` with ``device=None``.
@@ -53,7 +53,7 @@ class OrderedLoader(RankLoader):
         to: None or "torch": `device` decides, and device=None gives NumPy and SciPy; "jax": JAX arrays of this process,
             or with `sharding` global ones.
         sharding: with to="jax": ``jax.sharding.Sharding`` of global arrays of all ranks' rows.
-        **options: of `RankLoader`, and of `RowSource`: `matrices`, `obs`, `genes`, `dense`, `dtype`, `cache` and
+        **options: of `FeedLoader`, and of `RowSource`: `matrices`, `obs`, `genes`, `dense`, `dtype`, `cache` and
             `threads`.
 
     Raises:

@@ -1,10 +1,9 @@
-"""One pass of a sampler: its random numbers, its range of rows, its epoch, also across DataLoader workers."""
+"""One pass of a sampler: its random numbers and its range of rows."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from rankwise.data.contract import JSON
 from rankwise.errors import ConfigError
 
 __all__ = [
-    "EpochMark",
     "PassDraws",
     "Rng",
     "check_mask",
@@ -107,70 +105,3 @@ def mask_bounds(mask: slice, n_obs: int) -> tuple[int, int]:
 def mask_settings(mask: slice) -> list[JSON]:
     """Return the first row of a mask, and the row after its last or None, as JSON."""
     return [mask.start or 0, mask.stop]
-
-
-_CHOICES, _EPOCH, _FIRST_SALT, _PASSES = range(4)
-_UNUSED = -1
-
-
-class EpochMark:
-    """Four words of memory that this process shares with processes that it forks or spawns.
-
-    Persistent workers of a `DataLoader` have copies of the loader; through this memory `set_epoch` reaches them. Only
-    the process that made the memory chooses epochs in it. Another process that chooses one makes memory of its own, so
-    that ranks which inherited one loader from a common parent do not affect each other. A copy, or a pickle that does
-    not start a process, also gets memory of its own.
-
-    Raises:
-        OSError: there is no shared memory.
-    """
-
-    def __init__(self, choices: int = 0, epoch: int = 0) -> None:
-        self._allocate(choices, epoch)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        from multiprocessing.context import get_spawning_popen
-
-        if get_spawning_popen() is None:
-            return EpochMark, self.read()
-        return _attach, (self._owner, self._words)
-
-    def read(self) -> tuple[int, int]:
-        """Return how often an epoch was chosen, and the last one."""
-        return self._words[_CHOICES], self._words[_EPOCH]
-
-    def choose(self, epoch: int) -> int:
-        """Publish an epoch; return how often one was chosen so far."""
-        if self._owner != os.getpid():
-            self._allocate(*self.read())
-        self._words[_FIRST_SALT] = _UNUSED
-        self._words[_EPOCH] = epoch
-        self._words[_CHOICES] += 1
-        return int(self._words[_CHOICES])
-
-    @property
-    def num_passes(self) -> int:
-        """Changes when a worker begins a pass; it is not an exact count, because workers do not lock."""
-        return int(self._words[_PASSES])
-
-    def note_pass(self) -> None:
-        """Record that a worker begins a pass."""
-        self._words[_PASSES] += 1
-
-    def is_first_use(self, salt: int) -> bool:
-        """Whether workers with this salt, equal in all of one epoch, are the first since the epoch was chosen."""
-        if self._words[_FIRST_SALT] == _UNUSED:
-            self._words[_FIRST_SALT] = salt
-        return bool(self._words[_FIRST_SALT] == salt)
-
-    def _allocate(self, choices: int, epoch: int) -> None:
-        from multiprocessing.sharedctypes import RawArray
-
-        self._owner = os.getpid()
-        self._words: Any = RawArray("q", [choices, epoch, _UNUSED, 0])
-
-
-def _attach(owner: int, words: Any) -> EpochMark:
-    mark = object.__new__(EpochMark)
-    mark._owner, mark._words = owner, words
-    return mark

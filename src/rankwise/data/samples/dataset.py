@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import Order, Share, sample_keys
 from rankwise.data.feed import Cursor, CursorLoader, check_fits
-from rankwise.data.feed.cursor import CLOSED
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.workers import InitWorker, check_importable, deaf_workers, start_server
 from rankwise.data.samples.dataset_batch import DatasetBatch, move_tree, no_rows
@@ -154,7 +153,6 @@ class DatasetLoader(CursorLoader):
         self._cursor.follows_world = world is None
         self._requests = Requests(self._cursor)
         self._num_iterations = self._num_open = 0
-        self._is_closed = False
         self._early: Fetching | None = None
         context = multiprocessing_context or ("forkserver" if num_workers else None)
         self._context = context
@@ -236,10 +234,6 @@ class DatasetLoader(CursorLoader):
         except Exception:  # noqa: BLE001  (whoever iterates sees it)
             return False
         return True
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ConfigError(CLOSED)
 
     def close(self) -> None:
         """End the workers, persistent ones too; iterating again raises ConfigError. Calling it twice is fine."""

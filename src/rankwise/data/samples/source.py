@@ -25,7 +25,7 @@ from rankwise.data.contract import (
     Share,
     choose_fields,
 )
-from rankwise.data.feed import RankLoader, other_way
+from rankwise.data.feed import FeedLoader, other_way
 from rankwise.data.samples.columns import Column, MemoryColumn, StoredColumn
 from rankwise.data.samples.opener import GroupArrays, make_column
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxPlan, BoxReader, ChunkCache, ReaderStats, sum_reports
@@ -316,5 +316,5 @@ def _common_length(columns: Mapping[str, Column]) -> int:
     return length
 
 
-class SampleLoader(RankLoader):
-    """The loader for an `ArraySource`, or any other source of samples; its arguments are those of `RankLoader`."""
+class SampleLoader(FeedLoader):
+    """The loader for an `ArraySource`, or any other source of samples; its arguments are those of `FeedLoader`."""

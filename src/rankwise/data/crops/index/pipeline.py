@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
-from rankwise.data.contract import Batch, Order, Source
+from rankwise.data.contract import Batch, Order
 from rankwise.data.crops.budget import Caps
 from rankwise.data.crops.cores import NumaStrategy, chosen_strategy, cores_here, pin_thread
 from rankwise.data.crops.devices import place_in_world
@@ -19,9 +19,8 @@ from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.layout import FieldLayout
 from rankwise.data.crops.index.source import CropSource, settle_index
 from rankwise.data.feed import FeedLoader, FeedOptions
-from rankwise.data.feed.cursor import CLOSED
+from rankwise.data.feed.options import refuse_unknown
 from rankwise.data.feed.place_jax import is_jax_target
-from rankwise.data.feed.rank_loader import refuse_unknown
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
@@ -75,6 +74,8 @@ class IndexPipeline(FeedLoader):
         MissingExtraError: a device was asked for and torch is not installed.
     """
 
+    _closed_error = ShutdownError
+
     def __init__(
         self,
         index: CropIndex,
@@ -106,19 +107,17 @@ class IndexPipeline(FeedLoader):
         self.index = index
         self._crops = CropSource(index, cache=cache, threads=threads, remote=remote)
         super().__init__(
-            cast("Source", self._crops),
-            order,
-            rank=place.rank,
-            world_size=place.world_size,
+            self._crops,
+            order=order,
             micro_batch=micro_batch,
             device=device if for_jax else place.device,
+            world=cast("World", place),
             depth=depth,
-            on_thread=partial(pin_thread, cores),
             **options,
         )
+        self._on_thread = partial(pin_thread, cores)
         self._cursor.follows_world = world is None
         self._cursor.equal_because = "the memory of a crop pipeline is planned for these"
-        _warn_small_cache(self._crops, order, rank=place.rank, world_size=place.world_size)
         in_flight = math.ceil(order.batch_size / place.world_size) * _STEPS_IN_FLIGHT
         count = partial(most_files, index, num_crops=in_flight)
         place.warn_few_handles(count, capacity=self._crops.reader.max_open_files)
@@ -136,35 +135,28 @@ class IndexPipeline(FeedLoader):
         self._caps = {"cap_bytes": self.budget.num_slots * self.budget.slot_limit_bytes, "over_cap": BudgetExceeded}
         _LOG.info("batches of crops use\n%s", self.budget)
 
+    def _warn_small_cache(self, order: Order) -> None:
+        """Warn on the main rank if the regions that the order reads at a time do not fit into the cache."""
+        grid, capacity = order.grid, self._crops.cache.capacity_bytes
+        if grid is None or self._cursor.rank != 0 or capacity == 0 or grid.chunk_samples == 1:
+            return
+        regions = -(-grid.lanes // self._cursor.world_size) * grid.window
+        needed = regions * self.index.chunk_bytes
+        # A neighbourhood whose crops are in one batch is decoded once, with or without a cache.
+        near = self.index.rules.neighbourhood
+        together = near > 1 and near * grid.lanes <= order.batch_size
+        if needed > capacity and not together:
+            warnings.warn(
+                f"the order draws from {regions} regions at a time on each rank ({needed / 2**20:.0f} MiB decoded), "
+                f"the cache keeps {capacity / 2**20:.0f} MiB: chunks will be decoded several times. Set "
+                f"cache={needed} or more on the pipeline, or use fewer lanes or a smaller region_bytes",
+                stacklevel=4,
+            )
+
     def places(self, batch: Batch) -> tuple[CropPlace, ...]:
         """Return the image and box of each crop of a batch of this pipeline."""
         step = batch.share.step
         return self.index.describe(batch.ids, seed=step.resume.seed, epoch=step.epoch)
-
-    def close(self) -> None:
-        """Stop reading, close files and threads, and log the number of skipped crops. Batches and position stay."""
-        self.stop(partial(ShutdownError, CLOSED))
-        self.say_skipped()
-        self._crops.close()
-
-
-def _warn_small_cache(source: CropSource, order: Order, *, rank: int, world_size: int) -> None:
-    """Warn on the main rank if the regions that the order reads at a time do not fit into the cache."""
-    grid, capacity = order.grid, source.cache.capacity_bytes
-    if grid is None or rank != 0 or capacity == 0 or grid.chunk_samples == 1:
-        return
-    regions = -(-grid.lanes // world_size) * grid.window
-    needed = regions * source.index.chunk_bytes
-    # A neighbourhood whose crops are in one batch is decoded once, with or without a cache.
-    near = source.index.rules.neighbourhood
-    together = near > 1 and near * grid.lanes <= order.batch_size
-    if needed > capacity and not together:
-        warnings.warn(
-            f"the order draws from {regions} regions at a time on each rank ({needed / 2**20:.0f} MiB decoded), the "
-            f"cache keeps {capacity / 2**20:.0f} MiB: chunks will be decoded several times. Set "
-            f"cache={needed} or more on the pipeline, or use fewer lanes or a smaller region_bytes",
-            stacklevel=3,
-        )
 
 
 def most_files(index: CropIndex, *, num_crops: int) -> int:

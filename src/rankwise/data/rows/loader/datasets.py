@@ -12,7 +12,7 @@ import numpy as np
 
 from rankwise.data.contract import DType
 from rankwise.data.rows.datasets import check_files, find_datasets, load_anndata, open_group
-from rankwise.data.rows.loader.requests import MemoryRows, Requests, RowsReader, StoredRows
+from rankwise.data.rows.loader.requests import MemoryRows, RowsReader, StoredRows
 from rankwise.data.rows.matrices import RowPointers, StoredDense, StoredMatrix, StoredSparse, open_matrix
 from rankwise.data.rows.obs import join_tables
 from rankwise.data.store import BoxReader
@@ -106,10 +106,6 @@ class AddedDatasets:
         self._shapes: list[tuple[int, ...]] = []
         self._obs: list[Any] = []
         self._var: Any = None
-        self._spare: list[Requests] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_spare": []}
 
     @property
     def num_rows(self) -> int:
@@ -164,7 +160,6 @@ class AddedDatasets:
         self._kind, self._type, self._var = kind, self._type or type(matrix), var if self._var is None else self._var
         self._matrices.append(held)
         self._shapes.append(shape)
-        self._spare.clear()
         self._obs += [] if obs is None else [obs]
 
     @property
@@ -172,22 +167,9 @@ class AddedDatasets:
         """Whether the matrices are in stores rather than in memory."""
         return self._kind in _STORED
 
-    def rows(self) -> Requests:
-        """Return a reader of rows of all datasets, for one pass; see `give_back`."""
-        while self._spare:
-            spare = self._spare.pop()
-            if not spare.is_elsewhere:
-                return spare
-        return Requests(self.open_rows())
-
     def open_rows(self) -> RowsReader:
         """Return a reader of rows of all datasets for the calling thread, with memory of its own."""
         return StoredRows(self._matrices, self._reader) if self.is_stored else MemoryRows(self._matrices)
-
-    def give_back(self, rows: Requests) -> None:
-        """Keep the reader of a pass for the next one: fresh memory costs as much as reading."""
-        if self.is_stored and not self._spare:
-            self._spare.append(rows)
 
     def obs(self) -> Any:
         """Return the table of all rows, or None; concatenated at the first call."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -14,7 +13,7 @@ from rankwise.data.contract import JSON
 from rankwise.data.feed.memory.lease import Lease
 from rankwise.data.feed.prefetch import close_at_exit
 from rankwise.data.feed.workers import iterable_class, rebuild
-from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.abc import Sampler, lone_copy
 from rankwise.data.rows.loader.datasets import AddedDatasets, iter_groups, load_group
 from rankwise.data.rows.loader.defaults import (
     Library,
@@ -28,7 +27,7 @@ from rankwise.data.rows.loader.defaults import (
     sharded_batches,
 )
 from rankwise.data.rows.loader.position import Standing
-from rankwise.data.rows.loader.requests import RowBlock, RowOrder
+from rankwise.data.rows.loader.requests import Requests, RowBlock, RowOrder
 from rankwise.data.rows.notices import say_once
 from rankwise.data.rows.passes import Rng
 from rankwise.data.rows.samplers.distributed import foreseen
@@ -111,6 +110,7 @@ class Loader:
         self._standing = Standing(self._batch_sampler, self._datasets)
         self._across_epochs, self._is_last = across_epochs, False
         self._num_open, self._has_collection = 0, False
+        self._kept: Requests | None = None  # of the last pass, for the next: fresh memory costs as much as reading
         if collection is not None:
             self.use_collection(collection)
 
@@ -129,7 +129,7 @@ class Loader:
         return f"Loader({self.n_obs} rows, {type(self._batch_sampler).__name__}, to={self._to!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {**self.__dict__, "_num_open": 0}
+        state = {**self.__dict__, "_num_open": 0, "_kept": None}
         return rebuild, (getattr(type(self), "plain_class", type(self)), self._to), state
 
     @property
@@ -207,7 +207,7 @@ class Loader:
         """
         sampler = foreseen(self._batch_sampler)
         try:
-            sampler = copy.deepcopy(self._batch_sampler) if sampler is None else sampler
+            sampler = lone_copy(self._batch_sampler) if sampler is None else sampler
         except Exception as error:
             raise ConfigError(
                 f"peek draws from a copy of the sampler, and {type(self._batch_sampler).__name__} cannot be copied "
@@ -236,9 +236,9 @@ class Loader:
         order = None if self._num_open else self._following()
         if order is None:
             return False
-        requests = self._datasets.rows()
+        requests = self._requests()
         requests.start(order)
-        self._datasets.give_back(requests)
+        self._kept = requests
         return True
 
     def expect_last_epoch(self) -> None:
@@ -334,6 +334,7 @@ class Loader:
                 "Cannot add datasets while the loader is being iterated: finish or close the iterator first"
             )
         self._datasets.add(dataset, obs, var)
+        self._kept = None
         return self
 
     def __iter__(self) -> Iterator[LoaderOutput]:
@@ -345,17 +346,16 @@ class Loader:
             raise ConfigError("the loader has no rows: call use_collection, add_adatas or add_datasets first")
         say_idle_workers(self._batch_sampler)
         goes_on, self._is_last = self._across_epochs and not self._is_last, False
-        requests, under_way = self._datasets.rows(), self._standing.next_pass()
+        requests, under_way = self._requests(), self._standing.next_pass()
         self._num_open += 1
         try:
             with closing(under_way.orders(n_obs)) as orders:
-                requests.begin(orders, self._datasets.obs, self._following if goes_on else lambda: None)
-                while (taken := requests.take()) is not None:
-                    order, block, about = taken
+                following = self._following if goes_on else lambda: None
+                for order, block, about in requests.read(orders, self._datasets.obs, following):
                     for first, last in pairwise(order.edges):
                         yield under_way.counted(self._batch(order, block, about, first, last))
                     block.lease.leave()
-                    del taken, block  # the next read needs their memory
+                    del block  # the next read needs its memory
             under_way.has_ended = True
             if not under_way.num_done:
                 say_no_batch(self._batch_sampler, n_obs)
@@ -364,7 +364,11 @@ class Loader:
             raise
         finally:
             self._num_open -= 1
-            self._datasets.give_back(requests)
+            self._kept = requests
+
+    def _requests(self) -> Requests:
+        kept, self._kept = self._kept, None
+        return Requests(self._datasets.open_rows()) if kept is None or kept.is_elsewhere else kept
 
     def _following(self) -> RowOrder | None:
         """Return the first rows of the next pass, if they are known and worth reading."""

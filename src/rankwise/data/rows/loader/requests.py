@@ -37,6 +37,10 @@ class RowOrder:
     rows: IntArray  # int64[n], rows over all datasets, batch after batch
     edges: tuple[int, ...]  # start of each batch in `rows`, and the end of the last
 
+    def is_same(self, order: RowOrder) -> bool:
+        """Whether it has the same rows, in the same batches."""
+        return self.edges == order.edges and np.array_equal(self.rows, order.rows)
+
 
 def order_rows(request: LoadRequest, n_obs: int) -> RowOrder:
     """Return the rows of a request; rows in no split are left out."""
@@ -169,31 +173,11 @@ RowsReader: TypeAlias = StoredRows | MemoryRows
 """Reads rows in the requested order, in one thread at a time."""
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A load request and its state."""
-
-    order: RowOrder
-    table: Any = None  # pandas.DataFrame about all rows, or None; set before the request is asked for
-    is_dropped: bool = False  # whether the next pass begins with other rows; set before another request is asked for
-
-    def is_for(self, order: RowOrder) -> bool:
-        """Whether the request has these rows."""
-        return self.order.edges == order.edges and np.array_equal(self.order.rows, order.rows)
-
-    def told(self, found: RowBlock | Exception) -> ReadRequest:
-        """Return what was read, or raise the error."""
-        if isinstance(found, Exception):
-            raise found
-        return self.order, found, None if self.table is None else self.table.iloc[self.order.rows]
-
-
-ReadRequest: TypeAlias = tuple[RowOrder, RowBlock, Any]
 _IN_MEMORY = 2  # one in use, one being read
 
 
 class RequestReader(Leases):
-    """Implements `Reader`: reads the rows of load requests, and their part of a table, into leased memory.
+    """Implements `Reader`: reads the rows of load requests into leased memory.
 
     After a request with at most half its rows, which is used up early, one is read while two are in memory.
     """
@@ -202,33 +186,23 @@ class RequestReader(Leases):
         super().__init__()
         self._rows = rows
 
-    def read(
-        self, steps: Iterable[_Request], is_asked: Callable[[], bool]
-    ) -> Generator[ReadRequest | None, None, None]:
-        """Yield the result of each request; yield None while it was read but not asked for."""
+    def read(self, steps: Iterable[RowOrder], is_asked: Callable[[], bool]) -> Generator[RowBlock | None, None, None]:
+        """Yield the rows of each request; yield None while they cannot be read but were not asked for."""
         num_last = 0
-        for request in steps:
-            if request.is_dropped:
-                continue
-            num_rows = len(request.order.rows)
+        for order in steps:
+            num_rows = len(order.rows)
             is_short, num_last = 0 < 2 * num_last <= num_rows, num_rows
             lease = self.acquire(_IN_MEMORY + is_short)
             if lease is None:
                 return
-            # in a list: a local name would keep its memory while the next one is read
-            found = [self._tried(request.order.rows, lease)]
+            try:
+                found = [self._rows.read(order.rows, lease)]
+            except Exception:
+                while not is_asked():
+                    yield None
+                raise
             del lease
-            while not (is_asked() or request.is_dropped):
-                yield None
-            if not request.is_dropped:
-                yield request.told(found.pop())
-            found.clear()
-
-    def _tried(self, rows: IntArray, lease: Lease) -> RowBlock | Exception:
-        try:
-            return self._rows.read(rows, lease)
-        except Exception as error:  # noqa: BLE001  (raised where the request is asked for, if it ever is)
-            return error
+            yield found.pop()  # no local name: it would keep its memory while the next one is read
 
 
 class Requests:
@@ -244,10 +218,9 @@ class Requests:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._passing: Iterator[ReadRequest] = iter(())
-        self._foreseen: _Request | None = None
-        self._drawn: deque[_Request] = deque()  # for the reader thread; its steps never exceed these
-        self._ahead: ReadAhead[_Request, ReadRequest] = ReadAhead(
+        self._foreseen: RowOrder | None = None  # is read, but not asked for
+        self._drawn: deque[RowOrder] = deque()  # for the reader thread; its steps never exceed these
+        self._ahead: ReadAhead[RowOrder, RowBlock] = ReadAhead(
             RequestReader(self._rows), _emptied(self._drawn), depth=LEAST_DEPTH
         )
 
@@ -258,66 +231,58 @@ class Requests:
 
     def start(self, order: RowOrder) -> None:
         """Read the request that will be asked for next; returns at once, may be called again."""
-        before, request = self._foreseen, _Request(order)
-        if before is not None and before.is_for(order):
-            return
-        self._drawn.append(request)
-        if before is not None:
-            before.is_dropped = True  # another follows; the reader may go on to it at once
-        self._foreseen = request
+        self._check_here()
+        if self._foreseen is not None:
+            if self._foreseen.is_same(order):
+                return
+            self.leave()
+        self._foreseen = order
+        self._drawn.append(order)
         self._ahead.ask(0, beyond=1)
 
-    def begin(
+    def read(
         self, orders: Iterator[RowOrder], obs: Callable[[], Any], following: Callable[[], RowOrder | None]
-    ) -> None:
-        """Begin a pass.
+    ) -> Iterator[tuple[RowOrder, RowBlock, Any]]:
+        """Yield the requests of a pass: each with its rows, and their part of obs.
 
         Args:
-            orders: its requests, drawn up to three ahead.
+            orders: the requests, drawn up to three ahead.
             obs: returns the pandas.DataFrame about all rows, or None; called after reading has begun.
             following: called when all are drawn: returns the first request of the next pass, None = unknown.
         """
-        self._passing = self._pass(orders, obs, following)
-
-    def take(self) -> ReadRequest | None:
-        """Return the next request of the pass, its rows, and their part of obs; None after the last."""
-        if self.is_elsewhere:
-            raise RuntimeError("a pass cannot continue in a process that was forked during it: iterate again there")
-        return next(self._passing, None)
-
-    def _pass(
-        self, orders: Iterator[RowOrder], obs: Callable[[], Any], following: Callable[[], RowOrder | None]
-    ) -> Iterator[ReadRequest]:
-        num_asked, failed = 0, None
+        asked, failed = deque[tuple[RowOrder, Any]](), None
         try:
             for order in orders:
-                self._ask(order, obs)
-                num_asked += 1
-                if num_asked > _IN_MEMORY:  # so far ahead that the last one is known before it is read
-                    num_asked -= 1
-                    yield self._read()
+                self.start(order)
+                self._foreseen = None
+                self._ahead.ask(1, beyond=0)
+                asked.append((order, obs()))  # tables are joined at the first call, while the rows are read
+                if len(asked) > _IN_MEMORY:  # so far ahead that the last one is known before it is read
+                    yield self._taken(*asked.popleft())
             foreseen = following()
             if foreseen is not None:
                 self.start(foreseen)
         except Exception as error:  # noqa: BLE001  (raised in its turn)
             failed = error
-        for _ in range(num_asked):
-            yield self._read()
+        while asked:
+            yield self._taken(*asked.popleft())
         if failed is not None:
             raise failed
 
-    def _ask(self, order: RowOrder, obs: Callable[[], Any]) -> None:
-        self.start(order)
-        assert self._foreseen is not None
-        self._foreseen.table = obs()  # tables are joined at the first call, while the rows are read
-        self._foreseen = None
-        self._ahead.ask(1, beyond=0)
+    def _taken(self, order: RowOrder, table: Any) -> tuple[RowOrder, RowBlock, Any]:
+        return order, self.take(), None if table is None else table.iloc[order.rows]
 
-    def _read(self) -> ReadRequest:
-        taken = self._ahead.take()
-        if taken is None:
+    def take(self) -> RowBlock:
+        """Wait for the rows of the next request. `rankwise profile` times this method."""
+        self._check_here()
+        block = self._ahead.take()
+        if block is None:
             raise RuntimeError("this process is ending: nothing more is read")
-        return taken
+        return block
+
+    def _check_here(self) -> None:
+        if self.is_elsewhere:
+            raise RuntimeError("a pass cannot continue in a process that was forked during it: iterate again there")
 
     def leave(self) -> None:
         """End the pass here: drop drawn requests, and wait for the one being read."""
@@ -326,6 +291,6 @@ class Requests:
             self._begin_anew()
 
 
-def _emptied(drawn: deque[_Request]) -> Iterator[_Request]:
+def _emptied(drawn: deque[RowOrder]) -> Iterator[RowOrder]:
     while drawn:
         yield drawn.popleft()

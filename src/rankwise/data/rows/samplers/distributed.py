@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import JSON
-from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.abc import Sampler, lone_copy
 from rankwise.data.rows.passes import PassDraws, fresh_seed, mask_bounds, mask_settings
 from rankwise.data.rows.samplers.chunks import RandomSampler, SequentialSampler
 from rankwise.data.rows.samplers.classes import ClassSampler, WeightedClassSampler
@@ -90,7 +90,7 @@ class DistributedSampler(Sampler):
     def __init__(self, sampler: Sampler, *, dist_info: DistInfo, enforce_equal_batches: bool = True) -> None:
         self._rank, self._world_size = find_rank(dist_info)
         self._equal = enforce_equal_batches
-        self._sampler = copy.deepcopy(sampler)
+        self._sampler = lone_copy(sampler)
         self._mask, self._epoch = self._sampler.mask, self._sampler.epoch
         self._is_seeded = self._sampler.is_seeded
         self._derive()
@@ -105,7 +105,7 @@ class DistributedSampler(Sampler):
         self._sampler.rng = value  # converts seeds to generators
         self._is_seeded = value is not None
         self._derive()
-        self._epoch, self._last_pass = 0, None
+        self._restart()
 
     @property
     def rank(self) -> int:
@@ -264,13 +264,13 @@ def foreseen(sampler: Sampler) -> Sampler | None:
     inner = foreseen(sampler.__dict__["_sampler"])
     if inner is None or isinstance(inner, ClassSampler):  # it sorts its part again in each pass
         return None
-    outer = copy.copy(sampler)
+    outer = lone_copy(sampler, copied=copy.copy)
     outer.__dict__["_sampler"] = inner
     return outer
 
 
 def _copied(sampler: Sampler) -> Sampler:
-    made = copy.copy(sampler)
+    made = lone_copy(sampler, copied=copy.copy)
     if not sampler.knows_seed:
         made.__dict__["_rng"] = copy.deepcopy(sampler.rng)  # not by assignment, which starts again at epoch 0
     return made

@@ -1,4 +1,4 @@
-"""`RankLoader`: batches from a source and an order, on this rank and its device."""
+"""`FeedOptions`: arguments that loaders pass on; which ones there are, and what suits the data if they are omitted."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ import inspect
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
+from typing import TypedDict
 
 from rankwise.data.contract import Order, Source
-from rankwise.data.feed.cursor import CLOSED
-from rankwise.data.feed.loader import FeedLoader
+from rankwise.data.feed.cursor import CursorLoader
 from rankwise.data.feed.prefetch import LEAST_DEPTH
-from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.reader import OnBadSample
-from rankwise.data.feed.transform import BatchTransform, Transform, counted_samples
-from rankwise.errors import ConfigError
+from rankwise.data.feed.transform import BatchTransform, Transform
 
-if TYPE_CHECKING:
-    import jax
-    import torch
-
-    from rankwise.world import World
-
-__all__ = ["FeedOptions", "RankLoader", "refuse_unknown", "window_depth"]
+__all__ = ["FeedOptions", "refuse_unknown", "warn_small_cache", "window_depth"]
 
 
 class FeedOptions(TypedDict, total=False):
@@ -49,7 +39,7 @@ _ELSEWHERE = dict.fromkeys(
 }
 
 
-def refuse_unknown(loader: type[FeedLoader], options: Iterable[str], *, more: Iterable[str] = ()) -> None:
+def refuse_unknown(loader: type[CursorLoader], options: Iterable[str], *, more: Iterable[str] = ()) -> None:
     """Refuse arguments that a loader does not have; the message names the class that the user called.
 
     Args:
@@ -66,7 +56,7 @@ def refuse_unknown(loader: type[FeedLoader], options: Iterable[str], *, more: It
     import difflib  # needed only for an error message
 
     known = {*FeedOptions.__annotations__, *more}
-    for kind in loader.__mro__[: loader.__mro__.index(FeedLoader)]:
+    for kind in loader.__mro__[: loader.__mro__.index(CursorLoader)]:
         if "__init__" in vars(kind):
             parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
             known |= {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
@@ -74,71 +64,6 @@ def refuse_unknown(loader: type[FeedLoader], options: Iterable[str], *, more: It
     mend = f"did you mean {'= or '.join(close)}=?" if close else f"it has {', '.join(sorted(known))}"
     mend = _ELSEWHERE.get(unknown, mend)  # as torch's DataLoader calls it
     raise TypeError(f"{loader.__name__} has no argument {unknown}=: {mend}")
-
-
-class RankLoader(FeedLoader):
-    """A `FeedLoader` that takes rank, world size and device from the world. Leaving its context closes the source.
-
-    Args:
-        source: samples by index.
-        order: which samples form which step; its batch size is that of all ranks together.
-        micro_batch: most samples of this rank in one batch; None = its whole share at once.
-        device: "auto" = the world's device, any torch device, or None for NumPy arrays and SciPy matrices;
-            ``"jax"`` or a ``jax.sharding.Sharding`` as `FeedLoader` says.
-        world: the world; None = `World.current()`.
-        depth: steps that may lie ready; 0 reads in the calling thread; None = as many steps as a window of the order
-            lasts, limited to 128 MiB, and at least 2. Sources that gain from it read that many steps together: a whole
-            window of up to 384 MiB.
-        **options: `transform`, `batch_transform`, `fields`, `on_bad_sample` and `across_epochs`, as `FeedLoader` says.
-
-    Raises:
-        ConfigError: an argument is out of range, there is no such field, or the order was made for other data.
-        MissingExtraError: torch is needed and not installed.
-        TypeError: there is no such argument.
-    """
-
-    _more_options: ClassVar[tuple[str, ...]] = ()  # names that a subclass takes for its source
-
-    def __init__(
-        self,
-        source: Any,
-        *,
-        order: Order | None = None,
-        micro_batch: int | None = None,
-        device: str | torch.device | jax.sharding.Sharding | None = "auto",
-        world: World | None = None,
-        depth: int | None = None,
-        **options: Unpack[FeedOptions],
-    ) -> None:
-        refuse_unknown(type(self), options, more=self._more_options)
-        if not isinstance(order, Order):
-            raise ConfigError(
-                f"{type(self).__name__} needs order=, which says what samples form a step, such as Order(source, "
-                f"batch_size=64); got {order!r}"
-            )
-        place = find_place(world, device)
-        source = counted_samples(source, order)
-        super().__init__(
-            source,
-            order,
-            rank=place.rank,
-            world_size=place.world_size,
-            micro_batch=micro_batch,
-            device=place.device,
-            depth=window_depth(source, order, world_size=place.world_size) if depth is None else depth,
-            **options,
-        )
-        self._cursor.follows_world = world is None
-        _warn_small_cache(self.source, order, rank=place.rank, world_size=place.world_size)
-
-    def close(self) -> None:
-        """Stop reading, close the source's files and threads, and log how many samples were skipped. Twice is fine.
-
-        Batches and the position stay valid. Iterating again raises ConfigError; other loaders reopen the source.
-        """
-        self.stop(partial(ConfigError, CLOSED))
-        self.say_skipped()
-        self.source.close()
 
 
 _READY_BYTES, _WHOLE_BYTES = 128 << 20, 384 << 20
@@ -180,7 +105,7 @@ def _sample_bytes(source: Source, num_samples: int) -> int:
     return found
 
 
-def _warn_small_cache(source: Source, order: Order, *, rank: int, world_size: int) -> None:
+def warn_small_cache(source: Source, order: Order, *, rank: int, world_size: int) -> None:
     """Warn on the main rank if chunks will be decoded more than about once per epoch, and name the size needed.
 
     A rank reads its part of the lanes; each lane needs a window of chunks at a time. There is no warning if source or
@@ -203,7 +128,7 @@ def _warn_small_cache(source: Source, order: Order, *, rank: int, world_size: in
             f"the order draws from {chunks} chunks at a time on each rank ({_mib(needed)} decoded), the cache keeps "
             f"{_mib(locality.cache_bytes)}: chunks will be decoded several times per epoch. Set cache={needed} "
             "or more on the source, use fewer lanes or a smaller window, or store smaller chunks",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
