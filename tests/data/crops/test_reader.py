@@ -122,8 +122,8 @@ def test_wrong_axes_and_dtypes_are_told(volume, tmp_path):
     }
     _, report = read(fields, given, 2)
     assert [type(error) for error in report.errors] == [RankMismatch, DtypeMismatch]
-    assert not report.as_read_report().valid.any()
-    assert len(report.as_read_report().errors) == 2
+    assert not report.valid.any()
+    assert len(report.errors) == 2
 
 
 @pytest.mark.parametrize("pad", ["fill", "edge", "reflect"])
