@@ -18,18 +18,15 @@ from rankwise.data.crops.batch import Batch, Parked, waitable
 from rankwise.data.crops.budget import Caps, settle
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.cores import cores_here, pin_thread
-from rankwise.data.crops.devices import RankPlace, bind_device
+from rankwise.data.crops.devices import bind_device
 from rankwise.data.crops.exceptions import InvalidArgument, PoolStarved, ShutdownError, TryAgain
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Meters, Stats
-from rankwise.data.crops.stream.opener import Openings
 from rankwise.data.crops.stream.reader import BatchJudge, Ready, Result, StreamReader
 from rankwise.data.crops.stream.resolver import check_sample
-from rankwise.data.crops.stream.schedule import Drained, Planner, Puller, Work
+from rankwise.data.crops.stream.schedule import END, Work
 from rankwise.data.feed.place import make_placer
 from rankwise.data.feed.prefetch import ReadAhead
-from rankwise.data.store.reader import BoxReader
-from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,20 +79,11 @@ class Pipeline:
         _say_what_is_idle(config)
         _LOG.info("a stream of crops uses\n%s", budget)
         self._meters = Meters(gpu_bytes_committed=budget.ring_bytes, host_bytes_committed=budget.host_bytes)
-        self._openings = Openings(
-            capacity=config.num_metas,
-            concurrency=config.metadata_io_concurrency,
-            latency=config.metadata_latency,
-            remote=None if config.remote is None else RemoteFiles(config.remote),
-        )
-        self._engine = _engine(config, place, num_slots=budget.num_slots)
-        self._puller = Puller(config, self._openings, self._meters)
-        self._planner = Planner(self._puller, config, openings=self._openings, engine=self._engine, meters=self._meters)
-        self._reader = StreamReader(
-            self._planner, config, rank=place.rank, budget=budget, placer=self._placer, meters=self._meters
-        )
+        self._reader = StreamReader(config, place=place, budget=budget, placer=self._placer, meters=self._meters)
+        self._planner = self._reader.planner
+        self._puller = self._planner.puller
         cores = cores_here(config.numa_strategy, config.numa_node, device_node=place.numa_node)
-        self._read: ReadAhead[Work | Drained, Result] = ReadAhead(
+        self._read: ReadAhead[Work, Result] = ReadAhead(
             self._reader,
             iter(self._reader.planned.take, None),
             depth=budget.num_slots,
@@ -203,13 +191,13 @@ class Pipeline:
 
     def stats(self) -> Stats:
         """Return the statistics so far."""
-        read = self._engine.stats
-        remembered, looked_at = self._engine.file_lookups
+        engine = self._reader.engine
+        read, (remembered, looked_at) = engine.stats, engine.file_lookups
         return replace(
             self._meters.stats,
             shard_index_hits=remembered,
             shard_index_misses=looked_at,
-            array_meta=self._openings.stats,
+            array_meta=self._reader.openings.stats,
             read_bytes=read.read_bytes,
             decoded_bytes=read.decoded_bytes,
             retries=read.retries,
@@ -218,8 +206,8 @@ class Pipeline:
     def stats_reset(self) -> None:
         """Reset the times and counts of `stats`; cache hits and committed memory stay."""
         self._meters.reset()
-        self._engine.reset_stats()
-        self._openings.reset_delays()
+        self._reader.engine.reset_stats()
+        self._reader.openings.reset_delays()
 
     def __enter__(self) -> Self:
         return self
@@ -240,7 +228,7 @@ class Pipeline:
             self._closed = True
         for stage in reversed(self._stages):  # a thread inside the user's iterable is left alone
             stage.close()
-        self._engine.close()
+        self._reader.engine.close()
         self._end()
 
     def _take(self) -> Ready:
@@ -252,10 +240,10 @@ class Pipeline:
                 result = self._read.take(timeout_s=None if deadline is None else max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 raise PoolStarved(f"no batch within pop_timeout_s={timeout_s}: {self._why()}") from None
-            if isinstance(result, Drained) and result.num_pushed != self._puller.num_pushed:
-                continue  # it is older than the last push
-            if result is None or isinstance(result, Drained):
+            if result is None:
                 break
+            if result is END:
+                continue  # of what had been pushed then
             if isinstance(result, Ready):
                 self._settle(len(result.samples))
                 return result
@@ -383,17 +371,3 @@ def _say_what_is_idle(config: Config) -> None:
     if idle:
         _said.update(idle)
         _LOG.warning("no effect here, as chunks are decoded on the CPU: %s", ", ".join(idle))
-
-
-def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
-    """Return the engine that reads boxes; warn on rank 0 if it may keep fewer files open than are in flight."""
-    engine = BoxReader(
-        cache=config.cache_bytes,
-        threads=config.n_io_threads,
-        max_indexes=config.n_shard_index_cache,
-        remote=config.remote_options,
-    )
-    # at least one file each; the arrays are not known yet
-    wanted = num_slots * config.samples_per_batch * len(config.all_fields)
-    place.warn_few_handles(lambda: wanted, capacity=engine.max_open_files)
-    return engine

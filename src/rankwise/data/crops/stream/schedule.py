@@ -22,7 +22,7 @@ from rankwise.data.crops.stream.resolver import ArrayBoxes, check_sample, crops_
 from rankwise.data.feed.prefetch import Conveyor, ReadAhead
 from rankwise.data.store.reader import BoxReader
 
-__all__ = ["Drained", "Failure", "Numbered", "Planner", "Puller", "Work"]
+__all__ = ["END", "Failure", "Numbered", "Planner", "Puller", "Work"]
 
 _LOG = logging.getLogger("rankwise.crops")
 
@@ -44,7 +44,7 @@ class Failure:
     num_samples: int
 
 
-_END: Final = Failure(None, 0)  # of an iterable
+END: Final = Failure(None, 0)  # of an iterable, or of all that was pushed
 
 
 class Puller:
@@ -115,16 +115,16 @@ class Puller:
         # Set before and reset after: `close` first sets its mark, then checks this flag. Code that sees the mark ends.
         self.is_away = True
         try:
-            found = _END if self._closed else user(of)
+            found = END if self._closed else user(of)
         except BaseException as error:  # noqa: BLE001  (raised where the consumer meets it)
             found = Failure(error, 0)
         self.is_away = False
-        return _END if self._closed else found
+        return END if self._closed else found
 
     def _next(self, iterator: Iterator[Any]) -> Numbered | Failure:
         with self._meters.time("pull"):
-            sample = next(iterator, _END)
-        return _END if sample is _END else self._numbered(sample)
+            sample = next(iterator, END)
+        return END if sample is END else self._numbered(sample)
 
     def _numbered(self, sample: Any) -> Numbered:
         number = self.num_samples
@@ -165,36 +165,22 @@ class Work:
     failures: tuple[Failure, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """A consumer waits, and nothing is left from the first `num_pushed` iterables."""
-
-    num_pushed: int
-
-
 class Planner:
     """Makes batches of samples and plans them, for a `ReadAhead`.
 
-    A batch is sent once it is complete. An incomplete one is sent when no sample follows, no batch is being read and a
-    consumer waits.
+    A batch is sent once it is complete. An incomplete one, or the end of all that was pushed, is sent when no sample
+    follows, no batch is being read and a consumer waits.
 
     Attributes:
         is_awaited: whether the reader waits for a plan; set by the object that runs this.
         is_read_awaited: whether a consumer waits for a batch; set by the reader.
-        pulled: runs the puller ahead.
+        puller: pulls the samples.
+        pulled: runs it ahead.
         doing: what it waits for, for messages; empty while it waits for samples.
     """
 
-    def __init__(
-        self,
-        puller: Puller,
-        config: Config,
-        *,
-        openings: Openings,
-        engine: BoxReader,
-        meters: Meters,
-    ) -> None:
-        self._puller = puller
+    def __init__(self, config: Config, *, openings: Openings, engine: BoxReader, meters: Meters) -> None:
+        puller = self.puller = Puller(config, openings, meters)
         # the puller has one more in hand than those that lie ready
         self.pulled: ReadAhead[Iterable[Any], Numbered | Failure] = ReadAhead(
             puller, puller.pushes, depth=max(1, config.lookahead - 1), is_away=lambda: puller.is_away
@@ -208,7 +194,7 @@ class Planner:
         self.doing = ""
         self._items: list[Numbered] = []
         self._failures: list[Failure] = []
-        self._num_taken = self._num_seen = 0
+        self._num_taken = 0
         self._native: dict[str, tuple[DType, str]] = {}
         self._reader: CropReader | None = None
 
@@ -237,20 +223,20 @@ class Planner:
         if not (self.is_awaited() and self.is_read_awaited()):
             return False
         # read after the check above, so that it includes what the waiting consumer itself pushed
-        self._num_seen = self._puller.num_pushed
-        return self._num_seen == self._puller.num_ended and self._num_taken == self._puller.num_pulled
+        puller = self.puller
+        return puller.num_pushed == puller.num_ended and self._num_taken == puller.num_pulled
 
     def read(
         self,
         steps: Iterable[Numbered | Failure | None],
         is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
-    ) -> Generator[Work | Drained, None, None]:
+    ) -> Generator[Work, None, None]:
         """Yield planned batches of samples."""
         for found in steps:
             if found is None:
                 yield self._rest()
                 continue
-            self._num_taken += found is not _END
+            self._num_taken += found is not END
             if isinstance(found, Numbered):
                 self._items.append(found)
             elif found.error is not None:
@@ -258,14 +244,12 @@ class Planner:
             if len(self._items) == self._config.samples_per_batch:
                 yield self._work()
 
-    def _rest(self) -> Work | Drained:
+    def _rest(self) -> Work:
         """Return the incomplete batch. With `drop_last` return errors only; samples stay for later pushes."""
-        if self._config.drop_last and self._failures:
-            failures, self._failures = tuple(self._failures), []
-            return Work(failures=failures)
-        if self._failures or (self._items and not self._config.drop_last):
+        if self._items and not self._config.drop_last:
             return self._work()
-        return Drained(self._num_seen)
+        failures, self._failures = tuple(self._failures), []
+        return Work(failures=failures or (END,))
 
     def _work(self) -> Work:
         items, self._items = tuple(self._items), []
