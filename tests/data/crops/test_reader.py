@@ -188,5 +188,3 @@ def test_boxes_must_fill_the_field(volume):
     reader = CropReader({"image": CropField(shape=(4, 4), dtype=np.dtype("f4"))}, BoxReader())
     with pytest.raises(ConfigError, match="do not match it"):
         reader.plan({"image": [boxes(meta, [(0, 0, 0)], (1, 4, 5))]}, ids=np.arange(1))
-    with pytest.raises(ConfigError, match="the boxes are for"):
-        reader.plan({}, ids=np.arange(1))

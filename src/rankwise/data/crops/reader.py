@@ -207,12 +207,7 @@ class CropReader:
             boxes: for each field, the boxes that fill it.
             ids: int64[B], numbers of the samples, for messages.
             failed: samples that are already known to be bad, by place in the batch.
-
-        Raises:
-            ConfigError: `boxes` has other fields than this reader.
         """
-        if boxes.keys() != self.fields.keys():
-            raise ConfigError(f"the reader has the fields {sorted(self.fields)}, but the boxes are for {sorted(boxes)}")
         given = [(name, self.fields[name], part) for name, parts in boxes.items() for part in parts]
         bad = dict(failed or {})
         for _, field, part in given:

@@ -9,7 +9,7 @@ import zarr
 
 import rankwise.data.crops as damacy
 from rankwise.data.crops import LatencyModel
-from rankwise.data.crops.stream.opener import Openings
+from rankwise.data.crops.stream.resolver import Openings
 from rankwise.errors import DataError
 
 

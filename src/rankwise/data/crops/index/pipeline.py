@@ -12,8 +12,7 @@ import numpy as np
 
 from rankwise.data.contract import Batch, Order, Source
 from rankwise.data.crops.budget import Caps
-from rankwise.data.crops.cores import NumaStrategy, chosen_strategy, cores_here, pin_thread
-from rankwise.data.crops.devices import place_in_world
+from rankwise.data.crops.devices import NumaStrategy, place_in_world
 from rankwise.data.crops.exceptions import BudgetExceeded, ShutdownError
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.layout import FieldLayout
@@ -102,7 +101,7 @@ class IndexPipeline(FeedLoader):
         for_jax = is_jax_target(device)
         place = place_in_world(None if for_jax else cast("Any", device), world)
         caps = Caps(place=place, max_gpu_memory_bytes=max_gpu_memory_bytes, max_host_memory_bytes=max_host_memory_bytes)
-        cores = cores_here(*chosen_strategy(numa_strategy, numa_node), device_node=place.numa_node)
+        on_thread = place.pinning(numa_strategy, numa_node)
         self.index = index
         self._crops = CropSource(index, cache=cache, threads=threads, remote=remote)
         super().__init__(
@@ -113,7 +112,7 @@ class IndexPipeline(FeedLoader):
             micro_batch=micro_batch,
             device=device if for_jax else place.device,
             depth=depth,
-            on_thread=partial(pin_thread, cores),
+            on_thread=on_thread,
             **options,
         )
         self._cursor.follows_world = world is None

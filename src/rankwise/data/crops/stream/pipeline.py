@@ -11,13 +11,11 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import fields as fields_of
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, final
 
 from rankwise.data.crops.batch import Batch, Parked, waitable
 from rankwise.data.crops.budget import Caps, settle
 from rankwise.data.crops.config import Config
-from rankwise.data.crops.cores import cores_here, pin_thread
 from rankwise.data.crops.devices import bind_device
 from rankwise.data.crops.exceptions import InvalidArgument, PoolStarved, ShutdownError, TryAgain
 from rankwise.data.crops.sample import Sample
@@ -82,12 +80,11 @@ class Pipeline:
         self._reader = StreamReader(config, place=place, budget=budget, placer=self._placer, meters=self._meters)
         self._planner = self._reader.planner
         self._puller = self._planner.puller
-        cores = cores_here(config.numa_strategy, config.numa_node, device_node=place.numa_node)
         self._read: ReadAhead[Work, Result] = ReadAhead(
             self._reader,
             iter(self._reader.planned.take, None),
             depth=budget.num_slots,
-            on_thread=partial(pin_thread, cores),
+            on_thread=place.pinning(config.numa_strategy, config.numa_node),
         )
         self._stages = (self._planner.pulled, self._reader.planned, self._read)  # each in a thread of its own
         self._parked = Parked()

@@ -20,7 +20,7 @@ from rankwise.data.crops.fields import sample_bytes
 from rankwise.data.crops.reader import CropPlan, CropReport
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Meters
-from rankwise.data.crops.stream.opener import Openings
+from rankwise.data.crops.stream.resolver import Openings
 from rankwise.data.crops.stream.schedule import Failure, Numbered, Planner, Work
 from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.lease import Leases

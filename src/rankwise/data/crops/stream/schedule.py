@@ -11,15 +11,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from rankwise.data.contract import DType
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch
 from rankwise.data.crops.reader import CropPlan, CropReader
 from rankwise.data.crops.sample import Dtype, Sample, parse_dtype
 from rankwise.data.crops.stats import Meters
-from rankwise.data.crops.stream.opener import Openings
-from rankwise.data.crops.stream.resolver import ArrayBoxes, check_sample, crops_of, grouped, resolve
+from rankwise.data.crops.stream.resolver import ArrayBoxes, Openings, check_sample, crops_of, grouped, resolve
 from rankwise.data.feed.prefetch import Conveyor, ReadAhead
+from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.reader import BoxReader
 
 __all__ = ["END", "Failure", "Numbered", "Planner", "Puller", "Work"]
@@ -195,7 +194,9 @@ class Planner:
         self._items: list[Numbered] = []
         self._failures: list[Failure] = []
         self._num_taken = 0
-        self._native: dict[str, tuple[DType, str]] = {}
+        self._fields = config.all_fields
+        native = (name for name, field in self._fields.items() if parse_dtype(field.dtype) is Dtype.NATIVE)
+        self._native: dict[str, ArrayMeta | None] = dict.fromkeys(native)  # for each, the first array decides
         self._reader: CropReader | None = None
 
     @property
@@ -277,8 +278,8 @@ class Planner:
         if not resolved:
             return Work(items=items, failed=tuple(failed.values()), failures=failures)
         if self._reader is None:
-            native = {name: dtype for name, (dtype, _) in self._native.items()}
-            fields = {name: field.crop_field(native.get(name)) for name, field in self._config.all_fields.items()}
+            native = {name: first.dtype for name, first in self._native.items() if first is not None}
+            fields = {name: field.crop_field(native.get(name)) for name, field in self._fields.items()}
             self._reader = CropReader(fields, self._engine)
         ids = np.array([item.number for item in items], dtype=np.int64)
         plan = self._reader.plan(grouped(resolved, list(self._reader.fields)), ids=ids, failed=failed)
@@ -289,20 +290,17 @@ class Planner:
             raise item.error
         assert item.sample is not None  # only with an error
         boxes = resolve(item.sample, item.number, self._config, self._openings)
-        for name, each in boxes.items():
-            self._check_native(name, each, item.number)
+        for name in self._native:
+            self._check_native(name, boxes[name].array, item.number)
         return boxes
 
-    def _check_native(self, name: str, boxes: ArrayBoxes, number: int) -> None:
-        """Let the first array decide what native means."""
-        if parse_dtype(self._config.all_fields[name].dtype) is not Dtype.NATIVE:
-            return
-        array = boxes.array
-        dtype, first = self._native.setdefault(name, (array.dtype, array.place))
-        if dtype != array.dtype:
+    def _check_native(self, name: str, array: ArrayMeta, number: int) -> None:
+        """Refuse an array whose dtype is not that of the first one."""
+        first = self._native[name] = self._native[name] or array
+        if first.dtype != array.dtype:
             raise DtypeMismatch(
-                f"sample {number} cannot be read: field {name!r} has the native dtype, which is {dtype} since {first}; "
-                f"{array.place} holds {array.dtype}: set the dtype of the batches",
+                f"sample {number} cannot be read: field {name!r} has the native dtype, which is {first.dtype} since "
+                f"{first.place}; {array.place} holds {array.dtype}: set the dtype of the batches",
                 uri=array.place,
                 sample=number,
             )
