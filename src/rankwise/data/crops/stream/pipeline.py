@@ -8,12 +8,13 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import fields as fields_of
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, final
 
-from rankwise.data.crops.batch import Batch, Parked, waitable
+from rankwise.data.crops.batch import Batch, Parked
 from rankwise.data.crops.budget import Caps, settle
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import bind_device
@@ -23,6 +24,7 @@ from rankwise.data.crops.stats import Meters, Stats
 from rankwise.data.crops.stream.reader import BatchJudge, Ready, Result, StreamReader
 from rankwise.data.crops.stream.resolver import check_sample
 from rankwise.data.crops.stream.schedule import END, Work
+from rankwise.data.feed.memory.lease import Done
 from rankwise.data.feed.place import make_placer
 from rankwise.data.feed.prefetch import ReadAhead
 from rankwise.errors import ConfigError
@@ -307,8 +309,14 @@ class Pipeline:
             key=item.key,
             batch_id=batch_id,
             ready_stream=self._stream(),
-            give_back=_giver(item, self._parked, shares_memory=self._placer.shares_memory),
+            hold=self._holder(item),
         )
+
+    def _holder(self, item: Ready) -> Callable[[Done], None]:
+        """Return what keeps a batch until an event. It has the lease: a batch on a device counts while it is held."""
+        if self._placer.shares_memory:
+            return item.buffer.lease.wait_for
+        return partial(self._parked.park, thing=(item.placed, item.buffer))
 
     def _transformed(self, fields: dict[str, Any], item: Ready) -> Mapping[str, Any]:
         if self.config.batch_transform is None:
@@ -331,22 +339,6 @@ def _end(read: ReadAhead[Any, Any], skips: BatchJudge) -> None:
     if not read.is_elsewhere:
         read.close(waits=False)
         skips.say_total()
-
-
-def _giver(item: Ready, parked: Parked, *, shares_memory: bool) -> Any:
-    """Return the release function of a batch. It holds the lease, so a batch on a device counts while it is held."""
-    buffer, placed = item.buffer, item.placed
-
-    def give_back(event: Any) -> None:
-        done = waitable(event)
-        if done is None:
-            return
-        if shares_memory:
-            buffer.lease.wait_for(done)
-        else:
-            parked.park(done, (placed, buffer))
-
-    return give_back
 
 
 def _warn_all_fill(item: Ready) -> None:

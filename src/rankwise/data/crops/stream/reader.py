@@ -29,7 +29,6 @@ from rankwise.data.feed.place import Placed, Placer
 from rankwise.data.feed.prefetch import ReadAhead
 from rankwise.data.feed.transform import SampleTransform
 from rankwise.data.store.reader import BoxReader
-from rankwise.data.store.remote import RemoteFiles
 
 __all__ = ["BatchJudge", "Ready", "Result", "StreamReader"]
 
@@ -76,12 +75,7 @@ class StreamReader:
     def __init__(self, config: Config, *, place: RankPlace, budget: Budget, placer: Placer, meters: Meters) -> None:
         self.is_awaited: Callable[[], bool] = lambda: True
         self._budget = budget
-        self.openings = Openings(
-            capacity=config.num_metas,
-            concurrency=config.metadata_io_concurrency,
-            latency=config.metadata_latency,
-            remote=None if config.remote is None else RemoteFiles(config.remote),
-        )
+        self.openings = Openings(config)
         self.engine = _engine(config, place, num_slots=budget.num_slots)
         planner = self.planner = Planner(config, openings=self.openings, engine=self.engine, meters=meters)
         planner.is_read_awaited = self._is_awaited

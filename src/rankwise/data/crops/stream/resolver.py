@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 
 import numpy as np
 
-from rankwise.data.crops.config import Config, Field, LatencyModel
+from rankwise.data.crops.config import Config, Field
 from rankwise.data.crops.exceptions import (
     BudgetExceeded,
     DamacyError,
@@ -65,23 +64,14 @@ class OpeningStats:
 class Openings:
     """The most recently opened arrays and images, by URI; thread-safe."""
 
-    def __init__(
-        self,
-        *,
-        capacity: int,
-        concurrency: int,
-        latency: LatencyModel | None = None,
-        remote: RemoteFiles | None = None,
-        opener: Callable[[str], Image] | None = None,
-    ) -> None:
-        self._capacity = capacity
-        self._latency = latency
-        self._remote = remote
-        self._opener = opener or partial(open_image, nodes=STORES if remote is None else StoredNodes(remote))
+    def __init__(self, config: Config) -> None:
+        self._capacity, self._latency = config.num_metas, config.metadata_latency
+        self._remote = None if config.remote is None else RemoteFiles(config.remote)
+        self._nodes = STORES if self._remote is None else StoredNodes(self._remote)
         self._kept: OrderedDict[str, Future[Image]] = OrderedDict()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="rankwise-open")
+        self._pool = ThreadPoolExecutor(config.metadata_io_concurrency, thread_name_prefix="rankwise-open")
         self._counts = asdict(OpeningStats())
 
     @property
@@ -151,7 +141,7 @@ class Openings:
             self._counts["max_active"] = max(self._counts["max_active"], self._counts["active"])
         try:
             self._delay(request)
-            return self._opener(uri)
+            return open_image(uri, nodes=self._nodes)
         finally:
             with self._lock:
                 self._counts["active"] -= 1
