@@ -6,8 +6,8 @@ import os
 import pytest
 
 from rankwise.data.crops import NumaStrategy
-from rankwise.data.crops import cores as module
-from rankwise.data.crops.cores import cores_here, gpu_node, pin_thread
+from rankwise.data.crops import devices as module
+from rankwise.data.crops.devices import cores_here, gpu_node, pin_thread
 from rankwise.launch.hardware import Topology
 
 TWO = {0: (0, 1, 8), 1: (2, 3)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankwise.data.crops.batch import Batch, BatchInfo
 from rankwise.data.crops.config import Config, Field, LatencyModel, set_log_level, set_log_quiet
-from rankwise.data.crops.cores import NumaStrategy, max_concurrency
+from rankwise.data.crops.devices import NumaStrategy, max_concurrency
 from rankwise.data.crops.exceptions import (
     BudgetExceeded,
     DamacyError,

@@ -57,11 +57,11 @@ class Batch:
         key: IntArray,
         batch_id: int,
         ready_stream: int,
-        give_back: Callable[[Any], None],
+        hold: Callable[[Done], None],
     ) -> None:
         self._fields: dict[str, Any] | None = dict(fields)
         self._main = main
-        self._give_back: Callable[[Any], None] | None = give_back
+        self._hold: Callable[[Done], None] | None = hold  # has the lease; with an event, keeps it until then
         self._ready_stream = ready_stream
         self.batch_id = batch_id
         self.samples = samples
@@ -209,10 +209,10 @@ class Batch:
         Raises:
             InvalidArgument: `event` is none of these.
         """
-        give_back, self._give_back = self._give_back, None
+        hold, self._hold = self._hold, None
         try:
-            if give_back is not None:
-                give_back(event)  # set before the fields are dropped, which may drop the last views
+            if hold is not None and (done := waitable(event)) is not None:
+                hold(done)  # before the fields are dropped, which may drop the last views
         finally:
             self._fields = None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from rankwise.data.contract import DType
-from rankwise.data.crops.cores import NumaStrategy, chosen_strategy
+from rankwise.data.crops.devices import NumaStrategy, chosen_strategy
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.fields import MASK_SUFFIX, CropField, Normalise, check_normalise
 from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype
@@ -257,7 +257,7 @@ def _checked(config: Config) -> dict[str, Any]:
     values["sample_shape"] = _shape(config.sample_shape, "sample_shape")
     values["dtype"] = parse_dtype(config.dtype)
     values["fields"] = dict(config.fields)
-    values["numa_strategy"], values["numa_node"] = chosen_strategy(config.numa_strategy, values["numa_node"])
+    values["numa_strategy"] = chosen_strategy(config.numa_strategy, values["numa_node"])
     values["on_bad_sample"] = _budget(config.on_bad_sample)
     _check_fields(config, values["dtype"])
     _check_sizes(values)

@@ -116,11 +116,6 @@ class CropField:
             by_place = {resolve_place(uri): scaling for uri, scaling in self.normalise.items()}
             object.__setattr__(self, "normalise", by_place)
 
-    @property
-    def spec(self) -> FieldSpec:
-        """Spec of the field for a buffer."""
-        return FieldSpec(shape=self.shape, dtype=self.dtype)
-
     def scaling(self, array: ArrayMeta) -> Scaling | None:
         """Return the scaling of an array.
 
@@ -152,7 +147,7 @@ def field_specs(fields: Mapping[str, CropField]) -> dict[str, FieldSpec]:
     Raises:
         ConfigError: a mask would have the name of a field.
     """
-    specs = {name: field.spec for name, field in fields.items()}
+    specs = {name: FieldSpec(shape=field.shape, dtype=field.dtype) for name, field in fields.items()}
     for name, field in fields.items():
         if field.mask:
             if name + MASK_SUFFIX in fields:
@@ -188,13 +183,6 @@ class FieldBoxes:
     starts: IntArray
     shape: tuple[int, ...]
     rows: IntArray
-
-    def __post_init__(self) -> None:
-        if self.starts.shape != (len(self.which), len(self.shape)):
-            raise ConfigError(
-                f"{len(self.which)} boxes of shape {list(self.shape)} need starts of shape "
-                f"{[len(self.which), len(self.shape)]}, got {list(self.starts.shape)}"
-            )
 
     @property
     def per_sample(self) -> int:

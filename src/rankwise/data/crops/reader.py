@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from rankwise.data.crops.fields import MASK_SUFFIX, CropField, FieldBoxes, field
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reader import BoxReader
-from rankwise.errors import ConfigError, SampleError
+from rankwise.errors import ConfigError
 
 __all__ = ["CropPlan", "CropReader", "CropReport"]
 
@@ -107,41 +108,23 @@ class CropPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CropReport:
-    """The result of reading one batch.
+class CropReport(ReadReport):
+    """The result of reading one batch; rows of samples that could not be read are zeros.
 
     Attributes:
-        valid: bool[B], False for a sample that could not be read; its rows are then zeros.
-        errors: one for each invalid sample, in batch order.
+        errors: one `DamacyError` for each invalid sample, in batch order.
         fill: bool[B], True if every element of a sample is the fill value because it was never written.
-        fill_chunks: chunks that are not in the store, read as the fill value.
-        fast_chunks: chunks that our own decoders decoded.
-        slow_chunks: chunks that zarr-python decoded.
         cached_chunks: chunks that were already decoded.
     """
 
-    valid: BoolArray
-    errors: tuple[DamacyError, ...]
+    errors: tuple[Any, ...] = ()
     fill: BoolArray
-    fill_chunks: int = 0
-    fast_chunks: int = 0
-    slow_chunks: int = 0
     cached_chunks: int = 0
 
     @property
     def all_fill(self) -> bool:
         """Whether no sample of the batch has any element that was written."""
         return bool(self.valid.any() and np.all(self.fill[self.valid]))
-
-    def as_read_report(self) -> ReadReport:
-        """Return the report for the contract's `Source.read`."""
-        return ReadReport(
-            valid=self.valid,
-            fill_chunks=self.fill_chunks,
-            fast_chunks=self.fast_chunks,
-            slow_chunks=self.slow_chunks,
-            errors=tuple(error for error in self.errors if isinstance(error, SampleError)),
-        )
 
 
 def _jobs(name: str, field: CropField, boxes: FieldBoxes, readable: BoolArray, engine: BoxReader) -> Iterator[FieldJob]:
@@ -224,12 +207,7 @@ class CropReader:
             boxes: for each field, the boxes that fill it.
             ids: int64[B], numbers of the samples, for messages.
             failed: samples that are already known to be bad, by place in the batch.
-
-        Raises:
-            ConfigError: `boxes` has other fields than this reader.
         """
-        if boxes.keys() != self.fields.keys():
-            raise ConfigError(f"the reader has the fields {sorted(self.fields)}, but the boxes are for {sorted(boxes)}")
         given = [(name, self.fields[name], part) for name, parts in boxes.items() for part in parts]
         bad = dict(failed or {})
         for _, field, part in given:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rankwise.data.crops.stream.opener import OpeningStats
+from rankwise.data.crops.stream.resolver import OpeningStats
 
 __all__ = ["Meters", "Metric", "Stats"]
 

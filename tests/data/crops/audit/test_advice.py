@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.data.crops.audit.advice import advise, better_layout, warn
 from rankwise.data.crops.audit.costs import cost_of
+from rankwise.data.crops.audit.judgement import advise, better_layout, warn
 from rankwise.data.crops.audit.sizes import Rates
 from rankwise.data.store import ChunkCodec, read_meta
 

@@ -1,12 +1,14 @@
 """What may be given as images: arrays, OME-Zarr images with labels, plates, catalogues."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import zarr
 
-from rankwise.data.crops import CropIndex, Take
+from rankwise.data.crops import CropIndex, Take, plain_level
 from rankwise.data.crops.index.inputs import gather_images
-from rankwise.data.store import build_catalogue
+from rankwise.data.store import build_catalogue, read_meta
 from rankwise.errors import ConfigError
 
 
@@ -93,6 +95,19 @@ def test_channels_by_name_and_labels_of_the_image(plate):
     assert coarse.fields["cells"].shape == (8, 8)
     with pytest.raises(ConfigError, match=r"has no channel 'c'; it has 2 channels: 'a', 'b'"):
         CropIndex(path, shape=(8, 8), fields={"image": Take(channel="c")})
+
+
+def test_channels_of_one_name_are_told_apart_by_number(tmp_path):
+    """A name that several channels have chooses none of them, as in `Sample`; a name without a channel is none."""
+    zarr.create_array(tmp_path / "x.zarr", shape=(3, 8), chunks=(1, 8), dtype="u1")
+    array = read_meta(tmp_path / "x.zarr")
+    level = replace(plain_level(array), axes=("c", "x"), channel_axis=0, channels=("dapi", "gfp", "gfp", "rfp"))
+    index = CropIndex({"image": level}, shape=(4,), fields={"image": Take(channel=["dapi", 2])})
+    assert index.fields["image"].shape == (2, 4)
+    with pytest.raises(ConfigError, match=r"the channels \[1, 2\] of .* are all named 'gfp': choose one by its number"):
+        CropIndex({"image": level}, shape=(4,), fields={"image": Take(channel="gfp")})
+    with pytest.raises(ConfigError, match="has no channel 'rfp'; it has 3 channels"):
+        CropIndex({"image": level}, shape=(4,), fields={"image": Take(channel="rfp")})
 
 
 def test_names_below_a_root(volumes, tmp_path):

@@ -102,13 +102,12 @@ def test_the_pipeline_keeps_to_it(index):
 
 def test_the_readers_thread_goes_to_its_cores(index, monkeypatch):
     """NUMA strategies hold here too: the thread that reads is bound before it reads, the caller's is left alone."""
-    from rankwise.data.crops import cores
-    from rankwise.data.crops.index import pipeline as module
+    from rankwise.data.crops import devices
 
     bound = []
-    monkeypatch.setattr(module, "pin_thread", lambda given: bound.append((threading.current_thread().name, given)))
+    monkeypatch.setattr(devices, "pin_thread", lambda given: bound.append((threading.current_thread().name, given)))
     nodes = {0: (0, 1), 1: (2, 3)}
-    monkeypatch.setattr(cores, "read_topology", lambda: Topology(nodes=nodes, siblings={}))
+    monkeypatch.setattr(devices, "read_topology", lambda: Topology(nodes=nodes, siblings={}))
     options = {"order": Order(index, batch_size=4), "device": None}
     with IndexPipeline(index, **options, numa_strategy=damacy.NumaStrategy.PIN_TO, numa_node=1) as pipeline:
         next(iter(pipeline))

@@ -32,14 +32,14 @@ def test_an_endless_generator_is_pulled_as_far_as_needed(volume, config, check):
 
 def test_metadata_of_coming_samples_are_fetched_before_their_turn(tmp_path, monkeypatch):
     """While the first batch is still being read, the arrays of the next two are open already."""
-    from rankwise.data.crops.stream import opener
+    from rankwise.data.crops.stream import resolver
     from rankwise.data.store import BoxReader
 
     paths = [str(tmp_path / f"{number}.zarr") for number in range(12)]
     for number, path in enumerate(paths):
         zarr.create_array(path, data=np.full((4, 4), number, "u1"), chunks=(2, 2))
     opened, enough, go = [], threading.Event(), threading.Event()
-    open_image, read = opener.open_image, BoxReader.read
+    open_image, read = resolver.open_image, BoxReader.read
 
     def counted(uri, **options):
         image = open_image(uri, **options)
@@ -52,7 +52,7 @@ def test_metadata_of_coming_samples_are_fetched_before_their_turn(tmp_path, monk
         assert go.wait(60)
         return read(self, jobs)
 
-    monkeypatch.setattr(opener, "open_image", counted)
+    monkeypatch.setattr(resolver, "open_image", counted)
     monkeypatch.setattr(BoxReader, "read", held)
     config = damacy.Config(samples_per_batch=2, sample_shape=(4, 4), dtype="native", device="numpy")
     with damacy.Pipeline(config) as p:

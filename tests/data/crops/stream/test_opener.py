@@ -9,15 +9,27 @@ import zarr
 
 import rankwise.data.crops as damacy
 from rankwise.data.crops import LatencyModel
-from rankwise.data.crops.stream.opener import Openings
+from rankwise.data.crops.stream import resolver
+from rankwise.data.crops.stream.resolver import Openings
 from rankwise.errors import DataError
 
 
-def openings(opener, **values):
-    return Openings(**{"capacity": 4, "concurrency": 4, "opener": opener, **values})
+def config(**values):
+    return damacy.Config(samples_per_batch=1, sample_shape=(1,), lookahead_samples=1, **values)
 
 
-def test_an_array_is_opened_once():
+@pytest.fixture
+def openings(monkeypatch):
+    """Openings of a configuration, with another function that opens."""
+
+    def made(opener, **values):
+        monkeypatch.setattr(resolver, "open_image", lambda uri, **_options: opener(uri))
+        return Openings(config(**values))
+
+    return made
+
+
+def test_an_array_is_opened_once(openings):
     """However many samples want it, and however many at the same time."""
     started, go, opened = threading.Event(), threading.Event(), []
 
@@ -39,17 +51,17 @@ def test_an_array_is_opened_once():
     o.close()
 
 
-def test_the_last_ones_are_kept():
+def test_the_last_ones_are_kept(openings):
     """Least recently used arrays go first."""
     opened = []
-    o = openings(opened.append, capacity=2)
+    o = openings(opened.append, n_array_meta_cache=2)
     for uri in "abacab":
         o.get(uri, 0)
     assert opened == ["a", "b", "c", "b"]
     o.close()
 
 
-def test_what_failed_is_tried_again():
+def test_what_failed_is_tried_again(openings):
     """A failure is not kept: the next sample may find the array there."""
     calls = []
 
@@ -67,9 +79,11 @@ def test_what_failed_is_tried_again():
     o.close()
 
 
-def test_a_closed_one_opens_nothing_and_delays_end():
+def test_a_closed_one_opens_nothing_and_delays_end(openings):
     """Closing ends injected delays, and whoever waits for an array hears that the pipeline was closed."""
-    o = openings(lambda uri: uri, latency=LatencyModel(baseline_ns=3600e9, cap_ns=3600e9), concurrency=1)
+    o = openings(
+        lambda uri: uri, metadata_latency=LatencyModel(baseline_ns=3600e9, cap_ns=3600e9), metadata_io_concurrency=1
+    )
     waiting = [o.start("a"), o.start("b")]
     o.close()
     assert waiting[0].result(30) == "a"
@@ -79,7 +93,7 @@ def test_a_closed_one_opens_nothing_and_delays_end():
 
 
 def failing(path):
-    o = Openings(capacity=4, concurrency=1)
+    o = Openings(config())
     try:
         with pytest.raises(damacy.DamacyError) as caught:
             o.get(str(path), 7)

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankwise.data.contract import JSON
-from rankwise.data.crops.audit.advice import shape_text
-from rankwise.data.crops.audit.judgement import AuditReport, GroupAudit
+from rankwise.data.crops.audit.judgement import AuditReport, GroupAudit, shape_text
 from rankwise.data.crops.audit.measurement import BenchReport, GroupBench
 from rankwise.data.crops.audit.sizes import num_files
 

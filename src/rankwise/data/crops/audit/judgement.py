@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rankwise.data.contract import DType
-from rankwise.data.crops.audit.advice import Layout, advise, better_layout, warn
-from rankwise.data.crops.audit.costs import CropCost, codec_name, cost_of, mean_cost
+from rankwise.data.crops.audit.costs import CropCost, codec_name, cost_of, expected_blocks, mean_cost
 from rankwise.data.crops.audit.sizes import Rates, StoredSizes, load_rates, num_files, sample_sizes
 from rankwise.data.crops.audit.stores import Fitting, fit, gather
 from rankwise.data.store.boxes import check_conversion
+from rankwise.data.store.meta import ArrayMeta
 from rankwise.launch.hardware import num_usable_cores
 
-__all__ = ["AuditOptions", "AuditReport", "GroupAudit", "audit", "group_arrays"]
+__all__ = [
+    "AuditOptions",
+    "AuditReport",
+    "GroupAudit",
+    "Layout",
+    "advise",
+    "audit",
+    "better_layout",
+    "shape_text",
+    "warn",
+]
 
 _SAMPLED_ARRAYS = 4  # of a group; their files show the size of its chunks
+_KIB, _MIB, _GB = 2**10, 2**20, 10**9
+_LEAST_CHUNK, _MOST_CHUNK = 64 * _KIB, 1 * _MIB
+_WORTH = 1.1  # a smaller gain does not justify a rewrite
+_AS_GOOD = 1.03
+_FEWER = 8  # times; saving fewer files does not justify a rewrite
+_MANY_FILES = 10_000
+_MANY_FILES_OF_A_CROP = 64
+_NOT_SPACE = {"t", "time", "c", "channel", "channels"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +62,23 @@ class AuditOptions:
     threads: int | None = None
     sample_files: int = 4
     rates: Rates | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A better layout for an array.
+
+    Attributes:
+        chunks: shape of a chunk.
+        shards: shape of a shard.
+        decode_waste: decoded bytes divided by requested bytes.
+        speedup: estimated CPU time per crop now, divided by that with this layout.
+    """
+
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...]
+    decode_waste: float
+    speedup: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,3 +219,137 @@ def _sizes(group: Sequence[Fitting], most_files: int) -> tuple[StoredSizes | Non
         return None, f"metadata only ({why})"
     total = StoredSizes.together(known)
     return total, f"metadata and {total.files_sampled} files ({total.chunks_sampled} chunks)"
+
+
+def better_layout(
+    meta: ArrayMeta,
+    crop: tuple[int, ...],
+    now: CropCost,
+    rates: Rates,
+    sizes: StoredSizes | None,
+    *,
+    batch: int = 1,
+    num_arrays: int = 1,
+) -> Layout:
+    """Return the cheapest layout for crops: chunks of 64 KiB to 1 MiB, smaller than the crop, flat along other axes.
+
+    Shards have at least 1 GB, or contain the whole array. Origins are assumed to be uniform. The comparison is for
+    batches of `batch` crops from `num_arrays` arrays.
+    """
+    chunks = _best_chunk(meta, crop, rates)
+    like = replace(meta, chunks=chunks, files=chunks)
+    scaled = sizes and replace(sizes, chunk_bytes=sizes.chunk_bytes * like.chunk_bytes / meta.chunk_bytes)
+    then = cost_of(like, crop, rates=rates, sizes=scaled, batch=batch, num_arrays=num_arrays)
+    ratio = sizes.chunk_bytes / meta.chunk_bytes if sizes and sizes.chunk_bytes else 1.0
+    return Layout(
+        chunks=chunks,
+        shards=_shard(meta, chunks, ratio),
+        decode_waste=then.decode_waste,
+        speedup=now.cpu_s / then.cpu_s,
+    )
+
+
+def advise(meta: ArrayMeta, now: CropCost, layout: Layout, sizes: StoredSizes | None) -> list[str]:
+    """Return advice in sentences, most useful first."""
+    said = []
+    good_size = _LEAST_CHUNK <= meta.chunk_bytes <= _MOST_CHUNK
+    if layout.speedup >= _WORTH or (not good_size and layout.speedup >= 1):
+        said.append(
+            f"write chunks of {shape_text(layout.chunks)} ({_size(_chunk_bytes(meta, layout.chunks))}): reads decode "
+            f"{layout.decode_waste:.1f} times the requested bytes instead of {now.decode_waste:.1f}, about "
+            f"{layout.speedup:.1f} times faster (estimate)"
+        )
+    if now.chunks > _WORTH * now.aligned_chunks:
+        said.append(
+            f'crop with align="chunk" where positions may be rounded: {now.aligned_chunks:.0f} chunks per crop instead '
+            f"of {now.chunks:.1f}"
+        )
+    files, then = num_files(meta), num_files(replace(meta, files=layout.shards))
+    file_bytes = sizes.file_bytes if sizes and sizes.files_found else _chunk_bytes(meta, meta.files)
+    if file_bytes < _GB and files >= _FEWER * then:
+        said.append(f"write shards of {shape_text(layout.shards)}: {then:,} instead of {files:,} files for this array")
+    name = codec_name(meta)
+    if name == "zstd" or (name.startswith("zstd-") and not name.endswith(("-1", "-0"))):
+        said.append("zstd at level 1 decodes faster and is hardly larger; blosc-lz4 decodes even faster, but is larger")
+    return said
+
+
+def warn(meta: ArrayMeta, crop: tuple[int, ...], now: CropCost, *, num_arrays: int) -> list[str]:
+    """Return warnings, in sentences."""
+    said = []
+    if meta.codec.kind == "zarr":
+        said.append(f"no fast path: zarr-python decodes this array ({meta.codec.why})")
+    long = [_axis(meta, axis) for axis in range(meta.ndim) if meta.chunks[axis] > min(crop[axis], meta.shape[axis])]
+    if long:
+        said.append(f"a chunk is longer than the crop along {', '.join(long)}: the rest is decoded in vain")
+    too_long = [_axis(meta, axis) for axis in range(meta.ndim) if crop[axis] > meta.shape[axis]]
+    if too_long:
+        said.append(f"the crop is longer than the array along {', '.join(too_long)}: it needs pad=")
+    files = num_files(meta) * num_arrays
+    if files > _MANY_FILES and meta.index is None:
+        said.append(f"{files:,} files that hold one chunk each: listing, copying and opening them is slow; use shards")
+    if now.files > _MANY_FILES_OF_A_CROP:
+        said.append(f"one crop opens {now.files:.0f} files")
+    return said
+
+
+def _best_chunk(meta: ArrayMeta, crop: tuple[int, ...], rates: Rates) -> tuple[int, ...]:
+    inside = [min(extent, size) for extent, size in zip(crop, meta.shape, strict=True)]
+    choices = [
+        [2**power for power in range(extent.bit_length())] if _is_space(meta, axis) else [1]
+        for axis, extent in enumerate(inside)
+    ]
+    touched = [
+        {block: float(expected_blocks(meta.shape[axis], block, inside[axis])) for block in blocks}
+        for axis, blocks in enumerate(choices)
+    ]
+    most = math.prod(max(blocks) for blocks in choices) * meta.dtype.itemsize
+    least_bytes = min(_LEAST_CHUNK, most)
+    speed = rates.decode_bytes_per_s(codec_name(meta), fast=meta.codec.kind != "zarr")
+    costs: dict[tuple[int, ...], float] = {}
+    for chunk in itertools.product(*choices):
+        num_bytes = _chunk_bytes(meta, chunk)
+        if least_bytes <= num_bytes <= max(_MOST_CHUNK, meta.dtype.itemsize):
+            chunks = math.prod(touched[axis][block] for axis, block in enumerate(chunk))
+            costs[chunk] = chunks * (rates.chunk_s + num_bytes / speed)
+    cheapest = min(costs.values())
+    as_good = [chunk for chunk, cost in costs.items() if cost <= _AS_GOOD * cheapest]
+    return max(as_good, key=lambda chunk: (math.prod(chunk), chunk))
+
+
+def _shard(meta: ArrayMeta, chunks: tuple[int, ...], ratio: float) -> tuple[int, ...]:
+    """Double chunks along space, then along the other axes, until a file has 1 GB or contains the whole array."""
+    shard = list(chunks)
+    order = sorted(range(meta.ndim), key=lambda axis: not _is_space(meta, axis))
+    while _chunk_bytes(meta, tuple(shard)) * ratio < _GB:
+        open_axes = [axis for axis in order if shard[axis] < meta.shape[axis]]
+        if not open_axes:
+            break
+        space = [axis for axis in open_axes if _is_space(meta, axis)] or open_axes[:1]
+        smallest = min(space, key=lambda axis: shard[axis] / chunks[axis])
+        shard[smallest] = min(2 * shard[smallest], -(-meta.shape[smallest] // chunks[smallest]) * chunks[smallest])
+    return tuple(shard)
+
+
+def _is_space(meta: ArrayMeta, axis: int) -> bool:
+    name = meta.dimension_names[axis]
+    if any(meta.dimension_names):
+        return (name or "").lower() not in _NOT_SPACE
+    return axis >= meta.ndim - 3
+
+
+def _chunk_bytes(meta: ArrayMeta, chunk: tuple[int, ...]) -> int:
+    return math.prod(chunk) * meta.dtype.itemsize
+
+
+def _axis(meta: ArrayMeta, axis: int) -> str:
+    return f"{meta.dimension_names[axis] or f'axis {axis}'} ({meta.chunks[axis]})"
+
+
+def shape_text(extents: tuple[int, ...]) -> str:
+    """Return extents as text: ``16x128x128``."""
+    return "x".join(map(str, extents))
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB else f"{num_bytes / _KIB:.0f} KiB"

@@ -69,10 +69,10 @@ def gather(uris: Iterable[str | os.PathLike[str]]) -> tuple[list[Found], list[st
     bad: dict[str, DataError] = {}
     for uri in uris:
         for metas, nodes in _arrays(resolve_place(uri), bad):
-            roles = _Roles(nodes)
+            levels: dict[str, dict[str, Found]] = {}
             for meta in metas:
                 if meta.place not in found:
-                    found[meta.place] = roles.of(meta)
+                    found[meta.place] = _role(meta, nodes, levels)
     return list(found.values()), [str(error) for error in bad.values()]
 
 
@@ -100,36 +100,31 @@ def _places(place: str) -> list[str]:
     return stores or [place]  # nothing there: reading it raises the error
 
 
-class _Roles:
-    """Looks up which levels of which images arrays are; each image is opened once."""
+def _role(meta: ArrayMeta, nodes: Nodes, levels: dict[str, dict[str, Found]]) -> Found:
+    """Return which level of an image an array is; `levels` keeps those of each group, which is opened once."""
+    group = meta.place
+    for _ in range(_ABOVE):
+        group = group.rpartition("/")[0]
+        if not group or group.endswith("/"):
+            break
+        if group not in levels:
+            levels[group] = _levels_of(group, nodes)
+        if meta.place in levels[group]:
+            return levels[group][meta.place]
+    return Found(meta=meta, channel_axis=plain_level(meta).channel_axis)
 
-    def __init__(self, nodes: Nodes) -> None:
-        self._nodes = nodes
-        self._levels: dict[str, dict[str, Found]] = {}
 
-    def of(self, meta: ArrayMeta) -> Found:
-        group = meta.place
-        for _ in range(_ABOVE):
-            group = group.rpartition("/")[0]
-            if not group or group.endswith("/"):
-                break
-            if group not in self._levels:
-                self._levels[group] = self._levels_of(group)
-            if meta.place in self._levels[group]:
-                return self._levels[group][meta.place]
-        return Found(meta=meta, channel_axis=plain_level(meta).channel_axis)
-
-    def _levels_of(self, group: str) -> dict[str, Found]:
-        try:
-            node = self._nodes.node(group)
-            image = None if node is None or node.kind != "group" else image_of(node, self._nodes)
-        except DataError:
-            return {}  # not an image, or a damaged one: its arrays count as plain ones
-        levels = () if image is None else image_levels(image)
-        return {
-            level.array.place: Found(meta=level.array, level=number, channel_axis=level.channel_axis)
-            for number, level in enumerate(levels)
-        }
+def _levels_of(group: str, nodes: Nodes) -> dict[str, Found]:
+    try:
+        node = nodes.node(group)
+        image = None if node is None or node.kind != "group" else image_of(node, nodes)
+    except DataError:
+        return {}  # not an image, or a damaged one: its arrays count as plain ones
+    levels = () if image is None else image_levels(image)
+    return {
+        level.array.place: Found(meta=level.array, level=number, channel_axis=level.channel_axis)
+        for number, level in enumerate(levels)
+    }
 
 
 def fit(

@@ -10,8 +10,7 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, FieldSpec, FloatArray
 from rankwise.data.crops.fields import Scaling, field_specs
-from rankwise.data.crops.index.cells import BitTable, CellGrid, CellTable
-from rankwise.data.crops.index.finder import CellFinder
+from rankwise.data.crops.index.cells import BitTable, CellFinder, CellGrid, CellTable
 from rankwise.data.crops.index.frame import Frame, make_frame
 from rankwise.data.crops.index.image import CropImage, Take
 from rankwise.data.crops.index.lattice import Lattice, free_lattice, snapped_lattice, tile_lattice

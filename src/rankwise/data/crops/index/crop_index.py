@@ -12,8 +12,8 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from rankwise.data.contract import BaseSamples, FieldSpec, IntArray, Locality
+from rankwise.data.crops.index.cells import CellFinder
 from rankwise.data.crops.index.compiled import Compiled, Stages
-from rankwise.data.crops.index.finder import CellFinder
 from rankwise.data.crops.index.image import CropImage, ImageColumns, Take
 from rankwise.data.crops.index.inputs import By, Images, gather_images, make_together, split_images
 from rankwise.data.crops.index.lattice import Edges

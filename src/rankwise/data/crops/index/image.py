@@ -48,14 +48,19 @@ class Level:
         """Return the number of a channel.
 
         Raises:
-            ConfigError: there is no such channel; the message lists the existing ones.
+            ConfigError: there is no such channel, or several have this name; the message lists the existing ones.
         """
         axis = self.channel_axis
         size = 0 if axis is None else self.array.shape[axis]
         if isinstance(wanted, int) and -size <= wanted < size:
             return wanted % size
-        if isinstance(wanted, str) and wanted in self.channels:
-            return self.channels.index(wanted)
+        numbers = [number for number, name in enumerate(self.channels[:size]) if name == wanted]
+        if len(numbers) == 1:
+            return numbers[0]
+        if numbers:
+            raise ConfigError(
+                f"the channels {numbers} of {self.array.place} are all named {wanted!r}: choose one by its number"
+            )
         named = ", ".join(map(repr, self.channels)) or "without names"
         has = "no axis of channels" if axis is None else f"{size} channels: {named}"
         raise ConfigError(f"{self.array.place} has no channel {wanted!r}; it has {has}")
@@ -192,15 +197,11 @@ class Take:
             _dtype(self.dtype)
 
     @property
-    def is_native(self) -> bool:
-        """Whether elements keep the dtype of their array."""
-        return self.normalise is None if self.dtype is None else _dtype(self.dtype) is None
-
-    def chosen_dtype(self, stored: DType) -> DType:
-        """Return the dtype in the batch for arrays of dtype `stored`."""
+    def fixed_dtype(self) -> DType | None:
+        """Dtype in the batch; None = elements keep the dtype of their array."""
         if self.dtype is not None:
-            return _dtype(self.dtype) or stored
-        return np.dtype(np.float32) if self.normalise is not None else stored
+            return _dtype(self.dtype)
+        return None if self.normalise is None else np.dtype(np.float32)
 
     def described(self) -> tuple[object, ...]:
         """Return all that decides the content of the field, for a fingerprint."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.crops.index.finder import CellFinder, Maps
+from rankwise.data.crops.index.cells import CellFinder, Maps
 from rankwise.data.crops.index.image import CropImage, Level, image_levels, plain_level
 from rankwise.data.order import SplitRule
 from rankwise.data.store.catalogue import Catalogue

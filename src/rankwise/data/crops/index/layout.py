@@ -237,15 +237,16 @@ def _sample_shape(
 
 
 def _common_dtype(name: str, take: Take, arrays: Sequence[ArrayMeta]) -> DType:
+    if take.fixed_dtype is not None:
+        return take.fixed_dtype
     stored = arrays[0].dtype
-    if take.is_native:
-        other = next((array for array in arrays if array.dtype != stored), None)
-        if other is not None:
-            raise ConfigError(
-                f"field {name!r} would take the dtype of its arrays, but {arrays[0].place} holds {stored} and "
-                f"{other.place} {other.dtype}: set one, Take(dtype=...)"
-            )
-    return take.chosen_dtype(stored)
+    other = next((array for array in arrays if array.dtype != stored), None)
+    if other is not None:
+        raise ConfigError(
+            f"field {name!r} would take the dtype of its arrays, but {arrays[0].place} holds {stored} and "
+            f"{other.place} {other.dtype}: set one, Take(dtype=...)"
+        )
+    return stored
 
 
 def _kept_inside(name: str, layout: FieldLayout, lattice: Lattice) -> FieldLayout:

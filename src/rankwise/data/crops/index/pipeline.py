@@ -12,8 +12,7 @@ import numpy as np
 
 from rankwise.data.contract import Batch, Order
 from rankwise.data.crops.budget import Caps
-from rankwise.data.crops.cores import NumaStrategy, chosen_strategy, cores_here, pin_thread
-from rankwise.data.crops.devices import place_in_world
+from rankwise.data.crops.devices import NumaStrategy, place_in_world
 from rankwise.data.crops.exceptions import BudgetExceeded, ShutdownError
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.layout import FieldLayout
@@ -103,7 +102,7 @@ class IndexPipeline(FeedLoader):
         for_jax = is_jax_target(device)
         place = place_in_world(None if for_jax else cast("Any", device), world)
         caps = Caps(place=place, max_gpu_memory_bytes=max_gpu_memory_bytes, max_host_memory_bytes=max_host_memory_bytes)
-        cores = cores_here(*chosen_strategy(numa_strategy, numa_node), device_node=place.numa_node)
+        on_thread = place.pinning(numa_strategy, numa_node)
         self.index = index
         self._crops = CropSource(index, cache=cache, threads=threads, remote=remote)
         super().__init__(
@@ -115,7 +114,7 @@ class IndexPipeline(FeedLoader):
             depth=depth,
             **options,
         )
-        self._on_thread = partial(pin_thread, cores)
+        self._on_thread = on_thread
         self._cursor.follows_world = world is None
         self._cursor.equal_because = "the memory of a crop pipeline is planned for these"
         in_flight = math.ceil(order.batch_size / place.world_size) * _STEPS_IN_FLIGHT

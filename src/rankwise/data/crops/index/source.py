@@ -167,7 +167,7 @@ class CropSource(BaseSource):
             into.arrays(name)[0][...] = columns.rows(name, plan.images)
         if report.all_fill and not self._said_fill:  # usually a mistake
             self._warn_fill(plan)
-        return report.as_read_report()
+        return report
 
     def close(self) -> None:
         """Close threads and files. Reading again reopens them."""

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -224,14 +224,15 @@ class Stitcher:
             DesyncError: another rank failed, or has other inputs.
         """
         world = self._world
-        finished, done = world.from_main(self._prepared)
+        done = world.from_main(self._prepared)
         self._compare(world)
+        unfinished = [target for target, made in zip(self._targets, done, strict=True) if made is not None]
         left = [
             (image, slab)
-            for image in range(len(self._targets))
-            if not finished[image]
+            for image, made in enumerate(done)
+            if made is not None
             for slab in range(self._plan.num_slabs(image))
-            if slab not in done[image]
+            if slab not in made
         ]
         owners = self._plan.owners(left, world.world_size)
         mine = [left[at] for at in np.flatnonzero(owners == world.rank).tolist()]
@@ -240,16 +241,15 @@ class Stitcher:
             self._stitch(mine, resumed=any(done))
         except Exception as caught:  # noqa: BLE001  (told to all ranks, then raised)
             error = caught
-            for target, whole in zip(self._targets, finished, strict=True):
-                if not whole:
-                    (target.partial / "failed").touch()
+            for target in unfinished:
+                (target.partial / "failed").touch()
         if error is None:
             waiting = [
                 (target, [slab for at, slab in left if at == image]) for image, target in enumerate(self._targets)
             ]
             wait_for_all(world, waiting, patience_s=_PATIENCE_S, beat=lambda: vitals.beat(phase="stitch"))
         world.raise_together(error)
-        world.from_main(partial(self._publish, finished))
+        world.from_main(partial(_publish, unfinished))
         return tuple(
             StitchedVolume(
                 image=self.index.images[image],
@@ -262,18 +262,13 @@ class Stitcher:
             for image, target in enumerate(self._targets)
         )
 
-    def _prepared(self) -> tuple[list[bool], list[set[int]]]:
+    def _prepared(self) -> list[set[int] | None]:
+        """Return the finished slabs of each volume; None = all, and it is at its path."""
         finished = [target.is_finished(overwrite=self._overwrite) for target in self._targets]
-        done = [
-            set() if whole else target.prepare(self._plan.num_slabs(image), overwrite=self._overwrite)
+        return [
+            None if whole else target.prepare(self._plan.num_slabs(image), overwrite=self._overwrite)
             for image, (target, whole) in enumerate(zip(self._targets, finished, strict=True))
         ]
-        return finished, done
-
-    def _publish(self, finished: Sequence[bool]) -> None:
-        for target, whole in zip(self._targets, finished, strict=True):
-            if not whole:
-                target.publish()
 
     def _compare(self, world: World) -> None:
         """Raise an error on ranks with different inputs before the first tile."""
@@ -380,3 +375,8 @@ class Stitcher:
         values = values.astype(self._dtype)
         values[(..., missing) if self._kept is not None else missing] = fill
         return values
+
+
+def _publish(targets: Iterable[Target]) -> None:
+    for target in targets:
+        target.publish()

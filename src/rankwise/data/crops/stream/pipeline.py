@@ -8,28 +8,25 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, final
 
-from rankwise.data.crops.batch import Batch, Parked, waitable
+from rankwise.data.crops.batch import Batch, Parked
 from rankwise.data.crops.budget import Caps, settle
 from rankwise.data.crops.config import Config
-from rankwise.data.crops.cores import cores_here, pin_thread
-from rankwise.data.crops.devices import RankPlace, bind_device
+from rankwise.data.crops.devices import bind_device
 from rankwise.data.crops.exceptions import InvalidArgument, PoolStarved, ShutdownError, TryAgain
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Meters, Stats
-from rankwise.data.crops.stream.opener import Openings
 from rankwise.data.crops.stream.reader import BatchJudge, Ready, Result, StreamReader
 from rankwise.data.crops.stream.resolver import check_sample
-from rankwise.data.crops.stream.schedule import Drained, Planner, Puller, Work
+from rankwise.data.crops.stream.schedule import END, Work
+from rankwise.data.feed.memory.lease import Done
 from rankwise.data.feed.place import make_placer
 from rankwise.data.feed.prefetch import ReadAhead
-from rankwise.data.store.reader import BoxReader
-from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,24 +79,14 @@ class Pipeline:
         _say_what_is_idle(config)
         _LOG.info("a stream of crops uses\n%s", budget)
         self._meters = Meters(gpu_bytes_committed=budget.ring_bytes, host_bytes_committed=budget.host_bytes)
-        self._openings = Openings(
-            capacity=config.num_metas,
-            concurrency=config.metadata_io_concurrency,
-            latency=config.metadata_latency,
-            remote=None if config.remote is None else RemoteFiles(config.remote),
-        )
-        self._engine = _engine(config, place, num_slots=budget.num_slots)
-        self._puller = Puller(config, self._openings, self._meters)
-        self._planner = Planner(self._puller, config, openings=self._openings, engine=self._engine, meters=self._meters)
-        self._reader = StreamReader(
-            self._planner, config, rank=place.rank, budget=budget, placer=self._placer, meters=self._meters
-        )
-        cores = cores_here(config.numa_strategy, config.numa_node, device_node=place.numa_node)
-        self._read: ReadAhead[Work | Drained, Result] = ReadAhead(
+        self._reader = StreamReader(config, place=place, budget=budget, placer=self._placer, meters=self._meters)
+        self._planner = self._reader.planner
+        self._puller = self._planner.puller
+        self._read: ReadAhead[Work, Result] = ReadAhead(
             self._reader,
             iter(self._reader.planned.take, None),
             depth=budget.num_slots,
-            on_thread=partial(pin_thread, cores),
+            on_thread=place.pinning(config.numa_strategy, config.numa_node),
         )
         self._stages = (self._planner.pulled, self._reader.planned, self._read)  # each in a thread of its own
         self._parked = Parked()
@@ -203,13 +190,13 @@ class Pipeline:
 
     def stats(self) -> Stats:
         """Return the statistics so far."""
-        read = self._engine.stats
-        remembered, looked_at = self._engine.file_lookups
+        engine = self._reader.engine
+        read, (remembered, looked_at) = engine.stats, engine.file_lookups
         return replace(
             self._meters.stats,
             shard_index_hits=remembered,
             shard_index_misses=looked_at,
-            array_meta=self._openings.stats,
+            array_meta=self._reader.openings.stats,
             read_bytes=read.read_bytes,
             decoded_bytes=read.decoded_bytes,
             retries=read.retries,
@@ -218,8 +205,8 @@ class Pipeline:
     def stats_reset(self) -> None:
         """Reset the times and counts of `stats`; cache hits and committed memory stay."""
         self._meters.reset()
-        self._engine.reset_stats()
-        self._openings.reset_delays()
+        self._reader.engine.reset_stats()
+        self._reader.openings.reset_delays()
 
     def __enter__(self) -> Self:
         return self
@@ -240,7 +227,7 @@ class Pipeline:
             self._closed = True
         for stage in reversed(self._stages):  # a thread inside the user's iterable is left alone
             stage.close()
-        self._engine.close()
+        self._reader.engine.close()
         self._end()
 
     def _take(self) -> Ready:
@@ -252,10 +239,10 @@ class Pipeline:
                 result = self._read.take(timeout_s=None if deadline is None else max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 raise PoolStarved(f"no batch within pop_timeout_s={timeout_s}: {self._why()}") from None
-            if isinstance(result, Drained) and result.num_pushed != self._puller.num_pushed:
-                continue  # it is older than the last push
-            if result is None or isinstance(result, Drained):
+            if result is None:
                 break
+            if result is END:
+                continue  # of what had been pushed then
             if isinstance(result, Ready):
                 self._settle(len(result.samples))
                 return result
@@ -322,8 +309,14 @@ class Pipeline:
             key=item.key,
             batch_id=batch_id,
             ready_stream=self._stream(),
-            give_back=_giver(item, self._parked, shares_memory=self._placer.shares_memory),
+            hold=self._holder(item),
         )
+
+    def _holder(self, item: Ready) -> Callable[[Done], None]:
+        """Return what keeps a batch until an event. It has the lease: a batch on a device counts while it is held."""
+        if self._placer.shares_memory:
+            return item.buffer.lease.wait_for
+        return partial(self._parked.park, thing=(item.placed, item.buffer))
 
     def _transformed(self, fields: dict[str, Any], item: Ready) -> Mapping[str, Any]:
         if self.config.batch_transform is None:
@@ -348,22 +341,6 @@ def _end(read: ReadAhead[Any, Any], skips: BatchJudge) -> None:
         skips.say_total()
 
 
-def _giver(item: Ready, parked: Parked, *, shares_memory: bool) -> Any:
-    """Return the release function of a batch. It holds the lease, so a batch on a device counts while it is held."""
-    buffer, placed = item.buffer, item.placed
-
-    def give_back(event: Any) -> None:
-        done = waitable(event)
-        if done is None:
-            return
-        if shares_memory:
-            buffer.lease.wait_for(done)
-        else:
-            parked.park(done, (placed, buffer))
-
-    return give_back
-
-
 def _warn_all_fill(item: Ready) -> None:
     uris = sorted({sample.uri for sample in item.samples})
     some = ", ".join(uris[:3]) + (", ..." if len(uris) > 3 else "")
@@ -383,17 +360,3 @@ def _say_what_is_idle(config: Config) -> None:
     if idle:
         _said.update(idle)
         _LOG.warning("no effect here, as chunks are decoded on the CPU: %s", ", ".join(idle))
-
-
-def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
-    """Return the engine that reads boxes; warn on rank 0 if it may keep fewer files open than are in flight."""
-    engine = BoxReader(
-        cache=config.cache_bytes,
-        threads=config.n_io_threads,
-        max_indexes=config.n_shard_index_cache,
-        remote=config.remote_options,
-    )
-    # at least one file each; the arrays are not known yet
-    wanted = num_slots * config.samples_per_batch * len(config.all_fields)
-    place.warn_few_handles(lambda: wanted, capacity=engine.max_open_files)
-    return engine

@@ -14,18 +14,21 @@ import numpy as np
 from rankwise.data.contract import IntArray, sample_keys
 from rankwise.data.crops.budget import Budget, too_large
 from rankwise.data.crops.config import Config
+from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.exceptions import DamacyError, DecodeError, OutOfMemory
 from rankwise.data.crops.fields import sample_bytes
 from rankwise.data.crops.reader import CropPlan, CropReport
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Meters
-from rankwise.data.crops.stream.schedule import Drained, Failure, Numbered, Planner, Work
+from rankwise.data.crops.stream.resolver import Openings
+from rankwise.data.crops.stream.schedule import Failure, Numbered, Planner, Work
 from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.lease import Leases
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.place import Placed, Placer
 from rankwise.data.feed.prefetch import ReadAhead
 from rankwise.data.feed.transform import SampleTransform
+from rankwise.data.store.reader import BoxReader
 
 __all__ = ["BatchJudge", "Ready", "Result", "StreamReader"]
 
@@ -53,7 +56,7 @@ class Ready:
     all_fill: bool
 
 
-Result: TypeAlias = Ready | Failure | Drained
+Result: TypeAlias = Ready | Failure
 
 
 class StreamReader:
@@ -61,31 +64,26 @@ class StreamReader:
 
     Attributes:
         is_awaited: whether a consumer waits; set by the object that runs this.
-        planned: runs the planner ahead.
+        openings: opens the arrays of samples.
+        engine: reads their boxes; the caller closes it.
+        planner: makes batches of samples and plans them.
+        planned: runs it ahead.
         doing: what it waits for, for messages; empty while it waits for a plan.
         skips: counts skipped samples.
     """
 
-    def __init__(
-        self,
-        planner: Planner,
-        config: Config,
-        *,
-        rank: int,
-        budget: Budget,
-        placer: Placer,
-        meters: Meters,
-    ) -> None:
+    def __init__(self, config: Config, *, place: RankPlace, budget: Budget, placer: Placer, meters: Meters) -> None:
         self.is_awaited: Callable[[], bool] = lambda: True
+        self._budget = budget
+        self.openings = Openings(config)
+        self.engine = _engine(config, place, num_slots=budget.num_slots)
+        planner = self.planner = Planner(config, openings=self.openings, engine=self.engine, meters=meters)
         planner.is_read_awaited = self._is_awaited
-        self._planner, self._budget = planner, budget
-        self.planned: ReadAhead[Numbered | Failure | None, Work | Drained] = ReadAhead(
-            planner, planner.samples, depth=1
-        )
+        self.planned: ReadAhead[Numbered | Failure | None, Work] = ReadAhead(planner, planner.samples, depth=1)
         cap_bytes = budget.num_slots * budget.slot_limit_bytes
-        self._memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, speaks=rank == 0)
+        self._memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, speaks=place.rank == 0)
         self._leases = Leases(is_awaited=self._is_awaited, has_room=self._memory.has_room)
-        self._seed, self._rank = config.seed, rank
+        self._seed, self._rank = config.seed, place.rank
         self._placer = placer
         self._meters = meters
         self._transform = None if config.transform is None else SampleTransform(config.transform)
@@ -104,7 +102,7 @@ class StreamReader:
     def wake(self) -> None:
         """Check again whether a consumer waits."""
         self._leases.wake()
-        self._planner.wake()
+        self.planner.wake()
 
     def close(self) -> None:
         """Stop all waits for samples, arrays and memory."""
@@ -113,12 +111,12 @@ class StreamReader:
 
     def read(
         self,
-        steps: Iterable[Work | Drained],
+        steps: Iterable[Work],
         is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
     ) -> Generator[Result, None, None]:
         """Yield the result for each step; end early if it is closed while it waits for memory."""
         for step in steps:
-            results = [step] if isinstance(step, Drained) else self._results(step)
+            results = self._results(step)
             if results is None:
                 return
             while results:
@@ -228,6 +226,20 @@ class StreamReader:
             fill_chunks=report.fill_chunks,
             wanted_bytes=wanted,
         )
+
+
+def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
+    """Return the engine that reads boxes; warn on rank 0 if it may keep fewer files open than are in flight."""
+    engine = BoxReader(
+        cache=config.cache_bytes,
+        threads=config.n_io_threads,
+        max_indexes=config.n_shard_index_cache,
+        remote=config.remote_options,
+    )
+    # at least one file each; the arrays are not known yet
+    wanted = num_slots * config.samples_per_batch * len(config.all_fields)
+    place.warn_few_handles(lambda: wanted, capacity=engine.max_open_files)
+    return engine
 
 
 def _forget_locals(error: BaseException | None) -> None:

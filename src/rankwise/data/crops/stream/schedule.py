@@ -11,18 +11,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from rankwise.data.contract import DType
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch
 from rankwise.data.crops.reader import CropPlan, CropReader
 from rankwise.data.crops.sample import Dtype, Sample, parse_dtype
 from rankwise.data.crops.stats import Meters
-from rankwise.data.crops.stream.opener import Openings
-from rankwise.data.crops.stream.resolver import ArrayBoxes, check_sample, crops_of, grouped, resolve
+from rankwise.data.crops.stream.resolver import ArrayBoxes, Openings, check_sample, crops_of, grouped, resolve
 from rankwise.data.feed.prefetch import Conveyor, ReadAhead
+from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.reader import BoxReader
 
-__all__ = ["Drained", "Failure", "Numbered", "Planner", "Puller", "Work"]
+__all__ = ["END", "Failure", "Numbered", "Planner", "Puller", "Work"]
 
 _LOG = logging.getLogger("rankwise.crops")
 
@@ -44,7 +43,7 @@ class Failure:
     num_samples: int
 
 
-_END: Final = Failure(None, 0)  # of an iterable
+END: Final = Failure(None, 0)  # of an iterable, or of all that was pushed
 
 
 class Puller:
@@ -115,16 +114,16 @@ class Puller:
         # Set before and reset after: `close` first sets its mark, then checks this flag. Code that sees the mark ends.
         self.is_away = True
         try:
-            found = _END if self._closed else user(of)
+            found = END if self._closed else user(of)
         except BaseException as error:  # noqa: BLE001  (raised where the consumer meets it)
             found = Failure(error, 0)
         self.is_away = False
-        return _END if self._closed else found
+        return END if self._closed else found
 
     def _next(self, iterator: Iterator[Any]) -> Numbered | Failure:
         with self._meters.time("pull"):
-            sample = next(iterator, _END)
-        return _END if sample is _END else self._numbered(sample)
+            sample = next(iterator, END)
+        return END if sample is END else self._numbered(sample)
 
     def _numbered(self, sample: Any) -> Numbered:
         number = self.num_samples
@@ -165,36 +164,22 @@ class Work:
     failures: tuple[Failure, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """A consumer waits, and nothing is left from the first `num_pushed` iterables."""
-
-    num_pushed: int
-
-
 class Planner:
     """Makes batches of samples and plans them, for a `ReadAhead`.
 
-    A batch is sent once it is complete. An incomplete one is sent when no sample follows, no batch is being read and a
-    consumer waits.
+    A batch is sent once it is complete. An incomplete one, or the end of all that was pushed, is sent when no sample
+    follows, no batch is being read and a consumer waits.
 
     Attributes:
         is_awaited: whether the reader waits for a plan; set by the object that runs this.
         is_read_awaited: whether a consumer waits for a batch; set by the reader.
-        pulled: runs the puller ahead.
+        puller: pulls the samples.
+        pulled: runs it ahead.
         doing: what it waits for, for messages; empty while it waits for samples.
     """
 
-    def __init__(
-        self,
-        puller: Puller,
-        config: Config,
-        *,
-        openings: Openings,
-        engine: BoxReader,
-        meters: Meters,
-    ) -> None:
-        self._puller = puller
+    def __init__(self, config: Config, *, openings: Openings, engine: BoxReader, meters: Meters) -> None:
+        puller = self.puller = Puller(config, openings, meters)
         # the puller has one more in hand than those that lie ready
         self.pulled: ReadAhead[Iterable[Any], Numbered | Failure] = ReadAhead(
             puller, puller.pushes, depth=max(1, config.lookahead - 1), is_away=lambda: puller.is_away
@@ -208,8 +193,10 @@ class Planner:
         self.doing = ""
         self._items: list[Numbered] = []
         self._failures: list[Failure] = []
-        self._num_taken = self._num_seen = 0
-        self._native: dict[str, tuple[DType, str]] = {}
+        self._num_taken = 0
+        self._fields = config.all_fields
+        native = (name for name, field in self._fields.items() if parse_dtype(field.dtype) is Dtype.NATIVE)
+        self._native: dict[str, ArrayMeta | None] = dict.fromkeys(native)  # for each, the first array decides
         self._reader: CropReader | None = None
 
     @property
@@ -237,20 +224,20 @@ class Planner:
         if not (self.is_awaited() and self.is_read_awaited()):
             return False
         # read after the check above, so that it includes what the waiting consumer itself pushed
-        self._num_seen = self._puller.num_pushed
-        return self._num_seen == self._puller.num_ended and self._num_taken == self._puller.num_pulled
+        puller = self.puller
+        return puller.num_pushed == puller.num_ended and self._num_taken == puller.num_pulled
 
     def read(
         self,
         steps: Iterable[Numbered | Failure | None],
         is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
-    ) -> Generator[Work | Drained, None, None]:
+    ) -> Generator[Work, None, None]:
         """Yield planned batches of samples."""
         for found in steps:
             if found is None:
                 yield self._rest()
                 continue
-            self._num_taken += found is not _END
+            self._num_taken += found is not END
             if isinstance(found, Numbered):
                 self._items.append(found)
             elif found.error is not None:
@@ -258,14 +245,12 @@ class Planner:
             if len(self._items) == self._config.samples_per_batch:
                 yield self._work()
 
-    def _rest(self) -> Work | Drained:
+    def _rest(self) -> Work:
         """Return the incomplete batch. With `drop_last` return errors only; samples stay for later pushes."""
-        if self._config.drop_last and self._failures:
-            failures, self._failures = tuple(self._failures), []
-            return Work(failures=failures)
-        if self._failures or (self._items and not self._config.drop_last):
+        if self._items and not self._config.drop_last:
             return self._work()
-        return Drained(self._num_seen)
+        failures, self._failures = tuple(self._failures), []
+        return Work(failures=failures or (END,))
 
     def _work(self) -> Work:
         items, self._items = tuple(self._items), []
@@ -293,8 +278,8 @@ class Planner:
         if not resolved:
             return Work(items=items, failed=tuple(failed.values()), failures=failures)
         if self._reader is None:
-            native = {name: dtype for name, (dtype, _) in self._native.items()}
-            fields = {name: field.crop_field(native.get(name)) for name, field in self._config.all_fields.items()}
+            native = {name: first.dtype for name, first in self._native.items() if first is not None}
+            fields = {name: field.crop_field(native.get(name)) for name, field in self._fields.items()}
             self._reader = CropReader(fields, self._engine)
         ids = np.array([item.number for item in items], dtype=np.int64)
         plan = self._reader.plan(grouped(resolved, list(self._reader.fields)), ids=ids, failed=failed)
@@ -305,20 +290,17 @@ class Planner:
             raise item.error
         assert item.sample is not None  # only with an error
         boxes = resolve(item.sample, item.number, self._config, self._openings)
-        for name, each in boxes.items():
-            self._check_native(name, each, item.number)
+        for name in self._native:
+            self._check_native(name, boxes[name].array, item.number)
         return boxes
 
-    def _check_native(self, name: str, boxes: ArrayBoxes, number: int) -> None:
-        """Let the first array decide what native means."""
-        if parse_dtype(self._config.all_fields[name].dtype) is not Dtype.NATIVE:
-            return
-        array = boxes.array
-        dtype, first = self._native.setdefault(name, (array.dtype, array.place))
-        if dtype != array.dtype:
+    def _check_native(self, name: str, array: ArrayMeta, number: int) -> None:
+        """Refuse an array whose dtype is not that of the first one."""
+        first = self._native[name] = self._native[name] or array
+        if first.dtype != array.dtype:
             raise DtypeMismatch(
-                f"sample {number} cannot be read: field {name!r} has the native dtype, which is {dtype} since {first}; "
-                f"{array.place} holds {array.dtype}: set the dtype of the batches",
+                f"sample {number} cannot be read: field {name!r} has the native dtype, which is {first.dtype} since "
+                f"{first.place}; {array.place} holds {array.dtype}: set the dtype of the batches",
                 uri=array.place,
                 sample=number,
             )
