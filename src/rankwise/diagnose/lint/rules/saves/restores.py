@@ -13,7 +13,7 @@ from rankwise.diagnose.lint.analysis.facts import (
 )
 from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import text_of
+from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.saves import is_own_file, starts_ranks
 from rankwise.diagnose.lint.analysis.scopes import Call, Exit
 from rankwise.diagnose.lint.analysis.wrapped import known_wraps, wraps
@@ -26,6 +26,7 @@ _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel 
 _LIBRARIES = ("accelerate.Accelerator", "deepspeed.initialize", "horovod.torch.init", "lightning.Fabric")
 
 _DATA = re.compile(r"(data|dataset|set|loader)$", re.IGNORECASE)
+_DATA_PATH = re.compile(r"(^|_)(data|dataset|features?|samples)(_|$)", re.IGNORECASE)
 
 
 @rule(
@@ -55,6 +56,7 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
             continue
         stmt = call.place.stmt
         data = isinstance(stmt, ast.Assign) and all(_DATA.search(text_of(target)) for target in stmt.targets)
+        data |= any(_DATA_PATH.search(last(text)) for text in _plain_texts(call.argument("f", 0)))
         if data and not _is_state(module, call):
             continue
         given = call.argument("map_location", 1)
@@ -74,6 +76,11 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
         values = {"how": "without map_location", "gpu": "the GPU that saved it, usually GPU 0"}
         fix = Fix('add map_location="cpu"', (Edit(end, end, f'{comma}map_location="cpu"'),))
         yield Hit(call.node.func, values, fix)
+
+
+def _plain_texts(path: ast.expr | None) -> list[str]:
+    """Return the text of a path that is one name: ``data_path``, ``args.train_data``."""
+    return [text_of(path)] if isinstance(path, ast.Name | ast.Attribute) else []
 
 
 def _is_one_gpu(module: Module, given: ast.expr, call: Call) -> bool:

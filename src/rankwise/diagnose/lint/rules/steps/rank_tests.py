@@ -11,6 +11,7 @@ from rankwise.diagnose.lint.analysis.facts import (
     RANKS,
     guard_of,
     has_framework,
+    is_const,
     loops_around,
     loops_of_epochs,
     loops_that_train,
@@ -72,6 +73,11 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
         alone = call.place.side == "main" and (isinstance(test, ast.BoolOp) or call.place.branches[-1].test is not test)
         if alone and call.text in {"exit", "sys.exit", "os._exit"} and _goes_on(module, call.place):
             yield Hit(call.node, {"what": call.text, "of": "program", "ranks": RANKS["main"]})
+        # the launcher ends the others where one fails, not where one ends well
+        well = call.text in {"exit", "quit", "sys.exit"} and all(is_const(part, 0) for part in call.node.args)
+        if well and call.place.side is None and (name := _own_number(module, call.place, loops, call.place.loops)):
+            what = f"{call.text} on {name}, a number of this rank's own batch,"
+            yield Hit(call.node, {"what": what, "of": "program", "ranks": "some ranks"})
     for exit_ in module.exits:
         place = exit_.place
         if _after_own_error(module, exit_.node, place):
@@ -84,7 +90,7 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
             continue
         if branch is None:
             word = type(exit_.node).__name__.lower()
-            if name := _own_number(module, place, loops):
+            if name := _own_number(module, place, loops, place.loops[-1:]):
                 what = f"{word} on {name}, a number of this rank's own batch,"
                 yield Hit(exit_.node, {"what": what, "of": "training loop", "ranks": "some ranks"})
             elif name := _decided_by_one(module, place, loops):
@@ -152,12 +158,12 @@ def _goes_on(module: Module, place: Place) -> bool:
     return any(call.method in {"backward", "prepare", "barrier"} or call.name in WRAPPERS for call in [*later, *inside])
 
 
-def _own_number(module: Module, place: Place, loops: set[ast.stmt]) -> str:
+def _own_number(module: Module, place: Place, loops: set[ast.stmt], left: tuple[ast.stmt, ...]) -> str:
     """Return the text of the loss that decides to leave a training loop of a wrapped model, "" if none does."""
     if not wraps(module) or has_framework(module):
         return ""
-    around: ast.AST = place.loops[-1] if place.loops else place.scope.node
-    if around not in loops:
+    around = next((loop for loop in reversed(left) if loop in loops), None)
+    if around is None:
         return ""
     test = place.branches[-1].test if place.branches else None
     if test is None or place.branches[-1].node not in ast.walk(around):
