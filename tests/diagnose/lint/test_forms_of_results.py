@@ -47,6 +47,86 @@ CASES = {
         'losses = [each["loss"] for each in found]\n'
         '    return {"loss": sum(losses) / len(losses)}  #> evaluation-of-share',
     ),
+    "a sum that is divided in place": EVALUATE.replace("found = []", "loss = 0.0")
+    .replace('found.append({"loss": metrics.evaluate(net(x), y)})', "loss += net(x).mean().item()")
+    .replace("BODY", "loss /= len(loader)  #> evaluation-of-share\n    return {'loss': loss}"),
+    "a sum of all ranks that is divided in place": EVALUATE.replace("found = []", "loss = torch.zeros(1)")
+    .replace('found.append({"loss": metrics.evaluate(net(x), y)})', "loss += net(x).mean()")
+    .replace("BODY", "dist.all_reduce(loss)\n    loss /= len(loader)\n    return {'loss': loss}"),
+    "steps in a while, and a loader that a method makes": HEAD
+    + """
+class Work:
+    def __init__(self, net, data, optimizer):
+        self.model, self.data, self.optimizer = DDP(net), data, optimizer
+
+    def loader(self, data):
+        return DataLoader(data, sampler=DistributedSampler(data))  #> missing-set-epoch
+
+    def step(self, x):
+        self.model(x).mean().backward()
+        self.optimizer.step()
+
+    def work(self, steps):
+        batches, step = self.loader(self.data), 0
+        while step < steps:
+            for x in batches:
+                self.step(x)
+                step += 1
+""",
+    "one pass over a loader": HEAD
+    + """
+def work(net, data, optimizer):
+    model = DDP(net)
+    batches = DataLoader(data, sampler=DistributedSampler(data))
+    for x in batches:
+        model(x).mean().backward()
+        optimizer.step()
+""",
+    "weights that the main rank loads to show them": HEAD
+    + """
+def work(net, batches, optimizer, path, x):
+    model = DDP(net)
+    for epoch in range(9):
+        for x in batches:
+            model(x).mean().backward()
+            optimizer.step()
+    if dist.get_rank() == 0:
+        model.module.load_state_dict(torch.load(path))
+        print(model.module(x))
+""",
+    "another model under the name of the wrapped one": HEAD
+    + """
+def work(make, path, batches):
+    model = DDP(make())
+    if dist.get_rank() == 0:
+        model = make()
+        model.load_state_dict(torch.load(path))
+    return model
+""",
+    "a group of one process": HEAD
+    + """
+def work(net, path):
+    dist.init_process_group("nccl", init_method="tcp://localhost:29500", rank=0, world_size=1)
+    model = DDP(net.cuda())
+    torch.save(model.module.state_dict(), path)
+""",
+    "data that ranks fetch which a function starts by another one": HEAD
+    + """
+from torchvision.datasets import MNIST
+
+def begin(rank):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "29500"
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+
+def fit_and_test(rank, net, path):
+    begin(rank)
+    model = DDP(net.to(rank), device_ids=[rank])
+    model.load_state_dict(torch.load(path))  #> load-without-map-location
+    return model, MNIST("data", download=True)  #> prepared-by-all
+
+if __name__ == "__main__":
+    mp.spawn(fit_and_test, args=(None, "state.pt"), nprocs=2)
+""",
     "numpy's mean of losses": EVALUATE.replace("found", "losses").replace(
         "BODY", 'return {"loss": np.mean(losses)}  #> evaluation-of-share'
     ),

@@ -15,6 +15,7 @@ from rankwise.diagnose.lint.analysis.facts import (
     is_handed_over,
     is_in_turn,
     names_in,
+    runs_alone,
     runs_on_several,
     spawns,
 )
@@ -41,7 +42,8 @@ OF_ITS_OWN = re.compile(r"rank|shard|worker|proc|local|device|gpu", re.IGNORECAS
 
 def starts_ranks(module: Module) -> bool:
     """Whether the file starts a process group or wraps a model."""
-    return bool(wraps(module)) or any(name in module.by_name for name in _STARTS)
+    started = bool(wraps(module)) or any(name in module.by_name for name in _STARTS)
+    return started and not runs_alone(module)
 
 
 def is_told_elsewhere(module: Module, call: Call) -> bool:

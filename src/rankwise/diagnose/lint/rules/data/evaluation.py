@@ -67,7 +67,7 @@ def evaluation_of_share(module: Module) -> Iterator[Hit]:
     """A number of a loader that is shared out, which nothing adds up on its way."""
     shared = _shared_loaders(module)
     for loop, scope in _evaluations(module) if shared else ():
-        found = next(_results(module, loop, scope), None)
+        found = min(_results(module, loop, scope), key=position, default=None)
         if (
             found is None
             or _reduces(module, scope)
@@ -94,6 +94,9 @@ def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
         if source is not None and source.lineno > end and text_of(source) in listed:
             listed.add(binding.text)
     for part in ast.walk(scope.node):
+        divided = isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div) and part.lineno > end
+        if divided and _is_count(part.target, counted):  # `loss /= len(loader)`
+            yield part.target
         if not isinstance(part, ast.expr) or part.lineno <= loop.lineno:
             continue
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div | ast.FloorDiv):
@@ -168,7 +171,9 @@ def _reduces(module: Module, scope: Scope, depth: int = 3) -> bool:
 
 
 def _is_reduction(module: Module, call: Call, depth: int = 3) -> bool:
-    if _NO_REDUCTION.search(call.text) or re.match(r"[A-Z]\w*Metrics?\w*$", call.method):  # made here, asked further down
+    if _NO_REDUCTION.search(call.text) or re.match(
+        r"[A-Z]\w*Metrics?\w*$", call.method
+    ):  # made here, asked further down
         return False
     found = module.scope_of(call) if depth else None
     if found is not None:

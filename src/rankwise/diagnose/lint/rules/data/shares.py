@@ -203,7 +203,7 @@ def local_rank_shard(module: Module) -> Iterator[Hit]:
 
 def _share(module: Module, index: ast.expr, size: ast.expr, scope: Scope) -> Iterator[Hit]:
     lookup = module.lookup(scope)
-    groups = (call.argument("rank", 3) for call in module.named("torch.distributed.init_process_group"))
+    groups = (call.argument("rank", 4) for call in module.named("torch.distributed.init_process_group"))
     if any(rank is not None and ast.dump(rank) == ast.dump(index) for rank in groups):
         return  # what the group counts by is the rank of all nodes
     sized = ast.unparse(size)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import (
     is_before_ranks,
+    loops_around,
+    loops_of_epochs,
     sees_one_gpu,
     uses_cuda,
 )
@@ -16,7 +18,7 @@ from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.saves import is_own_file, starts_ranks
 from rankwise.diagnose.lint.analysis.scopes import Call, Exit
-from rankwise.diagnose.lint.analysis.wrapped import known_wraps, wraps
+from rankwise.diagnose.lint.analysis.wrapped import is_rebound, known_wraps, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -128,15 +130,28 @@ def load_on_one_rank(module: Module) -> Iterator[Hit]:
         if side is None or module.has_call("broadcast", "broadcast_object_list", "broadcast_parameters"):
             continue
         late = wrap is not None and (
-            wrap.place.scope is not call.place.scope or position(call.node) > position(wrap.call.node)
+            wrap.place.scope is not call.place.scope
+            or (position(call.node) > position(wrap.call.node) and not is_rebound(wrap, call))
         )
         branch = next(found for found in call.place.branches if found.side)
         both = isinstance(branch.node, ast.If) and _loads(branch.node.body) and _loads(branch.node.orelse)
         own = [found for found in module.exits if found.place.scope is call.place.scope]
         exits = any(found.place.side == side for found in own) and not _gives_on_both(own)
-        if not both and not exits and (late or (wraps(module) and re.search(r"optim|sched", call.base.lower()))):
+        if (
+            not both
+            and not exits
+            and not _is_behind_training(module, call)
+            and (late or (wraps(module) and re.search(r"optim|sched", call.base.lower())))
+        ):
             ranks = "the main rank" if side == "main" else "ranks other than the main one"
             yield Hit(call.node, {"name": call.base, "ranks": ranks})
+
+
+def _is_behind_training(module: Module, call: Call) -> bool:
+    """Whether all loops that train in a call's function stand above it: what is loaded is only tested, or shown."""
+    around = loops_around(module)
+    loops = [loop for loop in loops_of_epochs(module) if loop in around and around[loop][0] is call.place.scope]
+    return bool(loops) and all((loop.end_lineno or 0) < call.node.lineno for loop in loops)
 
 
 def _gives_on_both(exits: list[Exit]) -> bool:

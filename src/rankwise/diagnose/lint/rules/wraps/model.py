@@ -11,6 +11,7 @@ from rankwise.diagnose.lint.analysis.facts import (
     calls_framework,
     has_framework,
     is_const,
+    runs_alone,
     spawns,
 )
 from rankwise.diagnose.lint.analysis.guards import is_mode_test
@@ -177,7 +178,7 @@ def main(net, local_rank):
 )  # fmt: skip
 def no_set_device(module: Module) -> Iterator[Hit]:
     """A model moved to a device without index and wrapped, or objects over NCCL, and no word about devices in the file."""
-    if "torch.distributed.init_process_group" not in module.by_name or calls_framework(module):
+    if "torch.distributed.init_process_group" not in module.by_name or calls_framework(module) or runs_alone(module):
         return
     # a context manager that nobody enters
     for call in module.named("torch.accelerator.device_index", "torch.cuda.device"):
