@@ -127,6 +127,63 @@ def fit_and_test(rank, net, path):
 if __name__ == "__main__":
     mp.spawn(fit_and_test, args=(None, "state.pt"), nprocs=2)
 """,
+    "what ranks that are spawned do again as they import the file": HEAD
+    + """
+import wandb
+
+wandb.init(project="scan")  #> tracker-on-all-ranks
+
+def work(rank, net):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "29500"
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    return DDP(net)
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(None,), nprocs=2)
+""",
+    "what only the process that spawns them does": HEAD
+    + """
+import wandb
+
+def work(rank, net):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "29500"
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    return DDP(net)
+
+if __name__ == "__main__":
+    wandb.init(project="scan")
+    mp.spawn(work, args=(None,), nprocs=2)
+""",
+    "a state that only the main rank resumes from, and sounds of all ranks": HEAD
+    + """
+import soundfile
+
+def resume(model, path):
+    if dist.get_rank() == 0:
+        model.load_state_dict(torch.load(path))  #> load-on-one-rank
+        return 1
+    return 0
+
+def main(net, path, batches):
+    dist.init_process_group("gloo")
+    model = DDP(net)
+    resume(model, path)
+    for step, x in enumerate(batches):
+        soundfile.write(f"step_{step}.wav", model(x), 16000)  #> save-on-all-ranks
+""",
+    "samples that the main rank draws from the wrapped model": HEAD
+    + """
+from samplers import *
+
+def main(net, batches, optimizer):
+    model = DDP(net)
+    for x in batches:
+        model(x).mean().backward()
+        optimizer.step()
+    if dist.get_rank() == 0:
+        sample_images(model, 8)  #> wrapped-forward-on-one-rank
+        sample_images(model.module, 8)
+""",
     "numpy's mean of losses": EVALUATE.replace("found", "losses").replace(
         "BODY", 'return {"loss": np.mean(losses)}  #> evaluation-of-share'
     ),

@@ -175,8 +175,9 @@ def files_of_all(module: Module) -> Iterator[Call]:
         if call.place.scope not in seen and is_apart(module, call, path) and is_on_all(module, call, path):
             seen.add(call.place.scope)
             yield call
-    for call in module.named("torchvision.utils.save_image", "cv2.imwrite"):
-        target = call.argument("fp", 1) if call.method == "save_image" else call.argument("filename", 0)
+    for call in module.named("torchvision.utils.save_image", "cv2.imwrite", "soundfile.write"):
+        name, index = {"save_image": ("fp", 1), "imwrite": ("filename", 0)}.get(call.method, ("file", 0))
+        target = call.argument(name, index)
         alike = target is not None and _is_counted(module, target, call.place.scope)
         if alike and is_apart(module, call, target) and is_on_all(module, call, target):  # type: ignore[arg-type]
             yield call
@@ -199,7 +200,9 @@ def _is_counted(module: Module, path: ast.expr, scope: Scope, depth: int = 3) ->
 def is_apart(module: Module, call: Call, path: ast.expr) -> bool:
     """Whether nothing in a path, as far as is seen, tells ranks apart, and ranks come to a call at all."""
     scope = call.place.scope
-    if (scope.parent is None and spawns(module)) or _is_ranked(module, path, scope):
+    # ranks that are spawned import the file again, and run all of it that does not ask for its __name__
+    asked = any("__name__" in ast.unparse(branch.test) for branch in call.place.branches)
+    if (scope.parent is None and asked and spawns(module)) or _is_ranked(module, path, scope):
         return False
     params = names_in(path) & set(scope.params) if scope.is_function else set()
     for name in params - {"self", "cls", "args", "cfg", "config"}:

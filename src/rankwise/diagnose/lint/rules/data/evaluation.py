@@ -67,7 +67,8 @@ def evaluation_of_share(module: Module) -> Iterator[Hit]:
     """A number of a loader that is shared out, which nothing adds up on its way."""
     shared = _shared_loaders(module)
     for loop, scope in _evaluations(module) if shared else ():
-        found = min(_results(module, loop, scope), key=position, default=None)
+        results = sorted(_results(module, loop, scope), key=position)  # what is shown in the loop counts less
+        found = next((each for each in results if each.lineno > (loop.end_lineno or 0)), next(iter(results), None))
         if (
             found is None
             or _reduces(module, scope)

@@ -136,7 +136,10 @@ def load_on_one_rank(module: Module) -> Iterator[Hit]:
         branch = next(found for found in call.place.branches if found.side)
         both = isinstance(branch.node, ast.If) and _loads(branch.node.body) and _loads(branch.node.orelse)
         own = [found for found in module.exits if found.place.scope is call.place.scope]
-        exits = any(found.place.side == side for found in own) and not _gives_on_both(own)
+        loads = (
+            re.search("load|resume|restore", call.place.scope.name) is not None
+        )  # its callers go on with what it loads
+        exits = not loads and any(found.place.side == side for found in own) and not _gives_on_both(own)
         if (
             not both
             and not exits

@@ -223,7 +223,7 @@ def _ids(wrap: Wrap) -> bool:
 def _is_bare(node: ast.expr | None) -> bool:
     """Whether a device is "cuda", or torch.device("cuda"), also as the first side of a choice."""
     if isinstance(node, ast.IfExp):
-        return _is_bare(node.body) and "is_available" in ast.unparse(node.test)
+        return _is_bare(node.body) and re.search("is_available|cuda|gpu", ast.unparse(node.test)) is not None
     if isinstance(node, ast.Call) and last(text_of(node.func)) == "device" and len(node.args) == 1:
         return not node.keywords and _is_bare(node.args[0])
     return isinstance(node, ast.Constant) and node.value == "cuda"
