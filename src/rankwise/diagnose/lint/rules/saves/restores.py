@@ -118,7 +118,7 @@ def load_on_one_rank(module: Module) -> Iterator[Hit]:
     for call in module.methods("load_state_dict"):
         side = call.place.side
         wrap = wrapped.get(call.base)
-        if side is None or module.has_call("broadcast", "broadcast_object_list", "broadcast_parameters"):
+        if side is None or _is_handed_on(module, call):
             continue
         late = wrap is not None and (
             wrap.place.scope is not call.place.scope or position(call.node) > position(wrap.call.node)
@@ -130,6 +130,14 @@ def load_on_one_rank(module: Module) -> Iterator[Hit]:
         if not both and not exits and (late or (wraps(module) and re.search(r"optim|sched", call.base.lower()))):
             ranks = "the main rank" if side == "main" else "ranks other than the main one"
             yield Hit(call.node, {"name": call.base, "ranks": ranks})
+
+
+def _is_handed_on(module: Module, call: Call) -> bool:
+    """Whether something behind a load, or in another function, may broadcast what was loaded."""
+    broadcasts = module.methods("broadcast", "broadcast_object_list", "broadcast_parameters")
+    return any(
+        each.place.scope is not call.place.scope or position(each.node) > position(call.node) for each in broadcasts
+    )
 
 
 def _gives_on_both(exits: list[Exit]) -> bool:
