@@ -127,7 +127,7 @@ def load_on_one_rank(module: Module) -> Iterator[Hit]:
     for call in module.methods("load_state_dict"):
         side = call.place.side
         wrap = wrapped.get(call.base)
-        if side is None or module.has_call("broadcast", "broadcast_object_list", "broadcast_parameters"):
+        if side is None or _is_handed_on(module, call):
             continue
         late = wrap is not None and (
             wrap.place.scope is not call.place.scope
@@ -155,6 +155,14 @@ def _is_behind_training(module: Module, call: Call) -> bool:
     around = loops_around(module)
     loops = [loop for loop in loops_of_epochs(module) if loop in around and around[loop][0] is call.place.scope]
     return bool(loops) and all((loop.end_lineno or 0) < call.node.lineno for loop in loops)
+
+
+def _is_handed_on(module: Module, call: Call) -> bool:
+    """Whether something behind a load, or in another function, may broadcast what was loaded."""
+    broadcasts = module.methods("broadcast", "broadcast_object_list", "broadcast_parameters")
+    return any(
+        each.place.scope is not call.place.scope or position(each.node) > position(call.node) for each in broadcasts
+    )
 
 
 def _gives_on_both(exits: list[Exit]) -> bool:

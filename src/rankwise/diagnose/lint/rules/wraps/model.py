@@ -109,7 +109,8 @@ def _stays_on_one_node(module: Module) -> bool:
     """Whether the file spawns its ranks and lets them meet on localhost: the rank is the local rank then."""
     texts = {node.value for node, _ in module.strings if isinstance(node.value, str)}
     spawned = bool(spawns(module)) or module.has_call("Process")
-    return spawned and "MASTER_ADDR" in texts and bool(texts & {"localhost", "127.0.0.1"})
+    told = "MASTER_ADDR" in texts and bool(texts & {"localhost", "127.0.0.1"})
+    return spawned and (told or any(re.match(r"tcp://(localhost|127\.0\.0\.1)\b", text) for text in texts))
 
 
 def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3) -> bool:
