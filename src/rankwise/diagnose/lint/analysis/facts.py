@@ -36,6 +36,7 @@ __all__ = [
     "loops_of_epochs",
     "loops_that_train",
     "names_in",
+    "runs_alone",
     "runs_on_several",
     "same_on_all",
     "seeds",
@@ -85,6 +86,13 @@ def calls_framework(module: Module) -> bool:
     return has_framework(module) and any(
         "Trainer" in name or name.startswith(tuple(f"{each}." for each in _FRAMEWORKS)) for name in module.by_name
     )
+
+
+def runs_alone(module: Module) -> bool:
+    """Whether the group that a file starts is said to be of one process."""
+    groups = module.named("torch.distributed.init_process_group")
+    sizes = [call.argument("world_size", 3) for call in groups]
+    return bool(sizes) and all(is_const(size, 1) for size in sizes)
 
 
 def spawns(module: Module) -> list[Call]:
@@ -158,6 +166,7 @@ def uses_cuda(module: Module) -> bool:
     return (
         "cuda" in module.attributes
         or module.has_call("cuda")
+        or any(wrap.call.keyword("device_ids") for wrap in wraps(module))
         or any(
             isinstance(node.value, str) and ("cuda" in node.value or node.value == "nccl") for node, _ in module.strings
         )

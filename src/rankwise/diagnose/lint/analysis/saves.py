@@ -15,6 +15,7 @@ from rankwise.diagnose.lint.analysis.facts import (
     is_handed_over,
     is_in_turn,
     names_in,
+    runs_alone,
     runs_on_several,
     spawns,
 )
@@ -41,7 +42,8 @@ OF_ITS_OWN = re.compile(r"rank|shard|worker|proc|local|device|gpu", re.IGNORECAS
 
 def starts_ranks(module: Module) -> bool:
     """Whether the file starts a process group or wraps a model."""
-    return bool(wraps(module)) or any(name in module.by_name for name in _STARTS)
+    started = bool(wraps(module)) or any(name in module.by_name for name in _STARTS)
+    return started and not runs_alone(module)
 
 
 def is_told_elsewhere(module: Module, call: Call) -> bool:
@@ -188,8 +190,9 @@ def files_of_all(module: Module) -> Iterator[Call]:
         if call.place.scope not in seen and is_apart(module, call, path) and is_on_all(module, call, path):
             seen.add(call.place.scope)
             yield call
-    for call in module.named("torchvision.utils.save_image", "cv2.imwrite"):
-        target = call.argument("fp", 1) if call.method == "save_image" else call.argument("filename", 0)
+    for call in module.named("torchvision.utils.save_image", "cv2.imwrite", "soundfile.write"):
+        name, index = {"save_image": ("fp", 1), "imwrite": ("filename", 0)}.get(call.method, ("file", 0))
+        target = call.argument(name, index)
         alike = target is not None and _is_counted(module, target, call.place.scope)
         if alike and is_apart(module, call, target) and is_on_all(module, call, target):  # type: ignore[arg-type]
             yield call
@@ -212,7 +215,9 @@ def _is_counted(module: Module, path: ast.expr, scope: Scope, depth: int = 3) ->
 def is_apart(module: Module, call: Call, path: ast.expr) -> bool:
     """Whether nothing in a path, as far as is seen, tells ranks apart, and ranks come to a call at all."""
     scope = call.place.scope
-    if (scope.parent is None and spawns(module)) or _is_ranked(module, path, scope):
+    # ranks that are spawned import the file again, and run all of it that does not ask for its __name__
+    asked = any("__name__" in ast.unparse(branch.test) for branch in call.place.branches)
+    if (scope.parent is None and asked and spawns(module)) or _is_ranked(module, path, scope):
         return False
     params = names_in(path) & set(scope.params) if scope.is_function else set()
     for name in params - {"self", "cls", "args", "cfg", "config"}:

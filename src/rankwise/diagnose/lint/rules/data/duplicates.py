@@ -12,6 +12,7 @@ from rankwise.diagnose.lint.analysis.facts import (
     is_before_ranks,
     is_const,
     is_distributed,
+    is_handed_over,
     spawns,
 )
 from rankwise.diagnose.lint.analysis.module import Module
@@ -113,7 +114,8 @@ def _on_all(module: Module, call: Call) -> bool:
     places = [call.place]
     scope = next((found for found in call.place.scope.chain() if found.is_function), None)
     callers = [] if scope is None else module.callers(scope)
-    if scope is not None and (not callers or re.search("rank|main_|master", scope.name)):
+    named = scope is not None and re.search("rank|main_|master", scope.name)
+    if scope is not None and (not callers or named) and not is_handed_over(module, scope):
         spoken = {"main", "train", "run", "worker", "main_worker", "fit", "load"}
         if scope.name not in spoken and "torch.distributed.init_process_group" not in {one.name for one in scope.calls}:
             return False

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from rankwise.diagnose.lint.analysis.aliases import names_of
 from rankwise.diagnose.lint.analysis.facts import (
     LOADER,
     SAMPLER,
@@ -196,11 +197,12 @@ def _goes_on_for_ever(module: Module) -> bool:
 
 
 def _repeats(module: Module, loop: ast.stmt, outer: ast.stmt) -> bool:
-    """Whether a loop over plain numbers, whatever they are called, goes through a loader again and again."""
+    """Whether a `while`, or a loop over plain numbers, whatever they are called, goes through a loader again and again."""
     counts = outer.iter if isinstance(outer, ast.For) else None
     counted = isinstance(counts, ast.Call) and last(text_of(counts.func)) in {"range", "trange"}
-    loaders = {last(found.text) for found in module.bindings if _makes_loader(module, found.value)}
-    return counted and bool(loaders & gone_through(module, loop))
+    if not (counted or isinstance(outer, ast.While)) or not isinstance(loop, ast.For):
+        return False
+    return any(names_of(module, call) & gone_through(module, loop) for call in module.named(LOADER))
 
 
 def _makes_loader(module: Module, value: ast.expr | None) -> bool:

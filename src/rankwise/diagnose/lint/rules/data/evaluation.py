@@ -20,6 +20,8 @@ _PLAIN = ("dict", "list", "defaultdict", "OrderedDict", "AverageMeter")
 _METER = re.compile(r"(Avg|Average|Averager|RunningAverage|Running|Loss|Acc)_?(Meter|Averager)?s?", re.IGNORECASE)
 _COUNTS = re.compile(r"correct|right|good|hits?$|acc|num_|tot|err|loss|dice|iou|score|top1", re.IGNORECASE)
 _NO_REDUCTION = re.compile(r"cuda\.synchronize$|convert_sync_batchnorm$")
+# what is asked of a dict or a list of numbers, or computes those of one batch
+_PLAIN_METHOD = re.compile(r"(keys|values|items|get|append|extend)$|eval|calc|measure")
 # a slice, or a range, from the rank in steps of the number of ranks
 _STRIDE = re.compile(r"\[[\w.]*rank(\(\))?::|\brange\([\w.]*rank(\(\))?, ", re.IGNORECASE)
 
@@ -66,7 +68,8 @@ def evaluation_of_share(module: Module) -> Iterator[Hit]:
     yield from _logged_by_lightning(module)
     shared = _shared_loaders(module)
     for loop, scope in _evaluations(module) if shared else ():
-        found = next(_results(module, loop, scope), None)
+        results = sorted(_results(module, loop, scope), key=position)  # what is shown in the loop counts less
+        found = next((each for each in results if each.lineno > (loop.end_lineno or 0)), next(iter(results), None))
         if (
             found is None
             or _reduces(module, scope)
@@ -110,14 +113,23 @@ def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
         elif isinstance(part, ast.Call) and last(text_of(part.func)) in {"append", "extend", "update"}:
             listed.add(text_of(part.func)[: -len(last(text_of(part.func))) - 1])
     end = loop.end_lineno or loop.lineno
+    for binding in (found for bound in scope.bindings.values() for found in bound):
+        source = binding.value.generators[0].iter if isinstance(binding.value, ast.ListComp) else None
+        if source is not None and source.lineno > end and text_of(source) in listed:
+            listed.add(binding.text)
     for part in ast.walk(scope.node):
+        divided = isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div) and part.lineno > end
+        if divided and _is_count(part.target, counted):  # `loss /= len(loader)`
+            yield part.target
         if not isinstance(part, ast.expr) or part.lineno <= loop.lineno:
             continue
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div | ast.FloorDiv):
-            if _is_count(part.left, counted) or (part.lineno > end and _is_sum(part.left, listed)):
+            if _is_count(part.left, counted) or (part.lineno > end and _is_sum(part.left, part.right, listed)):
                 yield part
         elif part.lineno <= end:
             continue
+        elif isinstance(part, ast.Call) and (_is_mean(part, listed) or _is_score(module, part, listed)):
+            yield part
         elif isinstance(part, ast.Attribute) and part.attr in {"avg", "average", "global_avg"}:
             text = text_of(part.value)
             if text in listed and _is_meter(module, text, scope):
@@ -140,9 +152,26 @@ def _is_count(node: ast.expr, counted: set[str]) -> bool:
     return any(_COUNTS.search(name) for name in names)
 
 
-def _is_sum(node: ast.expr, listed: set[str]) -> bool:
-    """Whether it is ``sum(losses)`` of a list that a loop fills."""
-    return isinstance(node, ast.Call) and text_of(node.func) in {"sum", "np.sum"} and _takes(node, listed)
+def _is_sum(node: ast.expr, by: ast.expr, listed: set[str]) -> bool:
+    """Whether it is ``sum(losses)`` of a list that a loop fills, divided by its length or by a number of losses."""
+    if not isinstance(node, ast.Call) or text_of(node.func) not in {"sum", "np.sum"} or not node.args:
+        return False
+    whole = text_of(node.args[0]) in listed and ast.unparse(by) == f"len({ast.unparse(node.args[0])})"
+    return whole or _takes(node, listed)
+
+
+def _is_mean(node: ast.Call, listed: set[str]) -> bool:
+    """Whether it is ``np.mean(losses)``, or ``torch.stack(losses).mean()``, of a list that a loop fills."""
+    if last(text_of(node.func)) not in {"mean", "nanmean", "average", "fmean"}:
+        return False
+    inner = node.func.value if isinstance(node.func, ast.Attribute) and not node.args else node
+    return isinstance(inner, ast.Call) and _takes(inner, listed)
+
+
+def _is_score(module: Module, node: ast.Call, listed: set[str]) -> bool:
+    """Whether scikit-learn is given the labels and the answers that a loop has put into lists."""
+    names = [names_in(part) & {last(text) for text in listed} for part in node.args[:2]]
+    return module.name_of(node.func).startswith("sklearn.metrics.") and len(names) == 2 and all(names)
 
 
 def _takes(node: ast.Call, listed: set[str]) -> bool:
@@ -166,14 +195,16 @@ def _reduces(module: Module, scope: Scope, depth: int = 3) -> bool:
 
 
 def _is_reduction(module: Module, call: Call, depth: int = 3) -> bool:
-    if _NO_REDUCTION.search(call.text):
+    if _NO_REDUCTION.search(call.text) or re.match(
+        r"[A-Z]\w*Metrics?\w*$", call.method
+    ):  # made here, asked further down
         return False
     found = module.scope_of(call) if depth else None
     if found is not None:
         return _reduces(*found, depth - 1)
     if _REDUCES.search(call.method):
         return _SHOWS.search(call.method) is None and not call.name.startswith("sklearn.")
-    if not re.search("metric|evaluator", call.base, re.IGNORECASE):
+    if not re.search("metric|evaluator", call.base, re.IGNORECASE) or _PLAIN_METHOD.match(call.method):
         return False
     # a dict of numbers may be called metrics, too
     made = module.value(getattr(call.node.func, "value", None), call.place.scope)
@@ -228,9 +259,9 @@ def _evaluations(module: Module) -> Iterator[tuple[ast.For, Scope]]:
     """Yield the loops over batches without a backward pass that run the model without gradients."""
     quiet: dict[ast.For, Scope] = {}
     for call in module.calls:
-        loop = call.place.loops[-1] if call.place.loops else None
-        if isinstance(loop, ast.For) and loop not in quiet and _is_quiet(call):
-            quiet[loop] = call.place.scope
+        for loop in call.place.loops:
+            if isinstance(loop, ast.For) and loop not in quiet and _is_quiet(call):
+                quiet[loop] = call.place.scope
     backs = list(module.methods("backward", "step"))
     for loop, scope in quiet.items():
         if not any(loop in call.place.loops for call in backs):

@@ -203,6 +203,9 @@ def local_rank_shard(module: Module) -> Iterator[Hit]:
 
 def _share(module: Module, index: ast.expr, size: ast.expr, scope: Scope) -> Iterator[Hit]:
     lookup = module.lookup(scope)
+    groups = (call.argument("rank", 4) for call in module.named("torch.distributed.init_process_group"))
+    if any(rank is not None and ast.dump(rank) == ast.dump(index) for rank in groups):
+        return  # what the group counts by is the rank of all nodes
     sized = ast.unparse(size)
     for _ in range(2):  # n = get_world_size(), share = len(files) // n
         found = (lookup(text_of(part)) for part in ast.walk(size) if isinstance(part, ast.Name))

@@ -181,7 +181,7 @@ def _alone_in_lines(file: LaunchFile) -> Iterator[Hit]:
             continue
         # --standalone is for one machine, and whoever starts the file gives the number
         given = count is not None and "--standalone" in command.texts and re.fullmatch(r"\$\{?\d\}?", count[0])
-        if count is not None and (given or (count[0].isdigit() and int(count[0]) > 1)):
+        if count is not None and (given or num_nodes(file, command) > 1):
             yield Hit(count[1], {"number": count[0]})
 
 

@@ -49,13 +49,14 @@ def save_on_all_ranks(module: Module) -> Iterator[Hit]:
 
 
 def _beside_guarded(module: Module) -> Iterator[Call]:
-    """Yield ``engine.save_best(path)`` of all ranks where the same function tests the rank for another of its saves."""
+    """Yield ``save(model, path)`` of all ranks where the same function tests the rank for another save of that kind."""
     if not is_distributed(module) or has_framework(module):
         return
-    saves = [call for call in module.calls if call.method.startswith("save") and call.base and not call.name]
+    saves = [call for call in module.calls if call.method.startswith("save") and not call.name.startswith("torch.")]
     for call in saves:
-        others = (each for each in saves if each.base == call.base and each.place.scope is call.place.scope)
-        guarded = any(each.place.side == "main" and each.method != call.method for each in others)
+        alike = "base" if call.base and not call.name else "text"
+        others = [each for each in saves if each.place.scope is call.place.scope and each.place.side == "main"]
+        guarded = any(getattr(each, alike) == getattr(call, alike) for each in others)
         path = call.node.args[0] if guarded and call.node.args and module.local_function(call) is None else None
         if path is not None and is_on_all(module, call, path):
             yield call

@@ -8,15 +8,17 @@ from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import (
     is_before_ranks,
+    loops_around,
+    loops_of_epochs,
     sees_one_gpu,
     uses_cuda,
 )
 from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import text_of
+from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.saves import is_own_file, starts_ranks
 from rankwise.diagnose.lint.analysis.scopes import Call, Exit
-from rankwise.diagnose.lint.analysis.wrapped import known_wraps, wraps
+from rankwise.diagnose.lint.analysis.wrapped import is_rebound, known_wraps, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -26,6 +28,7 @@ _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel 
 _LIBRARIES = ("accelerate.Accelerator", "deepspeed.initialize", "horovod.torch.init", "lightning.Fabric")
 
 _DATA = re.compile(r"(data|dataset|set|loader)$", re.IGNORECASE)
+_DATA_PATH = re.compile(r"(^|_)(data|dataset|features?|samples)(_|$)", re.IGNORECASE)
 
 
 @rule(
@@ -55,6 +58,7 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
             continue
         stmt = call.place.stmt
         data = isinstance(stmt, ast.Assign) and all(_DATA.search(text_of(target)) for target in stmt.targets)
+        data |= any(_DATA_PATH.search(last(text)) for text in _plain_texts(call.argument("f", 0)))
         if data and not _is_state(module, call):
             continue
         given = call.argument("map_location", 1)
@@ -74,6 +78,11 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
         values = {"how": "without map_location", "gpu": "the GPU that saved it, usually GPU 0"}
         fix = Fix('add map_location="cpu"', (Edit(end, end, f'{comma}map_location="cpu"'),))
         yield Hit(call.node.func, values, fix)
+
+
+def _plain_texts(path: ast.expr | None) -> list[str]:
+    """Return the text of a path that is one name: ``data_path``, ``args.train_data``."""
+    return [text_of(path)] if isinstance(path, ast.Name | ast.Attribute) else []
 
 
 def _is_one_gpu(module: Module, given: ast.expr, call: Call) -> bool:
@@ -118,18 +127,42 @@ def load_on_one_rank(module: Module) -> Iterator[Hit]:
     for call in module.methods("load_state_dict"):
         side = call.place.side
         wrap = wrapped.get(call.base)
-        if side is None or module.has_call("broadcast", "broadcast_object_list", "broadcast_parameters"):
+        if side is None or _is_handed_on(module, call):
             continue
         late = wrap is not None and (
-            wrap.place.scope is not call.place.scope or position(call.node) > position(wrap.call.node)
+            wrap.place.scope is not call.place.scope
+            or (position(call.node) > position(wrap.call.node) and not is_rebound(wrap, call))
         )
         branch = next(found for found in call.place.branches if found.side)
         both = isinstance(branch.node, ast.If) and _loads(branch.node.body) and _loads(branch.node.orelse)
         own = [found for found in module.exits if found.place.scope is call.place.scope]
-        exits = any(found.place.side == side for found in own) and not _gives_on_both(own)
-        if not both and not exits and (late or (wraps(module) and re.search(r"optim|sched", call.base.lower()))):
+        loads = (
+            re.search("load|resume|restore", call.place.scope.name) is not None
+        )  # its callers go on with what it loads
+        exits = not loads and any(found.place.side == side for found in own) and not _gives_on_both(own)
+        if (
+            not both
+            and not exits
+            and not _is_behind_training(module, call)
+            and (late or (wraps(module) and re.search(r"optim|sched", call.base.lower())))
+        ):
             ranks = "the main rank" if side == "main" else "ranks other than the main one"
             yield Hit(call.node, {"name": call.base, "ranks": ranks})
+
+
+def _is_behind_training(module: Module, call: Call) -> bool:
+    """Whether all loops that train in a call's function stand above it: what is loaded is only tested, or shown."""
+    around = loops_around(module)
+    loops = [loop for loop in loops_of_epochs(module) if loop in around and around[loop][0] is call.place.scope]
+    return bool(loops) and all((loop.end_lineno or 0) < call.node.lineno for loop in loops)
+
+
+def _is_handed_on(module: Module, call: Call) -> bool:
+    """Whether something behind a load, or in another function, may broadcast what was loaded."""
+    broadcasts = module.methods("broadcast", "broadcast_object_list", "broadcast_parameters")
+    return any(
+        each.place.scope is not call.place.scope or position(each.node) > position(call.node) for each in broadcasts
+    )
 
 
 def _gives_on_both(exits: list[Exit]) -> bool:

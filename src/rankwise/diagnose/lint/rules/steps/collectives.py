@@ -305,7 +305,7 @@ def _trains(call: Call) -> bool:
 
 _EVALUATES = re.compile(
     r"((run|do|compute|get|calculate|calc)_)?(validate|evaluate|validation|evaluation|eval|test|accuracy|metrics)"
-    r"(_model|_epoch|_one_epoch)?"
+    r"(_model|_epoch|_one_epoch)?|(sample|denoise|predict|infer|inference)(_\w+)?|\w+_sample|model_eval"
 )
 
 
@@ -313,7 +313,7 @@ def _gives(module: Module, call: Call, text: str, target: Scope | None) -> bool:
     """Whether a call gives a model to a function of this file that calls it, or to one out of sight that evaluates."""
     given_texts = [text_of(part) for part in (*call.node.args, *(word.value for word in call.node.keywords))]
     if target is None:
-        hidden = "." in call.text or call.text in module.imports.bound
+        hidden = "." in call.text or call.text in module.imports.bound or "*" in module.imports.bound
         return hidden and _EVALUATES.fullmatch(call.method) is not None and text in given_texts
     inside = {found.text for found in target.calls} if text in given_texts else set()
     shift = bool(target.params) and target.params[0] in {"self", "cls"}

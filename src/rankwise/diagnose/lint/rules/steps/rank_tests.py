@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from rankwise.diagnose.lint.analysis.facts import (
     RANKS,
     guard_of,
     has_framework,
+    is_const,
     loops_around,
     loops_of_epochs,
     loops_that_train,
@@ -21,6 +23,7 @@ from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
 from rankwise.diagnose.lint.analysis.wrapped import WRAPPERS, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.rules.data.evaluation import evaluation_of_share
 
 
 @rule(
@@ -72,6 +75,11 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
         alone = call.place.side == "main" and (isinstance(test, ast.BoolOp) or call.place.branches[-1].test is not test)
         if alone and call.text in {"exit", "sys.exit", "os._exit"} and _goes_on(module, call.place):
             yield Hit(call.node, {"what": call.text, "of": "program", "ranks": RANKS["main"]})
+        # the launcher ends the others where one fails, not where one ends well
+        well = call.text in {"exit", "quit", "sys.exit"} and all(is_const(part, 0) for part in call.node.args)
+        if well and call.place.side is None and (name := _own_number(module, call.place, loops, call.place.loops)):
+            what = f"{call.text} on {name}, a number of this rank's own batch,"
+            yield Hit(call.node, {"what": what, "of": "program", "ranks": "some ranks"})
     for exit_ in module.exits:
         place = exit_.place
         if _after_own_error(module, exit_.node, place):
@@ -84,11 +92,14 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
             continue
         if branch is None:
             word = type(exit_.node).__name__.lower()
-            if name := _own_number(module, place, loops):
+            if name := _own_number(module, place, loops, place.loops[-1:]):
                 what = f"{word} on {name}, a number of this rank's own batch,"
                 yield Hit(exit_.node, {"what": what, "of": "training loop", "ranks": "some ranks"})
             elif name := _decided_by_one(module, place, loops):
                 what = f"{word} on {name}, which only the main rank sets,"
+                yield Hit(exit_.node, {"what": what, "of": "training loop", "ranks": "some ranks"})
+            elif name := _decided_by_share(module, place, loops):
+                what = f"{word} on {name}, which follows from this rank's share of an evaluation,"
                 yield Hit(exit_.node, {"what": what, "of": "training loop", "ranks": "some ranks"})
             continue
         # what follows a plain `if rank == 0: return` runs on one side only: RW401 looks at that
@@ -152,12 +163,12 @@ def _goes_on(module: Module, place: Place) -> bool:
     return any(call.method in {"backward", "prepare", "barrier"} or call.name in WRAPPERS for call in [*later, *inside])
 
 
-def _own_number(module: Module, place: Place, loops: set[ast.stmt]) -> str:
+def _own_number(module: Module, place: Place, loops: set[ast.stmt], left: tuple[ast.stmt, ...]) -> str:
     """Return the text of the loss that decides to leave a training loop of a wrapped model, "" if none does."""
     if not wraps(module) or has_framework(module):
         return ""
-    around: ast.AST = place.loops[-1] if place.loops else place.scope.node
-    if around not in loops:
+    around = next((loop for loop in reversed(left) if loop in loops), None)
+    if around is None:
         return ""
     test = place.branches[-1].test if place.branches else None
     if test is None or place.branches[-1].node not in ast.walk(around):
@@ -190,13 +201,8 @@ def _is_shared(module: Module, node: ast.expr, scope: Scope, depth: int = 2) -> 
 
 def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
     """Return the name by which all ranks leave a loop of training, where only the main rank changes it in the loop."""
-    test = place.branches[-1].test if place.branches else None
-    around = loops_around(module)
-    if test is None or not place.loops or has_framework(module):
-        return ""
-    left = place.loops[-1]
-    trained = any(left is loop or left in around[loop][1] for loop in loops if loop in around)
-    for part in ast.walk(test) if trained and place.branches[-1].node in ast.walk(left) else ():
+    left = _trained_loop(module, place, loops)
+    for part in ast.walk(place.branches[-1].test) if left is not None else ():
         if not isinstance(part, ast.Name | ast.Attribute):
             continue
         text = text_of(part)
@@ -215,6 +221,68 @@ def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
         if inside and not shared and all(each.side == "main" for each in inside):
             return text
     return ""
+
+
+def _trained_loop(module: Module, place: Place, loops: set[ast.stmt]) -> ast.stmt | None:
+    """Return the loop that a place leaves by a test in it, if that loop, or one inside it, trains."""
+    if not place.branches or not place.loops or has_framework(module):
+        return None
+    left, around = place.loops[-1], loops_around(module)
+    trained = any(left is loop or left in around[loop][1] for loop in loops if loop in around)
+    return left if trained and place.branches[-1].node in ast.walk(left) else None
+
+
+def _decided_by_share(module: Module, place: Place, loops: set[ast.stmt]) -> str:
+    """Return the name by which a rank leaves a loop of training, where it follows from an evaluation of its own share."""
+    left = _trained_loop(module, place, loops)
+    shares = _shares(module) if left is not None else []
+    if left is None or not shares:
+        return ""
+    makers = {
+        scope for scope in module.scopes if scope.is_function and any(each in ast.walk(scope.node) for each in shares)
+    }
+    makers.discard(place.scope)
+    bound = [each for each in module.bindings if left in each.place.loops and each.place.scope is place.scope]
+    # `stopper(loss)` changes stopper.early_stop; what is imported or built in keeps nothing
+    known = {*place.scope.params, *(each.text.partition(".")[0] for each in module.bindings)} - set(dir(builtins))
+    calls = [call for call in place.scope.calls if left in call.place.loops and call.base != "self"]
+    calls = [call for call in calls if call.text.partition(".")[0] in known and not call.name]
+    own: set[str] = set()
+    while True:
+        more = {
+            last(each.text)
+            for each in bound
+            if _is_own(module, getattr(each.place.stmt, "value", None), own, shares, makers)
+            or any(names_in(at.test) & own for at in each.place.branches if at.node in ast.walk(left))
+        }
+        more |= {
+            last(call.base or call.text)
+            for call in calls
+            for part in call.node.args
+            if _is_own(module, part, own, shares, makers)
+        }
+        if more <= own:
+            break
+        own |= more
+    told = (names_in(call.node) for call in place.scope.calls if _SHARED.search(call.method))
+    deciding = sorted(names_in(place.branches[-1].test) & own)
+    return deciding[0] if deciding and not any(names & own for names in told) else ""
+
+
+def _shares(module: Module) -> list[ast.AST]:
+    """Return the numbers of evaluations that each rank has made of its own share."""
+    if "shares" not in module.cache:
+        check = evaluation_of_share.check
+        module.cache["shares"] = [hit.place for hit in check(module)] if check is not None else []
+    return module.cache["shares"]  # type: ignore[return-value]
+
+
+def _is_own(module: Module, value: ast.expr | None, own: set[str], shares: list[ast.AST], makers: set[Scope]) -> bool:
+    """Whether a value takes a number that is known to be a rank's own, or makes one."""
+    parts = [] if value is None else [*ast.walk(value)]
+    called = (module.call_of.get(part) for part in parts if isinstance(part, ast.Call))
+    made = any(call is not None and module.local_function(call) in makers for call in called)
+    return made or bool(names_in(value) & own) or any(part in shares for part in parts)
 
 
 _SHARED = re.compile(r"broadcast|reduce|gather|sync|share|bcast|object_list", re.IGNORECASE)

@@ -11,6 +11,7 @@ from rankwise.diagnose.lint.analysis.facts import (
     calls_framework,
     has_framework,
     is_const,
+    runs_alone,
     spawns,
 )
 from rankwise.diagnose.lint.analysis.guards import is_mode_test
@@ -107,7 +108,9 @@ def _chosen_by_global_rank(module: Module) -> Iterator[Hit]:
 def _stays_on_one_node(module: Module) -> bool:
     """Whether the file spawns its ranks and lets them meet on localhost: the rank is the local rank then."""
     texts = {node.value for node, _ in module.strings if isinstance(node.value, str)}
-    return bool(spawns(module)) and "MASTER_ADDR" in texts and bool(texts & {"localhost", "127.0.0.1"})
+    spawned = bool(spawns(module)) or module.has_call("Process")
+    told = "MASTER_ADDR" in texts and bool(texts & {"localhost", "127.0.0.1"})
+    return spawned and (told or any(re.match(r"tcp://(localhost|127\.0\.0\.1)\b", text) for text in texts))
 
 
 def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3) -> bool:
@@ -176,7 +179,7 @@ def main(net, local_rank):
 )  # fmt: skip
 def no_set_device(module: Module) -> Iterator[Hit]:
     """A model moved to a device without index and wrapped, or objects over NCCL, and no word about devices in the file."""
-    if "torch.distributed.init_process_group" not in module.by_name or calls_framework(module):
+    if "torch.distributed.init_process_group" not in module.by_name or calls_framework(module) or runs_alone(module):
         return
     # a context manager that nobody enters
     for call in module.named("torch.accelerator.device_index", "torch.cuda.device"):
@@ -227,7 +230,7 @@ def _ids(wrap: Wrap) -> bool:
 def _is_bare(node: ast.expr | None) -> bool:
     """Whether a device is "cuda", or torch.device("cuda"), also as the first side of a choice."""
     if isinstance(node, ast.IfExp):
-        return _is_bare(node.body) and "is_available" in ast.unparse(node.test)
+        return _is_bare(node.body) and re.search("is_available|cuda|gpu", ast.unparse(node.test)) is not None
     if isinstance(node, ast.Call) and last(text_of(node.func)) == "device" and len(node.args) == 1:
         return not node.keywords and _is_bare(node.args[0])
     return isinstance(node, ast.Constant) and node.value == "cuda"
