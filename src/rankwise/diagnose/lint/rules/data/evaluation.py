@@ -118,9 +118,8 @@ def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
         if source is not None and source.lineno > end and text_of(source) in listed:
             listed.add(binding.text)
     for part in ast.walk(scope.node):
-        divided = isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div) and part.lineno > end
-        if divided and _is_count(part.target, counted):  # `loss /= len(loader)`
-            yield part.target
+        if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div):  # `loss /= len(loader)`
+            yield from [part.target] if part.lineno > end and _is_count(part.target, counted) else ()
         if not isinstance(part, ast.expr) or part.lineno <= loop.lineno:
             continue
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div | ast.FloorDiv):
