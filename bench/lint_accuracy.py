@@ -1,6 +1,6 @@
 """Precision and recall of `rankwise lint` on public scripts that were labelled by reading.
 
-    python bench/lint_accuracy.py FOLDER [--fetch] [--labels tests/diagnose/lint/corpus.json] [--round 1|...|11] [--all]
+    python bench/lint_accuracy.py FOLDER [--fetch] [--labels tests/diagnose/lint/corpus.json] [--round 1|...|12] [--all]
 
 FOLDER holds the scripts as PACKAGE/PATH, or OWNER/REPOSITORY/PATH; `--fetch` takes what is missing of packages out of
 the published wheels with `pip download` (nothing is installed or run). Files of repositories are to be put there by
@@ -32,7 +32,7 @@ from rankwise.diagnose.lint.settings import Settings
 
 NEAR_LINES = 2
 SPLITS = ("work", "held-out")
-ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
+ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
 HINTS = frozenset(rule.slug for rule in RULES if rule.level == "info")
 LABELS = Path(__file__).parents[1] / "tests" / "diagnose" / "lint" / "corpus.json"
 
