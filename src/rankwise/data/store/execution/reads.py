@@ -134,7 +134,7 @@ class _PlanRead:
     @property
     def is_one_part(self) -> bool:
         """Whether one decoder takes all chunks together."""
-        return len(self.fast) == 1 and self.fast[0].num_chunks == len(self._plan.chunks)
+        return len(self.fast) == 1 and len(self.fast[0].chosen) == len(self._plan.chunks)
 
     def tasks(self) -> Iterator[Callable[[], None]]:
         """Yield tasks in the order in which they should start."""
