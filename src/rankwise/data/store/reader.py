@@ -15,7 +15,6 @@ from rankwise.data.store.boxes import BoxReport, BoxRequest, Spread, check_conve
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.execution import (
     ReaderContext,
-    WorkCrew,
     advise_plans,
     read_plans,
     reading_threads,
@@ -87,16 +86,7 @@ class BoxReader:
         """Start with nothing open and all counts zero; for processes that are forked while threads run."""
         # All that has locks, threads or open files is recreated. The table of adopted arrays is valid after every step
         # of a change, and a child keeps it: its arrays could not be opened again.
-        given = self._arguments
-        self._context = ReaderContext(
-            self._adopted,
-            WorkCrew(self.num_threads, shared=given["threads"] is None),
-            cache=self.cache,
-            keep_all=given["keep"] == "all",
-            max_open_files=given["max_open_files"],
-            max_indexes=given["max_indexes"],
-            remote=given["remote"],
-        )
+        self._context = ReaderContext(self._adopted, self.num_threads, **self._arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(BoxReader, **self._arguments), (), self._adopted

@@ -10,7 +10,8 @@ import pytest
 from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.samples import ArraySource
 from rankwise.data.store import BoxReader
-from rankwise.data.store.execution import WorkCrew, reading_threads, threads
+from rankwise.data.store.execution import threads
+from rankwise.data.store.execution.threads import WorkCrew, reading_threads
 
 
 @pytest.mark.parametrize(

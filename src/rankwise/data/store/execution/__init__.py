@@ -6,11 +6,10 @@ from rankwise.data.store.execution.context import ReaderContext
 from rankwise.data.store.execution.failures import warn_arrays, warn_lossy_conversion
 from rankwise.data.store.execution.hints import advise_plans
 from rankwise.data.store.execution.reads import read_plans, spread_rows
-from rankwise.data.store.execution.threads import WorkCrew, reading_threads
+from rankwise.data.store.execution.threads import reading_threads
 
 __all__ = [
     "ReaderContext",
-    "WorkCrew",
     "advise_plans",
     "read_plans",
     "reading_threads",

@@ -31,29 +31,26 @@ class ReaderContext:
 
     Args:
         adopted: arrays in zarr-python's own stores.
-        crew: threads that read and decode.
-        cache: decoded chunks.
-        keep_all: whether to cache every chunk at its first use.
-        max_open_files: see `BoxReader`.
-        max_indexes: see `BoxReader`.
-        remote: options for object stores.
+        num_threads: threads that read and decode.
+        cache: decoded chunks; this and the others are as `BoxReader` was given them.
     """
 
     def __init__(
         self,
         adopted: AdoptedArrays,
-        crew: WorkCrew,
+        num_threads: int,
         *,
         cache: ChunkCache,
-        keep_all: bool,
+        threads: int | None,
         max_open_files: int | None,
         max_indexes: int | None,
         remote: RemoteOptions | None,
+        keep: str,
     ) -> None:
-        self.crew = crew
+        self.crew = WorkCrew(num_threads, shared=threads is None)
         self.counters = Tally(ReaderStats())
         self.remote = RemoteFiles(remote)
-        self.plan_cache = PlanCache(cache, everything=keep_all)
+        self.plan_cache = PlanCache(cache, everything=keep == "all")
         self.facts = FactsCache(self.remote, self.plan_cache.serials.of, most_files=max_indexes)
         self.handles = HandleCache(max_open_files)
         self.slow = SlowArrays(self.remote, adopted, self.facts.array_check)

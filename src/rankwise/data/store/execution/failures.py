@@ -89,8 +89,8 @@ def unwritten(plan: BoxPlan, absent: BoolArray) -> tuple[BoolArray, BoolArray, B
         absent: bool[K], chunks that turned out to be missing during the read; the plan knows the others.
     """
     missing: BoolArray = plan.chunks.offset == MISSING
-    exists = np.array([facts.exists for facts in plan.files], dtype=np.bool_)
-    lost: BoolArray = (missing & ~exists[plan.chunks.file]) | absent
+    lost = absent.copy()
+    lost[missing] = [not plan.files[file].exists for file in plan.chunks.file[missing].tolist()]
     missing |= absent
     filled = ~_touched(plan, ~missing)
     if plan.request.runs is not None:  # a run of no rows has no chunks

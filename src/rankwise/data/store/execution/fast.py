@@ -91,11 +91,6 @@ class FastChunks:
         self._seconds: list[float] = []
 
     @property
-    def num_chunks(self) -> int:
-        """Number of chunks."""
-        return len(self.chosen)
-
-    @property
     def absent(self) -> BoolArray:
         """Which chunks turned out to have no object behind their URL during the read, bool[n]."""
         absent: BoolArray = (self._tasks.kind == KIND_FILL) & (self._plan.chunks.offset[self.chosen] >= 0)

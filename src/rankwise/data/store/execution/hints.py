@@ -33,7 +33,7 @@ def advise_plans(plans: Sequence[BoxPlan], handles: HandleCache, *, needed: Call
             advise_plans([padded.plan], handles, needed=needed)
         wanted = np.flatnonzero(needed(plan))
         ranges = merge_ranges(plan.chunks.file[wanted], plan.chunks.offset[wanted], plan.chunks.length[wanted])
-        for number, begin, size in zip(*(part.tolist() for part in ranges), strict=True):
+        for number, begin, size in np.stack(ranges, axis=1).tolist():
             facts = plan.files[number]
             if facts.is_remote:
                 continue

@@ -80,11 +80,11 @@ class PlanCache:
         arrays, array = plan.request.arrays, plan.chunks.array[chosen]
         there, numbers = plan.chunks.offset[chosen] >= 0, plan.chunks.number[chosen]
         serials = {which: self.serials.of(arrays[which]) for which in np.unique(array).tolist()}
-        spent = np.zeros(len(chosen), dtype=np.bool_)
+        spent = [False] * len(chosen)  # not worth keeping, because almost all of the chunk is used
         if self._everything:
             sizes = {serial: math.prod(arrays[k].shape) * arrays[k].dtype.itemsize for k, serial in serials.items()}
             if self._outgrown(sizes):
-                spent = mostly_used(plan)[chosen]
+                spent = mostly_used(plan)[chosen].tolist()
         room = self.cache.capacity_bytes
         for which, serial in serials.items():
             size, places = arrays[which].chunk_bytes, np.flatnonzero(there & (array == which))

@@ -134,7 +134,7 @@ class _PlanRead:
     @property
     def is_one_part(self) -> bool:
         """Whether one decoder takes all chunks together."""
-        return len(self.fast) == 1 and self.fast[0].num_chunks == len(self._plan.chunks)
+        return len(self.fast) == 1 and len(self.fast[0].chosen) == len(self._plan.chunks)
 
     def tasks(self) -> Iterator[Callable[[], None]]:
         """Yield tasks in the order in which they should start."""
@@ -151,17 +151,17 @@ class _PlanRead:
         plan = self._plan
         missing = plan.chunks.offset == MISSING
         stats = ReaderStats(fill_chunks=int(missing.sum()), targets=len(plan.targets.box))
-        lost = np.zeros(len(missing), dtype=np.bool_)
+        absent = np.zeros(len(missing), dtype=np.bool_)
         for part in self.fast:
             stats += part.stats
-            lost[part.chosen[part.absent]] = True
+            absent[part.chosen[part.absent]] = True
         for slow in self._slow:
             stats += slow.stats
         self._failed |= changed_chunks(plan, self._context.facts.array_check)
         errors = box_errors(plan, self._failed)
         for error in self._unfilled:
             errors.setdefault(error.box, error)
-        boxes = unwritten(plan, lost)
+        boxes = unwritten(plan, absent)
         for padded, region, read in self._padded:
             report, counts = read.finish()
             stats += replace(counts, boxes=0, failed_boxes=0, out_bytes=0)  # the box is counted here

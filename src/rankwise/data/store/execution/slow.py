@@ -180,36 +180,33 @@ class SlowChunks:
             return held, True
         coords = tuple(table.coords[chunk].tolist())
         # Two reads may decode the same chunk at once: waiting for each other would cost more than it saves.
-        values = self._decode_with_retries(lambda: self._arrays.chunk(serial, meta, coords))
-        self._refuse_changed(chunk)
+        values = self._decode_with_retries(serial, meta, coords)
+        facts = self._plan.files[int(table.file[chunk])]
+        if not facts.is_remote and local_identity(facts.path) != facts.identity:
+            # zarr-python may have opened another file than planned; it reads a missing one as fill values
+            raise DataError(REPLACED)
         if plan_cache.cache.capacity_bytes and self._plan.request.keep:  # slow to decode: keep each at first use
             values = np.ascontiguousarray(values)
             plan_cache.cache.put(key, values)
         return values, False
 
-    def _decode_with_retries(self, decode: Callable[[], NDArray]) -> NDArray:
-        got: NDArray | OSError = OSError()
+    def _decode_with_retries(self, serial: int, meta: ArrayMeta, coords: tuple[int, ...]) -> NDArray:
+        got: NDArray | OSError
 
-        def attempt(_: int = 0) -> None:
+        def attempt(_: int) -> None:
             nonlocal got
             try:
-                got = decode()
+                got = self._arrays.chunk(serial, meta, coords)
             except OSError as error:
                 got = error
 
-        attempt()
+        attempt(0)
         retries = retry_failed(lambda: [0] if is_temporary(got) and not self._hopeless else [], attempt)
         self._done.append(ReaderStats(retries=retries))
         if isinstance(got, OSError):
             self._hopeless |= is_temporary(got)
             raise got
         return got
-
-    def _refuse_changed(self, chunk: int) -> None:
-        """Raise if zarr-python may have opened another file than planned; it reads a missing one as fill values."""
-        facts = self._plan.files[int(self._plan.chunks.file[chunk])]
-        if not facts.is_remote and local_identity(facts.path) != facts.identity:
-            raise DataError(REPLACED)
 
     def _scatter(self, chunk: int, values: NDArray) -> list[int]:
         """Copy values to their places; return the boxes whose dtype they do not fit."""
