@@ -239,6 +239,20 @@ def test_a_trainer_names_the_module():
         make_trainer(World.single(), step).fit(make_loader(World.single()))
 
 
+def test_inputs_by_name_are_watched():
+    """What is not finite came with the input, also if the model takes it by name."""
+
+    class Named(nn.Linear):
+        def forward(self, *, x):
+            return super().forward(x)
+
+    model = Named(2, 1)
+    with guarded(model, world=World.single(), checks=["finite"], on_finding="warn") as guard:
+        model(x=torch.tensor([[1.0, 2.0], [float("nan"), 1.0]])).sum().backward()
+        guard.step()
+    assert "the input holds values that are not finite (rows 1)" in guard.findings[0].came
+
+
 def test_compiled_models_get_no_hooks():
     """A hook would be compiled in, and stay."""
     model = nn.Sequential(nn.Linear(4, 2))

@@ -288,7 +288,7 @@ class Finite(Check):
         """Register hooks on every module without children, the model's inputs and outputs, and the loss module."""
         self._notes, self._rows = [], []
         model, hook = self._subject.model, self._subject.hook
-        hook(model.register_forward_pre_hook, self._see_inputs)
+        hook(model.register_forward_pre_hook, self._see_inputs, with_kwargs=True)
         for name, module in model.named_modules():
             if next(module.children(), None) is None:
                 hook(module.register_forward_hook, functools.partial(self._see, plain_name(name) or "the model"))
@@ -296,9 +296,9 @@ class Finite(Check):
         if hasattr(self._subject.loss, "register_forward_hook"):
             hook(self._subject.loss.register_forward_hook, functools.partial(self._see, "the loss"))
 
-    def _see_inputs(self, model: Any, values: Any) -> None:
+    def _see_inputs(self, model: Any, values: Any, named: Any) -> None:
         if model.training:
-            self._note("the input", "holds", *tensors_of(values))
+            self._note("the input", "holds", *tensors_of((values, named)))
 
     def _see_outputs(self, model: Any, _: Any, output: Any) -> None:
         """Note which rows of the model's output are not finite."""
