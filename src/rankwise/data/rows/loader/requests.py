@@ -186,8 +186,12 @@ class RequestReader(Leases):
         super().__init__()
         self._rows = rows
 
-    def read(self, steps: Iterable[RowOrder], is_asked: Callable[[], bool]) -> Generator[RowBlock | None, None, None]:
-        """Yield the rows of each request; yield None while they cannot be read but were not asked for."""
+    def read(
+        self,
+        steps: Iterable[RowOrder],
+        is_asked: Callable[[], bool],  # noqa: ARG002  (an error waits behind the requests before it)
+    ) -> Generator[RowBlock, None, None]:
+        """Yield the rows of each request."""
         num_last = 0
         for order in steps:
             num_rows = len(order.rows)
@@ -195,12 +199,7 @@ class RequestReader(Leases):
             lease = self.acquire(_IN_MEMORY + is_short)
             if lease is None:
                 return
-            try:
-                found = [self._rows.read(order.rows, lease)]
-            except Exception:
-                while not is_asked():
-                    yield None
-                raise
+            found = [self._rows.read(order.rows, lease)]
             del lease
             yield found.pop()  # no local name: it would keep its memory while the next one is read
 
