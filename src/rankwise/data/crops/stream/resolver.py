@@ -194,8 +194,8 @@ class ArrayBoxes:
 
 
 def crops_of(sample: Sample, config: Config) -> dict[str, Crop]:
-    """Return the crops of a sample by field, in the order of the configuration."""
-    return {config.field: sample.crop, **{name: crop for name, crop in sample.also if name in config.fields}}
+    """Return the crops of a checked sample by field; a sample is the first one."""
+    return {config.field: sample, **dict(sample.also)}
 
 
 def check_sample(sample: object, config: Config, number: int) -> None:
