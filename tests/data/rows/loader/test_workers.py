@@ -1,5 +1,6 @@
 """Loaders inside torch's DataLoader."""
 
+import copy
 import logging
 import os
 import signal
@@ -112,6 +113,39 @@ def test_workers_that_begin_anew_count_on_from_the_epoch_that_was_chosen(store):
     assert sorted(epoch(forked(loader), whole)) == expected[1]
 
 
+class Own(Sampler):
+    """Ten rows to a request, in random order if there is a generator."""
+
+    def __init__(self, rng):
+        self.rng, self.batch_size, self.shuffle = rng, 4, True
+
+    def _sample(self, n_obs):
+        rng = np.random.default_rng() if self.rng is None else self.rng
+        for first in rng.permutation(range(0, n_obs, 10)).tolist():
+            yield {"requests": [slice(first, first + 10)]}
+
+
+class Peeking(torch.utils.data.IterableDataset):
+    """Looks at its first batch before it yields them."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        assert len(self.loader.peek()["index"]) in (4, 6)
+        return iter(self.loader)
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler(3, 4, 6, rng=0), Own(0)])
+def test_a_look_in_a_worker_is_no_pass(store, sampler):
+    """Nor is counting the batches of an own sampler; the workers stay in one epoch, and each pass is the next."""
+    place, whole = store
+    alone = make(place, copy.deepcopy(sampler))
+    batches = forked(Peeking(make(place, sampler)), persistent_workers=True)
+    for _ in range(2):
+        assert sorted(epoch(batches, whole)) == sorted(epoch(alone, whole))
+
+
 @pytest.mark.parametrize("halfway", [False, True])
 def test_forked_behind_a_pass(store, halfway):
     """A process that read, or reads just now, has threads and locks that workers have not: they read all the same."""
@@ -123,18 +157,6 @@ def test_forked_behind_a_pass(store, halfway):
         list(passing)
     assert once(epoch(forked(loader), whole), range(100))
     passing.close()
-
-
-class Own(Sampler):
-    """Ten rows to a request, in random order if there is a generator."""
-
-    def __init__(self, rng):
-        self.rng, self.batch_size, self.shuffle = rng, 4, True
-
-    def _sample(self, n_obs):
-        rng = np.random.default_rng() if self.rng is None else self.rng
-        for first in rng.permutation(range(0, n_obs, 10)).tolist():
-            yield {"requests": [slice(first, first + 10)]}
 
 
 class Sharing(Own):
