@@ -36,33 +36,16 @@ __all__ = ["CropSource", "SourcePlan", "settle_index"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SourcePlan:
-    """Implements `Plan`: how to read one share.
+class SourcePlan(CropPlan):
+    """Implements `Plan`: how to read the crops of one share.
 
     Attributes:
         share: the share.
         images: int64[B], images of its crops.
-        crops: the plan for their boxes.
     """
 
     share: Share
     images: IntArray
-    crops: CropPlan
-
-    @property
-    def num_chunks(self) -> int:
-        """Number of distinct chunks to read, counted per field."""
-        return self.crops.num_chunks
-
-    @property
-    def read_bytes(self) -> int:
-        """Encoded bytes to read, as far as known in advance."""
-        return self.crops.read_bytes
-
-    @property
-    def decode_bytes(self) -> int:
-        """Bytes to decode."""
-        return self.crops.decode_bytes
 
     @property
     def capacity(self) -> Mapping[str, int]:
@@ -152,17 +135,26 @@ class CropSource(BaseSource):
         made, found = self.index.compiled(epoch), self.index.places(ids, seed=seed, epoch=epoch)
         reader = self._reader(epoch)
         boxes = {name: [made.layouts[name].boxes(found.images, found.starts)] for name in reader.fields}
-        return SourcePlan(share=share, images=found.images, crops=reader.plan(boxes, ids=ids))
+        crops = reader.plan(boxes, ids=ids)
+        return SourcePlan(
+            share=share,
+            images=found.images,
+            reader=reader,
+            ids=ids,
+            jobs=crops.jobs,
+            masks=crops.masks,
+            failed=crops.failed,
+        )
 
     def hint(self, plan: SourcePlan) -> None:
         """Ask the system to read the bytes of a plan soon. Best effort."""
-        plan.crops.hint()
+        plan.hint()
 
     def read(self, plan: SourcePlan, into: BatchBuffer) -> ReadReport:
         """Read a plan into a buffer, which this reserves. Thread-safe; failed crops are reported, not raised."""
         columns = self.index.columns
         labels = {name: columns.specs[name] for name in self._names if name in columns.specs}
-        report = plan.crops.read(into, more=labels)
+        report = plan.read(into, more=labels)
         for name in labels:
             into.arrays(name)[0][...] = columns.rows(name, plan.images)
         if report.all_fill and not self._said_fill:  # usually a mistake
@@ -188,7 +180,7 @@ class CropSource(BaseSource):
         self._said_fill = True
         first = self.index.images[int(plan.images[0])]
         warnings.warn(
-            f"all {plan.crops.num_samples} crops of a batch are where nothing was ever written (the first one in image "
+            f"all {plan.num_samples} crops of a batch are where nothing was ever written (the first one in image "
             f"{first.name!r}): they hold only the fill value. Check the store for missing parts, or exclude them "
             "with mask= or where=",
             stacklevel=2,
