@@ -1,4 +1,4 @@
-"""RW105, RW202, RW204, RW208, RW210, RW216, RW217, RW611, RW614, RW615: the wrap and its group: what they are given."""
+"""RW105, RW202, RW204, RW208, RW210, RW217, RW611, RW614, RW615: the wrap and its group: what they are given."""
 
 from __future__ import annotations
 
@@ -149,35 +149,6 @@ def dataparallel_module(module: Module) -> Iterator[Hit]:
                 yield Hit(base)
 
 
-_ARCHIVED = {
-    "fairscale": "torch.distributed.fsdp.fully_shard or ZeroRedundancyOptimizer",
-    "apex.amp": "torch.amp",
-    "apex.parallel": "torch.nn.parallel.DistributedDataParallel and torch.nn.SyncBatchNorm",
-}
-
-
-@rule(
-    "RW216", "deprecated-library", "warning", "high",
-    message="{name} is no longer kept up: {instead} does this in PyTorch",
-    why="fairscale is archived; apex.amp and apex.parallel are deprecated by their authors.",
-    wrong="from apex.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
-    right="from torch.nn.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
-    ignore="an old release of PyTorch has to be supported.",
-)  # fmt: skip
-def deprecated_library(module: Module) -> Iterator[Hit]:
-    """An import, unless it stands in a `try` that imports something else where the library is missing."""
-    guarded = {id(part) for node in module.tree.body if _has_fallback(node) for part in ast.walk(node)}
-    for name, alias, stmt in module.imports.nodes:
-        for old, instead in _ARCHIVED.items():
-            if (name == old or name.startswith(f"{old}.")) and id(stmt) not in guarded:
-                yield Hit(alias, {"name": old, "instead": instead})
-
-
-def _has_fallback(node: ast.stmt) -> bool:
-    handled = [stmt for handler in node.handlers for stmt in handler.body] if isinstance(node, ast.Try) else []
-    return any(isinstance(stmt, ast.Import | ast.ImportFrom) for stmt in handled)
-
-
 @rule(
     "RW611", "missing-init", "error", "medium",
     message="no process group: nothing here calls init_process_group before the wrap",
@@ -275,12 +246,21 @@ def sampler_rank(module: Module) -> Iterator[Hit]:
     """rank= is a local rank."""
     for call in module.named(SAMPLER):
         given = call.argument("rank", 2)
-        if given is None or not _is_local(module, given, call):
+        if given is None or not _is_local(module, given, call) or _is_of_group(module, given):
             continue
         edits = [edit for name in ("num_replicas", "rank") if (edit := without_keyword(module, call, name))]
         # the removals of neighbours would overlap in their comma
         fix = Fix("let it ask the process group", tuple(edits)) if call.keyword("rank") and edits else None
         yield Hit(given, {"text": module.text(given)}, fix)
+
+
+def _is_of_group(module: Module, given: ast.expr) -> bool:
+    """Whether the group of one machine counts by the same name."""
+    for call in module.named("torch.distributed.init_process_group"):
+        rank, sized = call.argument("rank", 4), call.argument("world_size", 3)
+        if rank is not None and sized is not None and ast.dump(rank) == ast.dump(given):
+            return not _is_of_all(module, sized, call.place.scope)
+    return False
 
 
 def _is_local(module: Module, given: ast.expr, call: Call, depth: int = 3) -> bool:
