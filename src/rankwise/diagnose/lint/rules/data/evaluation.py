@@ -71,7 +71,7 @@ def evaluation_of_share(module: Module) -> Iterator[Hit]:
         found = next((each for each in results if each.lineno > (loop.end_lineno or 0)), next(iter(results), None))
         if (
             found is None
-            or _reduces(module, scope)
+            or _reduces(module, scope, summed=isinstance(found, ast.BinOp))
             or not names_behind(module, gone_through(module, loop), scope) & shared
         ):
             continue
@@ -95,9 +95,8 @@ def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
         if source is not None and source.lineno > end and text_of(source) in listed:
             listed.add(binding.text)
     for part in ast.walk(scope.node):
-        divided = isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div) and part.lineno > end
-        if divided and _is_count(part.target, counted):  # `loss /= len(loader)`
-            yield part.target
+        if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div) and _is_count(part.target, counted):
+            yield from [part.target] if part.lineno > end else ()  # `loss /= len(loader)`
         if not isinstance(part, ast.expr) or part.lineno <= loop.lineno:
             continue
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div | ast.FloorDiv):
@@ -166,9 +165,10 @@ def _is_meter(module: Module, text: str, scope: Scope) -> bool:
     return not any(_reduces(module, method) for owner in owners if owner for method in owner.functions.values())
 
 
-def _reduces(module: Module, scope: Scope, depth: int = 3) -> bool:
+def _reduces(module: Module, scope: Scope, depth: int = 3, *, summed: bool = False) -> bool:
     """Whether a function adds up over the ranks: by itself, or in what it calls."""
-    return any(_is_reduction(module, call, depth) for call in scope.calls)
+    calls = (call for call in scope.calls if not summed or call.method != "compute" or call.node.args)
+    return any(_is_reduction(module, call, depth) for call in calls)  # metric.compute() adds up nobody else's sums
 
 
 def _is_reduction(module: Module, call: Call, depth: int = 3) -> bool:

@@ -140,9 +140,11 @@ def device_ids_mismatch(module: Module) -> Iterator[Hit]:
     ignore="it is a notebook for inference on one machine.",
 )  # fmt: skip
 def dataparallel_module(module: Module) -> Iterator[Hit]:
-    """A call of DataParallel, or a class made of it."""
+    """A call of DataParallel, or a class made of it, but not where the other side of a test wraps by DDP."""
+    ranked = {wrap.call.node for wrap in wraps(module)}
     for call in module.named("torch.nn.DataParallel"):
-        yield Hit(call.node.func)
+        if not any(ranked & set(ast.walk(branch.node)) for branch in call.place.branches):
+            yield Hit(call.node.func)
     for scope in module.scopes:
         for base in scope.node.bases if isinstance(scope.node, ast.ClassDef) else ():
             if module.name_of(base) == "torch.nn.DataParallel":
@@ -247,10 +249,7 @@ def spawn_without_address(module: Module) -> Iterator[Hit]:
 
 
 @rule(
-    "RW105",
-    "sampler-rank",
-    "warning",
-    "high",
+    "RW105", "sampler-rank", "warning", "high",
     message="the sampler wants the global rank, and gets the rank on this node: {text}",
     why="On two nodes the ranks of the second one read the same samples as those of the first, and the other samples are never "
     "read. Without the arguments the sampler asks the process group.",
@@ -270,17 +269,26 @@ def make_sampler(dataset):
 """,
     ignore="there is one node, and will be.",
     fix="safe",
-)
+)  # fmt: skip
 def sampler_rank(module: Module) -> Iterator[Hit]:
     """rank= is a local rank."""
     for call in module.named(SAMPLER):
         given = call.argument("rank", 2)
-        if given is None or not _is_local(module, given, call):
+        if given is None or not _is_local(module, given, call) or _is_of_group(module, given):
             continue
         edits = [edit for name in ("num_replicas", "rank") if (edit := without_keyword(module, call, name))]
         # the removals of neighbours would overlap in their comma
         fix = Fix("let it ask the process group", tuple(edits)) if call.keyword("rank") and edits else None
         yield Hit(given, {"text": module.text(given)}, fix)
+
+
+def _is_of_group(module: Module, given: ast.expr) -> bool:
+    """Whether the group of one machine counts by the same name."""
+    for call in module.named("torch.distributed.init_process_group"):
+        rank, sized = call.argument("rank", 4), call.argument("world_size", 3)
+        if rank is not None and sized is not None and ast.dump(rank) == ast.dump(given):
+            return not _is_of_all(module, sized, call.place.scope)
+    return False
 
 
 def _is_local(module: Module, given: ast.expr, call: Call, depth: int = 3) -> bool:
