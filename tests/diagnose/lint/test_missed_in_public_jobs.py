@@ -77,6 +77,30 @@ def evaluate""",
         if waited > 5:
             break
 """,
+    "patience with another number of that evaluation": EVALUATION.split("def evaluate")[0]
+    + """
+def train(net, optimizer, batches, held_out, rank):
+    model = DDP(net.cuda(rank), device_ids=[rank])
+    loader = DataLoader(held_out, sampler=DistributedSampler(held_out, shuffle=False))
+    best = waited = 0
+    for epoch in range(90):
+        for x in batches:
+            model(x).mean().backward()
+            optimizer.step()
+        losses, right = [], []
+        with torch.no_grad():
+            for x, y in loader:
+                losses.append(model(x).mean().item())
+                right.append((model(x).argmax(1) == y).float().mean().item())
+        print(sum(losses) / len(losses))  #> evaluation-of-share
+        accuracy = sum(right) / len(right)
+        if accuracy > best:
+            best, waited = accuracy, 0
+        else:
+            waited += 1
+        if waited > 5:
+            break  #> rank-dependent-exit
+""",
     "a path that is broadcast before a load on one rank": HEAD
     + """
 def resume(net, rank, folder):
@@ -86,6 +110,36 @@ def resume(net, rank, folder):
     if rank == 0:
         model.load_state_dict(torch.load(paths[0], map_location="cpu"))  #> load-on-one-rank
     return model
+""",
+    "a sampler that counts as the group does": HEAD
+    + """
+def load(data, args):
+    size = torch.cuda.device_count()
+    dist.init_process_group("nccl", rank=args.local_rank, world_size=size)
+    sampler = DistributedSampler(data, num_replicas=size, rank=args.local_rank, shuffle=False)
+    return DataLoader(data, sampler=sampler)
+""",
+    "a part of a library that is imported whole": "import apex\n"
+    + HEAD
+    + """
+def prepare(net, optimizer):
+    return apex.amp.initialize(net, optimizer)  #> deprecated-library
+""",
+    "a clock that is started again behind what waits": "import time\n"
+    + HEAD
+    + """
+def train(net, optimizer, batches, rank):
+    model = DDP(net.cuda(rank), device_ids=[rank])
+    start = time.time()
+    for step, x in enumerate(batches):
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        if step % 10 == 0:
+            spent = time.time() - start
+            print(loss.item(), spent)
+            start = time.time()
+            print(loss.item())
 """,
     "ranks that are spawned and meet on this machine": HEAD
     + """
@@ -108,6 +162,12 @@ SHELL = {
     "nodes of Slurm and no address": JOB.format(2)
     + "export MASTER_ADDR=$(scontrol show hostnames | head -n 1)\n"
     + "srun torchrun --nnodes=$SLURM_NNODES --nproc_per_node=8 train.py  #> no-rendezvous\n",
+    "the address of the first node, and no node rank": JOB.format(2)
+    + "srun torchrun --nnodes=2 --nproc_per_node=8 --master_addr=$HEAD train.py  #> same-node-rank\n"
+    + "srun torchrun --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=$HEAD:29500 train.py\n"
+    + "srun -N1 torchrun --nnodes=2 --nproc_per_node=8 --master_addr=$HEAD train.py\n",
+    "an old launcher in a variable": 'START="$PYTHON -m torch.distributed.launch --nproc_per_node=4"  '
+    "#> deprecated-dist-api\n$START train.py\n",
     "one node of Slurm": JOB.format(1) + "srun torchrun --nnodes=$SLURM_NNODES --nproc_per_node=8 train.py\n",
 }
 

@@ -65,18 +65,27 @@ def evaluate(model, held_out):
 )  # fmt: skip
 def evaluation_of_share(module: Module) -> Iterator[Hit]:
     """A number of a loader that is shared out, which nothing adds up on its way."""
-    shared = _shared_loaders(module)
+    for numbers in numbers_of_share(module):
+        yield Hit(numbers[0], {"what": ast.unparse(numbers[0])})
+
+
+def numbers_of_share(module: Module) -> list[list[ast.expr]]:
+    """Return what is made of each evaluation of a share of the data that nothing adds up; the one to report first."""
+    if "numbers of share" in module.cache:
+        return module.cache["numbers of share"]  # type: ignore[return-value]
+    shared, found = _shared_loaders(module), []
     for loop, scope in _evaluations(module) if shared else ():
-        results = sorted(_results(module, loop, scope), key=position)  # what is shown in the loop counts less
-        found = next((each for each in results if each.lineno > (loop.end_lineno or 0)), next(iter(results), None))
+        numbers = sorted(_results(module, loop, scope), key=position)
+        numbers.sort(key=lambda each: each.lineno <= (loop.end_lineno or 0))  # what is shown in the loop counts less
         if (
-            found is None
-            or _reduces(module, scope, summed=isinstance(found, ast.BinOp))
-            or not names_behind(module, gone_through(module, loop), scope) & shared
+            numbers
+            and not _reduces(module, scope, summed=isinstance(numbers[0], ast.BinOp))
+            and names_behind(module, gone_through(module, loop), scope) & shared
+            and not _reduced_by_callers(module, scope)
         ):
-            continue
-        if not _reduced_by_callers(module, scope):
-            yield Hit(found, {"what": ast.unparse(found)})
+            found.append(numbers)
+    module.cache["numbers of share"] = found
+    return found
 
 
 def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
@@ -95,8 +104,10 @@ def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
         if source is not None and source.lineno > end and text_of(source) in listed:
             listed.add(binding.text)
     for part in ast.walk(scope.node):
-        if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div) and _is_count(part.target, counted):
-            yield from [part.target] if part.lineno > end else ()  # `loss /= len(loader)`
+        if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div) and part.lineno > end:
+            if _is_count(part.target, counted):  # `loss /= len(loader)`
+                yield part.target
+            continue
         if not isinstance(part, ast.expr) or part.lineno <= loop.lineno:
             continue
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div | ast.FloorDiv):

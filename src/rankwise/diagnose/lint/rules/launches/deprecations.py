@@ -1,13 +1,14 @@
-"""RW6: options, launchers and names that newer PyTorch has dropped."""
+"""RW216 and RW6: libraries, options, launchers and names that newer PyTorch has dropped."""
 
 from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import has_framework, is_const, is_distributed, uses_cuda
-from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile
+from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.record import Hit, rule
@@ -94,6 +95,11 @@ def _old_launcher_in_lines(file: LaunchFile) -> Iterator[Hit]:
                 yield Hit(word, {"old": "torch/distributed/launch.py", "new": "torchrun"})
             elif word.text == "torch.distributed.launch" and texts[index - 1] == "-m":
                 yield Hit(word, {"old": word.text, "new": "torchrun"})
+    for setting in file.settings:  # LAUNCH="python -m torch.distributed.launch ..."
+        start = file.source.find("torch.distributed.launch", setting.place.start, setting.place.end)
+        if start >= 0 and re.search(r"\s-m\s+torch\.distributed\.launch\b", setting.value):
+            place = LaunchPlace(start, start + len("torch.distributed.launch"), "torch.distributed.launch")
+            yield Hit(place, {"old": place.text, "new": "torchrun"})
 
 
 def _backends(module: Module) -> Iterator[tuple[ast.Constant, str | None]]:
@@ -141,3 +147,37 @@ def deprecated_dist_api(module: Module) -> Iterator[Hit]:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Attribute) and module.name_of(node) == "torch.distributed.reduce_op":
                 yield Hit(node, {"old": "torch.distributed.reduce_op", "new": _OLD_API["torch.distributed.reduce_op"]})
+
+
+_ARCHIVED = {
+    "fairscale": "torch.distributed.fsdp.fully_shard or ZeroRedundancyOptimizer",
+    "apex.amp": "torch.amp",
+    "apex.parallel": "torch.nn.parallel.DistributedDataParallel and torch.nn.SyncBatchNorm",
+}
+
+
+@rule(
+    "RW216", "deprecated-library", "warning", "high",
+    message="{name} is no longer kept up: {instead} does this in PyTorch",
+    why="fairscale is archived; apex.amp and apex.parallel are deprecated by their authors.",
+    wrong="from apex.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
+    right="from torch.nn.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
+    ignore="an old release of PyTorch has to be supported.",
+)  # fmt: skip
+def deprecated_library(module: Module) -> Iterator[Hit]:
+    """An import, unless it stands in a `try` that imports something else where the library is missing; or a call."""
+    guarded = {id(part) for node in module.tree.body if _has_fallback(node) for part in ast.walk(node)}
+    for name, alias, stmt in module.imports.nodes:
+        for old, instead in _ARCHIVED.items():
+            if (name == old or name.startswith(f"{old}.")) and id(stmt) not in guarded:
+                yield Hit(alias, {"name": old, "instead": instead})
+    for old, instead in _ARCHIVED.items():  # import apex ... apex.amp.initialize()
+        used = next((call for call in module.calls if call.text.startswith(f"{old}.") and call.name == call.text), None)
+        whole = [stmt for name, _, stmt in module.imports.nodes if name == old.partition(".")[0]]
+        if used is not None and whole and not any(id(stmt) in guarded for stmt in whole) and "." in old:
+            yield Hit(used.node.func, {"name": old, "instead": instead})
+
+
+def _has_fallback(node: ast.stmt) -> bool:
+    handled = [stmt for handler in node.handlers for stmt in handler.body] if isinstance(node, ast.Try) else []
+    return any(isinstance(stmt, ast.Import | ast.ImportFrom) for stmt in handled)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import environment_writes
-from rankwise.diagnose.lint.analysis.launch_lines import Command, LaunchFile
+from rankwise.diagnose.lint.analysis.launch_lines import Command, LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.analysis.launchers import (
     job_nodes,
     launcher,
@@ -28,7 +28,7 @@ _LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|0\.0\.0\.0|\[?::1\]?)(
 def _node_ranks_in_lines(file: LaunchFile) -> Iterator[Hit]:
     for command in launches(file):
         srun = command.find("srun")
-        found = command.option("--node-rank", "--machine-rank")
+        found = command.option("--node-rank", "--machine-rank") or _default_node_rank(file, command)
         if srun is None or found is None or command.option("--rdzv-backend", "--rdzv-endpoint"):
             continue
         # one srun for each node, in a loop, has a number of its own
@@ -67,6 +67,13 @@ rule(
     language="bash",
     lines=_node_ranks_in_lines,
 )(None)  # fmt: skip
+
+
+def _default_node_rank(file: LaunchFile, command: Command) -> tuple[str, LaunchPlace] | None:
+    """Return the node rank that torch's launcher takes where it is told the address of the first node only."""
+    nodes, address = command.option("--nnodes"), command.option("--master-addr")
+    told = any(each.name == "PET_NODE_RANK" for each in file.settings)
+    return ("0", nodes[1]) if nodes is not None and address is not None and not told else None
 
 
 def _loopback_in_lines(file: LaunchFile) -> Iterator[Hit]:

@@ -226,21 +226,21 @@ def _between_phases(module: Module, calls: list[Call]) -> Iterator[Hit]:
     """Readings of the clock in a step after work that was only queued; if all stand at its end, the mean is right."""
     models = {wrap.text for wrap in wraps(module)}
     found: list[Call] = []
-    running, phases = False, False
+    running, begun, phases = False, False, False
     made = [call.place.stmt.targets for call in calls if isinstance(call.place.stmt, ast.Assign)]
     texts = [text_of(target) for targets in {id(each): each for each in made}.values() for target in targets]
     starts: list[str] = []
     for call in sorted(calls, key=_end):
         if _waits(call) or any(_waits(inner) for inner in getattr(module.local_function(call), "calls", ())):
-            # what was started in this step, and is read before the step waits, leaves the waiting out
-            phases = phases or bool(found and starts and texts.count(starts[-1]) == 1)
-            running = False
+            phases, running = phases or begun, False
         elif call.method in {"backward", "step"} or call.text in models or _MODEL.fullmatch(call.text):
             running, phases = True, bool(found)
         elif _CLOCK.fullmatch(call.name or call.text):
             stmt = call.place.stmt
             if running:
                 found.append(call)
+                # what was started in this step, and is read before the step waits, leaves the waiting out
+                begun = begun or bool(starts and texts.count(starts[-1]) == 1)
             elif isinstance(stmt, ast.Assign) and stmt.value is call.node:
                 starts.append(text_of(stmt.targets[0]))
     if phases and found:

@@ -23,7 +23,7 @@ from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
 from rankwise.diagnose.lint.analysis.wrapped import WRAPPERS, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
-from rankwise.diagnose.lint.rules.data.evaluation import evaluation_of_share
+from rankwise.diagnose.lint.rules.data.evaluation import numbers_of_share
 
 
 @rule(
@@ -235,7 +235,7 @@ def _trained_loop(module: Module, place: Place, loops: set[ast.stmt]) -> ast.stm
 def _decided_by_share(module: Module, place: Place, loops: set[ast.stmt]) -> str:
     """Return the name by which a rank leaves a loop of training, where it follows from an evaluation of its own share."""
     left = _trained_loop(module, place, loops)
-    shares = _shares(module) if left is not None else []
+    shares = [each for numbers in numbers_of_share(module) for each in numbers] if left is not None else []
     if left is None or not shares:
         return ""
     makers = {
@@ -269,15 +269,7 @@ def _decided_by_share(module: Module, place: Place, loops: set[ast.stmt]) -> str
     return deciding[0] if deciding and not any(names & own for names in told) else ""
 
 
-def _shares(module: Module) -> list[ast.AST]:
-    """Return the numbers of evaluations that each rank has made of its own share."""
-    if "shares" not in module.cache:
-        check = evaluation_of_share.check
-        module.cache["shares"] = [hit.place for hit in check(module)] if check is not None else []
-    return module.cache["shares"]  # type: ignore[return-value]
-
-
-def _is_own(module: Module, value: ast.expr | None, own: set[str], shares: list[ast.AST], makers: set[Scope]) -> bool:
+def _is_own(module: Module, value: ast.expr | None, own: set[str], shares: list[ast.expr], makers: set[Scope]) -> bool:
     """Whether a value takes a number that is known to be a rank's own, or makes one."""
     parts = [] if value is None else [*ast.walk(value)]
     called = (module.call_of.get(part) for part in parts if isinstance(part, ast.Call))

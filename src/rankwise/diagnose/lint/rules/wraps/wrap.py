@@ -1,4 +1,4 @@
-"""RW105, RW202, RW204, RW208, RW210, RW216, RW217, RW611, RW614, RW615: the wrap and its group: what they are given."""
+"""RW105, RW202, RW204, RW208, RW210, RW217, RW611, RW614, RW615: the wrap and its group: what they are given."""
 
 from __future__ import annotations
 
@@ -149,35 +149,6 @@ def dataparallel_module(module: Module) -> Iterator[Hit]:
         for base in scope.node.bases if isinstance(scope.node, ast.ClassDef) else ():
             if module.name_of(base) == "torch.nn.DataParallel":
                 yield Hit(base)
-
-
-_ARCHIVED = {
-    "fairscale": "torch.distributed.fsdp.fully_shard or ZeroRedundancyOptimizer",
-    "apex.amp": "torch.amp",
-    "apex.parallel": "torch.nn.parallel.DistributedDataParallel and torch.nn.SyncBatchNorm",
-}
-
-
-@rule(
-    "RW216", "deprecated-library", "warning", "high",
-    message="{name} is no longer kept up: {instead} does this in PyTorch",
-    why="fairscale is archived; apex.amp and apex.parallel are deprecated by their authors.",
-    wrong="from apex.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
-    right="from torch.nn.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
-    ignore="an old release of PyTorch has to be supported.",
-)  # fmt: skip
-def deprecated_library(module: Module) -> Iterator[Hit]:
-    """An import, unless it stands in a `try` that imports something else where the library is missing."""
-    guarded = {id(part) for node in module.tree.body if _has_fallback(node) for part in ast.walk(node)}
-    for name, alias, stmt in module.imports.nodes:
-        for old, instead in _ARCHIVED.items():
-            if (name == old or name.startswith(f"{old}.")) and id(stmt) not in guarded:
-                yield Hit(alias, {"name": old, "instead": instead})
-
-
-def _has_fallback(node: ast.stmt) -> bool:
-    handled = [stmt for handler in node.handlers for stmt in handler.body] if isinstance(node, ast.Try) else []
-    return any(isinstance(stmt, ast.Import | ast.ImportFrom) for stmt in handled)
 
 
 @rule(
