@@ -276,6 +276,50 @@ def work(net, held_out):
     model.eval()
     return [model(x) for x in held_out]
 """,
+    "a sum beside a metric that adds up its own numbers": EVALUATE.replace("found = []", "loss = 0.0")
+    .replace('found.append({"loss": metrics.evaluate(net(x), y)})', "loss += net(x).mean().item()")
+    .replace(
+        "BODY",
+        "mean = loss / len(loader)  #> evaluation-of-share\n    return {'loss': mean, 'f1': net.module.f1.compute()}",
+    ),
+    "samples and graphs that a dataset loads": HEAD
+    + """
+class Graphs(torch.utils.data.Dataset):
+    def __init__(self, path):
+        self.parts, self.slices = torch.load(path)
+
+    def __getitem__(self, i):
+        return torch.load(os.path.join(self.parts[i], "x.pt"))
+
+def work(net, path):
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    model = DDP(net.cuda())
+    model.load_state_dict(torch.load(path))  #> load-without-map-location
+    return model, Graphs(path)
+""",
+    "a sampler by the number that the group counts by, on one machine": HEAD
+    + """
+def start(rank, world_size):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "29500"
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+
+def work(rank, world_size, data):
+    start(rank, world_size)
+    return DistributedSampler(data, num_replicas=world_size, rank=rank)
+
+def main(args, data):
+    return work(args.local_rank, torch.cuda.device_count(), data)
+""",
+    "one process with all GPUs where there are no ranks": HEAD
+    + """
+def wrap(net, ranks, local_rank):
+    if ranks > 1:
+        net = DDP(net, device_ids=[local_rank])
+    elif torch.cuda.device_count() > 1:
+        net = torch.nn.DataParallel(net)
+    return net
+""",
 }
 
 

@@ -17,7 +17,7 @@ from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.saves import is_own_file, starts_ranks
-from rankwise.diagnose.lint.analysis.scopes import Call, Exit
+from rankwise.diagnose.lint.analysis.scopes import Call, Exit, Scope
 from rankwise.diagnose.lint.analysis.wrapped import is_rebound, known_wraps, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
@@ -59,6 +59,7 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
         stmt = call.place.stmt
         data = isinstance(stmt, ast.Assign) and all(_DATA.search(text_of(target)) for target in stmt.targets)
         data |= any(_DATA_PATH.search(last(text)) for text in _plain_texts(call.argument("f", 0)))
+        data |= any(_is_dataset(owner) for owner in (call.place.scope, call.place.scope.parent))
         if data and not _is_state(module, call):
             continue
         given = call.argument("map_location", 1)
@@ -78,6 +79,12 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
         values = {"how": "without map_location", "gpu": "the GPU that saved it, usually GPU 0"}
         fix = Fix('add map_location="cpu"', (Edit(end, end, f'{comma}map_location="cpu"'),))
         yield Hit(call.node.func, values, fix)
+
+
+def _is_dataset(scope: Scope | None) -> bool:
+    """Whether it is a class made of a Dataset."""
+    node = None if scope is None else scope.node
+    return isinstance(node, ast.ClassDef) and any(text_of(base).endswith("Dataset") for base in node.bases)
 
 
 def _plain_texts(path: ast.expr | None) -> list[str]:

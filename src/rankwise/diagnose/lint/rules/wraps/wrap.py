@@ -140,9 +140,11 @@ def device_ids_mismatch(module: Module) -> Iterator[Hit]:
     ignore="it is a notebook for inference on one machine.",
 )  # fmt: skip
 def dataparallel_module(module: Module) -> Iterator[Hit]:
-    """A call of DataParallel, or a class made of it."""
+    """A call of DataParallel, or a class made of it, but not where the other side of a test wraps by DDP."""
+    ranked = {wrap.call.node for wrap in wraps(module)}
     for call in module.named("torch.nn.DataParallel"):
-        yield Hit(call.node.func)
+        if not any(ranked & set(ast.walk(branch.node)) for branch in call.place.branches):
+            yield Hit(call.node.func)
     for scope in module.scopes:
         for base in scope.node.bases if isinstance(scope.node, ast.ClassDef) else ():
             if module.name_of(base) == "torch.nn.DataParallel":
@@ -218,10 +220,7 @@ def spawn_without_address(module: Module) -> Iterator[Hit]:
 
 
 @rule(
-    "RW105",
-    "sampler-rank",
-    "warning",
-    "high",
+    "RW105", "sampler-rank", "warning", "high",
     message="the sampler wants the global rank, and gets the rank on this node: {text}",
     why="On two nodes the ranks of the second one read the same samples as those of the first, and the other samples are never "
     "read. Without the arguments the sampler asks the process group.",
@@ -241,7 +240,7 @@ def make_sampler(dataset):
 """,
     ignore="there is one node, and will be.",
     fix="safe",
-)
+)  # fmt: skip
 def sampler_rank(module: Module) -> Iterator[Hit]:
     """rank= is a local rank."""
     for call in module.named(SAMPLER):
