@@ -56,7 +56,6 @@ def done_of(event: Any) -> Done | None:
 
 _LEFT: Final = 0
 _ENDED: Final = 1
-_WAKE: Final = (2, 0)
 
 
 class Lease:
@@ -136,7 +135,7 @@ class Leases:
         no_room: Callable[[], Exception] | None = None,
     ) -> None:
         self.is_awaited, self._has_room, self._no_room = is_awaited, has_room, no_room
-        self._news: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._out: set[int] = set()  # leases that count
         self._left: set[int] = set()  # those of them that were left and have not ended
@@ -154,32 +153,40 @@ class Leases:
             Exception: made by `no_room`.
         """
         while True:
-            if self._news.empty():
-                if self._closed:
-                    return None
-                if len(self._out) < limit:
-                    number = next(self._numbers)
-                    self._out.add(number)
-                    return Lease(number, self._news.put)
-                awaited = self.is_awaited()
-                if self._left and (self._are_kept or awaited) and self._count_no_more(awaited=awaited):
-                    continue
-            what, number = self._news.get()
-            if what == _ENDED:
-                self._out.discard(number)
-                self._left.discard(number)
-            elif what == _LEFT and number in self._out:
-                self._left.add(number)
+            while not self._news.empty():
+                self._hear()
+            if self._closed:
+                return None
+            if len(self._out) < limit:
+                number = next(self._numbers)
+                self._out.add(number)
+                return Lease(number, self._news.put)
+            awaited = self.is_awaited()
+            if self._left and (self._are_kept or awaited) and self._count_no_more(awaited=awaited):
+                continue
+            self._hear()
 
     def wake(self) -> None:
         """Let a waiting `acquire` check its conditions again."""
-        self._news.put(_WAKE)
+        self._news.put(None)
 
     def close(self) -> None:
         """Make every `acquire` return None."""
         self._closed = True
-        self._news.put(_WAKE)
+        self._news.put(None)
         self.is_awaited = lambda: True  # the old callback may hold these leases
+
+    def _hear(self) -> None:
+        """Wait for one message and process it."""
+        news = self._news.get()
+        if news is None:
+            return
+        what, number = news
+        if what == _ENDED:
+            self._out.discard(number)
+            self._left.discard(number)
+        elif number in self._out:
+            self._left.add(number)
 
     def _count_no_more(self, *, awaited: bool) -> bool:
         """Stop counting leases that were left: their batches are kept, and others are read beside them."""

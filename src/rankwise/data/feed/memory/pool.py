@@ -45,13 +45,19 @@ _SLACK = 1.125  # the next request may need a few elements more
 _LOG = logging.getLogger("rankwise.data")
 
 
-class _Piece(np.ndarray):
-    """A piece of memory, and what must happen before it is written again.
+class _Memory(np.ndarray):
+    """An array class at which NumPy stops: a view of a view keeps as its base the first array of another class."""
 
-    NumPy stops at this class: a view of a view keeps as its base the first array of another class.
-    """
 
-    busy: Done | None = None
+class _Piece:
+    """A piece of memory, and what must happen before it is written again."""
+
+    __slots__ = ("busy", "memory", "num_bytes", "turn")
+
+    def __init__(self, memory: NDArray) -> None:
+        self.memory, self.num_bytes = memory.view(_Memory), len(memory)
+        self.busy: Done | None = None
+        self.turn = 0
 
 
 class _Owner(np.ndarray):
@@ -63,8 +69,8 @@ class _Owner(np.ndarray):
     has no piece to give back, and keeps the owner as its base.
     """
 
-    __slots__ = ("lease", "piece", "pool")
-    pool: MemoryPool
+    __slots__ = ("give_back", "lease", "piece")
+    give_back: Callable[[_Piece, Done | None], None]
     lease: Lease | None
     piece: _Piece
 
@@ -72,12 +78,10 @@ class _Owner(np.ndarray):
         # Any thread may run this at any point: a garbage collection, even inside `MemoryPool.take`. So it takes no
         # lock. A forked process runs it on its own copy of the pool; the parent's pool does not change.
         try:
-            pool, piece, lease = self.pool, self.piece, self.lease
+            piece, lease = self.piece, self.lease
         except AttributeError:
             return
-        # No other code has the piece: its only owner ends here.
-        piece.busy = None if lease is None else lease.busy
-        pool.returned(piece)
+        self.give_back(piece, None if lease is None else lease.busy)
 
 
 class MemoryPool:
@@ -108,7 +112,8 @@ class MemoryPool:
         speaks: bool = False,
     ) -> None:
         self.capacity, self._pinned, self._cap_bytes, self._over_cap = capacity, pinned, cap_bytes, over_cap
-        self._free: list[_Piece] = []  # in the order of return
+        self._free: dict[int, deque[_Piece]] = {}  # by size, each in the order of return
+        self._num_free = self._num_free_bytes = self._turn = 0
         # finalizers append to these: append and popleft are atomic in every thread
         self._returned: deque[_Piece] = deque()
         self._forgotten: deque[int] = deque()
@@ -147,9 +152,10 @@ class MemoryPool:
         needed = count * dtype.itemsize
         with self._lock:
             self._tidy()
-            place = self._fitting(needed)
-            is_new = place is None
-            piece = self._made(needed, exact=exact) if place is None else self._free.pop(place)
+            piece = self._found(needed)
+            is_new = piece is None
+            if piece is None:
+                piece = self._made(needed, needed if exact else int(needed * _SLACK))
         if piece.busy is not None:
             # Wait before the owner exists: the end of an owner would mark the piece as not busy. If Ctrl-C arrives
             # here, the next user must not overwrite what a device still reads.
@@ -159,8 +165,8 @@ class MemoryPool:
                 self._returned.append(piece)
                 raise
             piece.busy = None
-        owner = _Owner((needed,), np.uint8, buffer=piece)
-        owner.pool, owner.lease, owner.piece = self, lease, piece
+        owner = _Owner((needed,), np.uint8, buffer=piece.memory)
+        owner.give_back, owner.lease, owner.piece = self._give_back, lease, piece
         if is_new:
             # Touch every page now: sparse writers would otherwise meet page faults in many later requests
             owner[::_PAGE_BYTES] = 0
@@ -172,8 +178,7 @@ class MemoryPool:
             return True
         with self._lock:
             self._tidy()
-            in_use = self._num_bytes - sum(piece.nbytes for piece in self._free)
-            return in_use + self._batch_bytes <= self._cap_bytes
+            return self._num_bytes - self._num_free_bytes + self._batch_bytes <= self._cap_bytes
 
     def no_room(self) -> Exception:
         """Return the error for a consumer that waits while kept batches use up the memory."""
@@ -205,50 +210,64 @@ class MemoryPool:
                 self._num_bytes >> 20, self._usual_bytes >> 20,
             )  # fmt: skip
 
-    def returned(self, piece: _Piece) -> None:
-        """Take a piece back; called by finalizers, see `_Owner`."""
-        # Two threads may both see room; then one piece too many is kept until `_tidy` counts.
-        if piece.busy is not None or len(self._returned) < self.capacity:  # a copy may still read busy memory: keep it
-            self._returned.append(piece)
-        else:
-            self._forgotten.append(piece.nbytes)
-
-    def _fitting(self, needed: int) -> int | None:
-        """Return the place of the smallest free piece that fits: one that is not busy, and was used last, if any."""
+    def _found(self, needed: int) -> _Piece | None:
+        """Take the smallest piece that fits; prefer one that is not busy, then the one used last."""
         most = _WASTE * needed + _LITTLE
-        best: tuple[bool, int, int] | None = None
-        for place in range(len(self._free) - 1, -1, -1):
-            piece = self._free[place]
-            if needed <= piece.nbytes <= most:
-                found = piece.busy is not None, piece.nbytes, -place
-                best = found if best is None else min(best, found)
-                if best[:2] == (False, needed):
-                    break
-        return None if best is None else -best[2]
+        sizes = sorted([size for size in self._free if needed <= size <= most])
+        for size in sizes:
+            if self._free[size][-1].busy is None:
+                return self._off_the_list(self._free[size].pop())
+        for size in sizes:
+            piece = next((piece for piece in reversed(self._free[size]) if piece.busy is None), None)
+            if piece is not None:
+                self._free[size].remove(piece)
+                return self._off_the_list(piece)
+        return self._off_the_list(self._free[sizes[0]].pop()) if sizes else None
 
-    def _made(self, needed: int, *, exact: bool) -> _Piece:
-        num_bytes = needed if exact else int(needed * _SLACK)
+    def _off_the_list(self, piece: _Piece) -> _Piece:
+        if not self._free[piece.num_bytes]:
+            del self._free[piece.num_bytes]
+        self._num_free -= 1
+        self._num_free_bytes -= piece.num_bytes
+        return piece
+
+    def _made(self, needed: int, num_bytes: int) -> _Piece:
         if self._cap_bytes is not None and self._num_bytes + num_bytes > self._cap_bytes:
-            self._forget(len(self._free))
+            self._forget(self._num_free)
             num_bytes = max(needed, min(num_bytes, self._cap_bytes - self._num_bytes))
             if self._num_bytes + num_bytes > self._cap_bytes:
                 raise self.no_room()
         self.num_pieces += 1
         self._num_bytes += num_bytes
-        return allocate_bytes(num_bytes, pinned=self._pinned).view(_Piece)
+        return _Piece(allocate_bytes(num_bytes, pinned=self._pinned))
+
+    def _give_back(self, piece: _Piece, busy: Done | None) -> None:
+        """Called by finalizers: see `_Owner`."""
+        # No other code has the piece: its only owner ends here. Two threads may both see room below; then one piece too
+        # many is kept until `_tidy` counts.
+        piece.busy = busy
+        if busy is not None or len(self._returned) < self.capacity:  # a copy may still read busy memory: keep it
+            self._returned.append(piece)
+        else:
+            self._forgotten.append(piece.num_bytes)
 
     def _tidy(self) -> None:
         while self._returned:
-            self._free.append(self._returned.popleft())
-        if len(self._free) > self.capacity:
-            self._forget(len(self._free) - self.capacity)
+            piece = self._returned.popleft()
+            self._turn += 1
+            piece.turn = self._turn
+            self._free.setdefault(piece.num_bytes, deque()).append(piece)
+            self._num_free += 1
+            self._num_free_bytes += piece.num_bytes
+        if self._num_free > self.capacity:
+            self._forget(self._num_free - self.capacity)
         while self._forgotten:
             self._num_bytes -= self._forgotten.popleft()
 
     def _forget(self, count: int) -> None:
         """Free so many pieces, the least recently used first."""
         for _ in range(count):
-            busy = self._free[0].busy
-            if busy is not None:
-                busy.synchronize()  # still in the list, so that a Ctrl-C loses nothing
-            self._num_bytes -= self._free.pop(0).nbytes
+            alike = min(self._free.values(), key=lambda pieces: pieces[0].turn)
+            if alike[0].busy is not None:
+                alike[0].busy.synchronize()  # still in the list, so that a Ctrl-C loses nothing
+            self._num_bytes -= self._off_the_list(alike.popleft()).num_bytes
