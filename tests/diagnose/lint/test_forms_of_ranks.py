@@ -294,3 +294,13 @@ def codes(text):
 def test_what_is_found(text, wanted):
     """A mistake in this form is found at its line, and what looks like it is left alone."""
     assert codes(text) == wanted
+
+
+@pytest.mark.parametrize(("params", "is_mended"), [("", True), ("rank", False)])
+def test_only_a_function_without_arguments_is_called_by_the_fix(params, is_mended):
+    """What `--fix` writes is a call that can be made."""
+    text = (
+        f"def is_main({params}):\n    return dist.get_rank() == 0\n\ndef save(x):\n    if is_main:\n        print(x)\n"
+    )
+    [found] = check_source(source_from_text(HEAD + text, "script.py"))
+    assert (found.rule.code, found.fix is not None) == ("RW403", is_mended)

@@ -337,18 +337,23 @@ def uncalled_rankguard_of(module: Module) -> Iterator[Hit]:
             function = _function(module, text)
             tested = re.search(r"^(is|on|am)_|main|master|rank|chief", last(text))
             if name in _PREDICATES or (function is not None and tested) or _called_elsewhere(module, text, name):
-                end = module.span(part)[1]
-                yield Hit(part, {"name": text, "result": "true"}, Fix(f"call {text}()", (Edit(end, end, "()"),)))
+                yield Hit(part, {"name": text, "result": "true"}, _called(module, part))
         for found in ast.walk(branch.test):
             # `get_rank == 0` compares the function itself with a number
             if isinstance(found, ast.Compare) and isinstance(found.ops[0], ast.Eq | ast.NotEq):
                 text, number = text_of(found.left), found.comparators[0]
                 asked = module.imports.resolve(text) in _NUMBERS or _function(module, text) is not None
                 if asked and isinstance(number, ast.Constant) and isinstance(number.value, int):
-                    end = module.span(found.left)[1]
                     result = "true" if isinstance(found.ops[0], ast.NotEq) else "false"
-                    fix = Fix(f"call {text}()", (Edit(end, end, "()"),))
-                    yield Hit(found.left, {"name": text, "result": result}, fix)
+                    yield Hit(found.left, {"name": text, "result": result}, _called(module, found.left))
+
+
+def _called(module: Module, node: ast.expr) -> Fix | None:
+    """Return the edit that calls a function without arguments; None if it takes some."""
+    text = text_of(node)
+    function = _function(module, text)
+    end = module.span(node)[1]
+    return Fix(f"call {text}()", (Edit(end, end, "()"),)) if function is None or not function.params else None
 
 
 def _operands(test: ast.expr) -> Iterator[ast.expr]:
