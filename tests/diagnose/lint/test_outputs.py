@@ -131,6 +131,7 @@ def test_fixes_keep_the_rest_of_the_file(script):
     script.write_bytes(FIXABLE.encode())
     code, shown = lint(script, "--diff")
     assert code == 1
+    assert "--- a//" not in shown  # `patch -p1` refuses it
     assert '+with torch.amp.autocast("cuda"):' in shown
     assert script.read_bytes() == FIXABLE.encode()
     assert lint(script, "--fix")[0] == 0

@@ -100,8 +100,9 @@ def _parses(source: SourceFile) -> bool:
 
 
 def difference(path: str, before: str, after: str) -> str:
-    """Return a unified diff, "" where nothing has changed."""
+    """Return a unified diff, "" where nothing has changed; that of an absolute path is for `patch -p1` in "/"."""
+    name = path.lstrip("/")
     lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{path}", f"b/{path}"
+        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
     )
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
