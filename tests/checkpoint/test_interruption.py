@@ -212,6 +212,7 @@ def test_a_signal_may_come_at_any_moment():
             return trace
 
         before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 traces opcodes only if a frame asks before `settrace`
         sys.settrace(trace)
         try:
             return interruption._wish(), len(interruption.heard)
