@@ -59,7 +59,7 @@ def is_told_elsewhere(module: Module, call: Call) -> bool:
     if (
         scope.owner is not None
         and scope.name == "__init__"
-        and any(_is_in(scope.owner, call) for call in _starts(module))
+        and any(_is_in(scope.owner, call) for call in _made_by_all(module))
     ):
         return False
     callers = module.callers(scope)
@@ -69,7 +69,8 @@ def is_told_elsewhere(module: Module, call: Call) -> bool:
     return not callers and not known
 
 
-def _starts(module: Module) -> list[Call]:
+def _made_by_all(module: Module) -> list[Call]:
+    """Return the calls that wrap a model or start the group, which every rank makes."""
     return [*(wrap.call for wrap in wraps(module)), *module.named("torch.distributed.init_process_group")]
 
 

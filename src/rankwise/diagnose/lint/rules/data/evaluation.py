@@ -206,9 +206,8 @@ def _reduces(module: Module, scope: Scope, depth: int = 3, *, summed: bool = Fal
 
 
 def _is_reduction(module: Module, call: Call, depth: int = 3) -> bool:
-    if _NO_REDUCTION.search(call.text) or re.match(
-        r"[A-Z]\w*Metrics?\w*$", call.method
-    ):  # made here, asked further down
+    # a metric is made here, and asked further down
+    if _NO_REDUCTION.search(call.text) or re.match(r"[A-Z]\w*Metrics?\w*$", call.method):
         return False
     found = module.scope_of(call) if depth else None
     if found is not None:
@@ -259,10 +258,8 @@ def _shared_loaders(module: Module) -> set[str]:
         if strided or is_shared(module, call.argument("sampler", 3), call.place):
             found |= names_of(module, call)
     if "accelerate.Accelerator" in module.by_name:  # its prepare() shares loaders out by itself
-        for call in module.methods("prepare"):
-            given = [names_in(arg) for arg in call.node.args]
-            made = {name for loader in module.named(LOADER) for name in names_of(module, loader)}
-            found |= {name for names in given for name in names & made}
+        made = {name for loader in module.named(LOADER) for name in names_of(module, loader)}
+        found |= {name for call in module.methods("prepare") for arg in call.node.args for name in names_in(arg) & made}
     return found - {"self", ""}
 
 

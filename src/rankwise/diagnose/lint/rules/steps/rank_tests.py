@@ -70,6 +70,29 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
     loops = loops_that_train(module) | {
         call.place.loops[-1] for call in collectives(module) if call.place.loops and call.place.side is None
     }
+    yield from _left_programs(module, loops)
+    for exit_ in module.exits:
+        node, place, branch = exit_.node, exit_.place, guard_of(exit_.place)
+        word = type(node).__name__.lower()
+        if _after_own_error(module, node, place):
+            what = f"{word} after an error of this rank alone"
+            yield Hit(node, {"what": what, "of": "step", "ranks": "some ranks"})
+        elif not isinstance(node, ast.Break | ast.Return):
+            continue
+        elif branch is None:
+            if why := _by_own_state(module, place, loops):
+                yield Hit(node, {"what": f"{word} on {why}", "of": "training loop", "ranks": "some ranks"})
+        # what follows a plain `if rank == 0: return` runs on one side only: RW401 looks at that
+        elif not place.loops and place.branches[-1] is not branch and collective_after(module, place):
+            yield Hit(node, {"what": "return", "of": "function", "ranks": RANKS[branch.side or "main"]})
+        else:
+            left = place.loops[-1:] if isinstance(node, ast.Break) else place.loops
+            if (loops | loops_of_epochs(module)) & {loop for loop in left if _within(branch.node, loop)}:
+                yield Hit(node, {"what": word, "of": "training loop", "ranks": RANKS[branch.side or "main"]})
+
+
+def _left_programs(module: Module, loops: set[ast.stmt]) -> Iterator[Hit]:
+    """Yield the exits of the program on one rank, or on a number of this rank's own."""
     for call in module.methods("exit", "_exit"):
         test = getattr(guard_of(call.place), "test", None)
         alone = call.place.side == "main" and (isinstance(test, ast.BoolOp) or call.place.branches[-1].test is not test)
@@ -80,37 +103,17 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
         if well and call.place.side is None and (name := _own_number(module, call.place, loops, call.place.loops)):
             what = f"{call.text} on {name}, a number of this rank's own batch,"
             yield Hit(call.node, {"what": what, "of": "program", "ranks": "some ranks"})
-    for exit_ in module.exits:
-        place = exit_.place
-        if _after_own_error(module, exit_.node, place):
-            word = type(exit_.node).__name__.lower()
-            what = f"{word} after an error of this rank alone"
-            yield Hit(exit_.node, {"what": what, "of": "step", "ranks": "some ranks"})
-            continue
-        branch = guard_of(place)
-        if not isinstance(exit_.node, ast.Break | ast.Return):
-            continue
-        if branch is None:
-            word = type(exit_.node).__name__.lower()
-            if name := _own_number(module, place, loops, place.loops[-1:]):
-                what = f"{word} on {name}, a number of this rank's own batch,"
-                yield Hit(exit_.node, {"what": what, "of": "training loop", "ranks": "some ranks"})
-            elif name := _decided_by_one(module, place, loops):
-                what = f"{word} on {name}, which only the main rank sets,"
-                yield Hit(exit_.node, {"what": what, "of": "training loop", "ranks": "some ranks"})
-            elif name := _decided_by_share(module, place, loops):
-                what = f"{word} on {name}, which follows from this rank's share of an evaluation,"
-                yield Hit(exit_.node, {"what": what, "of": "training loop", "ranks": "some ranks"})
-            continue
-        # what follows a plain `if rank == 0: return` runs on one side only: RW401 looks at that
-        if not place.loops and place.branches[-1] is not branch and collective_after(module, place):
-            yield Hit(exit_.node, {"what": "return", "of": "function", "ranks": RANKS[branch.side or "main"]})
-            continue
-        left = place.loops[-1:] if isinstance(exit_.node, ast.Break) else place.loops
-        inside = {loop for loop in left if _within(branch.node, loop)}
-        if (loops | loops_of_epochs(module)) & inside:
-            word = type(exit_.node).__name__.lower()
-            yield Hit(exit_.node, {"what": word, "of": "training loop", "ranks": RANKS[branch.side or "main"]})
+
+
+def _by_own_state(module: Module, place: Place, loops: set[ast.stmt]) -> str:
+    """Return by what a rank leaves a loop, under no test of the rank, if other ranks need not have the same."""
+    if name := _own_number(module, place, loops, place.loops[-1:]):
+        return f"{name}, a number of this rank's own batch,"
+    if name := _decided_by_one(module, place, loops):
+        return f"{name}, which only the main rank sets,"
+    if name := _decided_by_share(module, place, loops):
+        return f"{name}, which follows from this rank's share of an evaluation,"
+    return ""
 
 
 def _after_own_error(module: Module, node: ast.stmt, place: Place) -> bool:

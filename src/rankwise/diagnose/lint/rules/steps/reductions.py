@@ -57,8 +57,9 @@ def train(batches):
 )  # fmt: skip
 def weights_start_apart(module: Module) -> Iterator[Hit]:
     """Weights drawn anew behind a wrap; or gradients reduced by hand, no wrap, no broadcast, nothing loaded, no seed."""
-    seeded = any(same_on_all(module, call) for call in seeds(module))
-    for wrap in wraps(module) if not seeded else ():
+    if any(same_on_all(module, call) for call in seeds(module)):
+        return
+    for wrap in wraps(module):
         for call in calls_behind(module, wrap):
             drawn = call.method == "apply" and call.base in {wrap.text, f"{wrap.text}.module"} and call.node.args
             if drawn and re.search(r"init", text_of(call.node.args[0]), re.IGNORECASE):
@@ -74,7 +75,7 @@ def weights_start_apart(module: Module) -> Iterator[Hit]:
     )
     if first is None or wraps(module) or has_framework(module) or module.has_call(*told, "DistributedDataParallel"):
         return
-    for call in module.methods("parameters") if not seeded else ():
+    for call in module.methods("parameters"):
         holder = call.place.stmt
         makes_steps = isinstance(holder, ast.Assign) and re.search("optim", ast.unparse(holder), re.IGNORECASE)
         made = module.binding(call.base, call.place.scope, before=call.node) if makes_steps else None
