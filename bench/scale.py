@@ -30,7 +30,7 @@ from pathlib import Path
 from rankwise._process.place import Place
 from rankwise.checkpoint.format.manifest import CheckpointInfo, FileRecord, PartRecord, encode_manifest, read_manifest
 from rankwise.world.collectives.handshake import FRAME_BYTES, Call, decode_frame, encode_frame
-from rankwise.world.rendezvous.arrival import Card, Mail, meet
+from rankwise.world.rendezvous.protocol import RankInfo, SignedStore, rendezvous
 from rankwise.world.rendezvous.small_store import open_small_store
 
 RANKS_PER_NODE = 8
@@ -44,12 +44,12 @@ class PlayedStore:
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks, self.asked, self.bytes = num_ranks, 0, 0
-        self.mail = Mail(self, "secret")
+        self.signed = SignedStore(self, "secret")
         self.prefix = ""
         self.longest_verdict = 0
 
     def add(self, key: str, amount: int) -> int:
-        """Everybody has knocked, handed in a card, and heard."""
+        """Every rank has sent its hello and its info, and has acknowledged."""
         del key
         self.asked += 1
         return self.num_ranks - 1 if amount == 0 else amount
@@ -65,27 +65,27 @@ class PlayedStore:
         self.asked += 1
 
     def get(self, key: str) -> bytes:
-        """Return a knock or a card, sealed as its rank does."""
+        """Return a hello or an info, signed as its rank does."""
         self.asked += 1
         number = int(key.rpartition("/")[2])
-        text = f"{number:016x}" if "/knock/" in key else json.dumps(asdict(card_of(number, self.num_ranks)))
-        found = f"{self.mail.seal(key, text)} {text}".encode()
+        text = f"{number:016x}" if "/hello/" in key else json.dumps(asdict(rank_info(number, self.num_ranks)))
+        found = f"{self.signed.sign(key, text)} {text}".encode()
         self.bytes += len(found)
         return found
 
     def set(self, key: str, value: str) -> None:
-        """Take an answer, a seat or the verdict."""
+        """Take an answer, a layout or the verdict."""
         self.asked += 1
         self.bytes += len(value)
-        if key.endswith("/verdict") or "/seat/" in key:
+        if key.endswith("/verdict") or "/layout/" in key:
             self.longest_verdict = max(self.longest_verdict, len(value))
 
 
-def card_of(rank: int, num_ranks: int) -> Card:
+def rank_info(rank: int, num_ranks: int) -> RankInfo:
     node = rank // RANKS_PER_NODE
     same = {"seed": "1889", "torch": "2.13.0", "rankwise": "0.1.0"}
     place = f"host node{node:05}, process {10_000 + rank}"
-    return Card(rank=rank, world_size=num_ranks, host=f"node{node:05}/id", mask="0,1,2,3", place=place, same=same)
+    return RankInfo(rank=rank, world_size=num_ranks, host=f"node{node:05}/id", mask="0,1,2,3", place=place, same=same)
 
 
 def cpu_of(act: Callable[[], object]) -> float:
@@ -97,8 +97,8 @@ def cpu_of(act: Callable[[], object]) -> float:
 def meeting(num_ranks: int) -> dict[str, float]:
     """Rank 0's part of the meeting, the real code. What the played ranks' seals cost is taken off."""
     store = PlayedStore(num_ranks)
-    playing = cpu_of(lambda: [PlayedStore.get(PlayedStore(num_ranks), f"/card/{rank}") for rank in range(1, num_ranks)])
-    spent = cpu_of(lambda: meet(store, card_of(0, num_ranks), timeout=timedelta(seconds=600), secret="secret"))
+    playing = cpu_of(lambda: [PlayedStore.get(PlayedStore(num_ranks), f"/info/{rank}") for rank in range(1, num_ranks)])
+    spent = cpu_of(lambda: rendezvous(store, rank_info(0, num_ranks), timeout=timedelta(seconds=600), secret="secret"))
     return {
         "rank 0 CPU s": max(0.0, spent - playing),
         "rank 0 asks": store.asked,
@@ -112,7 +112,7 @@ JOINING = """
 import json, os, sys, time
 from datetime import timedelta
 sys.path.insert(0, sys.argv[3])
-from scale import card_of, join_small
+from scale import rank_info, join_small
 rank, size = int(sys.argv[1]), int(sys.argv[2])
 print(json.dumps(join_small(rank, size, int(sys.argv[4]))))
 """
@@ -123,7 +123,7 @@ def join_small(rank: int, size: int, port: int) -> list[float]:
     place = Place(rank=rank, world_size=size, master_addr="127.0.0.1", master_port=port)
     cpu, wall = time.process_time(), time.perf_counter()
     store = open_small_store(place, timedelta(seconds=300))
-    meet(store, card_of(rank, size), timeout=timedelta(seconds=300), secret="secret")
+    rendezvous(store, rank_info(rank, size), timeout=timedelta(seconds=300), secret="secret")
     spent = [time.process_time() - cpu, time.perf_counter() - wall]
     if rank == 0:
         while store.add("left", 0) < size - 1:

@@ -63,6 +63,6 @@ def _await_rank_0(*args: Any, **kwargs: Any) -> None:
     if rank == "-1":
         rank = os.environ.get("RANK", "0")
     if "RANKWISE_VITALS" in os.environ and by_variables and rank != "0" and host and port.isdigit():
-        from rankwise.world.rendezvous.listener import await_listener
+        from rankwise.world.rendezvous.addresses import await_listener
 
         await_listener(host, int(port), _LISTENER_S)

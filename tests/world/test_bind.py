@@ -176,11 +176,11 @@ APART = """
     for turn, port in enumerate(os.environ["PORTS"].split()):
         os.environ["MASTER_PORT"] = port
         device = "cuda:99" if os.environ["RANK"] == "1" else "cpu"
-        wishes = [{"device": device}, {"timeout": 2.0, "device": "cpu"}][turn]
+        options = [{"device": device}, {"timeout": 2.0, "device": "cpu"}][turn]
         if turn == 1 and os.environ["RANK"] == "1":
             break
         try:
-            with rankwise.bind(**wishes):
+            with rankwise.bind(**options):
                 print("bound")
         except RuntimeError as error:
             print(error)
@@ -230,7 +230,7 @@ def test_a_group_of_one_on_request(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "error", "message"),
+    ("options", "error", "message"),
     [
         ({"seed": -1}, ConfigError, "seed must be an integer from 0"),
         ({"timeout": 0}, ConfigError, "timeout must be positive"),
@@ -239,11 +239,11 @@ def test_a_group_of_one_on_request(monkeypatch):
         ({"device": "cuda:99"}, WorldError, "cuda:99"),
     ],
 )
-def test_arguments_are_checked(monkeypatch, wishes, error, message):
+def test_arguments_are_checked(monkeypatch, options, error, message):
     """Every wrong argument says what is possible, before anything is set up."""
     for name in set(os.environ) - set(CLEAN):
         monkeypatch.delenv(name)
-    with pytest.raises(error, match=message), rankwise.bind(**wishes):
+    with pytest.raises(error, match=message), rankwise.bind(**options):
         pass
 
 
@@ -327,8 +327,8 @@ STRANGER = """
     import datetime, os, torch.distributed as dist
     store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False,
                           timeout=datetime.timedelta(seconds=200))
-    number = store.add("rankwise/knocks", 1)
-    store.set(f"rankwise/knock/{number}", "0123456789abcdef")
+    number = store.add("rankwise/hellos", 1)
+    store.set(f"rankwise/hello/{number}", "0123456789abcdef")
     store.wait(["rankwise/answer/0123456789abcdef"])
     print(store.get("rankwise/answer/0123456789abcdef").decode())
 """

@@ -156,7 +156,7 @@ def test_other_seeds_are_refused_on_every_rank(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "variables", "error", "message"),
+    ("options", "variables", "error", "message"),
     [
         ({"rank": 1}, {}, ConfigError, r"rank= and world_size= must be given together"),
         ({"local_rank": 1}, {}, ConfigError, r"rank= and world_size= must be given together"),
@@ -171,13 +171,13 @@ def test_other_seeds_are_refused_on_every_rank(tmp_path):
         ({}, {"RANK": "1", "WORLD_SIZE": "2"}, WorldError, r"bind\(rank=, world_size=, local_rank=\)"),
     ],
 )
-def test_numbers_that_do_not_tell_the_place(monkeypatch, wishes, variables, error, message):
+def test_numbers_that_do_not_tell_the_place(monkeypatch, options, variables, error, message):
     """What is missing is named, with what to pass or set, before anything is opened."""
     for name in set(os.environ) - set(CLEAN):
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(error, match=message), rankwise.bind(device="cpu", **wishes):
+    with pytest.raises(error, match=message), rankwise.bind(device="cpu", **options):
         pass
 
 

@@ -68,7 +68,7 @@ def test_gpus_that_slurm_has_given_are_not_replaced_by_the_cpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
     monkeypatch.delenv("SLURM_PROCID", raising=False)
-    assert visible_devices().promised == ""
+    assert visible_devices().expected == ""
     monkeypatch.setenv("SLURM_PROCID", "0")
     visible = visible_devices()
     for wish in ("auto", "cuda"):
@@ -78,4 +78,4 @@ def test_gpus_that_slurm_has_given_are_not_replaced_by_the_cpu(monkeypatch):
             choose_device(wish, local_rank=0, world_size=1, visible=visible)
     assert choose_device("cpu", local_rank=0, world_size=1, visible=visible) == "cpu"
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "0")
-    assert visible_devices().promised == ""
+    assert visible_devices().expected == ""

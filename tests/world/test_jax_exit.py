@@ -31,14 +31,14 @@ def test_a_failed_rank_leaves_though_nobody_reads_its_output(left, monkeypatch, 
     """A broken pipe, or no stream at all, does not send it to the meeting at JAX's end, where it would wait."""
     monkeypatch.setattr(sys, "stdout", stream)
     jax_start.note_failure(3)
-    jax_start._leave()
+    jax_start._exit_without_barrier()
     assert left == [3]
 
 
 def test_others_take_the_usual_way_out(left, monkeypatch):
     """A rank that did not fail, and a process that was forked from one that did, meet the others or just end."""
-    jax_start._leave()
+    jax_start._exit_without_barrier()
     jax_start.note_failure(3)
     monkeypatch.setattr(jax_start, "_watched", os.getpid() + 1)
-    jax_start._leave()
+    jax_start._exit_without_barrier()
     assert left == []

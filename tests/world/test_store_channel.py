@@ -11,15 +11,15 @@ from rankwise.testing.held_ports import hold_port
 from rankwise.testing.ranks import run_over_store
 from rankwise.world import binding, store_channel
 from rankwise.world.collectives.channel import KeyChannel
-from rankwise.world.rendezvous.arrival import Mail
-from rankwise.world.rendezvous.small_store import Shelf, SmallStore
+from rankwise.world.rendezvous.protocol import SignedStore
+from rankwise.world.rendezvous.small_store import KeyValues, SmallStore
 from rankwise.world.store_channel import StoreKeys, store_world
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """Nobody waits a second to look at whether another is gone."""
-    monkeypatch.setattr(store_channel, "_LOOK_S", 0.05)
+    monkeypatch.setattr(store_channel, "_POLL_S", 0.05)
 
 
 def test_objects_travel_and_the_port_is_free_again():
@@ -40,7 +40,7 @@ def test_objects_travel_and_the_port_is_free_again():
 
 def test_messages_that_are_there_come_together(monkeypatch):
     """A rank asks for one message and is given the others with the next answer; a stranger's is refused there, too."""
-    asked, ask = [], SmallStore._ask
+    asked, ask = [], SmallStore._request
 
     def noted(store, *question):
         asked.append(question[0])
@@ -55,7 +55,7 @@ def test_messages_that_are_there_come_together(monkeypatch):
                 world.channel.client.key_value_dir_get_bytes(f"{world.channel.name}/strange")
         return world.all_gather_object(world.rank)
 
-    monkeypatch.setattr(SmallStore, "_ask", noted)
+    monkeypatch.setattr(SmallStore, "_request", noted)
     assert run_over_store(6, body) == [[*range(6)]] * 6
     assert "under" in asked
 
@@ -109,11 +109,11 @@ def test_a_rank_of_a_subgroup_that_dies_is_named_as_the_job_does():
 
 def test_what_was_sent_before_the_end_is_heard():
     """A rank that has sent its message and ended is not taken for one that never sent it."""
-    shelf = Kept()
-    keys = StoreKeys(shelf, "p", "secret")
-    keys._tells_of_deaths = True
+    store = LikeAStore()
+    keys = StoreKeys(store, "p", "secret")
+    keys._reports_disconnects = True
     keys.key_value_set_bytes("p/talk/1/1", b"\x00 bytes \xff")
-    shelf.set(keys.gone(1), "")
+    store.set(keys.gone(1), "")
     assert keys.blocking_key_value_get_bytes("p/talk/1/1", 10_000) == b"\x00 bytes \xff"
     with pytest.raises(RuntimeError, match="rank 1 has ended without a message"):
         keys.blocking_key_value_get_bytes("p/talk/2/1", 10_000)
@@ -121,8 +121,8 @@ def test_what_was_sent_before_the_end_is_heard():
         keys.blocking_key_value_get_bytes("p/talk/2/2", 10)
 
 
-class Kept(Shelf):
-    """A shelf that is asked like a store."""
+class LikeAStore(KeyValues):
+    """Keys and values with the calls of a store."""
 
     def get(self, key):
         return super().get(key).encode()
@@ -133,10 +133,10 @@ class Kept(Shelf):
 
 def test_a_message_of_a_stranger_is_refused():
     """Who does not know the secret of the job cannot let a rank unpickle anything."""
-    shelf = Kept()
-    Mail(shelf, "guessed").put("p/talk/1/1", "AAAA")
+    store = LikeAStore()
+    SignedStore(store, "guessed").put("p/talk/1/1", "AAAA")
     with pytest.raises(RuntimeError, match="is from another job"):
-        StoreKeys(shelf, "p", "secret").blocking_key_value_get_bytes("p/talk/1/1", 10)
+        StoreKeys(store, "p", "secret").blocking_key_value_get_bytes("p/talk/1/1", 10)
 
 
 def test_a_store_of_torch_carries_them_too():
@@ -147,7 +147,7 @@ def test_a_store_of_torch_carries_them_too():
 
     def one(rank):
         channel = KeyChannel(StoreKeys(store, "p", ""), "p/talk", rank, 2, timedelta(seconds=30))
-        found[rank] = [channel.swap(f"{number} of {rank}".encode()) for number in range(5)]
+        found[rank] = [channel.exchange(f"{number} of {rank}".encode()) for number in range(5)]
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -165,7 +165,7 @@ def test_the_store_that_bind_keeps_is_used(monkeypatch):
 
     store, port = dist.HashStore(), hold_port()
     places = [Place(rank=rank, world_size=2, master_addr="127.0.0.1", master_port=port) for rank in (0, 1)]
-    monkeypatch.setattr(binding, "_kept", {binding._key(place): store for place in places})
+    monkeypatch.setattr(binding, "_stores", {binding._key(place): store for place in places})
     assert run_over_store(2, lambda world: world.all_gather_object(world.rank), port) == [[0, 1], [0, 1]]
     assert store.num_keys() > 0
 

@@ -28,7 +28,7 @@ __all__ = [
     "known_world",
     "ray_device",
     "refuse_second_bind",
-    "remember",
+    "set_bound_world",
 ]
 
 _bound: World | None = None
@@ -36,7 +36,7 @@ _adopted: tuple[weakref.ref[Any], World] | None = None
 _JAX_TIMEOUT = timedelta(seconds=600)
 
 
-def remember(world: World | None) -> None:
+def set_bound_world(world: World | None) -> None:
     """Record the world that `bind` created, or None when it is gone."""
     global _bound  # noqa: PLW0603  (a process has one bound world)
     _bound = world
@@ -66,14 +66,14 @@ def refuse_second_bind() -> None:
             "this process is already bound: leave the first `with rankwise.bind()` before the second, or use "
             "World.current() inside it"
         )
-    if _default_group() is not None and not _ray_made_the_group():
+    if _default_group() is not None and not _in_ray_worker():
         raise WorldError(
             "the process group is already initialised (by Lightning, Accelerate or this script): use World.current(), "
             "which adopts it, instead of bind()"
         )
 
 
-def _ray_made_the_group() -> bool:
+def _in_ray_worker() -> bool:
     """Whether this process is a worker of Ray Train, whose process group Ray has created; imports nothing."""
     ray_train, dist = sys.modules.get("ray.train"), sys.modules.get("torch.distributed")
     if ray_train is None or dist is None or not dist.is_available() or not dist.is_initialized():

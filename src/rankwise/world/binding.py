@@ -15,18 +15,26 @@ from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
 from rankwise._process.place import Place, find_place, given_place
 from rankwise.errors import ConfigError, Interrupted, WorldError
 from rankwise.world import adopt, group
-from rankwise.world.collectives.channel import keep_for_ever
+from rankwise.world.collectives.channel import never_free_groups
 from rankwise.world.devices import choose_device, default_backend, ranks_per_gpu, visible_devices
 from rankwise.world.keys import check_seed, seed_generators
-from rankwise.world.rendezvous.addresses import say_once
-from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Card, Company, judge, meet, own_card, survey
+from rankwise.world.rendezvous.addresses import warn_once
+from rankwise.world.rendezvous.protocol import (
+    SECRET_VARIABLE,
+    Layout,
+    RankInfo,
+    check_ranks,
+    own_rank_info,
+    rank_layouts,
+    rendezvous,
+)
 from rankwise.world.value import World, make_world
 
-__all__ = ["bind", "keeps_store", "kept_store"]
+__all__ = ["bind", "has_process_store", "process_store"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wishes:
+class _Options:
     """The arguments of `bind`, validated."""
 
     device: str
@@ -132,11 +140,11 @@ def bind(
 class _Bind(contextlib.AbstractContextManager[World], contextlib.ContextDecorator):
     """What `bind` returns: a context manager that tells whoever forgot the `with`."""
 
-    def __init__(self, **wishes: Any) -> None:
-        self._wishes = _Wishes(**wishes)
+    def __init__(self, **options: Any) -> None:
+        self._options = _Options(**options)
 
     def __enter__(self) -> World:
-        bound = _bound(self._wishes)
+        bound = _bound(self._options)
         world = bound.__enter__()
         self._bound = bound
         return world
@@ -153,133 +161,135 @@ class _Bind(contextlib.AbstractContextManager[World], contextlib.ContextDecorato
 
 
 @contextlib.contextmanager
-def _bound(wishes: _Wishes) -> Iterator[World]:
+def _bound(options: _Options) -> Iterator[World]:
     adopt.refuse_second_bind()
-    place, process, theirs = wishes.place(), os.getpid(), adopt.group_world()
+    place, process, ray_world = options.place(), os.getpid(), adopt.group_world()
     if place.note:
-        say_once(place.note)
-    world = _join(place, wishes) if theirs is None else _take_over(theirs, wishes)
-    adopt.remember(world)
+        warn_once(place.note)
+    world = _join(place, options) if ray_world is None else _bind_ray_world(ray_world, options)
+    adopt.set_bound_world(world)
     try:
         yield world
     except BaseException as error:
-        peaceful = isinstance(error, SystemExit) and error.code in (None, 0, Interrupted.EXIT_CODE)
-        _leave(world, process, in_peace=peaceful, ours=theirs is None)
+        graceful = isinstance(error, SystemExit) and error.code in (None, 0, Interrupted.EXIT_CODE)
+        _leave(world, process, graceful=graceful, ours=ray_world is None)
         raise
-    _leave(world, process, in_peace=True, ours=theirs is None)
+    _leave(world, process, graceful=True, ours=ray_world is None)
 
 
-def _leave(world: World, process: int, *, in_peace: bool, ours: bool) -> None:
+def _leave(world: World, process: int, *, graceful: bool, ours: bool) -> None:
     if os.getpid() != process:  # a forked child: the group belongs to its parent
-        keep_for_ever()
+        never_free_groups()
         return
-    adopt.remember(None)
+    adopt.set_bound_world(None)
     if world.channel is not None and ours:
-        group.leave(in_peace=in_peace and not world.channel.broken)
+        group.leave(graceful=graceful and not world.channel.broken)
 
 
-def _join(place: Place, wishes: _Wishes) -> World:
-    device, trouble = _take_device(place, wishes)
+def _join(place: Place, options: _Options) -> World:
+    device, own_error = _take_device(place, options)
     if place.world_size == 1:
-        if trouble is not None:
-            raise trouble
-        company = Company(sharers=place.local_world_size or 1)
-        store = group.local_store() if wishes.always_group else None
+        if own_error is not None:
+            raise own_error
+        layout = Layout(sharers=place.local_world_size or 1)
+        store = group.local_store() if options.always_group else None
     else:
-        whole = kept_store(place, wishes.timeout)
-        company = meet(
-            whole,
-            _card(place, wishes, device, trouble),
-            timeout=wishes.timeout,
-            allow_shared_device=wishes.allow_shared_device or ranks_per_gpu(os.environ) > 1,
+        base_store = process_store(place, options.timeout)
+        layout = rendezvous(
+            base_store,
+            _rank_info(place, options, device, own_error),
+            timeout=options.timeout,
+            allow_shared_device=options.allow_shared_device or ranks_per_gpu(os.environ) > 1,
             secret=os.environ.get(SECRET_VARIABLE, ""),
-            trouble=trouble,
+            own_error=own_error,
         )
-        store = group.prefixed(whole, company.prefix)
-    backend = wishes.backend or default_backend(device, sharers=ranks_per_gpu(os.environ))
-    channel = None if store is None else group.open_group(store, place, backend, device, wishes.timeout)
-    return _made(place, company, channel, wishes, device=device, backend="none" if channel is None else backend)
+        store = group.prefixed(base_store, layout.prefix)
+    backend = options.backend or default_backend(device, sharers=ranks_per_gpu(os.environ))
+    channel = None if store is None else group.open_group(store, place, backend, device, options.timeout)
+    return _make_world(place, layout, channel, options, device=device, backend="none" if channel is None else backend)
 
 
-def _take_over(theirs: World, wishes: _Wishes) -> World:
-    """Return a world on Ray's group; the ranks exchange their cards over this group instead of a store."""
+def _bind_ray_world(ray_world: World, options: _Options) -> World:
+    """Return a world on Ray's group; the ranks exchange their rank infos over this group instead of a store."""
     place = Place(
         family="ray",
-        rank=theirs.rank,
-        world_size=theirs.world_size,
-        local_rank=theirs.local_rank,
-        local_world_size=theirs.local_world_size,
+        rank=ray_world.rank,
+        world_size=ray_world.world_size,
+        local_rank=ray_world.local_rank,
+        local_world_size=ray_world.local_world_size,
         node_rank=None,
         num_nodes=None,
     )
-    wishes = replace(wishes, device=adopt.ray_device()) if wishes.device == "auto" else wishes
-    device, trouble = _take_device(place, wishes)
-    cards = theirs.all_gather_object(_card(place, wishes, device, trouble))
-    error = judge(cards, world_size=place.world_size, allow_shared_device=wishes.allow_shared_device)
+    options = replace(options, device=adopt.ray_device()) if options.device == "auto" else options
+    device, own_error = _take_device(place, options)
+    infos = ray_world.all_gather_object(_rank_info(place, options, device, own_error))
+    error = check_ranks(infos, world_size=place.world_size, allow_shared_device=options.allow_shared_device)
     if error:
-        raise trouble or WorldError(error)
-    return _made(place, survey(cards)[place.rank], theirs.channel, wishes, device=device, backend=theirs.backend)
+        raise own_error or WorldError(error)
+    return _make_world(
+        place, rank_layouts(infos)[place.rank], ray_world.channel, options, device=device, backend=ray_world.backend
+    )
 
 
-def _made(place: Place, company: Company, channel: Any, wishes: _Wishes, *, device: str, backend: str) -> World:
+def _make_world(place: Place, layout: Layout, channel: Any, options: _Options, *, device: str, backend: str) -> World:
     """Return the world, after this process's threads and generators are set."""
     import torch
 
     cores = usable_cores(len(cpu_mask()))
-    threads = choose_threads(wishes.threads, environ=os.environ, cores=cores, sharers=company.sharers)
+    threads = choose_threads(options.threads, environ=os.environ, cores=cores, sharers=layout.sharers)
     torch.set_num_threads(threads)
-    seed_generators(wishes.seed)
+    seed_generators(options.seed)
     return make_world(
-        place, company, channel, device=torch.device(device), backend=backend, seed=wishes.seed, threads=threads
+        place, layout, channel, device=torch.device(device), backend=backend, seed=options.seed, threads=threads
     )
 
 
-_kept: dict[tuple[Any, ...], Any] = {}
+_stores: dict[tuple[Any, ...], Any] = {}
 
 
 def _key(place: Place) -> tuple[Any, ...]:
     return os.getpid(), place.master_addr, place.master_port, place.rank, place.agent_store
 
 
-def keeps_store(place: Place) -> bool:
+def has_process_store(place: Place) -> bool:
     """Whether `bind` has opened torch's store of this place in this process; if so, it has on every rank."""
-    return _key(place) in _kept
+    return _key(place) in _stores
 
 
-def kept_store(place: Place, timeout: timedelta) -> Any:
+def process_store(place: Place, timeout: timedelta) -> Any:
     """Return the ranks' store, opened once per process and kept until the process ends.
 
     A rank that binds again may be earlier than rank 0, so rank 0's store must still exist: a store that ended with the
-    first group could accept a knock and then disappear. Each meeting uses its own keys.
+    first group could accept a connection and then disappear. Each rendezvous uses its own keys.
     """
     key = _key(place)
-    store = _kept.get(key)
+    store = _stores.get(key)
     if store is not None:
         try:
             store.set_timeout(timeout)
             store.num_keys()
         except Exception:  # noqa: BLE001  (each torch has its own) rank 0 was started anew, with another store
-            del _kept[key], store
+            del _stores[key], store
             store = None
     if store is None:
-        store = _kept[key] = group.open_store(place, timeout)
+        store = _stores[key] = group.open_store(place, timeout)
     return store
 
 
-def _take_device(place: Place, wishes: _Wishes) -> tuple[str, Exception | None]:
+def _take_device(place: Place, options: _Options) -> tuple[str, Exception | None]:
     """Choose the device and make it current; return a failure instead of raising, to report it to the other ranks."""
     import torch
 
     try:
         visible = visible_devices()
         name = choose_device(
-            wishes.device,
+            options.device,
             local_rank=place.local_rank,
             world_size=place.world_size,
             visible=visible,
             sharers=ranks_per_gpu(os.environ),
         )
-        choose_threads(wishes.threads, environ=os.environ, cores=1, sharers=1)
+        choose_threads(options.threads, environ=os.environ, cores=1, sharers=1)
         if name.startswith("cuda"):
             torch.cuda.set_device(name)
     except Exception as error:  # noqa: BLE001  (told to all ranks, then raised)
@@ -287,9 +297,9 @@ def _take_device(place: Place, wishes: _Wishes) -> tuple[str, Exception | None]:
     return name, None
 
 
-def _card(place: Place, wishes: _Wishes, device: str, trouble: Exception | None) -> Card:
+def _rank_info(place: Place, options: _Options, device: str, own_error: Exception | None) -> RankInfo:
     import torch
 
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.startswith("cuda") else ""
     version = torch.__version__.partition("+")[0]
-    return own_card(place, gpu=gpu, trouble=trouble, seed=str(wishes.seed), torch=version)
+    return own_rank_info(place, gpu=gpu, own_error=own_error, seed=str(options.seed), torch=version)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rankwise._process.variables import int_of
 from rankwise.errors import ConfigError, WorldError
 
-__all__ = ["Visible", "choose_device", "default_backend", "given_gpus", "ranks_per_gpu", "visible_devices"]
+__all__ = ["Visible", "choose_device", "default_backend", "ranks_per_gpu", "slurm_gpus", "visible_devices"]
 
 _RANKS_PER_GPU = "RANKWISE_RANKS_PER_GPU"
 
@@ -22,12 +22,12 @@ class Visible:
     Attributes:
         num_cuda: CUDA devices.
         mps: whether Apple's GPU can be used.
-        promised: why there should be a GPU, and what was found instead; "" if none is expected.
+        expected: why there should be a GPU, and what was found instead; "" if none is expected.
     """
 
     num_cuda: int = 0
     mps: bool = False
-    promised: str = ""
+    expected: str = ""
 
 
 def visible_devices() -> Visible:
@@ -35,18 +35,18 @@ def visible_devices() -> Visible:
     import torch
 
     num_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    promised = ""
-    if not num_cuda and (given := given_gpus(os.environ)):
+    expected = ""
+    if not num_cuda and (assigned := slurm_gpus(os.environ)):
         built = "ROCm" if torch.version.hip else f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
-        promised = (
-            f"node {os.uname().nodename}: Slurm has given this task GPUs ({given}), but torch {torch.__version__}, "
+        expected = (
+            f"node {os.uname().nodename}: Slurm has given this task GPUs ({assigned}), but torch {torch.__version__}, "
             f"built for {built}, sees none of them "
             f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
         )
-    return Visible(num_cuda=num_cuda, mps=torch.backends.mps.is_available(), promised=promised)
+    return Visible(num_cuda=num_cuda, mps=torch.backends.mps.is_available(), expected=expected)
 
 
-def given_gpus(environ: Mapping[str, str]) -> str:
+def slurm_gpus(environ: Mapping[str, str]) -> str:
     """Return the variables in which Slurm lists a task's GPUs, "" if there are none; a shell of salloc is no task."""
     if "SLURM_PROCID" not in environ:
         return ""
@@ -84,8 +84,8 @@ def choose_device(request: str, *, local_rank: int, world_size: int, visible: Vi
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", request):
         raise ConfigError(f'device must be "auto", "cpu", "cuda", "cuda:<index>" or "mps", got {request!r}')
     if request == "auto":
-        if visible.promised and not visible.num_cuda:
-            raise WorldError(f'{visible.promised}: check the driver and this build of torch, or use bind(device="cpu")')
+        if visible.expected and not visible.num_cuda:
+            raise WorldError(f'{visible.expected}: check the driver and this build of torch, or use bind(device="cpu")')
         request = "cuda" if visible.num_cuda else "mps" if visible.mps and world_size == 1 else "cpu"
     if request == "mps":
         return _mps(world_size, visible)
@@ -103,7 +103,7 @@ def _mps(world_size: int, visible: Visible) -> str:
 def _cuda(request: str, turn: int, visible: Visible, local_rank: int) -> str:
     if not visible.num_cuda:
         raise WorldError(
-            f"device={request!r} was requested, but {visible.promised or 'torch finds no CUDA device'}: check "
+            f"device={request!r} was requested, but {visible.expected or 'torch finds no CUDA device'}: check "
             'CUDA_VISIBLE_DEVICES and that this torch is built for CUDA, or use device="cpu"'
         )
     explicit = request.partition(":")[2]

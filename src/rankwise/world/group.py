@@ -13,8 +13,7 @@ from typing import Any
 from rankwise._process.place import Place, loopback_address
 from rankwise.errors import WorldError
 from rankwise.world.collectives.channel import Channel, close_all, frame_device
-from rankwise.world.rendezvous.addresses import listening_address, store_trouble, warn_of_public
-from rankwise.world.rendezvous.listener import await_listener
+from rankwise.world.rendezvous.addresses import await_listener, listening_address, store_error, warn_of_public
 
 __all__ = ["leave", "local_store", "open_group", "open_store", "prefixed"]
 
@@ -25,10 +24,12 @@ _LEAVE_S = 1.0
 _LISTENER_S = 10.0
 _CONNECTED = "rankwise/connected"  # in the group's store: the ranks that have connected to all others,
 _COMPLETE = "rankwise/complete"  # whether all have,
-_HEARD = "rankwise/heard"  # and the ranks that know it
+_ACKNOWLEDGED = "rankwise/acknowledged"  # and the ranks that know it
 _CONNECT_S = 10.0
-_chosen: list[str] = []  # the interface set by bind, kept while the group lives: groups created later need it too
-_served: list[tuple[Any, int]] = []  # on rank 0: store and number of ranks of the open group
+_interfaces_set: list[
+    str
+] = []  # the interface set by bind, kept while the group lives: groups created later need it too
+_served_stores: list[tuple[Any, int]] = []  # on rank 0: store and number of ranks of the open group
 
 
 def local_store() -> Any:
@@ -75,7 +76,7 @@ def open_store(place: Place, timeout: timedelta) -> Any:
             master_listen_fd=_bound_socket(own, place.master_port) if own else None,
         )
     except Exception as error:
-        raise WorldError(f"{store_trouble(place, timeout)} ({error})") from error
+        raise WorldError(f"{store_error(place, timeout)} ({error})") from error
 
 
 def _file_store(file: str, place: Place, timeout: timedelta) -> Any:
@@ -105,12 +106,12 @@ def _bound_socket(address: str, port: int) -> int:
         return bound.detach()
 
 
-def _stay_on_this_machine(place: Place) -> None:
+def _use_loopback(place: Place) -> None:
     """Make gloo listen on loopback only; by default it uses the address of the host name."""
     interface = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
     if interface and loopback_address(place.master_addr) and _INTERFACE not in os.environ:
         os.environ[_INTERFACE] = interface
-        _chosen.append(interface)
+        _interfaces_set.append(interface)
 
 
 def open_group(store: Any, place: Place, backend: str, device: str, timeout: timedelta) -> Channel:
@@ -122,7 +123,7 @@ def open_group(store: Any, place: Place, backend: str, device: str, timeout: tim
     import torch
     import torch.distributed as dist
 
-    _stay_on_this_machine(place)
+    _use_loopback(place)
     try:
         dist.init_process_group(
             backend,
@@ -135,9 +136,9 @@ def open_group(store: Any, place: Place, backend: str, device: str, timeout: tim
         if place.world_size > 1:
             _await_connections(store, place.world_size)
             if place.rank == 0:
-                _served.append((store, place.world_size))
+                _served_stores.append((store, place.world_size))
     except Exception as error:
-        leave(in_peace=False)
+        leave(graceful=False)
         raise WorldError(
             f"rank {place.rank} of {place.world_size} could not join the {backend} group on {device}: {error}"
         ) from error
@@ -155,28 +156,28 @@ def _await_connections(store: Any, world_size: int) -> None:
         store.set(_COMPLETE, "1")
     with contextlib.suppress(Exception):  # each torch has its own: a rank has died, which the first collective reports
         store.wait([_COMPLETE], timedelta(seconds=_CONNECT_S))
-    store.add(_HEARD, 1)
+    store.add(_ACKNOWLEDGED, 1)
 
 
 def _await_readers(store: Any, world_size: int) -> None:
     """Wait on rank 0, which may serve the store, until the others have read from it what they wait for in joining."""
     until = time.monotonic() + _CONNECT_S
     with contextlib.suppress(Exception):  # the launcher's agent serves it, and has ended
-        while store.add(_HEARD, 0) < world_size and time.monotonic() < until:
+        while store.add(_ACKNOWLEDGED, 0) < world_size and time.monotonic() < until:
             time.sleep(0.005)
 
 
-def leave(*, in_peace: bool) -> None:
-    """Destroy the default group and all others; without `in_peace` abort them, which does not wait for other ranks."""
+def leave(*, graceful: bool) -> None:
+    """Destroy the default group and all others; without `graceful` abort them, which does not wait for other ranks."""
     import torch.distributed as dist
 
-    if _chosen and os.environ.get(_INTERFACE) == _chosen.pop():
+    if _interfaces_set and os.environ.get(_INTERFACE) == _interfaces_set.pop():
         del os.environ[_INTERFACE]
-    served = _served.pop() if _served else None
+    served = _served_stores.pop() if _served_stores else None
     if not dist.is_initialized():
         return
     abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
-    if in_peace or abort is None:
+    if graceful or abort is None:
         if served is not None:
             _await_readers(*served)
         close_all()
@@ -187,9 +188,9 @@ def leave(*, in_peace: bool) -> None:
         abort()
     # gloo closes its connections only when the last reference is dropped, and other ranks notice the failure by that.
     # This waits for gloo's threads, which may be in a collective of a backward pass: do it in a thread, with a limit.
-    letting_go = threading.Thread(target=close_all, name="rankwise-leave", daemon=True)
+    closer = threading.Thread(target=close_all, name="rankwise-leave", daemon=True)
     try:
-        letting_go.start()
+        closer.start()
     except RuntimeError:  # no thread could be started: probably out of memory, which may be the original failure
         return
-    letting_go.join(_LEAVE_S)
+    closer.join(_LEAVE_S)

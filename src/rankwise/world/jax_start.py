@@ -29,16 +29,16 @@ from rankwise.world import adopt
 from rankwise.world.collectives.channel import KeyChannel
 from rankwise.world.jax_state import devices_started, import_jax, jax_client, jax_numbers
 from rankwise.world.keys import check_seed
-from rankwise.world.rendezvous.addresses import listening_address, say_once, warn_of_public
-from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Company, await_key, meet, own_card
-from rankwise.world.rendezvous.small_store import open_small_store, told_of_loss
+from rankwise.world.rendezvous.addresses import listening_address, warn_of_public, warn_once
+from rankwise.world.rendezvous.protocol import SECRET_VARIABLE, Layout, await_key, own_rank_info, rendezvous
+from rankwise.world.rendezvous.small_store import lost_store_as_error, open_small_store
 from rankwise.world.value import World, make_world
 
 __all__ = [
     "Coordinator",
-    "JaxWishes",
+    "JaxOptions",
     "choose_coordinator",
-    "leave_at_once_on_failure",
+    "exit_without_barrier_on_failure",
     "local_devices",
     "note_failure",
     "start_jax",
@@ -55,7 +55,7 @@ _exitcode: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JaxWishes:
+class JaxOptions:
     """The arguments of `World.init_jax`, validated."""
 
     seed: int = 1889
@@ -69,25 +69,25 @@ class JaxWishes:
             raise ConfigError(f"timeout must be at least one second, in seconds or as a timedelta, got {self.timeout}")
 
 
-def start_jax(wishes: JaxWishes) -> World:
+def start_jax(options: JaxOptions) -> World:
     """See `World.init_jax`."""
     jax = import_jax()
     place = find_place(os.environ)
     if place.note:
-        say_once(place.note)
+        warn_once(place.note)
     world = adopt.group_world() or adopt.bound_world()
     if jax_client() is not None:
-        return _already(place, world)
+        return _started_world(place, world)
     if world is not None and world.backend == "jax":  # a single rank, where JAX's distributed system was not started
         return world
     if world is not None:
-        return _beside(jax, world, place, wishes)
-    alone = Company(sharers=place.local_world_size or 1)
-    company = alone if place.world_size == 1 else _join(jax, place, wishes)
-    return _remembered(jax, place, company, wishes)
+        return _start_beside_torch(jax, world, place, options)
+    alone = Layout(sharers=place.local_world_size or 1)
+    layout = alone if place.world_size == 1 else _join(jax, place, options)
+    return _make_world(jax, place, layout, options)
 
 
-def _already(place: Place, world: World | None) -> World:
+def _started_world(place: Place, world: World | None) -> World:
     """Return the world of a JAX initialised before, by rankwise or the user; check its process id and count."""
     found = jax_numbers()
     wanted = (place.rank, place.world_size) if world is None else (world.rank, world.world_size)
@@ -100,7 +100,7 @@ def _already(place: Place, world: World | None) -> World:
     return adopt.current_world() if world is None else world
 
 
-def _beside(jax: Any, world: World, place: Place, wishes: JaxWishes) -> World:
+def _start_beside_torch(jax: Any, world: World, place: Place, options: JaxOptions) -> World:
     """Initialise JAX beside an existing torch group, over which the ranks agree on the address."""
     world.raise_together(ConfigError(_STARTED) if world.world_size > 1 and devices_started() else None)
     if world.world_size == 1:
@@ -118,30 +118,30 @@ def _beside(jax: Any, world: World, place: Place, wishes: JaxWishes) -> World:
         local_rank=world.local_rank,
         local_world_size=world.local_world_size,
     )
-    _initialize(jax, here, address, held[0] if held else None, wishes)
+    _initialize(jax, here, address, held[0] if held else None, options)
     return world
 
 
-def _join(jax: Any, place: Place, wishes: JaxWishes) -> Company:
+def _join(jax: Any, place: Place, options: JaxOptions) -> Layout:
     """Meet the other ranks, get the address of JAX's coordinator from rank 0, and start JAX with it."""
-    store = _open_store(place, wishes.timeout)
+    store = _open_store(place, options.timeout)
     try:
-        with told_of_loss(place):
-            trouble = ConfigError(_STARTED) if devices_started() else None
-            card = own_card(place, trouble=trouble, seed=str(wishes.seed))
+        with lost_store_as_error(place):
+            own_error = ConfigError(_STARTED) if devices_started() else None
+            info = own_rank_info(place, own_error=own_error, seed=str(options.seed))
             secret = os.environ.get(SECRET_VARIABLE, "")
-            company = meet(store, card, timeout=wishes.timeout, secret=secret, trouble=trouble)
-            key, own = f"{company.prefix}/jax", None
+            layout = rendezvous(store, info, timeout=options.timeout, secret=secret, own_error=own_error)
+            key, own = f"{layout.prefix}/jax", None
             if place.rank == 0:
                 own = choose_coordinator(place)
                 store.set(key, own.address)
-            address = await_key(store, key, wishes.timeout)
-            local_ranks = place.local_world_size or company.local_size
-            _initialize(jax, replace(place, local_world_size=local_ranks), address, own, wishes)
+            address = await_key(store, key, options.timeout)
+            local_ranks = place.local_world_size or layout.local_size
+            _initialize(jax, replace(place, local_world_size=local_ranks), address, own, options)
     finally:
         if not place.agent_store:
             store.close()
-    return company
+    return layout
 
 
 def _open_store(place: Place, timeout: timedelta) -> Any:
@@ -153,14 +153,14 @@ def _open_store(place: Place, timeout: timedelta) -> Any:
     return open_store(place, timeout)
 
 
-def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, wishes: JaxWishes) -> None:
+def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, options: JaxOptions) -> None:
     """Start JAX's distributed system and its devices; every rank calls it.
 
     Raises:
         WorldError: JAX did not start, or has another number of processes.
     """
-    _configure(jax, wishes)
-    leave_at_once_on_failure()
+    _configure(jax, options)
+    exit_without_barrier_on_failure()
     with contextlib.ExitStack() as after:
         if own is not None:
             after.callback(own.held.close)
@@ -169,11 +169,11 @@ def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, w
                 address,
                 num_processes=place.world_size,
                 process_id=place.rank,
-                local_device_ids=local_devices(place, wishes.local_device_ids),
+                local_device_ids=local_devices(place, options.local_device_ids),
                 cluster_detection_method="deactivate",
-                initialization_timeout=int(wishes.timeout.total_seconds()),
+                initialization_timeout=int(options.timeout.total_seconds()),
                 coordinator_bind_address=None if own is None else own.bind_address,
-                **_farewell(jax, wishes),
+                **_shutdown_timeout(jax, options),
             )
             found = jax.process_count()  # initialises the devices, which needs all ranks
         except (RuntimeError, ValueError) as error:
@@ -188,22 +188,22 @@ def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, w
         )
 
 
-def _configure(jax: Any, wishes: JaxWishes) -> None:
+def _configure(jax: Any, options: JaxOptions) -> None:
     if getattr(jax.config, "jax_cpu_collectives_implementation", None) in (None, "none"):
-        say_once(
+        warn_once(
             "JAX computes over several processes of CPUs with gloo only: jax_cpu_collectives_implementation is set"
         )
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # keep JAX from handling SIGTERM unless requested: else a launcher that ends the ranks has to kill them
     with contextlib.suppress(AttributeError):  # older versions lack this option
-        jax.config.update("jax_enable_preemption_service", wishes.preemption_service)
+        jax.config.update("jax_enable_preemption_service", options.preemption_service)
 
 
-def _farewell(jax: Any, wishes: JaxWishes) -> dict[str, int]:
+def _shutdown_timeout(jax: Any, options: JaxOptions) -> dict[str, int]:
     """Return the option for how long an ended rank waits for the others; {} in older versions, which lack it."""
     known = inspect.signature(jax.distributed.initialize).parameters
     name = "shutdown_timeout_seconds"
-    return {name: int(wishes.timeout.total_seconds())} if name in known else {}
+    return {name: int(options.timeout.total_seconds())} if name in known else {}
 
 
 def local_devices(place: Place, wanted: Sequence[int] | None) -> list[int] | None:
@@ -215,24 +215,24 @@ def local_devices(place: Place, wanted: Sequence[int] | None) -> list[int] | Non
     return None if place.local_world_size == 1 or narrowed else [place.local_rank]
 
 
-def _remembered(jax: Any, place: Place, company: Company, wishes: JaxWishes) -> World:
+def _make_world(jax: Any, place: Place, layout: Layout, options: JaxOptions) -> World:
     import numpy as np
 
-    random.seed(wishes.seed)
-    np.random.seed(wishes.seed)  # noqa: NPY002  (libraries draw from the global generator)
+    random.seed(options.seed)
+    np.random.seed(options.seed)  # noqa: NPY002  (libraries draw from the global generator)
     client = jax_client()
-    channel = None if client is None else KeyChannel(client, "rankwise", place.rank, place.world_size, wishes.timeout)
-    threads = choose_threads(None, environ=os.environ, cores=usable_cores(len(cpu_mask())), sharers=company.sharers)
+    channel = None if client is None else KeyChannel(client, "rankwise", place.rank, place.world_size, options.timeout)
+    threads = choose_threads(None, environ=os.environ, cores=usable_cores(len(cpu_mask())), sharers=layout.sharers)
     world = make_world(
         place,
-        company,
+        layout,
         channel,
         device=jax.local_devices()[0],
         backend="jax",
-        seed=wishes.seed,
+        seed=options.seed,
         threads=threads,
     )
-    adopt.remember(world)
+    adopt.set_bound_world(world)
     return world
 
 
@@ -263,7 +263,7 @@ def choose_coordinator(place: Place) -> Coordinator:
     machine towards that one.
     """
     host = _own_host(place.master_addr) if place.master_addr else socket.gethostname()
-    held = _hold(listening_address(host))
+    held = _reserve_port(listening_address(host))
     warn_of_public(host, "JAX's coordinator")
     name = f"[{host}]" if ":" in host else host
     return Coordinator(address=f"{name}:{held.getsockname()[1]}", held=held)
@@ -289,7 +289,7 @@ def _is_own(family: int, kind: int, address: object) -> bool:
     return True
 
 
-def _hold(host: str) -> socket.socket:
+def _reserve_port(host: str) -> socket.socket:
     """Bind a free port. With SO_REUSEPORT, which JAX's server sets too, that server can listen on the held port."""
     everywhere = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if everywhere or ":" in host else socket.AF_INET
@@ -301,7 +301,7 @@ def _hold(host: str) -> socket.socket:
     return held
 
 
-def leave_at_once_on_failure() -> None:
+def exit_without_barrier_on_failure() -> None:
     """Make this process exit without JAX's barrier if it fails; a second call does nothing."""
     global _watched  # noqa: PLW0603  (there is one process)
     if _watched == os.getpid():
@@ -316,7 +316,7 @@ def leave_at_once_on_failure() -> None:
 
     sys.excepthook = hook
     # exit handlers run in reverse order, so this one runs before JAX's, which was registered at the import of JAX
-    atexit.register(_leave)
+    atexit.register(_exit_without_barrier)
 
 
 def note_failure(exitcode: int) -> None:
@@ -329,7 +329,7 @@ def note_failure(exitcode: int) -> None:
     _exitcode = exitcode
 
 
-def _leave() -> None:
+def _exit_without_barrier() -> None:
     if _exitcode is None or _watched != os.getpid():
         return
     logging.shutdown()

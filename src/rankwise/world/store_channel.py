@@ -12,18 +12,18 @@ from typing import Any
 
 from rankwise._process.place import Place
 from rankwise.errors import WorldError
-from rankwise.world.binding import keeps_store, kept_store
+from rankwise.world.binding import has_process_store, process_store
 from rankwise.world.collectives.channel import KeyChannel
 from rankwise.world.rendezvous.addresses import warn_of_public
-from rankwise.world.rendezvous.arrival import SECRET_VARIABLE, Mail, meet, own_card
-from rankwise.world.rendezvous.small_store import SmallStore, open_small_store, told_of_loss
+from rankwise.world.rendezvous.protocol import SECRET_VARIABLE, SignedStore, own_rank_info, rendezvous
+from rankwise.world.rendezvous.small_store import SmallStore, lost_store_as_error, open_small_store
 from rankwise.world.value import World, make_world
 
 __all__ = ["StoreKeys", "store_world"]
 
 _MEET = timedelta(minutes=10)
 _COLLECTIVE = timedelta(days=1)  # long, because the store reports a dead rank, so no timeout is needed for that
-_LOOK_S = 1.0  # interval of the checks whether the awaited rank is gone
+_POLL_S = 1.0  # interval of the checks whether the awaited rank is gone
 
 
 @contextlib.contextmanager
@@ -48,12 +48,12 @@ def store_world(place: Place) -> Iterator[World]:
             f"rank {place.rank} of {place.world_size} does not know where the ranks meet: set MASTER_ADDR and "
             "MASTER_PORT (`rankwise run`, torchrun, srun and mpirun do), or create a process group first"
         )
-    ours = not (place.agent_store or keeps_store(place))  # else torch's store already uses this address
-    if ours and place.rank == 0:
+    own_store = not (place.agent_store or has_process_store(place))  # else torch's store already uses this address
+    if own_store and place.rank == 0:
         warn_of_public(place.master_addr, "the store of the ranks")
-    store: Any = open_small_store(place, _MEET) if ours else kept_store(place, _MEET)
+    store: Any = open_small_store(place, _MEET) if own_store else process_store(place, _MEET)
     try:
-        world = _met(store, place)
+        world = _connected_world(store, place)
         try:
             yield world
         finally:
@@ -61,20 +61,20 @@ def store_world(place: Place) -> Iterator[World]:
             with contextlib.suppress(WorldError):
                 world.barrier()
     finally:
-        if ours:
+        if own_store:
             store.close()
 
 
-def _met(store: Any, place: Place) -> World:
+def _connected_world(store: Any, place: Place) -> World:
     secret = os.environ.get(SECRET_VARIABLE, "")
-    with told_of_loss(place):
-        company = meet(store, own_card(place), timeout=_MEET, secret=secret)
-        keys = StoreKeys(store, company.prefix, secret)
+    with lost_store_as_error(place):
+        layout = rendezvous(store, own_rank_info(place), timeout=_MEET, secret=secret)
+        keys = StoreKeys(store, layout.prefix, secret)
         if isinstance(store, SmallStore):
             store.stop_listening()  # all are connected: release the port for a process group or the next meeting
-            store.leave_word(keys.gone(place.rank))
-    channel = KeyChannel(keys, f"{company.prefix}/talk", place.rank, place.world_size, _COLLECTIVE)
-    return make_world(place, company, channel, device="cpu", backend="store", threads=1)
+            store.set_at_disconnect(keys.gone(place.rank))
+    channel = KeyChannel(keys, f"{layout.prefix}/talk", place.rank, place.world_size, _COLLECTIVE)
+    return make_world(place, layout, channel, device="cpu", backend="store", threads=1)
 
 
 class StoreKeys:
@@ -87,8 +87,8 @@ class StoreKeys:
     """
 
     def __init__(self, store: Any, prefix: str, secret: str) -> None:
-        self._store, self._prefix, self._mail = store, prefix, Mail(store, secret)
-        self._tells_of_deaths = isinstance(store, SmallStore)
+        self._store, self._prefix, self._signed = store, prefix, SignedStore(store, secret)
+        self._reports_disconnects = isinstance(store, SmallStore)
 
     def gone(self, rank: int | str) -> str:
         """Return the key that the store writes when the rank's connection ends."""
@@ -100,8 +100,8 @@ class StoreKeys:
         Raises:
             RuntimeError: the store is gone.
         """
-        with _as_a_loss():
-            self._mail.put(key, base64.b64encode(value).decode())
+        with _lost_store_as_runtime_error():
+            self._signed.put(key, base64.b64encode(value).decode())
 
     def blocking_key_value_get_bytes(self, key: str, patience_ms: int) -> bytes:
         """Return the message under a key; the key ends with the sender's rank.
@@ -109,9 +109,9 @@ class StoreKeys:
         Raises:
             RuntimeError: it did not arrive in time, its sender or the store is gone, or its HMAC is wrong.
         """
-        with _as_a_loss():
+        with _lost_store_as_runtime_error():
             self._await(key, patience_ms / 1000)
-            return self._opened(key, self._store.get(key))
+            return self._verified(key, self._store.get(key))
 
     def key_value_dir_get_bytes(self, folder: str) -> list[tuple[str, bytes]]:
         """Return the messages under a folder of keys that are there, with their keys; none from a store of torch's.
@@ -121,11 +121,11 @@ class StoreKeys:
         """
         if not isinstance(self._store, SmallStore):
             return []  # it cannot list its keys
-        with _as_a_loss():
-            return [(key, self._opened(key, value)) for key, value in self._store.under(folder)]
+        with _lost_store_as_runtime_error():
+            return [(key, self._verified(key, value)) for key, value in self._store.under(folder)]
 
-    def _opened(self, key: str, value: bytes) -> bytes:
-        text = self._mail.opened(key, value)
+    def _verified(self, key: str, value: bytes) -> bytes:
+        text = self._signed.verified(key, value)
         if text is None:
             raise RuntimeError(f"the message {key} is from another job: it has another {SECRET_VARIABLE}")
         return base64.b64decode(text)
@@ -135,11 +135,13 @@ class StoreKeys:
         while True:
             left_s = max(0.001, deadline - time.monotonic())
             try:
-                self._store.wait([key], timedelta(seconds=min(left_s, _LOOK_S) if self._tells_of_deaths else left_s))
+                self._store.wait(
+                    [key], timedelta(seconds=min(left_s, _POLL_S) if self._reports_disconnects else left_s)
+                )
             except ConnectionError:
                 raise
             except Exception:
-                if not self._tells_of_deaths:
+                if not self._reports_disconnects:
                     raise  # torch's RuntimeError
                 if is_gone:
                     raise RuntimeError(f"rank {rank} has ended without a message") from None
@@ -156,12 +158,12 @@ class StoreKeys:
         Raises:
             RuntimeError: the store is gone.
         """
-        with _as_a_loss():
+        with _lost_store_as_runtime_error():
             self._store.delete_key(key)
 
 
 @contextlib.contextmanager
-def _as_a_loss() -> Iterator[None]:
+def _lost_store_as_runtime_error() -> Iterator[None]:
     try:
         yield
     except OSError as error:

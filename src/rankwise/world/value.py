@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rankwise._process.place import Place
     from rankwise.world.collectives.channel import Channel, KeyChannel
-    from rankwise.world.rendezvous.arrival import Company
+    from rankwise.world.rendezvous.protocol import Layout
 
 __all__ = ["ReduceOp", "World", "make_world"]
 
@@ -146,10 +146,10 @@ class World:
             ConfigError: an argument is out of range, JAX has already computed, or was initialised with other numbers.
             WorldError: the place is contradictory, a rank is missing, or JAX could not start.
         """
-        from rankwise.world.jax_start import JaxWishes, start_jax
+        from rankwise.world.jax_start import JaxOptions, start_jax
 
         return start_jax(
-            JaxWishes(
+            JaxOptions(
                 seed=seed,
                 timeout=timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout),
                 local_device_ids=local_device_ids,
@@ -269,7 +269,7 @@ class World:
 
 def make_world(
     place: Place,
-    company: Company | None,
+    layout: Layout | None,
     channel: Any,
     *,
     device: Any,
@@ -281,12 +281,12 @@ def make_world(
 
     Without a meeting, for a group that another library created, all ranks are by default on one machine.
     """
-    host, num_hosts = (0, 1) if company is None else (company.host, company.num_hosts)
+    host, num_hosts = (0, 1) if layout is None else (layout.host, layout.num_hosts)
     return World(
         rank=place.rank,
         world_size=place.world_size,
         local_rank=place.local_rank,
-        local_world_size=place.local_world_size or (place.world_size if company is None else company.local_size),
+        local_world_size=place.local_world_size or (place.world_size if layout is None else layout.local_size),
         node_rank=host if place.node_rank is None else place.node_rank,
         num_nodes=num_hosts if place.num_nodes is None else place.num_nodes,
         device=device,

@@ -74,7 +74,7 @@ def test_every_rank_gets_all_messages():
         mine = channel(rank, client)
         found[rank] = []
         for number in range(50):
-            found[rank].append(mine.swap(f"{number} of {rank}".encode()))
+            found[rank].append(mine.exchange(f"{number} of {rank}".encode()))
             kept.append(len(client.values))
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(3)]
@@ -94,7 +94,7 @@ def test_it_costs_a_few_questions_at_any_number_of_ranks(rank):
     client = Coordinator()
     client.values = {f"x/1/{other}": b"%d" % other for other in range(1000) if other != rank}
     mine = channel(rank, client, world_size=1000)
-    assert mine.swap(b"%d" % rank) == [b"%d" % other for other in range(1000)]
+    assert mine.exchange(b"%d" % rank) == [b"%d" % other for other in range(1000)]
     assert client.num_asked == 3
     client.values = {f"x/1/{rank}": b""} | {f"x/2/{other}": b"" for other in range(1000) if other not in (rank, 500)}
     taken = client.key_value_dir_get_bytes
@@ -105,17 +105,17 @@ def test_it_costs_a_few_questions_at_any_number_of_ranks(rank):
         return found
 
     client.num_asked, client.key_value_dir_get_bytes = 0, late
-    assert mine.swap(b"") == [b""] * 1000
+    assert mine.exchange(b"") == [b""] * 1000
     assert client.num_asked == 5
 
 
 def test_a_late_rank_is_an_error():
     """Nobody waits longer than the timeout."""
     with pytest.raises(RuntimeError, match="timed out with key: x/1/1"):
-        channel(0, Coordinator(), 0.01).swap(b"")
+        channel(0, Coordinator(), 0.01).exchange(b"")
 
 
 def test_it_stays_in_its_process():
-    """A worker process cannot swap messages for the rank."""
+    """A worker process cannot exchange messages for the rank."""
     with pytest.raises(WorldError, match="cannot be sent to another process"):
         pickle.dumps(channel(0, None))

@@ -90,13 +90,13 @@ def unreadable(world):
     """An offer that can be made, and then cannot be read."""
     from rankwise.world.collectives.handshake import Call, exchange
 
-    class Offer:
+    class Contribution:
         structure, payload_bytes = "", 8
 
         def payload(self):
             raise BufferError("the memory is gone")
 
-    exchange(world, Call("barrier", "here"), Offer)
+    exchange(world, Call("barrier", "here"), Contribution)
 
 
 FAILURES = {

@@ -7,7 +7,7 @@ from rankwise.testing import run_ranks
 from rankwise.world import World
 
 
-def swap(world, size):
+def exchange(world, size):
     mine = {"rank": world.rank, "text": "x" * (size * world.rank), "set": {1, world.rank}}
     return (
         world.all_gather_object(mine),
@@ -21,7 +21,7 @@ def swap(world, size):
 def test_objects_arrive_whole(size):
     """Short ones inside the frame, long ones behind it, of different sizes per rank."""
     wanted = [{"rank": rank, "text": "x" * (size * rank), "set": {1, rank}} for rank in range(3)]
-    for rank, found in enumerate(run_ranks(swap, 3, size)):
+    for rank, found in enumerate(run_ranks(exchange, 3, size)):
         assert found == (wanted, wanted if rank == 1 else None, wanted[1], wanted[0])
 
 

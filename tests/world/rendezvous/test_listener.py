@@ -9,8 +9,8 @@ import pytest
 
 from rankwise import _torch_hook
 from rankwise.testing.held_ports import hold_port
-from rankwise.world.rendezvous import listener
-from rankwise.world.rendezvous.listener import await_listener
+from rankwise.world.rendezvous import addresses
+from rankwise.world.rendezvous.addresses import await_listener
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_it_waits_until_something_listens(bound, monkeypatch):
         if len(pauses) == 9:
             bound.listen()
 
-    monkeypatch.setattr(listener.time, "sleep", sleep)
+    monkeypatch.setattr(addresses.time, "sleep", sleep)
     await_listener(host, port, 60.0)
     assert pauses == sorted(pauses)
     assert (len(pauses), max(pauses)) == (9, 0.05)

@@ -12,8 +12,8 @@ from rankwise._process.place import Place
 from rankwise.errors import WorldError
 from rankwise.testing.held_ports import hold_port
 from rankwise.world.rendezvous import small_store
-from rankwise.world.rendezvous.arrival import Card, meet
-from rankwise.world.rendezvous.small_store import Shelf, SmallStore, StoreServer, _Answering, open_small_store
+from rankwise.world.rendezvous.protocol import RankInfo, rendezvous
+from rankwise.world.rendezvous.small_store import KeyValues, SmallStore, StoreServer, _Connection, open_small_store
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_key_is_waited_for(stores):
 
 
 def test_a_rank_is_counted_before_its_card_is_there(stores, monkeypatch):
-    """The one that keeps the store waits for the card of a rank that has only been counted so far."""
+    """The one that keeps the store waits for the info of a rank that has only been counted so far."""
     first, second = stores
     asked, met = threading.Event(), []
     wait, put = first.wait, second.set
@@ -60,18 +60,18 @@ def test_a_rank_is_counted_before_its_card_is_there(stores, monkeypatch):
         wait(keys, patience)
 
     def late(key, value):
-        if "/card/" in key:
+        if "/info/" in key:
             assert asked.wait(30)
         put(key, value)
 
     monkeypatch.setattr(first, "wait", waited)
     monkeypatch.setattr(second, "set", late)
-    cards = [Card(rank=rank, world_size=2, host="here", mask="0", place=f"process {rank}") for rank in (0, 1)]
-    other = threading.Thread(target=lambda: met.append(meet(second, cards[1], timeout=timedelta(seconds=30))))
+    infos = [RankInfo(rank=rank, world_size=2, host="here", mask="0", place=f"process {rank}") for rank in (0, 1)]
+    other = threading.Thread(target=lambda: met.append(rendezvous(second, infos[1], timeout=timedelta(seconds=30))))
     other.start()
-    company = meet(first, cards[0], timeout=timedelta(seconds=30))
+    layout = rendezvous(first, infos[0], timeout=timedelta(seconds=30))
     other.join(30)
-    assert met == [company]
+    assert met == [layout]
 
 
 def test_a_rank_that_dies_before_its_card_is_there_is_missing(stores, monkeypatch):
@@ -80,21 +80,21 @@ def test_a_rank_that_dies_before_its_card_is_there_is_missing(stores, monkeypatc
     put = second.set
 
     def dies(key, value):
-        if "/card/" in key:
+        if "/info/" in key:
             raise ConnectionAbortedError
         put(key, value)
 
     monkeypatch.setattr(second, "set", dies)
-    cards = [Card(rank=rank, world_size=2, host="here", place=f"process {rank}") for rank in (0, 1)]
+    infos = [RankInfo(rank=rank, world_size=2, host="here", place=f"process {rank}") for rank in (0, 1)]
 
     def rank_1():
         with contextlib.suppress(ConnectionAbortedError):
-            meet(second, cards[1], timeout=timedelta(seconds=30))
+            rendezvous(second, infos[1], timeout=timedelta(seconds=30))
 
     other = threading.Thread(target=rank_1)
     other.start()
     with pytest.raises(WorldError, match="1 of 2 ranks did not arrive in time: 1"):
-        meet(first, cards[0], timeout=timedelta(seconds=3))
+        rendezvous(first, infos[0], timeout=timedelta(seconds=3))
     other.join(30)
     assert not other.is_alive()
 
@@ -111,7 +111,7 @@ def test_a_key_is_forgotten(stores):
 def test_a_rank_leaves_word_of_its_end(stores):
     """The store puts the key when the connection ends; one that stopped listening keeps who is there."""
     first, second = stores
-    first.leave_word("gone")
+    first.set_at_disconnect("gone")
     assert not second.check(["gone"])  # answered, so accepted: one still in the listen queue would be reset
     second.stop_listening()
     assert not second.check(["gone"])
@@ -125,7 +125,7 @@ def test_mistakes_are_answered(stores):
     with pytest.raises(OSError, match="KeyError: 'missing'"):
         first.get("missing")
     with pytest.raises(OSError, match="has no '__init__'"):
-        first._ask("__init__")
+        first._request("__init__")
     assert first.add("n", 1) == 1
 
 
@@ -148,7 +148,10 @@ def test_ranks_meet_over_it():
     def one(rank):
         place = Place(rank=rank, world_size=2, master_addr="localhost", master_port=port)
         store = open_small_store(place, timedelta(seconds=30))
-        results[rank] = (meet(store, Card(rank=rank, world_size=2, host="h"), timeout=timedelta(seconds=30)), store)
+        results[rank] = (
+            rendezvous(store, RankInfo(rank=rank, world_size=2, host="h"), timeout=timedelta(seconds=30)),
+            store,
+        )
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in (1, 0)]
     for thread in threads:
@@ -202,7 +205,7 @@ def test_a_rank_that_dies_leaves_no_traceback(stores, error):
         def write(self, _):
             raise error
 
-    answering = object.__new__(_Answering)
+    answering = object.__new__(_Connection)
     answering.server = stores[1]._server
     answering.rfile, answering.wfile = io.BytesIO(b'["add", "n", 1]\n["add", "n", 1]\n'), Cut()
     answering.handle()
@@ -219,7 +222,7 @@ def test_a_machine_that_has_gone_is_not_waited_for_for_ever(monkeypatch):
 
 def test_who_has_waited_in_vain_is_forgotten():
     """Rank 0 keeps nothing of a rank that asks again and again; who waits beside it still hears."""
-    shelf, heard = Shelf(), []
+    shelf, heard = KeyValues(), []
     other = threading.Thread(target=lambda: heard.append(shelf.wait(["late"], 60.0)))
     other.start()
     while not shelf._waiting:

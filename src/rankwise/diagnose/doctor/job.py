@@ -32,7 +32,7 @@ from rankwise.diagnose.variables import PREFIXES
 from rankwise.errors import WorldError
 from rankwise.launch.hardware import format_numbers
 from rankwise.world import bind
-from rankwise.world.binding import kept_store
+from rankwise.world.binding import process_store
 
 __all__ = ["check_job", "judge_devices", "judge_facts", "judge_folder", "judge_others"]
 
@@ -59,7 +59,7 @@ def check_job(
     if met.status == "fail":
         return [met], True
     try:
-        store = kept_store(place, timedelta(seconds=max(1.0, deadline - time.monotonic())))
+        store = process_store(place, timedelta(seconds=max(1.0, deadline - time.monotonic())))
         cards, checks = _compare(functools.partial(exchange, store, place, deadline), place, local)
     except (WorldError, RuntimeError, OSError) as error:  # torch's stores raise RuntimeError
         return [_no_store(place, error)], True

@@ -20,7 +20,7 @@ _OURS = ("RANKWISE_FRESH", "RANKWISE_STORE_FILE", "RANKWISE_VITALS")
 # variables that the ranks do not need: only supervisors use the token
 _STALE = (*_OURS, "RANKWISE_TOKEN", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
 _MAX_SECONDS = "RANKWISE_MAX_SECONDS"
-# the ranks of this process's launches authenticate each other with this secret, see world/rendezvous/arrival
+# the ranks of this process's launches authenticate each other with this secret, see world/rendezvous/protocol
 _SECRET = os.urandom(16).hex()
 
 

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 from rankwise._shutdown import let_gloo_finish
 from rankwise.errors import WorldError
 
-__all__ = ["Channel", "KeyChannel", "close_all", "frame_device", "keep_for_ever"]
+__all__ = ["Channel", "KeyChannel", "close_all", "frame_device", "never_free_groups"]
 
 _open: weakref.WeakSet[Channel] = weakref.WeakSet()
-_left: list[weakref.ref[Any]] = []
+_closed_groups: list[weakref.ref[Any]] = []
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -45,7 +45,7 @@ class Channel:
             "numbers that are needed (world.rank, world.world_size)"
         )
 
-    def swap(self, mine: bytes) -> list[bytes]:
+    def exchange(self, mine: bytes) -> list[bytes]:
         """Return the messages of all ranks, by rank, which have one size; every rank calls it.
 
         Raises:
@@ -62,7 +62,7 @@ class Channel:
     def close(self) -> None:
         """Drop the reference to the group; later calls raise."""
         if self.group is not None:
-            _left.append(weakref.ref(self.group))
+            _closed_groups.append(weakref.ref(self.group))
         self.group = None
         self.broken = self.broken or "it was left: the `with rankwise.bind()` block has ended"
 
@@ -79,7 +79,7 @@ def close_all() -> None:
         channel.close()
 
 
-def keep_for_ever() -> None:
+def never_free_groups() -> None:
     """In a forked child, never free the groups: the exit would wait for their threads, which only the parent has.
 
     A variable is not enough: the interpreter clears all variables when it ends.
@@ -90,9 +90,9 @@ def keep_for_ever() -> None:
 
 
 @atexit.register
-def _leave_in_peace() -> None:
+def _close_at_exit() -> None:
     close_all()
-    if any(group() is not None for group in _left):
+    if any(group() is not None for group in _closed_groups):
         # another object, for example a DistributedDataParallel model, keeps a group: release the lock for its threads
         let_gloo_finish()
 
@@ -119,7 +119,7 @@ class KeyChannel:
         world_size: number of ranks in the group.
         timeout: how long a call waits for the other ranks.
         calls: number of collectives so far, equal on all ranks.
-        swaps: number of message exchanges so far.
+        exchanges: number of message exchanges so far.
         senders: the job's rank of each rank in the group, for the keys: the client looks for the death of these.
         broken: why the channel is not usable any more, "" while it is.
     """
@@ -130,7 +130,7 @@ class KeyChannel:
     world_size: int
     timeout: timedelta
     calls: int = 0
-    swaps: int = 0
+    exchanges: int = 0
     senders: tuple[int, ...] = ()
     broken: str = ""
 
@@ -143,30 +143,32 @@ class KeyChannel:
             "world.world_size)"
         )
 
-    def swap(self, mine: bytes) -> list[bytes]:
+    def exchange(self, mine: bytes) -> list[bytes]:
         """Return the messages of all ranks, by rank; every rank calls it.
 
         Raises:
             RuntimeError: a rank is late by more than the timeout, or the coordinator is gone.
         """
-        self.swaps += 1
+        self.exchanges += 1
         me = self.senders[self.rank]
-        self.client.key_value_set_bytes(self._key(self.swaps, me), bytes(mine))
+        self.client.key_value_set_bytes(self._key(self.exchanges, me), bytes(mine))
         patience_ms = max(1, int(self.timeout.total_seconds() * 1000))
         found = {me: bytes(mine)}
         for sender in self.senders:
             if sender in found:
                 continue
-            found[sender] = bytes(self.client.blocking_key_value_get_bytes(self._key(self.swaps, sender), patience_ms))
+            found[sender] = bytes(
+                self.client.blocking_key_value_get_bytes(self._key(self.exchanges, sender), patience_ms)
+            )
             if len(found) < self.world_size:
                 # One request returns all messages that exist. One request per rank would cost the server time with the
                 # square of the number of ranks.
-                others = self.client.key_value_dir_get_bytes(f"{self.name}/{self.swaps}")
+                others = self.client.key_value_dir_get_bytes(f"{self.name}/{self.exchanges}")
                 found |= {int(key.rpartition("/")[2]): bytes(value) for key, value in others}
         # all ranks have begun this exchange, so all have read the messages of the previous one
-        if self.swaps > 1:
-            self.client.key_value_delete(self._key(self.swaps - 1, me))
+        if self.exchanges > 1:
+            self.client.key_value_delete(self._key(self.exchanges - 1, me))
         return [found[sender] for sender in self.senders]
 
-    def _key(self, swap: int, sender: int) -> str:
-        return f"{self.name}/{swap}/{sender}"
+    def _key(self, exchange: int, sender: int) -> str:
+        return f"{self.name}/{exchange}/{sender}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.errors import ConfigError
 from rankwise.world.collectives.channel import Channel, KeyChannel
-from rankwise.world.collectives.handshake import Call, Offer, call_place, carry, exchange
+from rankwise.world.collectives.handshake import Call, Contribution, call_place, exchange, run_transport
 
 if TYPE_CHECKING:
     from rankwise.world.value import World
@@ -20,7 +20,7 @@ __all__ = ["barrier", "raise_together", "subgroup"]
 def barrier(world: World) -> None:
     """See `World.barrier`."""
     if world.channel is not None:
-        exchange(world, Call("barrier", call_place()), Offer)
+        exchange(world, Call("barrier", call_place()), Contribution)
 
 
 def raise_together(world: World, error: BaseException | None) -> None:
@@ -30,10 +30,10 @@ def raise_together(world: World, error: BaseException | None) -> None:
             raise error
         return
 
-    def prepare() -> Offer:
+    def prepare() -> Contribution:
         if error is not None:
             raise error
-        return Offer()
+        return Contribution()
 
     exchange(world, Call("raise_together", call_place()), prepare)
 
@@ -45,15 +45,15 @@ def subgroup(world: World, ranks: Sequence[int]) -> World | None:
         _check_members(world, members)
         return world
 
-    def prepare() -> Offer:
+    def prepare() -> Contribution:
         _check_members(world, members)
         number = max(_num_groups(world), _first_unused)
-        return Offer(data=number.to_bytes(8, "little"), structure=f"ranks {members}")
+        return Contribution(data=number.to_bytes(8, "little"), structure=f"ranks {members}")
 
     call = Call("subgroup", call_place())
     _, frames = exchange(world, call, prepare)
-    most = max(int.from_bytes(frames[rank].payload, "little") for rank in members)
-    channel = _open(world, members, call, most)
+    highest = max(int.from_bytes(frames[rank].payload, "little") for rank in members)
+    channel = _open(world, members, call, highest)
     if world.rank not in members:
         return None
     return dataclasses.replace(
@@ -85,13 +85,13 @@ def _num_groups(world: World) -> int:
     return len(dist.distributed_c10d._world.pg_names)  # noqa: SLF001  (part of the names of groups, see _open_group)
 
 
-def _open(world: World, members: list[int], call: Call, most: int) -> Channel | KeyChannel | None:
+def _open(world: World, members: list[int], call: Call, highest: int) -> Channel | KeyChannel | None:
     """Create the group; one rank needs none. All ranks of the job must call torch, unless members synchronise alone."""
     if len(members) == 1:
         return None
     parent = world.channel
     if isinstance(parent, KeyChannel):
-        return _some_keys(world, parent, members)
+        return _key_channel(world, parent, members)
     import torch.distributed as dist
 
     assert parent is not None
@@ -99,12 +99,14 @@ def _open(world: World, members: list[int], call: Call, most: int) -> Channel | 
     if not (whole_job or world.rank in members):
         return None
     ranks = [world.global_ranks[rank] for rank in members]
-    fill = 0 if whole_job else most - _num_groups(world)
-    group = carry(world, call, lambda: _open_group(ranks, parent.timeout, alone=not whole_job, fill=fill))
+    num_fillers = 0 if whole_job else highest - _num_groups(world)
+    group = run_transport(
+        world, call, lambda: _open_group(ranks, parent.timeout, alone=not whole_job, num_fillers=num_fillers)
+    )
     return Channel(group, parent.timeout, device=parent.device)
 
 
-def _open_group(ranks: list[int], timeout: timedelta, *, alone: bool, fill: int) -> object:
+def _open_group(ranks: list[int], timeout: timedelta, *, alone: bool, num_fillers: int) -> object:
     """Create a torch process group.
 
     If members synchronise alone, torch makes the group's name from their ranks and each member's number of groups. If
@@ -116,7 +118,7 @@ def _open_group(ranks: list[int], timeout: timedelta, *, alone: bool, fill: int)
     import torch.distributed as dist
 
     own = [dist.get_rank()]
-    fillers = [dist.new_group(own, timeout=timeout, use_local_synchronization=True) for _ in range(fill)]
+    fillers = [dist.new_group(own, timeout=timeout, use_local_synchronization=True) for _ in range(num_fillers)]
     group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=alone)
     if alone:
         _first_unused = len(dist.distributed_c10d._world.pg_names)  # noqa: SLF001  (one more than the name has)
@@ -125,7 +127,7 @@ def _open_group(ranks: list[int], timeout: timedelta, *, alone: bool, fill: int)
     return group
 
 
-def _some_keys(world: World, parent: KeyChannel, members: list[int]) -> KeyChannel | None:
+def _key_channel(world: World, parent: KeyChannel, members: list[int]) -> KeyChannel | None:
     """Return a channel with its own keys: this call's number is the same on all ranks, and unique."""
     if world.rank not in members:
         return None

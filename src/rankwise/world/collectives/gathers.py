@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwise.errors import ConfigError
 from rankwise.world.collectives.channel import Channel
-from rankwise.world.collectives.handshake import INLINE, Call, Frame, Offer, call_place, exchange
+from rankwise.world.collectives.handshake import INLINE, Call, Contribution, Frame, call_place, exchange
 from rankwise.world.collectives.transfer import broadcast_bytes, gather_bytes, gather_raw
 from rankwise.world.collectives.tree import Leaf, describe, flatten, rebuild
 from rankwise.world.collectives.wire import bytes_of, flat_of, from_bytes, value_of
@@ -25,7 +25,7 @@ __all__ = ["all_gather", "broadcast", "gather"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pieces(Offer):
+class _GatherContribution(Contribution):
     """This rank's tree as bytes.
 
     Attributes:
@@ -67,12 +67,12 @@ def broadcast(world: World, tree: Any, src: int) -> Any:
     mine, frames = exchange(world, call, lambda: _prepare(world, tree, call, ragged=False))
     sent = frames[src]
     if sent.is_whole:
-        return _assemble(tree, mine, _cut_inline(mine, sent, mine.lengths), mine.lengths)
-    arrived = {}
+        return _assemble(tree, mine, _split_inline(mine, sent, mine.lengths), mine.lengths)
+    received = {}
     for device in mine.devices:
-        own = _joined(world, mine, device)
-        arrived[device] = broadcast_bytes(world, call, own, len(own))
-    return _assemble(tree, mine, _cut(mine, arrived, mine.lengths), mine.lengths)
+        own = _concatenated(world, mine, device)
+        received[device] = broadcast_bytes(world, call, own, len(own))
+    return _assemble(tree, mine, _split(mine, received, mine.lengths), mine.lengths)
 
 
 def gather(world: World, tree: Any, dst: int) -> list[Any] | None:
@@ -102,7 +102,7 @@ def _gather(world: World, tree: Any, call: Call) -> list[Any] | None:
     mine, frames = exchange(world, call, lambda: _prepare(world, tree, call, ragged=True))
     lengths = _all_lengths(world, call, mine, frames)
     if all(frame.is_whole for frame in frames):
-        pieces = [_cut_inline(mine, frame, row) for frame, row in zip(frames, lengths, strict=True)]
+        pieces = [_split_inline(mine, frame, row) for frame, row in zip(frames, lengths, strict=True)]
     else:
         pieces = _collect(world, call, mine, lengths)
     if call.root not in (-1, world.rank):
@@ -116,11 +116,11 @@ def _by_keys(world: World, tree: Any, call: Call, *, ragged: bool) -> list[Any]:
     return gather_by_keys(world, tree, call, ragged=ragged)
 
 
-def _prepare(world: World, tree: Any, call: Call, *, ragged: bool) -> _Pieces:
+def _prepare(world: World, tree: Any, call: Call, *, ragged: bool) -> _GatherContribution:
     call.check(world.world_size)
     leaves = flatten(tree)
     lengths = [leaf.shape[0] for leaf in leaves if leaf.shape] if ragged else []
-    return _Pieces(
+    return _GatherContribution(
         structure=describe(tree, leaves, ragged=ragged),
         leaves=leaves,
         flats=[flat_of(leaf) for leaf in leaves],
@@ -130,7 +130,7 @@ def _prepare(world: World, tree: Any, call: Call, *, ragged: bool) -> _Pieces:
 
 
 def _all_lengths(
-    world: World, call: Call, mine: _Pieces, frames: list[Frame]
+    world: World, call: Call, mine: _GatherContribution, frames: list[Frame]
 ) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
     """Return every rank's lengths, from the frames if they fit."""
     num_bytes = mine.lengths.nbytes
@@ -142,20 +142,20 @@ def _all_lengths(
 
 
 def _collect(
-    world: World, call: Call, mine: _Pieces, lengths: list[np.ndarray[Any, np.dtype[np.int64]]]
+    world: World, call: Call, mine: _GatherContribution, lengths: list[np.ndarray[Any, np.dtype[np.int64]]]
 ) -> list[list[torch.Tensor]]:
     """Gather the bytes of all ranks, device by device."""
-    arrived: list[dict[str, torch.Tensor]] = [{} for _ in lengths]
+    received: list[dict[str, torch.Tensor]] = [{} for _ in lengths]
     for device in mine.devices:
         sizes = [sum(_sizes(mine, row, device)) for row in lengths]
-        for rank, raw in enumerate(gather_bytes(world, call, _joined(world, mine, device), sizes) or []):
-            arrived[rank][device] = raw
+        for rank, raw in enumerate(gather_bytes(world, call, _concatenated(world, mine, device), sizes) or []):
+            received[rank][device] = raw
     if call.root not in (-1, world.rank):
         return []
-    return [_cut(mine, raw, row) for raw, row in zip(arrived, lengths, strict=True)]
+    return [_split(mine, raw, row) for raw, row in zip(received, lengths, strict=True)]
 
 
-def _shapes(mine: _Pieces, lengths: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[int, ...]]:
+def _shapes(mine: _GatherContribution, lengths: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[int, ...]]:
     """Return the shapes of a rank's leaves from its lengths; without lengths, shapes are equal on all ranks."""
     if not len(lengths):
         return [leaf.shape for leaf in mine.leaves]
@@ -163,7 +163,9 @@ def _shapes(mine: _Pieces, lengths: np.ndarray[Any, np.dtype[np.int64]]) -> list
     return [(next(remaining), *leaf.shape[1:]) if leaf.shape else () for leaf in mine.leaves]
 
 
-def _sizes(mine: _Pieces, lengths: np.ndarray[Any, np.dtype[np.int64]], device: str | None = None) -> list[int]:
+def _sizes(
+    mine: _GatherContribution, lengths: np.ndarray[Any, np.dtype[np.int64]], device: str | None = None
+) -> list[int]:
     """Return the sizes of a rank's leaves in bytes, of all leaves or of those on one device."""
     shapes = _shapes(mine, lengths)
     return [
@@ -173,7 +175,7 @@ def _sizes(mine: _Pieces, lengths: np.ndarray[Any, np.dtype[np.int64]], device: 
     ]
 
 
-def _joined(world: World, mine: _Pieces, device: str) -> torch.Tensor:
+def _concatenated(world: World, mine: _GatherContribution, device: str) -> torch.Tensor:
     """Return the bytes of a device's leaves in one tensor, on a device that the group supports."""
     import torch
 
@@ -183,11 +185,13 @@ def _joined(world: World, mine: _Pieces, device: str) -> torch.Tensor:
     return whole.to(world.channel.device) if device == "cpu" else whole
 
 
-def _local(mine: _Pieces) -> list[torch.Tensor]:
+def _local(mine: _GatherContribution) -> list[torch.Tensor]:
     return [flat.clone() for flat in mine.flats]
 
 
-def _cut_inline(mine: _Pieces, frame: Frame, lengths: np.ndarray[Any, np.dtype[np.int64]]) -> list[torch.Tensor]:
+def _split_inline(
+    mine: _GatherContribution, frame: Frame, lengths: np.ndarray[Any, np.dtype[np.int64]]
+) -> list[torch.Tensor]:
     import torch
 
     start, parts = lengths.nbytes, []
@@ -198,18 +202,20 @@ def _cut_inline(mine: _Pieces, frame: Frame, lengths: np.ndarray[Any, np.dtype[n
     return parts
 
 
-def _cut(
-    mine: _Pieces, arrived: dict[str, torch.Tensor], lengths: np.ndarray[Any, np.dtype[np.int64]]
+def _split(
+    mine: _GatherContribution, received: dict[str, torch.Tensor], lengths: np.ndarray[Any, np.dtype[np.int64]]
 ) -> list[torch.Tensor]:
-    starts, parts = dict.fromkeys(arrived, 0), []
+    starts, parts = dict.fromkeys(received, 0), []
     for size, flat, leaf in zip(_sizes(mine, lengths), mine.flats, mine.leaves, strict=True):
         start = starts[leaf.device]
         starts[leaf.device] += size
-        parts.append(from_bytes(arrived[leaf.device][start : start + size], flat.dtype))
+        parts.append(from_bytes(received[leaf.device][start : start + size], flat.dtype))
     return parts
 
 
-def _assemble(tree: Any, mine: _Pieces, parts: list[torch.Tensor], lengths: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+def _assemble(
+    tree: Any, mine: _GatherContribution, parts: list[torch.Tensor], lengths: np.ndarray[Any, np.dtype[np.int64]]
+) -> Any:
     shapes = _shapes(mine, lengths)
     return rebuild(tree, (value_of(*three) for three in zip(parts, mine.leaves, shapes, strict=True)))
 
@@ -227,7 +233,7 @@ def _all_gather_with_grad(world: World, tree: Any) -> list[Any]:
     tracked = [i for i, leaf in enumerate(leaves) if leaf.kind == "tensor" and leaf.value.requires_grad]
     if world.channel is not None:
         structure = f"gradients of the leaves {tracked}"
-        exchange(world, Call("grad_gather", call_place()), lambda: Offer(structure=structure))
+        exchange(world, Call("grad_gather", call_place()), lambda: Contribution(structure=structure))
     gathered = world.all_gather([leaf.value for leaf in leaves])
     if not tracked:
         return [rebuild(tree, iter(values)) for values in gathered]

@@ -29,13 +29,13 @@ __all__ = [
     "FRAME_BYTES",
     "INLINE",
     "Call",
+    "Contribution",
     "Frame",
-    "Offer",
     "call_place",
-    "carry",
     "decode_frame",
     "encode_frame",
     "exchange",
+    "run_transport",
 ]
 
 _MAGIC = b"RKW2"
@@ -46,7 +46,7 @@ _TEXT = 431
 INLINE = 1024
 FRAME_BYTES = _IDENTITY.size + _REST.size + _TEXT + INLINE
 _PACKAGE = str(PurePath(__file__).parents[2]) + os.sep
-_PASSING = contextlib.__file__  # its frames are between a `with` statement and our generator
+_CONTEXTLIB = contextlib.__file__  # its frames are between a `with` statement and our generator
 _OPS = ("sum", "mean", "min", "max")
 # the argument for the single rank that sends or receives
 _ROOTS = {
@@ -166,7 +166,7 @@ def decode_frame(raw: memoryview) -> Frame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Contribution:
     """A rank's contribution to a call: bytes that are there already, or none; a subclass may make them when asked.
 
     Attributes:
@@ -194,7 +194,7 @@ def call_place() -> str:
         path = frame.f_code.co_filename
         if path.startswith(_PACKAGE):
             name = frame.f_code.co_qualname
-        elif path != _PASSING:
+        elif path != _CONTEXTLIB:
             break
         frame = frame.f_back
     place = f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
@@ -206,20 +206,20 @@ def _short(path: str) -> str:
     return "/".join(PurePath(path).parts[-2:])
 
 
-OfferT = TypeVar("OfferT", bound=Offer)
+ContributionT = TypeVar("ContributionT", bound=Contribution)
 T = TypeVar("T")
 
 
-def exchange(world: World, call: Call, offer: Callable[[], OfferT]) -> tuple[OfferT, list[Frame]]:
-    """Exchange frames with all ranks of the world; return this rank's offer and the frames by rank.
+def exchange(world: World, call: Call, contribute: Callable[[], ContributionT]) -> tuple[ContributionT, list[Frame]]:
+    """Exchange frames with all ranks of the world; return this rank's contribute and the frames by rank.
 
     Args:
         world: a world with a group.
         call: this call.
-        offer: returns this rank's offer; if it raises, every rank raises.
+        contribute: returns this rank's contribute; if it raises, every rank raises.
 
     Raises:
-        Exception: the error that `offer` raised on this rank.
+        Exception: the error that `contribute` raised on this rank.
         DesyncError: another rank failed, or the ranks make different calls. The group stays usable.
         WorldError: the group is lost: a rank died or is late by more than the timeout.
     """
@@ -228,25 +228,25 @@ def exchange(world: World, call: Call, offer: Callable[[], OfferT]) -> tuple[Off
     if channel.broken:
         raise WorldError(f"{call.title}: the group cannot be used: {channel.broken}")
     channel.calls += 1
-    ready, trouble, raw = _packed(call, channel, offer)
-    frames = [decode_frame(memoryview(frame)) for frame in carry(world, call, lambda: channel.swap(raw))]
-    if trouble is not None:
-        raise trouble
+    ready, own_error, raw = _own_frame(call, channel, contribute)
+    frames = [decode_frame(memoryview(frame)) for frame in run_transport(world, call, lambda: channel.exchange(raw))]
+    if own_error is not None:
+        raise own_error
     identity = frames[world.rank].identity
     if any(frame.failed or frame.identity != identity for frame in frames):
-        _complain(world, frames)
+        _raise_difference(world, frames)
     _check_places(world, call, frames)
     assert ready is not None
     return ready, frames
 
 
-def _packed(
-    call: Call, channel: Channel | KeyChannel, offer: Callable[[], OfferT]
-) -> tuple[OfferT | None, Exception | None, bytes]:
-    """Return this rank's offer and its frame; send any error to the other ranks, as they would wait otherwise."""
+def _own_frame(
+    call: Call, channel: Channel | KeyChannel, contribute: Callable[[], ContributionT]
+) -> tuple[ContributionT | None, Exception | None, bytes]:
+    """Return this rank's contribute and its frame; send any error to the other ranks, as they would wait otherwise."""
     encode = functools.partial(encode_frame, call, channel.calls, has_one_size=isinstance(channel, Channel))
     try:
-        ready = offer()
+        ready = contribute()
         raw = encode(structure=ready.structure, payload=ready.payload(), payload_bytes=ready.payload_bytes)
     except Exception as error:  # noqa: BLE001  (told to all ranks, then raised)
         text = _text_of(error)
@@ -261,8 +261,8 @@ def _text_of(error: Exception) -> bytes:
         return f"{type(error).__name__} (its text cannot be made)".encode()
 
 
-def carry(world: World, call: Call, transport: Callable[[], T]) -> T:
-    """Run a collective of torch or JAX and return its result; if it fails, mark the group as broken.
+def run_transport(world: World, call: Call, transport: Callable[[], T]) -> T:
+    """Run a collective of torch or JAX and return its result; if it fails, value the group as broken.
 
     Raises:
         WorldError: it failed; names the rank, the call and the reason.
@@ -308,7 +308,7 @@ def _check_places(world: World, call: Call, frames: list[Frame]) -> None:
         )
 
 
-def _complain(world: World, frames: list[Frame]) -> NoReturn:
+def _raise_difference(world: World, frames: list[Frame]) -> NoReturn:
     failed = [rank for rank, frame in enumerate(frames) if frame.valid and frame.failed]
     if failed:
         lines = [
@@ -332,14 +332,14 @@ def _message(frame: Frame) -> str:
     return whole + ("" if frame.is_whole else "...")
 
 
-def _difference(world: World, frames: list[Frame], marks: dict[int, bytes], what: str, mend: str) -> DesyncError:
+def _difference(world: World, frames: list[Frame], values: dict[int, bytes], what: str, mend: str) -> DesyncError:
     """Return an error that names the ranks that differ from the majority; with two ranks there is no majority."""
-    counts = Counter(marks.values())
+    counts = Counter(values.values())
     common, votes = counts.most_common(1)[0]
-    clear = 2 * votes > len(marks)
-    groups = [[rank for rank in marks if marks[rank] == mark] for mark in counts]
-    odd = [rank for rank in marks if clear and marks[rank] != common]
-    lines = [f"  {_ranks(world, ranks)}: {_said(frames[ranks[0]])}" for ranks in groups]
+    clear = 2 * votes > len(values)
+    groups = [[rank for rank in values if values[rank] == value] for value in counts]
+    odd = [rank for rank in values if clear and values[rank] != common]
+    lines = [f"  {_ranks(world, ranks)}: {_describe(frames[ranks[0]])}" for ranks in groups]
     return DesyncError(
         "\n".join([f"the ranks {what}{f'; unlike the others: {_ranks(world, odd)}' if clear else ''}", *lines, mend]),
         ranks=tuple(sorted(world.global_ranks[rank] for rank in odd)),
@@ -347,7 +347,7 @@ def _difference(world: World, frames: list[Frame], marks: dict[int, bytes], what
     )
 
 
-def _said(frame: Frame) -> str:
+def _describe(frame: Frame) -> str:
     if not frame.valid:
         return "a call that is not from rankwise: a collective of DDP, torch.distributed or another library"
     return f"{frame.text} (call {frame.number})"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.errors import ConfigError
-from rankwise.world.collectives.handshake import Call, Offer
+from rankwise.world.collectives.handshake import Call, Contribution
 from rankwise.world.collectives.objects import gather_pickled
 from rankwise.world.collectives.tree import Leaf, describe, flatten, rebuild
 from rankwise.world.collectives.wire import check_leaf, check_range, whole
@@ -33,7 +33,7 @@ def gather_by_keys(world: World, tree: Any, call: Call, *, ragged: bool) -> list
         call: the call that this belongs to.
         ragged: whether first axes may differ in length.
     """
-    leaves, rows = _swap(world, tree, call, ragged=ragged)
+    leaves, rows = _exchange(world, tree, call, ragged=ragged)
     return [rebuild(tree, (_of_kind(value, leaf) for value, leaf in zip(row, leaves, strict=True))) for row in rows]
 
 
@@ -48,18 +48,18 @@ def reduce_by_keys(world: World, tree: Any, call: Call) -> Any:
     Raises:
         WorldError: a sum of Python integers does not fit into 64 bits.
     """
-    leaves, rows = _swap(world, tree, call, ragged=False)
+    leaves, rows = _exchange(world, tree, call, ragged=False)
     columns = zip(*rows, strict=True)
     return rebuild(
-        tree, (_folded(list(column), leaf, call.reduce) for column, leaf in zip(columns, leaves, strict=True))
+        tree, (_reduced(list(column), leaf, call.reduce) for column, leaf in zip(columns, leaves, strict=True))
     )
 
 
-def _swap(world: World, tree: Any, call: Call, *, ragged: bool) -> tuple[list[Leaf], list[list[Any]]]:
+def _exchange(world: World, tree: Any, call: Call, *, ragged: bool) -> tuple[list[Leaf], list[list[Any]]]:
     """Return this rank's leaves, and the values of those of all ranks."""
     leaves: list[Leaf] = []
 
-    def offer() -> Offer:
+    def contribute() -> Contribution:
         call.check(world.world_size)
         leaves.extend(flatten(tree))
         for leaf in leaves:
@@ -72,9 +72,9 @@ def _swap(world: World, tree: Any, call: Call, *, ragged: bool) -> tuple[list[Le
             if call.reduce:
                 check_leaf(leaf, call.reduce)
         data = pickle.dumps([leaf.value for leaf in leaves], protocol=pickle.HIGHEST_PROTOCOL)
-        return Offer(data=data, structure=describe(tree, leaves, ragged=ragged))
+        return Contribution(data=data, structure=describe(tree, leaves, ragged=ragged))
 
-    return leaves, gather_pickled(world, call, offer) or []
+    return leaves, gather_pickled(world, call, contribute) or []
 
 
 def _of_kind(value: Any, leaf: Leaf) -> Any:
@@ -82,7 +82,7 @@ def _of_kind(value: Any, leaf: Leaf) -> Any:
     return np.array(value, dtype=leaf.dtype) if leaf.kind == "array" else value
 
 
-def _folded(values: list[Any], leaf: Leaf, op: str) -> Any:
+def _reduced(values: list[Any], leaf: Leaf, op: str) -> Any:
     if leaf.kind == "int" and op in ("sum", "mean"):
         return whole(sum(values), leaf, op, len(values))
     parts = [np.asarray(value, dtype=leaf.dtype) for value in values]

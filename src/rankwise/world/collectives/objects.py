@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rankwise.errors import ConfigError
-from rankwise.world.collectives.handshake import Call, Offer, call_place, exchange
+from rankwise.world.collectives.handshake import Call, Contribution, call_place, exchange
 from rankwise.world.collectives.transfer import broadcast_raw, gather_raw
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 def broadcast_object(world: World, obj: Any, src: int) -> Any:
     """See `World.broadcast_object`."""
-    return pickle.loads(_sent(world, Call("broadcast_object", call_place(), root=src), lambda: obj))  # noqa: S301
+    return pickle.loads(_broadcast_pickled(world, Call("broadcast_object", call_place(), root=src), lambda: obj))  # noqa: S301
 
 
 def from_main(world: World, make: Callable[[], T]) -> T:
@@ -34,17 +34,17 @@ def from_main(world: World, make: Callable[[], T]) -> T:
         made.append(make())
         return made[0]
 
-    data = _sent(world, Call("from_main", call_place(), root=0), keep)
+    data = _broadcast_pickled(world, Call("from_main", call_place(), root=0), keep)
     # the main rank returns its own object
     return made[0] if made else cast("T", pickle.loads(data))  # noqa: S301
 
 
-def _sent(world: World, call: Call, make: Callable[[], Any]) -> bytes:
+def _broadcast_pickled(world: World, call: Call, make: Callable[[], Any]) -> bytes:
     """Return the pickled object of the root, on every rank; only the root makes one."""
 
-    def prepare() -> Offer:
+    def prepare() -> Contribution:
         call.check(world.world_size)
-        return _pickled(make()) if world.rank == call.root else Offer()
+        return _pickled(make()) if world.rank == call.root else Contribution()
 
     if world.channel is None:
         return prepare().data
@@ -66,14 +66,14 @@ def all_gather_object(world: World, obj: Any) -> list[Any]:
 
 
 def _gather(world: World, obj: Any, call: Call) -> list[Any] | None:
-    def prepare() -> Offer:
+    def prepare() -> Contribution:
         call.check(world.world_size)
         return _pickled(obj)
 
     return gather_pickled(world, call, prepare, dst=call.root)
 
 
-def gather_pickled(world: World, call: Call, prepare: Callable[[], Offer], *, dst: int = -1) -> list[Any] | None:
+def gather_pickled(world: World, call: Call, prepare: Callable[[], Contribution], *, dst: int = -1) -> list[Any] | None:
     """Return what all ranks have pickled, by rank; None on other ranks than `dst`, if it is one.
 
     Args:
@@ -93,8 +93,8 @@ def gather_pickled(world: World, call: Call, prepare: Callable[[], Offer], *, ds
     return None if arrived is None else [pickle.loads(raw) for raw in arrived]  # noqa: S301
 
 
-def _pickled(obj: Any) -> Offer:
+def _pickled(obj: Any) -> Contribution:
     try:
-        return Offer(data=pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL))
+        return Contribution(data=pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL))
     except Exception as error:
         raise ConfigError(f"the object, a {type(obj).__name__}, cannot be pickled: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankwise.world.collectives.channel import Channel
-from rankwise.world.collectives.handshake import Call, carry
+from rankwise.world.collectives.handshake import Call, run_transport
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ def broadcast_bytes(world: World, call: Call, mine: torch.Tensor, num_bytes: int
     if world.rank != call.root:
         mine = torch.empty(num_bytes, dtype=torch.uint8, device=mine.device)
     if num_bytes:
-        carry(world, call, lambda: dist.broadcast(mine, group=group, group_src=call.root))
+        run_transport(world, call, lambda: dist.broadcast(mine, group=group, group_src=call.root))
     return mine
 
 
@@ -47,9 +47,9 @@ def gather_bytes(world: World, call: Call, mine: torch.Tensor, num_bytes: list[i
         padded = mine if len(mine) == longest else torch.nn.functional.pad(mine, (0, longest - len(mine)))
         parts = list(everything.unbind()) if receives else None
         if call.root < 0:
-            carry(world, call, lambda: dist.all_gather(parts, padded, group=group))
+            run_transport(world, call, lambda: dist.all_gather(parts, padded, group=group))
         else:
-            carry(world, call, lambda: dist.gather(padded, parts, group=group, group_dst=call.root))
+            run_transport(world, call, lambda: dist.gather(padded, parts, group=group, group_dst=call.root))
     return [everything[rank, :length] for rank, length in enumerate(num_bytes)] if receives else None
 
 

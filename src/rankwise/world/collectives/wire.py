@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "Parcel",
+    "Packed",
     "bytes_of",
     "check_leaf",
     "check_range",
@@ -224,12 +224,12 @@ def _decode_order(flat: torch.Tensor, dtype: str, op: str) -> torch.Tensor:
 
 
 @dataclass(slots=True)
-class Parcel:
+class Packed:
     """Leaves encoded into one flat buffer per (device, wire dtype), in a fixed order.
 
     Attributes:
         places: for each leaf: its buffer and slice.
-        buffers: owned by the parcel; collectives may write into them.
+        buffers: owned by the packed; collectives may write into them.
     """
 
     places: list[tuple[int, int, int]]
@@ -241,7 +241,7 @@ class Parcel:
         return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers)
 
 
-def pack(flats: list[torch.Tensor]) -> Parcel:
+def pack(flats: list[torch.Tensor]) -> Packed:
     """Return copies of the flat tensors, concatenated per device and dtype."""
     import torch
 
@@ -254,15 +254,15 @@ def pack(flats: list[torch.Tensor]) -> Parcel:
         group.append(flat)
         spots.append((key, start, flat.numel()))
     order = {key: i for i, key in enumerate(sorted(groups))}
-    return Parcel(
+    return Packed(
         places=[(order[key], start, length) for key, start, length in spots],
         buffers=[torch.cat(groups[key]) if len(groups[key]) > 1 else groups[key][0].clone() for key in order],
     )
 
 
-def unpack(parcel: Parcel, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return each leaf's slice of the given buffers, which have the parcel's layout."""
-    return [buffers[i][start : start + length] for i, start, length in parcel.places]
+def unpack(packed: Packed, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return each leaf's slice of the given buffers, which have the packed's layout."""
+    return [buffers[i][start : start + length] for i, start, length in packed.places]
 
 
 def fold(parts: list[torch.Tensor], op: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The address where rank 0 serves the others: on which ones a server listens, and whether the Internet reaches it."""
+"""The address where rank 0 serves the others: who listens on it, when, and whether the Internet reaches it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import contextlib
 import ipaddress
 import logging
 import socket
+import time
 from datetime import timedelta
 
 from rankwise._process.place import Place, loopback_address
 
-__all__ = ["listening_address", "public_address", "say_once", "store_trouble", "warn_of_public"]
+__all__ = ["await_listener", "listening_address", "public_address", "store_error", "warn_of_public", "warn_once"]
 
-_ELSEWHERE = "192.0.2.1"  # reserved for documentation, so it takes the default route; nothing is sent
+_TEST_NET_ADDRESS = "192.0.2.1"  # reserved for documentation, so it takes the default route; nothing is sent
+
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.05
+_TRY_S = 1.0
 
 _log = logging.getLogger("rankwise.world")
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-def say_once(text: str) -> None:
+def warn_once(text: str) -> None:
     """Warn once per process."""
-    if text not in _said:
-        _said.add(text)
+    if text not in _warned:
+        _warned.add(text)
         _log.warning(text)
 
 
@@ -39,7 +43,35 @@ def listening_address(host: str) -> str:
     return loopback_address(host)
 
 
-def store_trouble(place: Place, timeout: timedelta) -> str:
+def await_listener(host: str, port: int, limit_s: float) -> None:
+    """Return once something listens there, or after the limit; nothing is sent.
+
+    If torch's TCPStore client starts before the server, it pauses at least half a second before it tries again. With
+    ranks that start together this happens in every fifth start. Only a refused connection is tried again; other errors
+    (an unknown name, a filtered port) are left to torch.
+
+    Args:
+        host: host of rank 0.
+        port: port of its store.
+        limit_s: seconds to wait; torch has its own limit afterwards.
+    """
+    deadline, pause = time.monotonic() + limit_s, _FIRST_PAUSE_S
+    while True:
+        try:
+            with socket.create_connection((host, port), timeout=min(_TRY_S, limit_s)) as found:
+                if found.getsockname() != found.getpeername():  # else it connected to itself
+                    return
+        except ConnectionRefusedError:
+            pass
+        except OSError:
+            return
+        if time.monotonic() + pause > deadline:
+            return
+        time.sleep(pause)
+        pause = min(2 * pause, _LAST_PAUSE_S)
+
+
+def store_error(place: Place, timeout: timedelta) -> str:
     """Return the error text for a rank that cannot serve or reach the store."""
     where = f"{place.master_addr}:{place.master_port}"
     if place.rank == 0 and not place.agent_store:
@@ -61,7 +93,7 @@ def warn_of_public(host: str, what: str) -> None:
     if not found:
         return
     where = "" if listening_address(host) else f" (among all addresses of this machine, as {host} is a name)"
-    say_once(
+    warn_once(
         f"{what} listens on {found}, a public address{where}: the whole Internet may try its port, and what the ranks "
         "exchange is not encrypted; set MASTER_ADDR to an address of a network that you trust"
     )
@@ -75,7 +107,7 @@ def public_address(host: str) -> str:
             addresses: check the name's addresses and the source address of this machine's default route.
     """
     one = listening_address(host)
-    addresses = [one] if one else [*_resolved(host), _outgoing()]
+    addresses = [one] if one else [*_resolved(host), _default_route_address()]
     return next((address for address in addresses if _is_public(address) and listening_address(address)), "")
 
 
@@ -85,9 +117,9 @@ def _resolved(host: str) -> list[str]:
     return []
 
 
-def _outgoing() -> str:
+def _default_route_address() -> str:
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((_ELSEWHERE, 9))
+        probe.connect((_TEST_NET_ADDRESS, 9))
         return str(probe.getsockname()[0])
     return ""
 

@@ -1,7 +1,7 @@
 """A small key-value store over TCP for ranks that meet without torch; rank 0 serves it.
 
-It has only the calls that `meet` needs, with the names and meaning of torch's stores, and `under`. A request is one
-line of JSON, and so is its answer.
+It has only the calls that `rendezvous` needs, with the names and meaning of torch's stores, and `under`. A request is
+one line of JSON, and so is its answer.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 from rankwise._process.place import Place
 from rankwise.errors import WorldError
-from rankwise.world.rendezvous.addresses import listening_address, store_trouble
+from rankwise.world.rendezvous.addresses import listening_address, store_error
 
-__all__ = ["Shelf", "SmallStore", "StoreServer", "open_small_store", "told_of_loss"]
+__all__ = ["KeyValues", "SmallStore", "StoreServer", "lost_store_as_error", "open_small_store"]
 
 _RETRY_S = 0.05
 _GRACE_S = 10.0  # the server answers when the time is up; a dead machine does not, so the client waits so much longer
 
 
-class Shelf:
+class KeyValues:
     """The keys and their values. Thread-safe."""
 
     def __init__(self) -> None:
@@ -82,55 +82,55 @@ class Shelf:
             with self._lock:
                 if key in self._values:
                     continue
-                came = threading.Event()
-                self._waiting.setdefault(key, []).append(came)
-            if not came.wait(max(0.0, deadline - time.monotonic())):
-                self._forget(key, came)
+                event = threading.Event()
+                self._waiting.setdefault(key, []).append(event)
+            if not event.wait(max(0.0, deadline - time.monotonic())):
+                self._remove_waiter(key, event)
                 raise TimeoutError(f"{', '.join(keys)} did not arrive within {patience_s:g} s")
 
-    def _forget(self, key: str, came: threading.Event) -> None:
+    def _remove_waiter(self, key: str, event: threading.Event) -> None:
         with self._lock:
             waiting = self._waiting.get(key, [])
-            if came in waiting:  # else the key was written just now, and its list is gone
-                waiting.remove(came)
+            if event in waiting:  # else the key was written just now, and its list is gone
+                waiting.remove(event)
             if not waiting:
                 self._waiting.pop(key, None)
 
 
-class _Answering(socketserver.StreamRequestHandler):
+class _Connection(socketserver.StreamRequestHandler):
     """One rank's connection."""
 
     server: StoreServer
-    last_word: str = ""
+    key_at_disconnect: str = ""
 
     def handle(self) -> None:
         try:
             with contextlib.suppress(OSError):  # the rank has ended: its supervisor reports why
                 for line in self.rfile:
                     try:
-                        question = json.loads(line)
+                        request = json.loads(line)
                     except ValueError:  # not a rank: close the connection
                         return
-                    self.wfile.write(json.dumps(self._answer(question)).encode() + b"\n")
+                    self.wfile.write(json.dumps(self._answer(request)).encode() + b"\n")
         finally:
-            if self.last_word:
-                self.server.shelf.set(self.last_word, "")
+            if self.key_at_disconnect:
+                self.server.values.set(self.key_at_disconnect, "")
 
-    def _answer(self, question: Any) -> dict[str, Any]:
-        name, *arguments = question if isinstance(question, list) and question else [""]
-        if name not in ("set", "get", "under", "add", "check", "wait", "delete_key", "leave_word"):
+    def _answer(self, request: Any) -> dict[str, Any]:
+        name, *arguments = request if isinstance(request, list) and request else [""]
+        if name not in ("set", "get", "under", "add", "check", "wait", "delete_key", "set_at_disconnect"):
             return {"error": f"the store has no {name!r}"}
         try:
-            if name == "leave_word":
-                (self.last_word,) = map(str, arguments)
+            if name == "set_at_disconnect":
+                (self.key_at_disconnect,) = map(str, arguments)
                 return {"value": None}
-            return {"value": getattr(self.server.shelf, name)(*arguments)}
+            return {"value": getattr(self.server.values, name)(*arguments)}
         except (KeyError, TimeoutError, TypeError, ValueError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
 
 class StoreServer(socketserver.ThreadingTCPServer):
-    """Serves a shelf to the ranks from a background thread.
+    """Serves the keys and values to the ranks from a background thread.
 
     Args:
         host: address to listen on, see `listening_address`; for a name, all addresses.
@@ -147,10 +147,10 @@ class StoreServer(socketserver.ThreadingTCPServer):
     block_on_close = False
 
     def __init__(self, host: str, port: int) -> None:
-        self.shelf = Shelf()
+        self.values = KeyValues()
         where, both = listening_address(host), socket.has_dualstack_ipv6()
         self.address_family = socket.AF_INET6 if ":" in where or (both and not where) else socket.AF_INET
-        super().__init__((where, port), _Answering)
+        super().__init__((where, port), _Connection)
         threading.Thread(target=self.serve_forever, args=(0.05,), name="rankwise-store", daemon=True).start()
 
     def server_bind(self) -> None:
@@ -179,23 +179,23 @@ class SmallStore:
 
     def set(self, key: str, value: str) -> None:
         """Write a value under a key."""
-        self._ask("set", key, value)
+        self._request("set", key, value)
 
     def get(self, key: str) -> bytes:
         """Return the value of an existing key."""
-        return str(self._ask("get", key)).encode()
+        return str(self._request("get", key)).encode()
 
     def under(self, folder: str) -> list[tuple[str, bytes]]:
         """Return the keys that begin with a folder's name and a slash, and their values."""
-        return [(str(key), str(value).encode()) for key, value in self._ask("under", folder)]
+        return [(str(key), str(value).encode()) for key, value in self._request("under", folder)]
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which starts at 0, and return it."""
-        return int(self._ask("add", key, amount))
+        return int(self._request("add", key, amount))
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys exist."""
-        return bool(self._ask("check", keys))
+        return bool(self._request("check", keys))
 
     def wait(self, keys: list[str], patience: timedelta) -> None:
         """Wait until all keys exist.
@@ -205,18 +205,18 @@ class SmallStore:
         """
         self._socket.settimeout(patience.total_seconds() + _GRACE_S)
         try:
-            self._ask("wait", keys, patience.total_seconds())
+            self._request("wait", keys, patience.total_seconds())
         finally:
             # other requests are answered at once, or the kernel reports that the server does not read
             self._socket.settimeout(None)
 
     def delete_key(self, key: str) -> None:
         """Delete a key if it exists."""
-        self._ask("delete_key", key)
+        self._request("delete_key", key)
 
-    def leave_word(self, key: str) -> None:
+    def set_at_disconnect(self, key: str) -> None:
         """Make the store write this key when this rank's connection ends, for any reason."""
-        self._ask("leave_word", key)
+        self._request("set_at_disconnect", key)
 
     def stop_listening(self) -> None:
         """On the rank with the server: stop accepting connections and release the port; keep open connections."""
@@ -230,8 +230,8 @@ class SmallStore:
         self._socket.close()
         self.stop_listening()
 
-    def _ask(self, *question: Any) -> Any:
-        self._socket.sendall(json.dumps(question).encode() + b"\n")
+    def _request(self, *request: Any) -> Any:
+        self._socket.sendall(json.dumps(request).encode() + b"\n")
         line = self._answers.readline()
         if not line:
             raise ConnectionResetError("rank 0 closed the store")
@@ -242,7 +242,7 @@ class SmallStore:
 
 
 @contextlib.contextmanager
-def told_of_loss(place: Place) -> Iterator[None]:
+def lost_store_as_error(place: Place) -> Iterator[None]:
     """Convert the loss of the store during a meeting to WorldError, for the rank at this place."""
     try:
         yield
@@ -263,7 +263,7 @@ def open_small_store(place: Place, timeout: timedelta) -> SmallStore:
         server = StoreServer(place.master_addr, place.master_port) if place.rank == 0 else None
         return SmallStore(_connect(place, timeout.total_seconds()), server)
     except OSError as error:
-        raise WorldError(f"{store_trouble(place, timeout)} ({error})") from error
+        raise WorldError(f"{store_error(place, timeout)} ({error})") from error
 
 
 def _connect(place: Place, patience_s: float) -> socket.socket:
