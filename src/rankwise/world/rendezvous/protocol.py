@@ -20,6 +20,7 @@ import platform
 import secrets
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -141,10 +142,16 @@ def check_ranks(infos: list[RankInfo], *, world_size: int, allow_shared_device: 
                 f"rank {info.rank} ({info.place}) expects {info.world_size} ranks, but rank 0 expects {world_size}: "
                 "start all ranks with the same world size"
             )
+    if pair := _equal_pair(infos, lambda info: info.rank):
+        return f"two processes are rank {pair[0].rank}: {pair[0].place} and {pair[1].place}; start each rank once"
+    if differences := _differences(infos):
+        return differences
+    if allow_shared_device or not (pair := _equal_pair(infos, lambda info: info.gpu)):
+        return ""
     return (
-        _duplicates(infos, by_gpu=False)
-        or _differences(infos)
-        or ("" if allow_shared_device else _duplicates(infos, by_gpu=True))
+        f"ranks {pair[0].rank} and {pair[1].rank} are both on GPU {pair[1].gpu} of {pair[1].place}: give each rank its "
+        "own (fewer ranks per machine, or CUDA_VISIBLE_DEVICES), or let them share it (rankwise run --ranks-per-gpu, or "
+        "bind(allow_shared_device=True))"
     )
 
 
@@ -161,23 +168,14 @@ def _differences(infos: list[RankInfo]) -> str:
     return ""
 
 
-def _duplicates(infos: list[RankInfo], *, by_gpu: bool) -> str:
+def _equal_pair(infos: list[RankInfo], key: Callable[[RankInfo], Any]) -> tuple[RankInfo, RankInfo] | None:
+    """Return the first two ranks with an equal key other than ""."""
     seen: dict[Any, RankInfo] = {}
     for info in infos:
-        value = info.gpu if by_gpu else info.rank
-        if value == "":
-            continue
-        if value in seen:
-            other = seen[value]
-            if not by_gpu:
-                return f"two processes are rank {info.rank}: {other.place} and {info.place}; start each rank once"
-            return (
-                f"ranks {other.rank} and {info.rank} are both on GPU {info.gpu} of {info.place}: give each rank its "
-                "own (fewer ranks per machine, or CUDA_VISIBLE_DEVICES), or let them share it (rankwise run "
-                "--ranks-per-gpu, or bind(allow_shared_device=True))"
-            )
-        seen[value] = info
-    return ""
+        if key(info) != "" and key(info) in seen:
+            return seen[key(info)], info
+        seen[key(info)] = info
+    return None
 
 
 class SignedStore:
