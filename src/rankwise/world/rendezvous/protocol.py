@@ -150,8 +150,8 @@ def check_ranks(infos: list[RankInfo], *, world_size: int, allow_shared_device: 
         return ""
     return (
         f"ranks {pair[0].rank} and {pair[1].rank} are both on GPU {pair[1].gpu} of {pair[1].place}: give each rank its "
-        "own (fewer ranks per machine, or CUDA_VISIBLE_DEVICES), or let them share it (rankwise run --ranks-per-gpu, or "
-        "bind(allow_shared_device=True))"
+        "own (fewer ranks per machine, or CUDA_VISIBLE_DEVICES), or let them share it (rankwise run --ranks-per-gpu, "
+        "or bind(allow_shared_device=True))"
     )
 
 
