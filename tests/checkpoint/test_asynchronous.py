@@ -8,7 +8,7 @@ import torch
 
 from rankwise.checkpoint import Checkpointer, ModelState, OptimizerState, RandomState, Replicated
 from rankwise.checkpoint.commit import Disk
-from rankwise.checkpoint.save import Asking, Saving
+from rankwise.checkpoint.save import PendingSave, PollSchedule
 from rankwise.errors import CheckpointError
 from rankwise.testing import run_ranks
 from rankwise.world import World
@@ -63,8 +63,8 @@ def snapshots(world, folder):
         weight.zero_()
         array[:] = 7
         plain["list"].append(2)
-        asked, real = [], Saving.is_idle
-        patch.setattr(Saving, "is_idle", lambda saving: asked.append(1) or real(saving))
+        asked, real = [], PendingSave.is_idle
+        patch.setattr(PendingSave, "is_idle", lambda saving: asked.append(1) or real(saving))
         early = {checkpointer.poll() for _ in range(200)}, len(asked), target.exists(), checkpointer.published
         gate.open.set()
         assert checkpointer.wait() == checkpointer.published == target
@@ -152,9 +152,9 @@ told = []
 
 
 def everything(world, folder):
-    real = Saving._write
+    real = PendingSave._write
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Saving, "_write", lambda saving: told.append(real(saving)) or told[-1])
+        patch.setattr(PendingSave, "_write", lambda saving: told.append(real(saving)) or told[-1])
         numbers = counted(world, folder / "counted")
     return [*(fn(world, folder / fn.__name__) for fn in (snapshots, polled, failing, abandoned)), numbers]
 
@@ -228,16 +228,16 @@ def test_a_save_is_one_collective_until_it_returns(outcomes):
 
 def test_polls_that_come_too_early_are_left_out():
     """From the second save on; what takes as long as before is noticed after two or three questions."""
-    asking, asked = Asking(), []
+    schedule, asked = PollSchedule(), []
     for num_calls in (100, 100, 100, 7, 7):
-        asking.begin(is_publishing=False)
+        schedule.begin(is_publishing=False)
         asked.append([])
         call = 0
         while not asked[-1] or asked[-1][-1] < num_calls:
             call += 1
-            if asking.is_due():
+            if schedule.is_due():
                 asked[-1].append(call)
-        asking.end(is_publishing=False)
+        schedule.end(is_publishing=False)
     assert asked == [[1, 2, 4, 8, 16, 32, 64, 128], [96, 160], [120], [90], [67]]
 
 

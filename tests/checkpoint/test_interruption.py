@@ -201,24 +201,24 @@ def test_a_signal_may_come_at_any_moment():
 
     def asked(moment):
         interruption, count = Interruption(World.single(), signals=False), itertools.count()
-        interruption._note(signal.SIGUSR1, None)
+        interruption._record_signal(signal.SIGUSR1, None)
 
         def trace(frame, event, _):
-            if frame.f_code is not Interruption._wish.__code__:
+            if frame.f_code is not Interruption._stop_code.__code__:
                 return None
             frame.f_trace_opcodes = True
             if event == "opcode" and next(count) == moment:
-                interruption._note(signal.SIGTERM, None)
+                interruption._record_signal(signal.SIGTERM, None)
             return trace
 
         before = sys.gettrace()
         sys._getframe().f_trace_opcodes = True  # Python 3.12 traces opcodes only if a frame asks before `settrace`
         sys.settrace(trace)
         try:
-            return interruption._wish(), len(interruption.heard)
+            return interruption._stop_code(), len(interruption.received)
         finally:
             sys.settrace(before)
 
     moments = list(itertools.takewhile(lambda found: found[1] == 2, map(asked, itertools.count())))
     assert len(moments) > 5
-    assert {wish for wish, _ in moments} == {signal.SIGUSR1}
+    assert {code for code, _ in moments} == {signal.SIGUSR1}

@@ -14,21 +14,21 @@ from rankwise.checkpoint.commit import Disk, Fence, folder_name
 from rankwise.checkpoint.format.manifest import (
     CheckpointInfo,
     LaterFormatError,
+    complete_checkpoints,
     folders,
     read_manifest,
-    sound,
     step_of,
     verify,
 )
 from rankwise.checkpoint.interruption import Interruption
 from rankwise.checkpoint.parts import as_part
-from rankwise.checkpoint.restore import RestoreReport, decide, load_part, read_part
-from rankwise.checkpoint.retention import Keeping
-from rankwise.checkpoint.save import Asking, Saving, checked_step, collect
+from rankwise.checkpoint.restore import RestoreReport, load_part, plan_restore, read_part
+from rankwise.checkpoint.retention import RetentionPolicy
+from rankwise.checkpoint.save import PendingSave, PollSchedule, checked_step, collect
 from rankwise.checkpoint.snapshot import HostBuffers
 from rankwise.checkpoint.storage.bucket import Bucket, is_url
 from rankwise.checkpoint.storage.object_path import ObjectPath
-from rankwise.checkpoint.together import take_together
+from rankwise.checkpoint.together import call_together
 from rankwise.data.contract import JSON
 from rankwise.errors import CheckpointError, ConfigError, Interrupted
 from rankwise.world import World
@@ -83,7 +83,9 @@ class Checkpointer:
         asynchronous: bool = False,
         store_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._keeping = Keeping(keep=keep, keep_every=keep_every, keep_best=keep_best, metric=metric, mode=mode)
+        self._retention = RetentionPolicy(
+            keep=keep, keep_every=keep_every, keep_best=keep_best, metric=metric, mode=mode
+        )
         self._storage = (
             cast("Disk", Bucket(str(folder), store_options or {})) if is_url(folder) else Disk(Path(folder).absolute())
         )
@@ -94,8 +96,8 @@ class Checkpointer:
         self._attempt = attempt
         self._host = HostBuffers() if asynchronous else None
         self._thread = _one_thread() if asynchronous else None
-        self._saving: Saving | None = None
-        self._asking = Asking()
+        self._saving: PendingSave | None = None
+        self._poll_schedule = PollSchedule()
         self._cleaned = False
         self._skipped: dict[Path, str] = {}
         self._interruption: Interruption | None = None
@@ -152,12 +154,12 @@ class Checkpointer:
                 host=self._host,
             )
 
-        saving = Saving(
+        saving = PendingSave(
             f"saving step {step} in {self.folder}",
             self._world,
             self._storage,
             self._fence,
-            asking=self._asking,
+            poll_schedule=self._poll_schedule,
             prune=self._prune,
             background=self._thread,
         )
@@ -172,7 +174,7 @@ class Checkpointer:
 
         Call it at every step: free while no save is in progress, else a small collective now and then.
         """
-        if self._saving is None or not self._asking.is_due():
+        if self._saving is None or not self._poll_schedule.is_due():
             return None
         return self._advanced(self._saving, wait=False)
 
@@ -249,11 +251,11 @@ class Checkpointer:
             ConfigError: there is no ``metric=``.
             CheckpointError: see `newest`.
         """
-        if self._keeping.metric is None:
+        if self._retention.metric is None:
             raise ConfigError("best() needs Checkpointer(metric=...), a name from the metrics= of save")
         return self._found(
             f"looking for the best checkpoint in {self.folder}",
-            lambda root: [info.path for info in self._keeping.by_quality(sound(root))],
+            lambda root: [info.path for info in self._retention.by_quality(complete_checkpoints(root))],
         )
 
     def restore(
@@ -282,16 +284,16 @@ class Checkpointer:
 
         def read() -> tuple[RestoreReport, dict[str, Any], dict[str, Any]]:
             targets = {name: as_part(name, value) for name, value in parts.items()}
-            report = decide(chosen, targets, world, allow_missing)
+            report = plan_restore(chosen, targets, world, allow_missing)
             return report, targets, {name: read_part(chosen, name, targets[name], world) for name in report.restored}
 
-        report, targets, states = take_together(world, what, read)
+        report, targets, states = call_together(world, what, read)
 
         def load() -> None:
             for name, state in states.items():
                 load_part(targets[name], state, name)
 
-        take_together(world, what, load)
+        call_together(world, what, load)
         return report
 
     def read(self, info: CheckpointInfo, name: str) -> Any:
@@ -326,7 +328,7 @@ class Checkpointer:
                     "or permissions and start again, or move its folder away to continue from an earlier one"
                 ) from error
 
-        info: CheckpointInfo | None = self._world.broadcast_object(take_together(self._world, what, look))
+        info: CheckpointInfo | None = self._world.broadcast_object(call_together(self._world, what, look))
         if info is None or not isinstance(self.folder, ObjectPath):
             return info
         return replace(info, path=replace(info.path, store=self.folder.store))  # by this rank's own connection
@@ -361,7 +363,7 @@ class Checkpointer:
         self._skipped.clear()
         self._cleaned = True
 
-    def _advanced(self, saving: Saving, *, wait: bool) -> Path | None:
+    def _advanced(self, saving: PendingSave, *, wait: bool) -> Path | None:
         """Advance the current save; return its folder if it is published."""
         self._saving = None  # if it fails, there is none any more
         if not saving.advance(wait=wait):
@@ -371,11 +373,14 @@ class Checkpointer:
         return self.published
 
     def _prune(self, newest: Path) -> None:
-        if self._keeping.keep is None:
+        if self._retention.keep is None:
             return
         try:
             self._storage.remove(
-                lambda: [info.path for info in self._keeping.surplus(sound(self.folder), read_manifest(newest))],
+                lambda: [
+                    info.path
+                    for info in self._retention.surplus(complete_checkpoints(self.folder), read_manifest(newest))
+                ],
                 self._fence,
             )
         except OSError as error:

@@ -52,7 +52,7 @@ class Interruption:
 
     Attributes:
         reason: why all ranks stop, "" as long as they do not.
-        heard: signals that this rank received; may be empty.
+        received: signals that this rank received; may be empty.
         num_agreements: number of collectives so far.
 
     Raises:
@@ -70,14 +70,14 @@ class Interruption:
         self._world = World.current() if world is None else world
         self._limit_s = _limit(max_seconds)
         self._within_s = within_s
-        self._begun_s, self._asked_s = time.monotonic(), -math.inf
+        self._begun_s, self._agreed_s = time.monotonic(), -math.inf
         self._process = os.getpid()
-        self.heard: dict[str, tuple[int, float]] = {}
+        self.received: dict[str, tuple[int, float]] = {}
         self._previous: dict[int, Any] = {}
         self._calls, self._every, self._where = 0, 1, ""
         self.reason, self.num_agreements = "", 0
         if signals:
-            self._take_signals()
+            self._install_handlers()
 
     def should_stop(self, step: int | None = None, *, where: str = "train") -> bool:
         """Return whether all ranks stop now: the same answer on all of them. Every rank calls it equally often.
@@ -95,12 +95,12 @@ class Interruption:
         if self.reason:
             return True
         if self._world.world_size == 1:
-            if not self.heard and time.monotonic() - self._begun_s < self._limit_s:  # at every step: no further call
+            if not self.received and time.monotonic() - self._begun_s < self._limit_s:  # at every step: no further call
                 return False
-            self._decide(self._wish(), step)
+            self._decide(self._stop_code(), step)
             return bool(self.reason)
         if where != self._where:
-            self._where, self._calls, self._every, self._asked_s = where, 0, 1, -math.inf  # the pace is unknown
+            self._where, self._calls, self._every, self._agreed_s = where, 0, 1, -math.inf  # the pace is unknown
         self._calls += 1
         if self._calls % self._every == 0:
             self._agree(step)
@@ -128,7 +128,7 @@ class Interruption:
     ) -> None:
         self.close()
 
-    def _take_signals(self) -> None:
+    def _install_handlers(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             _LOG.warning("signals are handled in the main thread only: SIGTERM here ends the process without a save")
             return
@@ -136,45 +136,45 @@ class Interruption:
         for name in ("SIGTERM", "SIGUSR1", *(() if prompt else ("SIGINT",))):
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, self._note)
+                self._previous[number] = signal.signal(number, self._record_signal)
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def _record_signal(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             return  # in a forked child the parent decides
         # Runs between any two instructions of the main thread, which may hold any lock: so it takes none, and does not
         # log. It only records the signal; `should_stop` reads it.
         kind = "warning" if number == getattr(signal, "SIGUSR1", None) else "end"
-        first = self.heard.setdefault(kind, (number, time.monotonic()))[1]
+        first = self.received.setdefault(kind, (number, time.monotonic()))[1]
         # after a failure of another rank nothing can be saved together: the launcher wants this process to end
         if time.monotonic() - first > _SAME_S or (number == signal.SIGTERM and vitals.has_failed()):
             signal.signal(number, signal.SIG_DFL)
             os.kill(self._process, number)
 
-    def _wish(self) -> int:
+    def _stop_code(self) -> int:
         """Return the number of a received signal, or that the time is up; 0 otherwise."""
-        if self.heard:
+        if self.received:
             # an atomic copy: a signal recorded during an iteration would raise an error in it
-            return list(self.heard.values())[0][0]  # noqa: RUF015
+            return list(self.received.values())[0][0]  # noqa: RUF015
         return _TIME_IS_UP if time.monotonic() - self._begun_s >= self._limit_s else 0
 
     def _agree(self, step: int | None) -> None:
         now, number = time.monotonic(), -1 if step is None else step
-        mine = np.array([self._wish(), (now - self._asked_s) / self._every, number, -number], dtype=np.float64)
-        wish, slowest_s, most, least = self._world.all_reduce(mine, op="max").tolist()
+        mine = np.array([self._stop_code(), (now - self._agreed_s) / self._every, number, -number], dtype=np.float64)
+        code, slowest_s, most, least = self._world.all_reduce(mine, op="max").tolist()
         if most != -least:
             raise DesyncError(f"ranks check for a stop at different steps, {int(-least)} to {int(most)}")
         self.num_agreements += 1
-        self._calls, self._asked_s = 0, time.monotonic()
+        self._calls, self._agreed_s = 0, time.monotonic()
         # half of the time for calls in between, half for one that takes longer
         fitting = int(self._within_s / 2 / max(slowest_s, 1e-6))
         self._every = max(1, min(fitting, 2 * self._every, _MOST_CALLS))
-        self._decide(int(wish), step)
+        self._decide(int(code), step)
 
-    def _decide(self, wish: int, step: int | None) -> None:
-        if not wish:
+    def _decide(self, code: int, step: int | None) -> None:
+        if not code:
             return
         limit = f"the time limit of {self._limit_s:g} s" if self._limit_s < math.inf else "the time limit"
-        self.reason = limit if wish == _TIME_IS_UP else signal.Signals(wish).name
+        self.reason = limit if code == _TIME_IS_UP else signal.Signals(code).name
         if self._world.is_main:
             after = "" if step is None else f" after step {step}"
             _LOG.warning("%s: saving and stopping%s (a second signal stops at once)", self.reason, after)

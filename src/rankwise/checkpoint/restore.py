@@ -18,7 +18,7 @@ from rankwise.errors import CheckpointError
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["RestoreReport", "decide", "load_part", "read_part"]
+__all__ = ["RestoreReport", "load_part", "plan_restore", "read_part"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class RestoreReport:
         return "\n".join(lines)
 
 
-def decide(
+def plan_restore(
     info: CheckpointInfo, parts: Mapping[str, Stateful], world: World, allow_missing: Sequence[str]
 ) -> RestoreReport:
     """Return what a restore will do, before it changes anything.

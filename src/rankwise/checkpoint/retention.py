@@ -10,11 +10,11 @@ from typing import Literal
 from rankwise.checkpoint.format.manifest import CheckpointInfo
 from rankwise.errors import ConfigError
 
-__all__ = ["Keeping"]
+__all__ = ["RetentionPolicy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class RetentionPolicy:
     """Rules for keeping checkpoints; the arguments of `Checkpointer` with the same names.
 
     Attributes:

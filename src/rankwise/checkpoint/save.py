@@ -1,4 +1,4 @@
-"""Saving: every rank writes its files, directly or in the background, and the main rank publishes them."""
+"""PendingSave: every rank writes its files, directly or in the background, and the main rank publishes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rankwise.errors import CheckpointError, ConfigError, DesyncError
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["Asking", "Saving", "checked_step", "collect"]
+__all__ = ["PendingSave", "PollSchedule", "checked_step", "collect"]
 
 _MOST_CALLS = 64
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -77,7 +77,7 @@ def collect(
                 trees[name] = encode(mine, name, host)
     finally:
         if host is not None:  # after an error, too: what was copied then is no state of the next save
-            host.settle()
+            host.synchronize()
     manifest = CheckpointInfo(
         path=target,
         step=step,
@@ -108,7 +108,7 @@ def _loaded_versions() -> dict[str, str]:
     return {name: str(module.__version__) for name, module in loaded if module is not None}
 
 
-class Saving:
+class PendingSave:
     """One save, from its states to its publication: two halves, each done directly or by a thread.
 
     First every rank writes its files, then the main one publishes them. `start` and `advance` are one collective each:
@@ -119,7 +119,7 @@ class Saving:
         world: this rank's world.
         storage: the storage.
         fence: see `Checkpointer`.
-        asking: decides which calls of `poll` advance it; kept between saves.
+        poll_schedule: decides which calls of `poll` advance it; kept between saves.
         prune: called on the main rank with the folder after publication.
         background: its thread does both halves; None: they are done directly. It is kept between saves, because
             starting a thread means waiting until it runs.
@@ -132,7 +132,7 @@ class Saving:
         storage: Disk,
         fence: Fence,
         *,
-        asking: Asking,
+        poll_schedule: PollSchedule,
         prune: Callable[[Any], None],
         background: Executor | None,
     ) -> None:
@@ -140,7 +140,7 @@ class Saving:
         self._world = world
         self._storage = storage
         self._fence = fence
-        self._asking = asking
+        self._poll_schedule = poll_schedule
         self._prune = prune
         self._background = background
         self._manifest: CheckpointInfo  # its parts without files
@@ -203,7 +203,7 @@ class Saving:
         if len(done) < len(ended):
             return False
         if not wait:
-            self._asking.end(is_publishing=self._is_publishing)
+            self._poll_schedule.end(is_publishing=self._is_publishing)
         if self._is_publishing:
             self._act = None  # it refers to this object, which would wait for a garbage collection
             return True
@@ -224,7 +224,7 @@ class Saving:
         return self._storage.make(self._manifest.step, self._manifest.attempt, self._token)
 
     def _begin(self, act: Callable[[], Any]) -> None:
-        self._asking.begin(is_publishing=self._is_publishing)
+        self._poll_schedule.begin(is_publishing=self._is_publishing)
         if self._background is None:
             self._act = act
         else:
@@ -284,7 +284,7 @@ class Saving:
                     )
 
 
-class Asking:
+class PollSchedule:
     """Decides which calls of `poll` ask the other ranks, from data that all ranks have, so that all decide alike.
 
     The 1st, 2nd, 4th, ... call, so that the end of a half is noticed after at most twice its duration; from the second

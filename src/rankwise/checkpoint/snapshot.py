@@ -47,7 +47,7 @@ class HostBuffers:
         self._taken[place], self._known[key] = buffer, (tensor, buffer)
         return buffer
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the copies and start over; free the memory of places that were not used."""
         if self._device is not None:
             import torch

@@ -10,19 +10,19 @@ from rankwise.errors import CheckpointError, DesyncError, RankwiseError
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["gather_together", "take_together"]
+__all__ = ["call_together", "gather_together"]
 
 T = TypeVar("T")
 
 
-def take_together(world: World, what: str, act: Callable[[], T]) -> T:
+def call_together(world: World, what: str, act: Callable[[], T]) -> T:
     """Call `act` on every rank; if it fails anywhere, raise everywhere. Every rank must call it.
 
     Raises:
         RankwiseError: this rank's own failure; other errors become CheckpointError.
         CheckpointError: another rank failed; the message names it.
     """
-    value, error = _tried(world, what, act)
+    value, error = _try(world, what, act)
     try:
         world.raise_together(error)
     except DesyncError as desync:
@@ -35,12 +35,12 @@ def take_together(world: World, what: str, act: Callable[[], T]) -> T:
 def gather_together(world: World, what: str, act: Callable[[], T]) -> list[T]:
     """Call `act` on every rank and return all results, by rank; if it fails anywhere, raise everywhere.
 
-    One collective instead of two for `take_together` and a gather. Every rank must call it.
+    One collective instead of two for `call_together` and a gather. Every rank must call it.
 
     Raises:
-        RankwiseError, CheckpointError: see `take_together`.
+        RankwiseError, CheckpointError: see `call_together`.
     """
-    value, error = _tried(world, what, act)
+    value, error = _try(world, what, act)
     answers = world.all_gather_object((value, None if error is None else f"{type(error).__name__}: {error}"))
     if error is not None:
         raise error
@@ -50,7 +50,7 @@ def gather_together(world: World, what: str, act: Callable[[], T]) -> list[T]:
     return [answer for answer, _ in answers]
 
 
-def _tried(world: World, what: str, act: Callable[[], T]) -> tuple[T | None, Exception | None]:
+def _try(world: World, what: str, act: Callable[[], T]) -> tuple[T | None, Exception | None]:
     """Return the result of `act`, or the error to raise."""
     error: Exception
     try:

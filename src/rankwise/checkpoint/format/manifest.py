@@ -24,11 +24,11 @@ __all__ = [
     "FileRecord",
     "LaterFormatError",
     "PartRecord",
+    "complete_checkpoints",
     "encode_manifest",
     "folders",
     "open_inside",
     "read_manifest",
-    "sound",
     "step_of",
     "verify",
 ]
@@ -222,7 +222,7 @@ def folders(root: Path) -> list[Path]:
     return [folder for _, _, folder in sorted(found, reverse=True)]
 
 
-def sound(root: Path) -> list[CheckpointInfo]:
+def complete_checkpoints(root: Path) -> list[CheckpointInfo]:
     """Return those of `folders` with a valid, readable manifest: only these may be counted and removed by pruning."""
     found = []
     for folder in _candidates(root):

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 
 from rankwise.checkpoint.commit import Fence, folder_name
 from rankwise.checkpoint.format.manifest import read_manifest
-from rankwise.checkpoint.storage.object_path import ObjectPath, asking
+from rankwise.checkpoint.storage.object_path import ObjectPath, store_errors
 from rankwise.errors import CheckpointError, ConfigError, needs_extra
 
 __all__ = ["Bucket", "is_url"]
@@ -68,7 +68,7 @@ class Bucket:
         """See `Disk`."""
         import obstore
 
-        with asking(made / name), obstore.open_writer(made.store, (made / name).key) as file:
+        with store_errors(made / name), obstore.open_writer(made.store, (made / name).key) as file:
             yield cast("BinaryIO", _Upload(file))
 
     def flush(self, made: ObjectPath, folder: str) -> None:
@@ -124,7 +124,7 @@ class Bucket:
         import obstore
 
         number = sum(name.startswith("skipped-manifest-") for name in folder.names())
-        with asking(folder):
+        with store_errors(folder):
             obstore.copy(folder.store, (folder / _MANIFEST).key, (folder / f"skipped-manifest-{number}.json").key)
         folder.delete([_MANIFEST])
 

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, cast
 
 from rankwise.errors import CheckpointError
 
-__all__ = ["ObjectPath", "asking"]
+__all__ = ["ObjectPath", "store_errors"]
 
 _MANIFEST = "manifest.json"
 _BLOCK_BYTES = 8 << 20
@@ -54,7 +54,7 @@ class ObjectPath:
         import obstore
 
         start = f"{self.key}/" if self.key else ""
-        with asking(self):
+        with store_errors(self):
             listed = obstore.list(self.store, prefix=self.key or None)
             return {
                 meta["path"].removeprefix(start): meta["size"]
@@ -81,7 +81,7 @@ class ObjectPath:
         place = self / name
         file = tempfile.TemporaryFile()  # noqa: SIM115  (whoever asked closes it)
         try:
-            with asking(place):
+            with store_errors(place):
                 for block in obstore.get(self.store, place.key).stream(_BLOCK_BYTES):
                     file.write(block)
         except FileNotFoundError as error:
@@ -97,7 +97,7 @@ class ObjectPath:
         """Write the object in one request; errors as in `names`."""
         import obstore
 
-        with asking(self):
+        with store_errors(self):
             obstore.put(self.store, self.key, content)
 
     def delete(self, names: Iterable[str]) -> None:
@@ -106,12 +106,12 @@ class ObjectPath:
 
         keys = [(self / name).key for name in names]
         if keys:
-            with asking(self):
+            with store_errors(self):
                 obstore.delete(self.store, keys)
 
 
 @contextmanager
-def asking(place: ObjectPath) -> Iterator[None]:
+def store_errors(place: ObjectPath) -> Iterator[None]:
     """Convert errors of the store to OSError, with the place."""
     from obstore.exceptions import BaseError, NotFoundError
 

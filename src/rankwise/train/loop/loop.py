@@ -128,7 +128,7 @@ class Loop:
         # local names for everything that a step calls: each call costs, and so does an attribute of an attribute
         beat, wait, take, mark_done, keep = vitals.beat_step, vitals.wait, self.step, train.mark_done, self.ledger.keep
         progressed, interruption, clock = self.session.progressed, self.session.interruption, time.perf_counter
-        heard = {} if interruption is None else interruption.heard
+        heard = {} if interruption is None else interruption.received
         few_left, number = max(0, self._steps_left(train) - _FEW_STEPS), -1
         due = self._due(progressed.num_steps)
         asked_s = now_s = clock()
