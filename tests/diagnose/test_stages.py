@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rankwise.diagnose.comparison import Finding, Verdict
 from rankwise.diagnose.doctor import Check
-from rankwise.diagnose.stages import judge_runs
+from rankwise.diagnose.stages import check_runs
 
 SCRIPT = Path(__file__).parent / "scripts" / "plain.py"
 ENDLESS = """
@@ -84,7 +84,7 @@ def test_code_comes_first(tmp_path):
 def test_findings_keep_their_stage():
     """What belongs to two ranks does not stand under one; a first run that fails has no second."""
     verdict = Verdict(findings=[Finding(run="2 ranks", step=1, what="loss", text="apart", reason="why")])
-    one, two = judge_runs(verdict, 5)
+    one, two = check_runs(verdict, 5)
     assert (one.status, two.status, two.evidence, two.mend) == ("pass", "fail", "step 1: apart", "why")
-    (only,) = judge_runs(Verdict(findings=[Finding(run="1 rank", step=None, what="failed", text="x")]), 5)
+    (only,) = check_runs(Verdict(findings=[Finding(run="1 rank", step=None, what="failed", text="x")]), 5)
     assert (only.section, only.status) == ("one rank", "fail")

@@ -101,10 +101,10 @@ def _names(words: list[str] | None) -> list[str]:
 
 
 def _read_logs(words: list[str]) -> list[Check]:
-    from rankwise.diagnose.doctor.nccl_judgement import judge_logs
+    from rankwise.diagnose.doctor.nccl_checks import check_logs
     from rankwise.diagnose.doctor.nccl_log import find_logs, read_logs
 
-    return judge_logs(read_logs(find_logs(words)))
+    return check_logs(read_logs(find_logs(words)))
 
 
 def explain_command(
@@ -156,20 +156,20 @@ def watch_command(
 ) -> None:
     """Inspect a running job once: the stacks and last collectives of each rank, and which rank blocks the others."""
     from rankwise.diagnose.watch.evidence import report
-    from rankwise.diagnose.watch.jobs import look_at, running_jobs
+    from rankwise.diagnose.watch.jobs import inspect_run, running_jobs
 
     if list_jobs:
         for found in running_jobs():
             print(f"{found.launcher}  {len(found.ranks)} ranks  quiet for {found.idle_s:.0f} s  {found.command[:100]}")
         return
     if slurm is None:
-        evidence, silent = look_at(job), dict[str, str]()
+        evidence, silent = inspect_run(job), dict[str, str]()
     elif job:
         raise ConfigError(f"give either a job of this machine ({job!r}) or --slurm {slurm}, not both")
     else:
-        from rankwise.diagnose.watch.slurm import look_at_slurm
+        from rankwise.diagnose.watch.slurm import inspect_slurm_job
 
-        evidence, silent = look_at_slurm(slurm, timeout_s)
+        evidence, silent = inspect_slurm_job(slurm, timeout_s)
     verdict, text = report(evidence, f"quiet for {evidence.idle_s:.0f} s")
     text += "".join(f"\nnode {node}: {why}" for node, why in silent.items())
     known = {"verdict": asdict(verdict), **json.loads(evidence.to_json()), "silent_nodes": silent}

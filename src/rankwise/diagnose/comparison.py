@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Finding", "Run", "Verdict", "compare_runs", "look_inside", "samples_apart", "tensors_apart"]
+__all__ = ["Finding", "Run", "Verdict", "check_one_run", "compare_runs", "samples_apart", "tensors_apart"]
 
 # relative difference that counts as rounding at the first step; it grows by a tenth per step, tenfold for parameters;
 # float32: the bias of a 3-D convolution, a sum of 10^5 terms that cancel, differs by up to 1.5e-4 at step 9
@@ -103,7 +103,7 @@ class Run:
         yield from zip(*(self.of("step", rank) for rank in range(self.num_ranks)), strict=False)
 
 
-def look_inside(run: Run) -> list[Finding]:
+def check_one_run(run: Run) -> list[Finding]:
     """Return the findings within one run."""
     found = [*_epoch_order(run), *_evaluation(run)]
     counts = [len(run.of("step", rank)) for rank in range(run.num_ranks)]

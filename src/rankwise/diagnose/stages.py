@@ -14,7 +14,7 @@ from rankwise.diagnose.profile import Script, profile_script
 from rankwise.diagnose.verify import verify_script
 from rankwise.errors import ConfigError, DataError, LaunchError
 
-__all__ = ["examine_script", "judge_runs"]
+__all__ = ["check_runs", "examine_script"]
 
 _RUNS = ("one rank", "two ranks")
 _NCCL = "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p.log for the job, then doctor --nccl-log nccl.%h.%p.log"
@@ -58,7 +58,7 @@ def examine_script(
             verdict = verify_script(
                 script, args, ranks=(1, 2), steps=steps, folder=Path(folder), stop=True, timeout_s=limit_s
             )
-        checks += judge_runs(verdict, steps)
+        checks += check_runs(verdict, steps)
         stopped = _failed(checks)
     if stopped is None and "profile" in wanted:
         checks += _profile(Script(path=script, args=tuple(args), num_threads=1, timeout_s=limit_s), steps)
@@ -107,12 +107,12 @@ def _code(script: Path) -> list[Check]:
     return checks or [passed("code", "lint", f"nothing found in {report.num_lines} lines")]
 
 
-def judge_runs(verdict: Verdict, steps: int) -> list[Check]:
+def check_runs(verdict: Verdict, steps: int) -> list[Check]:
     """Return whether each run succeeded, and where the second one differs from the first."""
     checks = []
     for name, run in zip(_RUNS, ("1 rank", "2 ranks"), strict=True):
         found = [finding for finding in verdict.findings if finding.run == run]
-        checks += [_told(name, finding) for finding in found]
+        checks += [_as_check(name, finding) for finding in found]
         if not found:
             agreed = next((line for line in verdict.agreement if line.startswith(run)), "")
             checks.append(passed(name, "first steps", agreed or f"up to {steps} optimizer steps taken"))
@@ -121,7 +121,7 @@ def judge_runs(verdict: Verdict, steps: int) -> list[Check]:
     return checks
 
 
-def _told(section: str, finding: Finding) -> Check:
+def _as_check(section: str, finding: Finding) -> Check:
     at = "" if finding.step is None else f"step {finding.step}: "
     lines = [line for line in finding.text.splitlines() if line.strip()]
     short = lines if len(lines) <= 12 else [*lines[:4], "...", *lines[-7:]]

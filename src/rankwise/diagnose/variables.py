@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 
-__all__ = ["KNOWN", "NEVER_EXISTED", "PREFIXES", "RENAMED", "judge_name"]
+__all__ = ["KNOWN", "NEVER_EXISTED", "PREFIXES", "RENAMED", "check_variable_name"]
 
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "TORCH_FR_", "TORCH_DISTRIBUTED_")
 _NCCL = """
@@ -116,7 +116,7 @@ _SWITCHES = re.compile(
 )
 
 
-def judge_name(name: str, *, surely: bool = False) -> tuple[str, str] | None:
+def check_variable_name(name: str, *, surely: bool = False) -> tuple[str, str] | None:
     """Return ("unknown" or "renamed", what to do) for a variable of these libraries; None if known or another's.
 
     Args:

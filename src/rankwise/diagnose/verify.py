@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankwise.diagnose.comparison import Run, Verdict, compare_runs, look_inside, samples_apart, tensors_apart
+from rankwise.diagnose.comparison import Run, Verdict, check_one_run, compare_runs, samples_apart, tensors_apart
 from rankwise.diagnose.script_run import Script, run_observed
 from rankwise.diagnose.verify_recorder import FOLDER, KILL, STEPS, STOP
 from rankwise.errors import ConfigError
@@ -60,7 +60,7 @@ def verify_script(
             return verdict
         runs.append(run)
         said = {(found.what, found.text) for found in verdict.findings}
-        verdict.findings += [found for found in look_inside(run) if (found.what, found.text) not in said]
+        verdict.findings += [found for found in check_one_run(run) if (found.what, found.text) not in said]
     for run in runs[1:]:
         compare_runs(runs[0], run, tolerance, verdict)
     if kill and runs[-1].num_steps > 1:

@@ -154,18 +154,18 @@ class Recorder:
         if self._kill == self.step:
             os.kill(os.getpid(), signal.SIGKILL)
         if not self._names:
-            self._introduce(optimizer)
+            self._register(optimizer)
         if self.step < self._num_steps:
             named = self._named(optimizer)
             self._before = {
-                "before": _sha("".join(_told(p)[0] for _, p in named).encode()),
-                "grads": {name: _told(p.grad) for name, p in named if p.grad is not None},
+                "before": _sha("".join(_summary(p)[0] for _, p in named).encode()),
+                "grads": {name: _summary(p.grad) for name, p in named if p.grad is not None},
             }
 
     def _end(self, optimizer: Any) -> None:
         ids = self._settle()
         if self.step < self._num_steps:
-            params = {name: _told(p) for name, p in self._named(optimizer)}
+            params = {name: _summary(p) for name, p in self._named(optimizer)}
             # besides the exact step's losses there is only its warm-up
             losses = [pair for pair in self._losses if pair[1] is not None] or self._losses
             forwards = self._forwards
@@ -184,21 +184,21 @@ class Recorder:
             return given
         training = pulled[-1][0]
         self._trained_on.add(training)
-        self._look([(number, ids) for number, ids in pulled if number != training])
+        self._compare([(number, ids) for number, ids in pulled if number != training])
         return [i for number, ids in pulled if number == training for i in ids]
 
-    def _look(self, pulled: list[tuple[int, list[int]]]) -> None:
+    def _compare(self, pulled: list[tuple[int, list[int]]]) -> None:
         for number, ids in pulled:
             if number not in self._trained_on:
                 self.write("look", loader=number, turn=self._passes[number], ids=ids)
 
     def close(self) -> None:
         """Record the samples that were evaluated after the last step."""
-        self._look(self._pulled)
+        self._compare(self._pulled)
         self.write("end")
         self._file.close()
 
-    def _introduce(self, optimizer: Any) -> None:
+    def _register(self, optimizer: Any) -> None:
         """Find the names of the parameters in the largest module that contains them."""
         import torch
 
@@ -248,7 +248,7 @@ def _after(owner: Any, name: str, hook: Any) -> None:
     around(owner, name, call)
 
 
-def _told(tensor: Any) -> tuple[str, float, list[float]]:
+def _summary(tensor: Any) -> tuple[str, float, list[float]]:
     """Return digest, norm and some values of a tensor; a sharded tensor is gathered, as a collective."""
     import torch
 

@@ -23,14 +23,14 @@ from rankwise.diagnose.doctor.group import check_group
 from rankwise.diagnose.doctor.host import (
     check_devices,
     check_host,
-    judge_locked_memory,
-    judge_open_files,
-    judge_shared_memory,
+    check_locked_memory,
+    check_open_files,
+    check_shared_memory,
 )
-from rankwise.diagnose.doctor.job import judge_devices, judge_facts, judge_folder, judge_others
+from rankwise.diagnose.doctor.job import check_facts, check_other_hosts, check_rank_devices, check_shared_folder
 from rankwise.diagnose.doctor.storage import check_data, is_network, kind_of
 from rankwise.diagnose.doctor.variables import check_variables
-from rankwise.diagnose.variables import KNOWN, NEVER_EXISTED, RENAMED, judge_name
+from rankwise.diagnose.variables import KNOWN, NEVER_EXISTED, RENAMED, check_variable_name
 from rankwise.errors import ConfigError
 from rankwise.testing.held_ports import hold_port
 from rankwise.testing.patience import until
@@ -81,9 +81,9 @@ def test_variables_of_the_libraries(variables, status, text):
 def test_the_tables_agree():
     """No name is both known and not; what belongs to others is left alone."""
     assert not KNOWN & NEVER_EXISTED.keys()
-    assert all(judge_name(name)[0] == "renamed" for name in RENAMED)
-    assert judge_name("NCCLISH") is None
-    assert judge_name("NCCL_DEBUG") is None
+    assert all(check_variable_name(name)[0] == "renamed" for name in RENAMED)
+    assert check_variable_name("NCCLISH") is None
+    assert check_variable_name("NCCL_DEBUG") is None
 
 
 def test_this_machine_is_judged():
@@ -96,18 +96,18 @@ def test_this_machine_is_judged():
 @pytest.mark.parametrize(
     ("check", "status", "evidence", "mend"),
     [
-        (judge_shared_memory(None), "warn", "missing", "mount a tmpfs"),
-        (judge_shared_memory(64 << 20), "warn", "0.06 GiB free", "docker run --shm-size 8g"),
-        (judge_shared_memory(8 << 30), "pass", "8.0 GiB free", ""),
-        (judge_open_files(1024, 524288), "warn", "limit 1024", "ulimit -n 65536 before the launch"),
-        (judge_open_files(1024, 8192), "warn", "limit 1024", "ulimit -n 8192 before the launch"),
-        (judge_open_files(1024, -1), "warn", "limit 1024", "ulimit -n 65536 before the launch"),
-        (judge_open_files(64, 64), "warn", "limit 64", "the hard limit is 64 as well: raise it as root"),
-        (judge_open_files(4096, 4096), "pass", "limit 4096", ""),
-        (judge_open_files(-1, -1), "pass", "limit none", ""),
-        (judge_locked_memory(65536, infiniband=True), "fail", "limit 65536 bytes", "ulimit -l unlimited"),
-        (judge_locked_memory(65536, infiniband=False), "pass", "no InfiniBand device", ""),
-        (judge_locked_memory(-1, infiniband=True), "pass", "unlimited", ""),
+        (check_shared_memory(None), "warn", "missing", "mount a tmpfs"),
+        (check_shared_memory(64 << 20), "warn", "0.06 GiB free", "docker run --shm-size 8g"),
+        (check_shared_memory(8 << 30), "pass", "8.0 GiB free", ""),
+        (check_open_files(1024, 524288), "warn", "limit 1024", "ulimit -n 65536 before the launch"),
+        (check_open_files(1024, 8192), "warn", "limit 1024", "ulimit -n 8192 before the launch"),
+        (check_open_files(1024, -1), "warn", "limit 1024", "ulimit -n 65536 before the launch"),
+        (check_open_files(64, 64), "warn", "limit 64", "the hard limit is 64 as well: raise it as root"),
+        (check_open_files(4096, 4096), "pass", "limit 4096", ""),
+        (check_open_files(-1, -1), "pass", "limit none", ""),
+        (check_locked_memory(65536, infiniband=True), "fail", "limit 65536 bytes", "ulimit -l unlimited"),
+        (check_locked_memory(65536, infiniband=False), "pass", "no InfiniBand device", ""),
+        (check_locked_memory(-1, infiniband=True), "pass", "unlimited", ""),
     ],
 )
 def test_what_this_machine_gives_is_judged(check, status, evidence, mend):
@@ -221,7 +221,7 @@ def fact(**more):
 )
 def test_ranks_are_compared(second, status, text):
     """Versions and variables that differ are told with their ranks."""
-    found = [check for check in judge_facts([fact(), second]) if check.status in {"fail", "warn"}]
+    found = [check for check in check_facts([fact(), second]) if check.status in {"fail", "warn"}]
     assert [check.status for check in found] == ([status] if status else [])
     assert all(text in check.evidence for check in found)
 
@@ -229,9 +229,9 @@ def test_ranks_are_compared(second, status, text):
 def test_two_ranks_on_one_gpu():
     """The same device of one machine twice is an error, of two machines it is not."""
     first = fact(device="cuda:0")
-    twice = judge_devices([first, fact(device="cuda:0")])
+    twice = check_rank_devices([first, fact(device="cuda:0")])
     assert (twice.status, twice.evidence) == ("fail", "cuda:0 by ranks 0, 1")
-    assert judge_devices([first, fact(device="cuda:0", boot="2")]).status == "pass"
+    assert check_rank_devices([first, fact(device="cuda:0", boot="2")]).status == "pass"
 
 
 def test_a_healthy_group_passes_and_a_sick_one_is_named():
@@ -340,7 +340,7 @@ def test_under_a_launcher_all_ranks_are_compared(tmp_path, start, code):
 def test_a_job_in_a_folder_that_takes_no_file_is_examined(monkeypatch):
     """A read-only file system raises another error than a folder of somebody else; nobody looks for the file then."""
     monkeypatch.chdir("/proc")
-    with job._written(find_place({})) as file:
+    with job._marker_file(find_place({})) as file:
         assert file == ""
 
 
@@ -349,11 +349,11 @@ def test_ranks_without_a_common_folder_are_named():
     trouble = {"section": "variables", "name": "GLOO_SOCKET_IFNAME", "status": "fail", "evidence": "x", "mend": "y"}
     cards = [{"host": host, "boot": host, "file": "/runs/.x", "checks": []} for host in ("a", "a", "b")]
     cards[1]["checks"], cards[2]["checks"] = [trouble], [trouble]
-    check = judge_folder(cards, {0: True, 1: False, 2: False})
+    check = check_shared_folder(cards, {0: True, 1: False, 2: False})
     assert (check.status, check.evidence) == ("warn", "rank 1-2 on a, b cannot see what rank 0 writes in /runs")
-    assert judge_folder(cards, dict.fromkeys(range(3), True)).status == "pass"
-    assert judge_folder([cards[0] | {"file": ""}], {0: True}).status == "not run"
-    assert [one.name for one in judge_others(cards)] == ["GLOO_SOCKET_IFNAME on rank 1", "GLOO_SOCKET_IFNAME on b"]
+    assert check_shared_folder(cards, dict.fromkeys(range(3), True)).status == "pass"
+    assert check_shared_folder([cards[0] | {"file": ""}], {0: True}).status == "not run"
+    assert [one.name for one in check_other_hosts(cards)] == ["GLOO_SOCKET_IFNAME on rank 1", "GLOO_SOCKET_IFNAME on b"]
 
 
 def test_a_process_that_a_probe_has_left_behind_holds_nobody_up(tmp_path, monkeypatch):

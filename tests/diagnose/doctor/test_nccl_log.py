@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rankwise.diagnose.doctor.nccl_judgement import judge_logs
+from rankwise.diagnose.doctor.nccl_checks import check_logs
 from rankwise.diagnose.doctor.nccl_log import find_logs, read_logs
 from rankwise.errors import ConfigError
 
@@ -63,7 +63,7 @@ def judge(tmp_path, *files):
     """The checks of some logs, by name, and all of them."""
     for number, lines in enumerate(files):
         (tmp_path / f"nccl.n{number}.{number}.log").write_text("\n".join(lines) + "\n")
-    checks = judge_logs(read_logs(find_logs([str(tmp_path / "nccl.%h.%p.log")])))
+    checks = check_logs(read_logs(find_logs([str(tmp_path / "nccl.%h.%p.log")])))
     return {check.name: check for check in checks}
 
 

@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from rankwise.diagnose.doctor import Check
-from rankwise.diagnose.doctor.connection import listening, reach, read_banner, talk
-from rankwise.diagnose.doctor.network import data_addresses, judge_clocks, judge_pairs
+from rankwise.diagnose.doctor.connection import listening, probe_listener, reach, read_banner
+from rankwise.diagnose.doctor.network import check_clocks, check_pairs, data_addresses
 from rankwise.testing.hosts import HostLab
 
 SECONDS = 300
@@ -131,10 +131,10 @@ def test_what_a_connection_says():
     """Refusal, unknown name, our own listener with its clock, and a service that is not ours."""
     with listening("127.0.0.1") as (port, token):
         assert reach("127.0.0.1", port, 20).kind == "answers"
-        seen = talk("127.0.0.1", port, token, 20)
+        seen = probe_listener("127.0.0.1", port, token, 20)
         assert seen.kind == "answers"
         assert abs(seen.offset_s) <= seen.error_s + 0.01
-        assert talk("127.0.0.1", port, "other", 20).kind == "another"
+        assert probe_listener("127.0.0.1", port, "other", 20).kind == "another"
     assert reach("127.0.0.1", port, 20).kind == "refused"
     assert reach("no-such-host.invalid", port, 20).kind == "name"
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -149,12 +149,12 @@ def test_what_a_connection_says():
         thread.start()
         port = server.getsockname()[1]
         assert read_banner("127.0.0.1", port, 20) == "220 mail ready"
-        assert talk("127.0.0.1", port, "token", 20).kind == "another"
+        assert probe_listener("127.0.0.1", port, "token", 20).kind == "another"
         thread.join()
 
 
 def card(host, **more):
-    return {"host": host, "boot": "1", "net": host, "wish": "", "doors": [{"who": "gloo"}], **more}
+    return {"host": host, "boot": "1", "net": host, "interface": "", "listeners": [{"who": "gloo"}], **more}
 
 
 def test_pairs_and_clocks_are_judged():
@@ -162,10 +162,10 @@ def test_pairs_and_clocks_are_judged():
     cards = [card("a"), card("b"), card("b")]
     good = {"to": 1, "kind": "answers", "text": "", "offset_s": 3.0, "error_s": 0.01}
     loopback = {"to": 0, "kind": "loopback", "text": "a listens on 127.0.0.1"}
-    (name,) = [check for check in judge_pairs(cards, {0: [good], 1: [loopback]}) if check.status == "fail"]
+    (name,) = [check for check in check_pairs(cards, {0: [good], 1: [loopback]}) if check.status == "fail"]
     assert (name.name, "GLOO_SOCKET_IFNAME" in name.mend) == ("b to a", True)
-    clocks = judge_clocks(cards, {0: [good]})
+    clocks = check_clocks(cards, {0: [good]})
     assert (clocks.status, "b is +3.000 s from a" in clocks.evidence) == ("warn", True)
-    assert judge_clocks(cards, {0: [good | {"error_s": 2.5}]}).status == "pass"
-    assert judge_pairs([card("a"), card("a")], {})[0].status == "not run"
+    assert check_clocks(cards, {0: [good | {"error_s": 2.5}]}).status == "pass"
+    assert check_pairs([card("a"), card("a")], {})[0].status == "not run"
     assert data_addresses({"GLOO_SOCKET_IFNAME": "lo"}) == {"gloo on lo": "127.0.0.1"}

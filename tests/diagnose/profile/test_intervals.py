@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankwise.diagnose.profile.intervals import clip, intersect, length, subtract, unite
 from rankwise.diagnose.profile.noise import differ, spread
-from rankwise.diagnose.profile.runs import judge_sweep
+from rankwise.diagnose.profile.runs import evaluate_sweep
 from rankwise.errors import ConfigError
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
@@ -82,7 +82,7 @@ def test_noise_gets_no_verdict_and_an_effect_does(runs, noise):
 
 def test_a_sweep_is_judged_against_its_first_value():
     """What is faster beyond the noise is told with its size, what lies within it is not."""
-    told = judge_sweep({25: [100, 101, 102, 99], 5: [80, 81, 79, 80], 1: [101, 97, 110, 103]})
+    told = evaluate_sweep({25: [100, 101, 102, 99], 5: [80, 81, 79, 80], 1: [101, 97, 110, 103]})
     assert [row["verdict"] for row in told] == [None, "20% faster than 25", None]
     assert told[1]["step_ms"] == 80
     with pytest.raises(ConfigError, match="at least one value"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rankwise.diagnose.profile import Script, measure_scaling
 from rankwise.diagnose.profile.parts import PARTS
 from rankwise.diagnose.profile.runs import sweep_setting
-from rankwise.diagnose.profile.scaling import Scaling, TimedRun, judge_scaling
+from rankwise.diagnose.profile.scaling import Scaling, TimedRun, evaluate_scaling
 from rankwise.diagnose.profile.table import scaling_text
 from rankwise.errors import ConfigError, LaunchError
 
@@ -32,7 +32,7 @@ def runs_of(ranks, times_ms, *, batch=8.0, share=ALONE):
 def test_the_loss_is_attributed_and_adds_up():
     """Weak scaling, steps that take twice as long because of transfer: half is lost, and all of it to transfer."""
     runs = runs_of(1, [10, 10.1, 9.9]) + runs_of(2, [20, 20.2, 19.8], batch=16.0, share=TOGETHER)
-    (_, size), mode = judge_scaling(runs, [1, 2], None)
+    (_, size), mode = evaluate_scaling(runs, [1, 2], None)
     assert mode == "weak"
     assert size.efficiency == pytest.approx(0.5)
     assert size.throughput == pytest.approx(800)
@@ -43,15 +43,15 @@ def test_the_loss_is_attributed_and_adds_up():
 def test_strong_and_other_scaling_are_told_apart():
     """The ideal step of a fixed batch is half as long on two ranks; without batches somebody has to say which it is."""
     first, second = runs_of(1, [10, 10.1, 9.9]), runs_of(2, [5, 5.02, 4.97])
-    (_, size), mode = judge_scaling(first + second, [1, 2], None)
+    (_, size), mode = evaluate_scaling(first + second, [1, 2], None)
     assert (mode, size.verdict) == ("strong", None)
     assert size.efficiency == pytest.approx(1.0, abs=0.01)
-    assert judge_scaling(first + runs_of(2, [5, 5.1, 4.9], batch=11), [1, 2], None)[1] == "other"
+    assert evaluate_scaling(first + runs_of(2, [5, 5.1, 4.9], batch=11), [1, 2], None)[1] == "other"
     blind = [*runs_of(1, [10, 10.1, 9.9], batch=None), *runs_of(2, [10, 10.1, 9.9], batch=None)]
-    (_, size), mode = judge_scaling(blind, [1, 2], None)
+    (_, size), mode = evaluate_scaling(blind, [1, 2], None)
     assert (mode, size.efficiency, size.verdict) == (None, None, None)
     for said, efficiency in (("weak", 1.0), ("strong", 0.5)):
-        assert judge_scaling(blind, [1, 2], said)[0][1].efficiency == pytest.approx(efficiency)
+        assert evaluate_scaling(blind, [1, 2], said)[0][1].efficiency == pytest.approx(efficiency)
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.1, 0.4])
@@ -61,7 +61,7 @@ def test_equal_settings_get_no_verdict_whatever_the_noise(noise):
 
     def verdict(factor):
         first, second = ([f * source.lognormvariate(2, noise) for _ in range(4)] for f in (1.0, factor))
-        (_, size), _ = judge_scaling(runs_of(1, first) + runs_of(2, second, batch=16.0), [1, 2], None)
+        (_, size), _ = evaluate_scaling(runs_of(1, first) + runs_of(2, second, batch=16.0), [1, 2], None)
         assert size.efficiency_low <= size.efficiency <= size.efficiency_high
         return size.verdict is not None
 
@@ -76,7 +76,7 @@ TIMES = st.lists(st.floats(0.5, 50), min_size=1, max_size=5)
 def test_what_is_lost_is_what_efficiency_lacks(first, second, batch, other):
     """At any batches and times: the parts' losses add up to 1 - efficiency."""
     runs = runs_of(1, first, batch=batch) + runs_of(4, second, batch=other, share=TOGETHER)
-    (_, size), _ = judge_scaling(runs, [1, 4], None)
+    (_, size), _ = evaluate_scaling(runs, [1, 4], None)
     assert sum(size.lost.values()) == pytest.approx(1 - size.efficiency)
 
 
@@ -99,7 +99,7 @@ def test_real_ranks_are_measured(tmp_path):
 def test_a_size_below_the_least_is_found():
     """Only where it is certain."""
     runs = runs_of(1, [10, 10.1, 9.9]) + runs_of(2, [20, 20.2, 19.8], batch=16.0)
-    sizes, mode = judge_scaling(runs, [1, 2], None)
+    sizes, mode = evaluate_scaling(runs, [1, 2], None)
     found = Scaling(runs=runs, sizes=sizes, mode=mode, steps=5, command=("train.py",))
     assert [found.falls_below(least) for least in (None, 0.4, 0.6)] == [False, False, True]
 

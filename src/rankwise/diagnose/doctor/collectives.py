@@ -9,7 +9,7 @@ from typing import Any
 
 from rankwise.diagnose.doctor.check import Check, failed, passed
 
-__all__ = ["SIZES", "check_patterns", "judge_patterns", "sweep"]
+__all__ = ["SIZES", "check_patterns", "compare_patterns", "sweep"]
 
 SIZES = (4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20)  # bytes per rank
 _GPU_SIZES = (*SIZES, 128 << 20)  # links between GPUs need larger messages
@@ -43,7 +43,7 @@ def _difference(got: Any, right: Any, sender: str = "") -> str:
     return "" if bool((got == right).all()) else f"got {got.tolist()}{sender}, expected {right.tolist()}"
 
 
-def judge_patterns(found: Sequence[Mapping[str, str]], hosts: Sequence[str], right: str) -> Check:
+def compare_patterns(found: Sequence[Mapping[str, str]], hosts: Sequence[str], right: str) -> Check:
     """Return a check that names the ranks with wrong data, and their hosts.
 
     Args:

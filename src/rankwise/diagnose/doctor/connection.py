@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["MENDS", "Reached", "listening", "reach", "read_banner", "talk"]
+__all__ = ["MENDS", "ProbeResult", "listening", "probe_listener", "reach", "read_banner"]
 
 Kind = Literal["answers", "name", "refused", "filtered", "no route", "another"]
 MENDS = {
@@ -32,7 +32,7 @@ _WORD = b"rankwise doctor "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
+class ProbeResult:
     """The result of a connection.
 
     Attributes:
@@ -48,22 +48,22 @@ class Reached:
     error_s: float = 0.0
 
 
-def reach(host: str, port: int, timeout_s: float) -> Reached:
+def reach(host: str, port: int, timeout_s: float) -> ProbeResult:
     """Connect once and return the result; nothing is sent."""
     made = _connect(host, port, timeout_s)
-    if isinstance(made, Reached):
+    if isinstance(made, ProbeResult):
         return made
     made.close()
-    return Reached(kind="answers", text=f"{host}:{port} accepts connections")
+    return ProbeResult(kind="answers", text=f"{host}:{port} accepts connections")
 
 
-def _connect(host: str, port: int, timeout_s: float) -> socket.socket | Reached:
+def _connect(host: str, port: int, timeout_s: float) -> socket.socket | ProbeResult:
     where = f"{host}:{port}"
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        return Reached(kind="name", text=f"{host} cannot be resolved here ({error.strerror or error})")
-    tried: Reached | None = None
+        return ProbeResult(kind="name", text=f"{host} cannot be resolved here ({error.strerror or error})")
+    tried: ProbeResult | None = None
     for family, kind, protocol, _, address in addresses:
         found = socket.socket(family, kind, protocol)
         found.settimeout(timeout_s / len(addresses))
@@ -76,28 +76,30 @@ def _connect(host: str, port: int, timeout_s: float) -> socket.socket | Reached:
         if found.getsockname() != found.getpeername():  # else nobody listened, and it connected to itself
             return found
         found.close()
-        tried = Reached(kind="refused", text=f"{where} refuses the connection: nothing listens there")
-    return tried or Reached(kind="name", text=f"{host} has no address")
+        tried = ProbeResult(kind="refused", text=f"{where} refuses the connection: nothing listens there")
+    return tried or ProbeResult(kind="name", text=f"{host} has no address")
 
 
-def _why_not(error: OSError, where: str, address: str, timeout_s: float) -> Reached:
+def _why_not(error: OSError, where: str, address: str, timeout_s: float) -> ProbeResult:
     seen = where if where.startswith(address) else f"{where} ({address})"
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
-        return Reached(kind="filtered", text=f"{seen} did not answer in {timeout_s:g} s: filtered, or no such machine")
+        return ProbeResult(
+            kind="filtered", text=f"{seen} did not answer in {timeout_s:g} s: filtered, or no such machine"
+        )
     if isinstance(error, ConnectionRefusedError | ConnectionResetError):
-        return Reached(
+        return ProbeResult(
             kind="refused",
             text=f"{seen} refuses the connection: the machine answers, but nothing listens on this port",
         )
     if error.errno in _NO_ROUTE:
-        return Reached(kind="no route", text=f"{seen}: {error.strerror}")
-    return Reached(kind="no route", text=f"{seen}: {error}")
+        return ProbeResult(kind="no route", text=f"{seen}: {error.strerror}")
+    return ProbeResult(kind="no route", text=f"{seen}: {error}")
 
 
 def read_banner(host: str, port: int, timeout_s: float = 1.0) -> str:
     """Return a service's greeting, as sent by ssh, mail and databases; torch's store sends none."""
     made = _connect(host, port, timeout_s)
-    if isinstance(made, Reached):
+    if isinstance(made, ProbeResult):
         return ""
     with made:
         made.settimeout(timeout_s)
@@ -147,10 +149,10 @@ def listening(address: str) -> Iterator[tuple[int, str]]:
         thread.join()
 
 
-def talk(address: str, port: int, token: str, timeout_s: float) -> Reached:
+def probe_listener(address: str, port: int, token: str, timeout_s: float) -> ProbeResult:
     """Connect to a machine that is `listening` and compare clocks: it reads its time in the middle of the exchange."""
     made = _connect(address, port, timeout_s)
-    if isinstance(made, Reached):
+    if isinstance(made, ProbeResult):
         return made
     word = _WORD + token.encode()
     with made, made.makefile("rb") as answers:
@@ -164,6 +166,6 @@ def talk(address: str, port: int, token: str, timeout_s: float) -> Reached:
         took = time.time() - asked
     if not said.startswith(word + b" "):
         text = f"another service answers at {address}:{port}: {said.decode(errors='replace').strip() or 'it closed'}"
-        return Reached(kind="another", text=text)
+        return ProbeResult(kind="another", text=text)
     offset = float(said.rpartition(b" ")[2]) - (asked + took / 2)
-    return Reached(kind="answers", text=f"{took * 1e3:.1f} ms", offset_s=offset, error_s=took / 2)
+    return ProbeResult(kind="answers", text=f"{took * 1e3:.1f} ms", offset_s=offset, error_s=took / 2)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed
-from rankwise.diagnose.doctor.collectives import judge_patterns
+from rankwise.diagnose.doctor.collectives import compare_patterns
 
 __all__ = ["check_group"]
 
@@ -46,11 +46,13 @@ class _Probe:
         self.ended_itself = False
         # Always one thread per pipe: a probe that fills an unread pipe would block forever and look stuck. Daemon
         # threads, because a pipe stays open as long as any process has it.
-        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._hear, self._hear_complaint)]
+        self._threads = [
+            threading.Thread(target=target, daemon=True) for target in (self._read_output, self._read_errors)
+        ]
         for thread in self._threads:
             thread.start()
 
-    def _hear(self) -> None:
+    def _read_output(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             # other imported modules may print too
@@ -58,7 +60,7 @@ class _Probe:
                 found = json.loads(line)
                 self.said[found["stage"]] = found
 
-    def _hear_complaint(self) -> None:
+    def _read_errors(self) -> None:
         assert self.process.stderr is not None
         self.complaint = self.process.stderr.read()
 
@@ -98,7 +100,7 @@ def check_group(ranks: int = 2, deadline_s: float = 60.0, environ: Mapping[str, 
     finally:
         for probe in probes:
             probe.end()
-    return _judge(name, probes, ranks)
+    return _evaluate(name, probes, ranks)
 
 
 def _wait_for_all(probes: Sequence[_Probe], deadline: float) -> None:
@@ -109,7 +111,7 @@ def _wait_for_all(probes: Sequence[_Probe], deadline: float) -> None:
                 deadline = min(deadline, time.monotonic() + _AFTER_S)
 
 
-def _judge(name: str, probes: Sequence[_Probe], ranks: int) -> list[Check]:
+def _evaluate(name: str, probes: Sequence[_Probe], ranks: int) -> list[Check]:
     stuck = {}
     for rank, probe in enumerate(probes):
         missing = next((stage for stage in _STAGES if stage not in probe.said), None)
@@ -125,10 +127,10 @@ def _judge(name: str, probes: Sequence[_Probe], ranks: int) -> list[Check]:
         )
         if stage == "torch" and any("No module named 'torch'" in line for line in said):
             return [not_run("group", name, "torch is not installed", "pip install 'rankwise[train]'")]
-        return [failed("group", name, evidence, _mend(stage))]
+        return [failed("group", name, evidence, _advice(stage))]
     right = f"all_reduce, broadcast, all_gather and barrier correct on {ranks} ranks"
     wrong = [probe.said["collectives"]["wrong"] for probe in probes]
-    collectives = judge_patterns(wrong, [socket.gethostname()] * ranks, right)
+    collectives = compare_patterns(wrong, [socket.gethostname()] * ranks, right)
     if collectives.status == "fail":
         return [collectives]
     return [
@@ -138,7 +140,7 @@ def _judge(name: str, probes: Sequence[_Probe], ranks: int) -> list[Check]:
     ]
 
 
-def _mend(stage: str) -> str:
+def _advice(stage: str) -> str:
     if stage == "torch":
         return "torch cannot be imported here: python -c 'import torch' shows the whole error"
     if stage in {"store", "group"}:

@@ -15,7 +15,7 @@ from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warne
 from rankwise.diagnose.doctor.storage import is_network, kind_of
 from rankwise.diagnose.hardware import ask_nvidia_smi, gpus
 
-__all__ = ["check_devices", "check_host", "judge_locked_memory", "judge_open_files", "judge_shared_memory"]
+__all__ = ["check_devices", "check_host", "check_locked_memory", "check_open_files", "check_shared_memory"]
 
 _SHM = Path("/dev/shm")  # noqa: S108
 _GIB = 1 << 30
@@ -27,15 +27,15 @@ def check_host() -> list[Check]:
     """Check what loader workers, stores and checkpoints need on this machine."""
     shm = shutil.disk_usage(_SHM).free if _SHM.is_dir() else None
     limits = [
-        judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
-        judge_locked_memory(
+        check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
+        check_locked_memory(
             resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], infiniband=Path("/sys/class/infiniband").is_dir()
         ),
     ]
-    return [judge_shared_memory(shm), *limits, _own_name(), *_disks(), _file_times()]
+    return [check_shared_memory(shm), *limits, _own_name(), *_disks(), _file_times()]
 
 
-def judge_shared_memory(free_bytes: int | None) -> Check:
+def check_shared_memory(free_bytes: int | None) -> Check:
     """Check the space in /dev/shm for loader workers; None: there is no /dev/shm."""
     name = "shared memory (/dev/shm)"
     if free_bytes is None:
@@ -47,7 +47,7 @@ def judge_shared_memory(free_bytes: int | None) -> Check:
     return passed("host", name, f"{free_bytes / _GIB:.1f} GiB free")
 
 
-def judge_open_files(soft: int, hard: int) -> Check:
+def check_open_files(soft: int, hard: int) -> Check:
     """Check the limits of open files, as returned by `resource.getrlimit`."""
     if soft == resource.RLIM_INFINITY or soft >= _FILES:
         return passed("host", "open files", f"limit {'none' if soft == resource.RLIM_INFINITY else soft}")
@@ -62,7 +62,7 @@ def judge_open_files(soft: int, hard: int) -> Check:
     return warned("host", "open files", f"limit {soft}: loader workers and shards need thousands", mend)
 
 
-def judge_locked_memory(soft_bytes: int, *, infiniband: bool) -> Check:
+def check_locked_memory(soft_bytes: int, *, infiniband: bool) -> Check:
     """Check the limit of locked memory, which RDMA needs."""
     if soft_bytes == resource.RLIM_INFINITY or not infiniband:
         unlimited = soft_bytes == resource.RLIM_INFINITY

@@ -17,15 +17,15 @@ from typing import Any
 
 from rankwise._process.place import Place, loopback_address
 from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed, warned
-from rankwise.diagnose.doctor.collectives import check_patterns, judge_patterns, sweep
+from rankwise.diagnose.doctor.collectives import check_patterns, compare_patterns, sweep
 from rankwise.diagnose.doctor.network import (
+    check_clocks,
+    check_pairs,
     check_rendezvous,
     exchange,
     first_ranks,
-    judge_clocks,
-    judge_pairs,
     listen,
-    look_at_others,
+    probe_other_hosts,
 )
 from rankwise.diagnose.environment import collect_environment
 from rankwise.diagnose.variables import PREFIXES
@@ -34,7 +34,7 @@ from rankwise.launch.hardware import format_numbers
 from rankwise.world import bind
 from rankwise.world.binding import process_store
 
-__all__ = ["check_job", "judge_devices", "judge_facts", "judge_folder", "judge_others"]
+__all__ = ["check_facts", "check_job", "check_other_hosts", "check_rank_devices", "check_shared_folder"]
 
 _VERSIONS = ("python", "rankwise", "torch", "numpy", "zarr")
 _GROUP = ("collectives", "bandwidth of all_reduce")
@@ -60,11 +60,11 @@ def check_job(
         return [met], True
     try:
         store = process_store(place, timedelta(seconds=max(1.0, deadline - time.monotonic())))
-        cards, checks = _compare(functools.partial(exchange, store, place, deadline), place, local)
+        infos, checks = _compare(functools.partial(exchange, store, place, deadline), place, local)
     except (WorldError, RuntimeError, OSError) as error:  # torch's stores raise RuntimeError
         return [_no_store(place, error)], True
     checks = [met, *checks]
-    if not cards or any(check.status == "fail" and check.section == "network" for check in checks):
+    if not infos or any(check.status == "fail" and check.section == "network" for check in checks):
         checks += [not_run("group", name, "the ranks do not all reach each other") for name in _GROUP]
     elif with_group:
         checks += _collectives(deadline, timeout_s, place)
@@ -93,32 +93,32 @@ def _no_store(place: Place, error: Exception) -> Check:
 
 
 def _compare(
-    swap: Callable[[str, Any], dict[int, Any]], place: Place, local: Sequence[Check]
+    exchange_values: Callable[[str, Any], dict[int, Any]], place: Place, local: Sequence[Check]
 ) -> tuple[list[dict[str, Any]], list[Check]]:
-    """Exchange the ranks' cards and test the connections; return the cards ([]: some are missing) and checks."""
+    """Exchange the ranks' infos and test the connections; return the infos ([]: some are missing) and checks."""
     on_one_machine = bool(loopback_address(place.master_addr))
-    with listen(os.environ, on_one_machine=on_one_machine) as doors, _written(place) as file:
+    with listen(os.environ, on_one_machine=on_one_machine) as listeners, _marker_file(place) as file:
         troubles = [asdict(check) for check in local if check.status in {"warn", "fail"}]
-        mine = _facts(place) | {"file": file, "doors": doors, "checks": troubles}
-        said = swap("card", mine)
+        mine = _facts(place) | {"file": file, "listeners": listeners, "checks": troubles}
+        said = exchange_values("card", mine)
         missing = sorted(set(range(place.world_size)) - said.keys())
         if missing:
             told = f"{len(said)} of {place.world_size} ranks arrived; missing: rank {', '.join(map(str, missing))}"
             mend = "read their own reports; ranks without a report were not started, or their machine is unreachable"
             return [], [failed("ranks", "all ranks meet", told, mend)]
-        cards = [said[rank] for rank in range(place.world_size)]
-        looks = {"hosts": look_at_others(cards, place.rank), "file": os.path.exists(cards[0]["file"])}  # noqa: PTH110
-        seen = swap("seen", looks)
-        swap("done", None)  # keep listening until all have tested
+        infos = [said[rank] for rank in range(place.world_size)]
+        results = {"hosts": probe_other_hosts(infos, place.rank), "file": os.path.exists(infos[0]["file"])}  # noqa: PTH110
+        seen = exchange_values("seen", results)
+        exchange_values("done", None)  # keep listening until all have tested
     ways = {rank: look["hosts"] for rank, look in seen.items()}
-    checks = [passed("ranks", "all ranks meet", f"{place.world_size} ranks"), *judge_pairs(cards, ways)]
-    checks += [judge_clocks(cards, ways), *judge_facts(cards)]
-    checks.append(judge_folder(cards, {rank: look["file"] for rank, look in seen.items()}))
-    return cards, [*checks, *judge_others(cards)]
+    checks = [passed("ranks", "all ranks meet", f"{place.world_size} ranks"), *check_pairs(infos, ways)]
+    checks += [check_clocks(infos, ways), *check_facts(infos)]
+    checks.append(check_shared_folder(infos, {rank: look["file"] for rank, look in seen.items()}))
+    return infos, [*checks, *check_other_hosts(infos)]
 
 
 @contextlib.contextmanager
-def _written(place: Place) -> Iterator[str]:
+def _marker_file(place: Place) -> Iterator[str]:
     """Write a file into rank 0's working directory, for other ranks to look for; yield its path, "" without one."""
     with contextlib.ExitStack() as stack:
         name = ""
@@ -128,32 +128,32 @@ def _written(place: Place) -> Iterator[str]:
         yield name
 
 
-def judge_folder(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, bool]) -> Check:
+def check_shared_folder(infos: Sequence[Mapping[str, Any]], seen: Mapping[int, bool]) -> Check:
     """Check which ranks do not see the file in rank 0's working directory."""
     name = "one working directory"
-    path = Path(cards[0]["file"]).parent
-    if not cards[0]["file"]:
+    path = Path(infos[0]["file"]).parent
+    if not infos[0]["file"]:
         return not_run("ranks", name, "rank 0 cannot write in its own directory")
     blind = sorted(rank for rank, sees in seen.items() if not sees)
     if blind:  # possible on one machine too, as containers have their own file systems
-        hosts = ", ".join(sorted({str(cards[rank]["host"]) for rank in blind}))
+        hosts = ", ".join(sorted({str(infos[rank]["host"]) for rank in blind}))
         told = f"rank {format_numbers(blind)} on {hosts} cannot see what rank 0 writes in {path}"
         mend = "put runs and checkpoints on a file system that all ranks share; code and data must be on each machine"
         return warned("ranks", name, told, mend)
-    return passed("ranks", name, f"{path} on {cards[0]['host']} is visible to all ranks")
+    return passed("ranks", name, f"{path} on {infos[0]['host']} is visible to all ranks")
 
 
-def judge_others(cards: Sequence[Mapping[str, Any]]) -> list[Check]:
+def check_other_hosts(infos: Sequence[Mapping[str, Any]]) -> list[Check]:
     """Return the problems of other hosts: those of each host's first rank, and those that only another rank found."""
     found: list[Check] = []
     told: dict[str, list[dict[str, Any]]] = {}  # by host
-    leaders = first_ranks(cards)
-    for rank, card in enumerate(cards):
-        known = told.setdefault(card["host"], [])
-        for fields in card["checks"]:
+    leaders = first_ranks(infos)
+    for rank, info in enumerate(infos):
+        known = told.setdefault(info["host"], [])
+        for fields in info["checks"]:
             if fields not in known:
                 known.append(fields)
-                where = card["host"] if rank in leaders else f"rank {rank}"
+                where = info["host"] if rank in leaders else f"rank {rank}"
                 found += [replace(Check(**fields), name=f"{fields['name']} on {where}")] if rank else []
     return found
 
@@ -167,9 +167,9 @@ def _collectives(deadline: float, timeout_s: float, place: Place) -> list[Check]
     except WorldError as error:
         mend = "read the network section and the reports of the other ranks"
         return [failed("group", "group of all ranks", f"rank {place.rank}: {error}", mend)]
-    checks = [judge_devices(used)]
+    checks = [check_rank_devices(used)]
     right = f"correct on {world.world_size} ranks, {world.device}"
-    checks.append(judge_patterns(wrong, [each["host"] for each in used], right))
+    checks.append(compare_patterns(wrong, [each["host"] for each in used], right))
     if checks[-1].status == "pass":
         checks.append(measured(rows))
     return checks
@@ -189,7 +189,7 @@ def _facts(place: Place) -> dict[str, Any]:
         "host": socket.gethostname(),
         "boot": _boot(),
         "net": net,
-        "wish": os.environ.get("GLOO_SOCKET_IFNAME", "its name has no address of its own"),
+        "interface": os.environ.get("GLOO_SOCKET_IFNAME", "its name has no address of its own"),
         "versions": {name: found["versions"].get(name, "none") for name in _VERSIONS} | {"files of rankwise": _code()},
         "variables": variables,
         "local_rank": place.local_rank,
@@ -211,7 +211,7 @@ def _code() -> str:
     return digest.hexdigest()[:12]
 
 
-def judge_facts(facts: Sequence[Mapping[str, Any]]) -> list[Check]:
+def check_facts(facts: Sequence[Mapping[str, Any]]) -> list[Check]:
     """Compare the facts of all ranks: versions, rankwise's code, and variables."""
     return [
         _same("versions", [fact["versions"] for fact in facts], "install the same environment on all machines"),
@@ -235,7 +235,7 @@ def _same(name: str, values: Sequence[Mapping[str, str]], mend: str) -> Check:
     return passed("ranks", f"same {name}", told)
 
 
-def judge_devices(facts: Sequence[Mapping[str, Any]]) -> Check:
+def check_rank_devices(facts: Sequence[Mapping[str, Any]]) -> Check:
     """Check whether two ranks use one GPU; a fact has the machine's `boot` id and the `device`."""
     if not any(fact["device"].startswith("cuda") for fact in facts):
         return not_run("devices", "one GPU for each rank", "no rank uses a GPU")

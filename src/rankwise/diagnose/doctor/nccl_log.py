@@ -86,7 +86,7 @@ class Process:
         """Return the number of ranks of its largest communicator."""
         return max((size for _, size in self.ranks), default=0)
 
-    def hear(self, level: str, text: str) -> None:
+    def add_line(self, level: str, text: str) -> None:
         """Parse one line."""
         if level == "WARN":
             if len(self.warnings) < _MOST_WARNINGS:
@@ -106,9 +106,9 @@ class Process:
         elif found := _VARIABLE.search(text):
             self.variables[found[1]] = found[2]
         else:
-            self._hear_network(text)
+            self._add_network_line(text)
 
-    def _hear_network(self, text: str) -> None:
+    def _add_network_line(self, text: str) -> None:
         if found := _BOOTSTRAP.search(text):
             self.interface = found[1], found[2]
         elif found := _NETWORK.search(text):
@@ -174,7 +174,7 @@ def read_logs(paths: Iterable[Path]) -> list[Process]:
                         continue
                     key = found["host"], int(found["pid"])
                     before = processes.setdefault(key, Process(*key))
-                    before.hear(found["level"], found["text"])
+                    before.add_line(found["level"], found["text"])
         except OSError as error:
             raise ConfigError(f"--nccl-log {path}: {error.strerror}") from error
         if before is not None and loose and not before.version:

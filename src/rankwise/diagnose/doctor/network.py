@@ -16,10 +16,10 @@ from typing import Any
 
 from rankwise._process.place import Place, loopback_address
 from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warned
-from rankwise.diagnose.doctor.connection import MENDS, Reached, listening, reach, read_banner, talk
+from rankwise.diagnose.doctor.connection import MENDS, ProbeResult, listening, probe_listener, reach, read_banner
 from rankwise.diagnose.hardware import network
 
-__all__ = ["check_rendezvous", "data_addresses", "exchange", "judge_clocks", "judge_pairs"]
+__all__ = ["check_clocks", "check_pairs", "check_rendezvous", "data_addresses", "exchange"]
 
 _TRY_S = 5.0  # limit for one connection
 _SKEW_S = 1.0
@@ -53,12 +53,12 @@ def check_rendezvous(place: Place, deadline: float) -> Check:
     return passed("network", name, f"{who}: {found.text}")
 
 
-def _resolved(host: str) -> Reached:
+def _resolved(host: str) -> ProbeResult:
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:
-        return Reached(kind="name", text=f"{host} cannot be resolved here ({error.strerror or error})")
-    return Reached(kind="answers", text="resolves")
+        return ProbeResult(kind="name", text=f"{host} cannot be resolved here ({error.strerror or error})")
+    return ProbeResult(kind="answers", text="resolves")
 
 
 def data_addresses(environ: Mapping[str, str], *, on_one_machine: bool = False) -> dict[str, str]:
@@ -109,60 +109,60 @@ def exchange(store: Any, place: Place, deadline: float, what: str, value: Any) -
 def listen(environ: Mapping[str, str], *, on_one_machine: bool) -> Iterator[list[dict[str, Any]]]:
     """Listen on the data addresses; yield the facts that other hosts need to connect."""
     with contextlib.ExitStack() as stack:
-        doors = []
+        listeners = []
         for who, address in data_addresses(environ, on_one_machine=on_one_machine).items():
             with contextlib.suppress(OSError):  # the other hosts report what they cannot reach
                 port, token = stack.enter_context(listening(address))
-                doors.append({"who": who, "address": address, "port": port, "token": token})
-        yield doors
+                listeners.append({"who": who, "address": address, "port": port, "token": token})
+        yield listeners
 
 
-def look_at_others(cards: Sequence[Mapping[str, Any]], rank: int) -> list[dict[str, Any]]:
+def probe_other_hosts(infos: Sequence[Mapping[str, Any]], rank: int) -> list[dict[str, Any]]:
     """Return how a rank's host reaches the others; only for the host's first rank, [] for other ranks."""
-    leaders = first_ranks(cards)
+    leaders = first_ranks(infos)
     if rank not in leaders:
         return []
     found = []
     for other in leaders:
-        card = cards[other]
+        info = infos[other]
         if other == rank:
             continue
-        for door in card["doors"]:
-            address = str(door["address"])
+        for listener in info["listeners"]:
+            address = str(listener["address"])
             if loopback_address(address):
-                text = f"{card['host']} listens on {address}, which no other machine can reach ({door['who']})"
+                text = f"{info['host']} listens on {address}, which no other machine can reach ({listener['who']})"
                 found.append({"to": other, "kind": "loopback", "text": text})
                 continue
-            seen = talk(address, int(door["port"]), str(door["token"]), _TRY_S)
+            seen = probe_listener(address, int(listener["port"]), str(listener["token"]), _TRY_S)
             found.append(
-                {"to": other, "kind": seen.kind, "text": f"{seen.text} ({door['who']})", "offset_s": seen.offset_s,
+                {"to": other, "kind": seen.kind, "text": f"{seen.text} ({listener['who']})", "offset_s": seen.offset_s,
                  "error_s": seen.error_s}
             )  # fmt: skip
-        if not card["doors"]:
-            text = f"{card['host']} has no address to listen on: {card['wish']}"
+        if not info["listeners"]:
+            text = f"{info['host']} has no address to listen on: {info['interface']}"
             found.append({"to": other, "kind": "loopback", "text": text})
-        name = _resolved(str(card["host"]))
+        name = _resolved(str(info["host"]))
         if name.kind != "answers":
             found.append({"to": other, "kind": "name", "text": name.text})
     return found
 
 
-def first_ranks(cards: Sequence[Mapping[str, Any]]) -> list[int]:
+def first_ranks(infos: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return the first rank of each host; hosts differ by name, kernel boot or network."""
     seen: dict[tuple[str, ...], int] = {}
-    for rank, card in enumerate(cards):
-        seen.setdefault((str(card["host"]), str(card["boot"]), str(card.get("net", ""))), rank)
+    for rank, info in enumerate(infos):
+        seen.setdefault((str(info["host"]), str(info["boot"]), str(info.get("net", ""))), rank)
     return sorted(seen.values())
 
 
-def judge_pairs(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Check]:
+def check_pairs(infos: Sequence[Mapping[str, Any]], seen: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Check]:
     """Check which hosts do not reach which others, and why; unresolved names only warn, as ranks use addresses.
 
     Args:
-        cards: cards of all ranks.
-        seen: results of `look_at_others`, by rank.
+        infos: infos of all ranks.
+        seen: results of `probe_other_hosts`, by rank.
     """
-    leaders = first_ranks(cards)
+    leaders = first_ranks(infos)
     name = "every pair of hosts"
     if len(leaders) < 2:
         return [not_run("network", name, "all ranks are on one machine")]
@@ -170,9 +170,9 @@ def judge_pairs(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, Sequence[
     lost = [(rank, look) for rank in leaders for look in seen.get(rank, ()) if look["kind"] == "name"]
     checks = []
     for rank, look in bad[:_SHOWN]:
-        pair = f"{cards[rank]['host']} to {cards[look['to']]['host']}"
+        pair = f"{infos[rank]['host']} to {infos[look['to']]['host']}"
         mend = MENDS.get(look["kind"]) or (
-            f"on {cards[look['to']]['host']}, set GLOO_SOCKET_IFNAME to the interface that the others can reach, or "
+            f"on {infos[look['to']]['host']}, set GLOO_SOCKET_IFNAME to the interface that the others can reach, or "
             "make its name resolve to that address"
         )
         checks.append(failed("network", pair, f"{look['kind']}: {look['text']}", mend))
@@ -180,28 +180,28 @@ def judge_pairs(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, Sequence[
         checks.append(failed("network", name, f"{len(bad) - _SHOWN} more pairs cannot reach each other", "as above"))
     if not bad:
         count = len(leaders) * (len(leaders) - 1)
-        ways = sorted({door["who"] for rank in leaders for door in cards[rank]["doors"]})
+        ways = sorted({listener["who"] for rank in leaders for listener in infos[rank]["listeners"]})
         checks.append(
             passed("network", name, f"{count} connections between {len(leaders)} hosts work, {', '.join(ways)}")
         )
     if lost:
-        told = "; ".join(f"{cards[rank]['host']}: {look['text']}" for rank, look in lost[:_SHOWN])
+        told = "; ".join(f"{infos[rank]['host']}: {look['text']}" for rank, look in lost[:_SHOWN])
         checks.append(warned("network", "names of the hosts", told, MENDS["name"]))
     return checks
 
 
-def judge_clocks(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, Sequence[Mapping[str, Any]]]) -> Check:
+def check_clocks(infos: Sequence[Mapping[str, Any]], seen: Mapping[int, Sequence[Mapping[str, Any]]]) -> Check:
     """Check the clock differences of hosts, measured for every pair."""
     pairs = [
         (abs(look["offset_s"]) - look["error_s"], look, rank)
-        for rank, looks in seen.items()
-        for look in looks
+        for rank, results in seen.items()
+        for look in results
         if look["kind"] == "answers"
     ]
     if not pairs:
         return not_run("network", "clocks", "no two hosts have exchanged times")
     surely, look, rank = max(pairs, key=lambda pair: pair[0])
-    pair = f"{cards[look['to']]['host']} is {look['offset_s']:+.3f} s from {cards[rank]['host']}"
+    pair = f"{infos[look['to']]['host']} is {look['offset_s']:+.3f} s from {infos[rank]['host']}"
     told = f"{pair}, within {look['error_s']:.3f} s"
     if surely > _SKEW_S:
         mend = "synchronise the clocks (chrony, ntpd): logs, leases and time-outs compare times"

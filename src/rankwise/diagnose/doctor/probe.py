@@ -20,24 +20,24 @@ def main(argv: list[str]) -> None:
     import torch
     import torch.distributed as dist
 
-    _say("torch", version=torch.__version__)
+    _emit("torch", version=torch.__version__)
     torch.set_num_threads(1)
     limit = timedelta(seconds=seconds)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", port, ranks, is_master=rank == 0, wait_for_workers=False, timeout=limit
     )
-    _say("store", port=store.port)
+    _emit("store", port=store.port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
-    _say("group")
+    _emit("group")
     from rankwise.diagnose.doctor.collectives import check_patterns, sweep
 
-    _say("collectives", wrong=check_patterns())
-    _say("sweep", rows=sweep())
+    _emit("collectives", wrong=check_patterns())
+    _emit("sweep", rows=sweep())
     sys.stdout.flush()
     os._exit(0)  # a broken group must not block the exit
 
 
-def _say(stage: str, **more: Any) -> None:
+def _emit(stage: str, **more: Any) -> None:
     print(json.dumps({"stage": stage, **more}), flush=True)  # noqa: T201
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rankwise.diagnose.doctor.check import Check, failed, passed, warned
 from rankwise.diagnose.hardware import network
-from rankwise.diagnose.variables import PREFIXES, judge_name
+from rankwise.diagnose.variables import PREFIXES, check_variable_name
 
 __all__ = ["check_variables"]
 
@@ -62,7 +62,7 @@ def _place(environ: Mapping[str, str]) -> list[Check]:
 
 def _names(environ: Mapping[str, str]) -> list[Check]:
     ours = [key for key in sorted(environ) if key.startswith(PREFIXES)]
-    judged = [(key, verdict) for key in ours if (verdict := judge_name(key)) is not None]
+    judged = [(key, verdict) for key in ours if (verdict := check_variable_name(key)) is not None]
     checks = [warned("variables", key, f"{kind} name", mend) for key, (kind, mend) in judged]
     fine = len(ours) - len(judged)
     return checks or [passed("variables", "names of NCCL, gloo and torch", f"{fine} set, all known")]

@@ -136,10 +136,10 @@ def sweep_setting(
             )
         times_ms[value].append(max(statistics.median(rank["walls_ns"]) for rank in facts) / 1e6)
         shutil.rmtree(place)
-    return {"setting": setting, "repeats": repeats, "values": judge_sweep(times_ms)}
+    return {"setting": setting, "repeats": repeats, "values": evaluate_sweep(times_ms)}
 
 
-def judge_sweep(times_ms: Mapping[float, Sequence[float]]) -> list[dict[str, Any]]:
+def evaluate_sweep(times_ms: Mapping[float, Sequence[float]]) -> list[dict[str, Any]]:
     """Return for each value its median step time, quartiles, and the comparison with the first value, if decided."""
     first, *_ = times_ms
     told = []

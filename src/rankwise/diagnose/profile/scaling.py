@@ -23,7 +23,7 @@ from rankwise.diagnose.profile.runs import run_recorded
 from rankwise.diagnose.script_run import Script
 from rankwise.errors import ConfigError, LaunchError
 
-__all__ = ["Scaling", "Size", "TimedRun", "judge_scaling", "measure_scaling"]
+__all__ = ["Scaling", "Size", "TimedRun", "evaluate_scaling", "measure_scaling"]
 
 Mode = Literal["strong", "weak", "other"]
 _NUM_TRACED = 6
@@ -182,7 +182,7 @@ def measure_scaling(
         for size in source.sample(list(ranks), len(ranks)):
             say(f"run {len(runs) + 1} of {repeats * len(ranks)}: {size} rank{'s' * (size > 1)}")
             runs.append(_run(script, size, repeat, steps=steps, skip=skip))
-    sizes, seen = judge_scaling(runs, list(ranks), mode)
+    sizes, seen = evaluate_scaling(runs, list(ranks), mode)
     return Scaling(runs=runs, sizes=sizes, mode=seen, steps=steps, command=(script.path, *script.args))
 
 
@@ -205,7 +205,9 @@ def _run(script: Script, size: int, repeat: int, *, steps: int, skip: int) -> Ti
     )
 
 
-def judge_scaling(runs: Sequence[TimedRun], ranks: Sequence[int], mode: Mode | None) -> tuple[list[Size], Mode | None]:
+def evaluate_scaling(
+    runs: Sequence[TimedRun], ranks: Sequence[int], mode: Mode | None
+) -> tuple[list[Size], Mode | None]:
     """Compare the sizes with the first one; return them with the mode, as detected from the batches or as given.
 
     Raises:
@@ -224,7 +226,7 @@ def judge_scaling(runs: Sequence[TimedRun], ranks: Sequence[int], mode: Mode | N
             work = batches[size] / size / (batches[first] / first)
         else:
             work = first / size if seen == "strong" else 1.0
-        sizes.append(_judge(mine, by_size[first], work if seen is not None else None))
+        sizes.append(_evaluate(mine, by_size[first], work if seen is not None else None))
     return sizes, seen
 
 
@@ -235,7 +237,7 @@ def _mode(batches: dict[int, float]) -> Mode:
     return "weak" if all(abs(other / batch * first / size - 1) < _SAME for size, other in others) else "other"
 
 
-def _judge(mine: Sequence[TimedRun], first: Sequence[TimedRun], work: float | None) -> Size:
+def _evaluate(mine: Sequence[TimedRun], first: Sequence[TimedRun], work: float | None) -> Size:
     """Compare a size with the first one; `work` is a rank's work per step relative to the first size."""
     rates = spread([run.throughput for run in mine])
     size = Size(ranks=mine[0].ranks, throughput=rates.median, low=rates.low, high=rates.high)

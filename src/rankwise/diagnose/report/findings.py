@@ -54,7 +54,7 @@ def guard(run: RunRecord) -> Markup:
     """Return the section with the guard's findings, from the trainer's record, else from the logs."""
     if not (run.logs.are_kept or run.findings):
         return not_recorded("the logs are kept by ", el("code", _KEPT))
-    return _said(_guarded(run), "nothing found")
+    return _log_lines(_guarded(run), "nothing found")
 
 
 def _guarded(run: RunRecord) -> list[tuple[str, str]]:
@@ -75,13 +75,13 @@ def skipped(run: RunRecord) -> Markup:
     """Return the section about skipped damaged samples: their number from the trainer, their names from the logs."""
     if _num_lost(run):
         told_so = el("p", f"{told(_num_lost(run))} samples by step {told(run.findings[-1][1].get('num_steps'))}")
-        return join([told_so, _said(run.logs.skipped, "")])
+        return join([told_so, _log_lines(run.logs.skipped, "")])
     if not run.logs.are_kept:
         return not_recorded("the logs are kept by ", el("code", _KEPT))
-    return _said(run.logs.skipped, "none in the logs")
+    return _log_lines(run.logs.skipped, "none in the logs")
 
 
-def _said(lines: Sequence[tuple[str, str]], nothing: str) -> Markup:
+def _log_lines(lines: Sequence[tuple[str, str]], nothing: str) -> Markup:
     if not lines:
         return none(nothing)
     return el("ul", *(el("li", text, " ", el("small", where)) for where, text in lines), class_="said")
@@ -89,7 +89,7 @@ def _said(lines: Sequence[tuple[str, str]], nothing: str) -> Markup:
 
 def hangs(run: RunRecord) -> Markup:
     """Return the section with the verdicts on hangs."""
-    return _said(_verdicts(run), "none recorded")
+    return _log_lines(_verdicts(run), "none recorded")
 
 
 def _verdicts(run: RunRecord) -> list[tuple[str, str]]:

@@ -130,19 +130,19 @@ class Agent(threading.Thread):
             self._registry.enter(entry)
         while not self._ended.wait(min(2.0, self.stall_s / 8)):
             try:
-                self._look(entry)
+                self._check(entry)
             except (RuntimeError, OSError, ValueError) as error:  # the store is gone, or a file was removed meanwhile
                 if not self._ended.is_set() and self._is_idle(entry) and not self._told_at_s:
-                    self._tell_alone(entry, error)
+                    self._report_own(entry, error)
 
     def _is_idle(self, entry: Entry) -> bool:
         own = read_vitals([entry])
         return bool(own) and idle_s(own[0]) >= self.stall_s
 
-    def _look(self, entry: Entry) -> None:
+    def _check(self, entry: Entry) -> None:
         if not self._is_idle(entry):
             if self._told_at_s:
-                self._say(f"rankwise: rank {self._rank} is advancing again")
+                self._print(f"rankwise: rank {self._rank} is advancing again")
             self._told_at_s = 0.0
             return
         entries = self._registry.entries(self._world_size)
@@ -184,9 +184,9 @@ class Agent(threading.Thread):
         known = {entry.rank for entry in entries}
         missing = sorted(set(range(self._world_size)) - known)
         missing += sorted(entry.rank for entry in entries if entry.host in hosts)
-        self._tell(evidence, missing, {entry.name for entry in entries if entry.host in hosts})
+        self._report(evidence, missing, {entry.name for entry in entries if entry.host in hosts})
 
-    def _tell(self, evidence: Evidence, missing: list[int], lost: set[str]) -> None:
+    def _report(self, evidence: Evidence, missing: list[int], lost: set[str]) -> None:
         headline = f"rankwise: no rank has advanced for {evidence.idle_s:.0f} s, the job continues"
         if lost:
             headline += f"; no answer from {', '.join(sorted(lost))}"
@@ -196,9 +196,9 @@ class Agent(threading.Thread):
         except OSError as error:
             text += f"\nnot saved: {error}; set RANKWISE_WATCH_DIR to a writable folder"
         self._told_at_s = evidence.idle_s
-        self._say(text)
+        self._print(text)
 
-    def _tell_alone(self, entry: Entry, error: Exception) -> None:
+    def _report_own(self, entry: Entry, error: Exception) -> None:
         """Report this rank's evidence alone: the job's store does not answer, because its process has ended."""
         evidence = collect([entry])
         self._told_at_s = evidence.idle_s
@@ -207,19 +207,19 @@ class Agent(threading.Thread):
             f"answer ({str(error).splitlines()[0][:120]}): the process that serves it (rank 0 or the launcher) has "
             "ended"
         )
-        self._say(report(evidence, headline)[1])
+        self._print(report(evidence, headline)[1])
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         """Write to stderr in one call, without Python's buffers, which a stuck main thread may have locked."""
         with contextlib.suppress(OSError):
             os.write(2, (text + "\n").encode())
 
 
-def _forget_after_fork() -> None:
+def _reset_after_fork() -> None:
     """Drop the agent in a forked child, which is not the rank."""
     # The thread does not exist here. The copied store connection must not be used: two processes would mix messages.
     global _agent  # noqa: PLW0603
     _agent = None
 
 
-os.register_at_fork(after_in_child=_forget_after_fork)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -83,7 +83,7 @@ def idle_s(vital: Vital) -> float:
 def collect(entries: Sequence[Entry]) -> Evidence:
     """Ask this machine's ranks for their stacks and last calls, and note those that have ended."""
     found = read_vitals(entries)
-    ranks = [replace(seen, said=_said(vital, seen)) for vital, seen in zip(found, look(found), strict=True)]
+    ranks = [replace(seen, said=_describe(vital, seen)) for vital, seen in zip(found, look(found), strict=True)]
     alive = {vital.rank for vital in found}
     ranks += [
         Sighting(rank=entry.rank, state="gone", said=f"process {entry.pid} on {entry.name} has ended")
@@ -94,7 +94,7 @@ def collect(entries: Sequence[Entry]) -> Evidence:
     return Evidence(ranks=sorted(ranks, key=lambda seen: seen.rank), idle_s=idle)
 
 
-def _said(vital: Vital, seen: Sighting) -> str:
+def _describe(vital: Vital, seen: Sighting) -> str:
     if seen.state == "stopped":
         return f"process {vital.pid} is stopped"
     return vital.place if vital.num_beats else ""

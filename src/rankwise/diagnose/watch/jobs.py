@@ -15,7 +15,7 @@ from rankwise.errors import ConfigError
 from rankwise.launch.local.sessions import parent_process
 from rankwise.vitals import Vital
 
-__all__ = ["RunningJob", "entries_of", "look_at", "running_jobs"]
+__all__ = ["RunningJob", "entries_of", "inspect_run", "running_jobs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def _own_vitals(folder: Path) -> list[Vital]:
         return []
 
 
-def _told(pid: int, name: str) -> bytes:
+def _announced_folder(pid: int, name: str) -> bytes:
     """Return a file of /proc for a process; b"" if the process has ended."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
@@ -72,9 +72,9 @@ def _told(pid: int, name: str) -> bytes:
 
 def _job(launcher: int, found: list[Vital]) -> RunningJob:
     found = sorted(found, key=lambda vital: vital.rank)
-    first = next((vital.pid for vital in found if _told(vital.pid, "cmdline")), found[0].pid)
-    command = _told(first, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
-    words = _told(first, "environ").decode(errors="surrogateescape").split("\0")
+    first = next((vital.pid for vital in found if _announced_folder(vital.pid, "cmdline")), found[0].pid)
+    command = _announced_folder(first, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+    words = _announced_folder(first, "environ").decode(errors="surrogateescape").split("\0")
     variables = dict(word.split("=", 1) for word in words if "=" in word)
     run_dir = variables.get("RANKWISE_RUN_DIR", "")
     return RunningJob(launcher=launcher, command=command, run_dir=run_dir, variables=variables, ranks=found)
@@ -87,7 +87,7 @@ def entries_of(job: RunningJob) -> list[Entry]:
     ]
 
 
-def look_at(target: str) -> Evidence:
+def inspect_run(target: str) -> Evidence:
     """Ask every rank of a running job of this machine for its stacks and its last collectives.
 
     Args:

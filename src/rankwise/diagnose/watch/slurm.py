@@ -24,13 +24,13 @@ from rankwise.errors import ConfigError, LaunchError, RankwiseError
 from rankwise.launch.slurm.queue import job_fields
 from rankwise.launch.slurm.start import state_folder
 
-__all__ = ["look_at_slurm"]
+__all__ = ["inspect_slurm_job"]
 
 _POLL_S = 0.1
 _END_S = 5.0  # time for srun to end after all answers
 
 
-def look_at_slurm(job: str, timeout_s: float) -> tuple[Evidence, dict[str, str]]:
+def inspect_slurm_job(job: str, timeout_s: float) -> tuple[Evidence, dict[str, str]]:
     """Ask all nodes of a running job for their ranks' stacks and last collectives.
 
     Args:
@@ -123,7 +123,7 @@ def _ask(job_id: str, nodes: Sequence[str], folder: Path, step: str, timeout_s: 
     return " ".join(errors.read_text(errors="replace").split())
 
 
-def _look_here(jobs: Sequence[RunningJob], job_id: str, node: str, step: str) -> dict[str, object]:
+def _inspect_local(jobs: Sequence[RunningJob], job_id: str, node: str, step: str) -> dict[str, object]:
     """Return the answer of this node.
 
     Args:
@@ -163,7 +163,7 @@ def _step(variables: Mapping[str, str]) -> str:
 def _answer(folder: Path, step: str) -> None:
     node = os.environ["SLURMD_NODENAME"]
     try:
-        answer = _look_here(running_jobs(), os.environ["SLURM_JOB_ID"], node, step)
+        answer = _inspect_local(running_jobs(), os.environ["SLURM_JOB_ID"], node, step)
     except (RankwiseError, OSError) as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
     write_whole(folder / f"{node}.json", json.dumps(answer).encode(), durable=False)

@@ -11,7 +11,7 @@ from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile
 from rankwise.diagnose.lint.analysis.launchers import launcher, shown, tasks_per_node
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
-from rankwise.diagnose.variables import PREFIXES, RENAMED, judge_name
+from rankwise.diagnose.variables import PREFIXES, RENAMED, check_variable_name
 
 _HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
 
@@ -61,7 +61,7 @@ def _variables_in_lines(file: LaunchFile) -> Iterator[Hit]:
 
 def _wrong_variable(name: str, value: str | None) -> Iterator[tuple[str, str | None]]:
     """Yield what is wrong with a variable and its value, and the new name where it only has that."""
-    judged = judge_name(name, surely=True)
+    judged = check_variable_name(name, surely=True)
     if name in RENAMED:
         yield f"{name} is called {RENAMED[name]} now", RENAMED[name]
     elif judged is not None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warned
 from rankwise.diagnose.doctor.nccl_log import Process
-from rankwise.diagnose.variables import judge_name
+from rankwise.diagnose.variables import check_variable_name
 
-__all__ = ["judge_logs"]
+__all__ = ["check_logs"]
 
 _NONE = "set NCCL_DEBUG=INFO for the job, and NCCL_DEBUG_FILE=nccl.%h.%p.log for one file per process"
 _INNER = ("docker", "virbr", "lo", "veth", "br-", "cni", "flannel", "podman")
@@ -19,7 +19,7 @@ _PER_RANK = {"NCCL_DEBUG_FILE", "NCCL_HOSTID", "NCCL_IB_HCA"}  # may differ betw
 _SHOWN = 6
 
 
-def judge_logs(processes: Sequence[Process]) -> list[Check]:
+def check_logs(processes: Sequence[Process]) -> list[Check]:
     """Return checks for the processes of one job."""
     if not processes:
         return [not_run("nccl", "NCCL's logs", "no NCCL line in them", _NONE)]
@@ -34,7 +34,7 @@ def _version(processes: Sequence[Process]) -> Check:
         return not_run("nccl", "version", "no process prints its version", "NCCL_DEBUG=VERSION or INFO prints it")
     if len(found) > 1:
         mend = "install the same torch on all machines, and remove any system libnccl before it in LD_LIBRARY_PATH"
-        return failed("nccl", "version", _told(found), mend)
+        return failed("nccl", "version", _format_groups(found), mend)
     return passed("nccl", "version", next(iter(found)))
 
 
@@ -61,7 +61,7 @@ def _interface(processes: Sequence[Process]) -> Check:
     found = [made.interface for made in processes if made.interface is not None]
     if not found:
         return not_run("nccl", "interface", "no bootstrap line", _NONE)
-    told = _told(_groups(processes, lambda made: " ".join(made.interface or ()), by_host=True))
+    told = _format_groups(_groups(processes, lambda made: " ".join(made.interface or ()), by_host=True))
     hosts = {made.host for made in processes}
     mend = (
         "name the interface between the machines: NCCL_SOCKET_IFNAME==eth0 (= is exact), or exclude the others: "
@@ -89,7 +89,7 @@ def _network(processes: Sequence[Process]) -> Check:
         return failed(
             "nccl",
             "network",
-            _told(used),
+            _format_groups(used),
             "use the same devices and variables on all machines: ranks cannot mix networks",
         )
     (network,) = used
@@ -140,7 +140,7 @@ def _transports(processes: Sequence[Process]) -> Check:
     told = ", ".join(f"{kind} {number}" for kind, number in count.most_common())
     if "NET/IB" in count and "NET/IB/GDRDMA" not in count:
         mend = (
-            "load nvidia-peermem (or dma-buf) and put GPU and network card under one PCIe switch: data now go through "
+            "load nvidia-peermem (or dma-buf) and put GPU and network info under one PCIe switch: data now go through "
             "host memory"
         )
         return warned("nccl", "transports", f"{told}: InfiniBand without GPUDirect", mend)
@@ -157,7 +157,7 @@ def _channels(processes: Sequence[Process]) -> Check:
         return not_run("nccl", "channels", "none named", _NONE)
     if len(found) > 1:
         mend = "use the same GPUs, network cards and NCCL_* variables on all machines; or the logs are incomplete"
-        return warned("nccl", "channels", _told(found), mend)
+        return warned("nccl", "channels", _format_groups(found), mend)
     return passed("nccl", "channels", next(iter(found)))
 
 
@@ -182,12 +182,12 @@ def _variables(processes: Sequence[Process]) -> list[Check]:
     joined = [made for made in processes if made.ranks]
     checks = []
     for name in names:
-        judged = judge_name(name)
+        judged = check_variable_name(name)
         if judged is not None:
             checks.append(warned("nccl", name, f"{judged[0]} name", judged[1]))
         found = _groups(joined, lambda made: made.variables.get(name, "not set"), by_host=True)  # noqa: B023
         if len(found) > 1 and name not in _PER_RANK:
-            checks.append(warned("nccl", name, _told(found), "set it to the same value on all ranks"))
+            checks.append(warned("nccl", name, _format_groups(found), "set it to the same value on all ranks"))
     told = ", ".join(f"{name}={next(m.variables[name] for m in processes if name in m.variables)}" for name in names)
     return checks or [passed("nccl", "variables", told or "none set")]
 
@@ -220,7 +220,7 @@ def _groups(
     return groups
 
 
-def _told(groups: dict[str, list[str]]) -> str:
+def _format_groups(groups: dict[str, list[str]]) -> str:
     return "; ".join(f"{value} on {_some(members)}" for value, members in groups.items())
 
 
