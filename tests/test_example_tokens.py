@@ -112,8 +112,12 @@ def test_a_mean_of_means_would_be_another_gradient(folder):
     documents, _ = script.make_documents()
     order = rankwise.Order(documents, batch_size=12, seed=World.single().seed)
     (batch,) = next(iter(DatasetLoader(documents, order=order, collate_fn=list, device=None)))
-    num_tokens = sum(len(text) - 1 for text in batch.data)
-    assert max(map(len, batch.data)) > 10 * min(map(len, batch.data))
+    by_length = sorted(documents, key=len)  # of any Python's texts: half of them ten times longer than the others
+    unequal = [*by_length[:6], *by_length[-6:]]
+    assert len(unequal[6]) > 10 * len(unequal[5])
+
+    def num_tokens_of(texts):
+        return sum(len(text) - 1 for text in texts)
 
     def gradient(parts, flat):
         model = script.TokenModel()
@@ -124,20 +128,20 @@ def test_a_mean_of_means_would_be_another_gradient(folder):
 
     torch.manual_seed(0)
     first = torch.nn.utils.parameters_to_vector(script.TokenModel().parameters())
-    norm = gradient([(batch.data, num_tokens)], first.detach()).norm()
+    norm = gradient([(batch.data, num_tokens_of(batch.data))], first.detach()).norm()
     assert logged(folder / "whole")[1]["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
 
     def relative_error(size):
         """Of the mean of the means over every `size` documents, at the weights after six steps."""
-        parts = [batch.data[at : at + size] for at in range(0, 12, size)]
-        means = [(part, len(parts) * sum(len(text) - 1 for text in part)) for part in parts]
-        exact = gradient([(part, num_tokens) for part in parts], trained)
+        parts = [unequal[at : at + size] for at in range(0, 12, size)]
+        means = [(part, len(parts) * num_tokens_of(part)) for part in parts]
+        exact = gradient([(part, num_tokens_of(unequal)) for part in parts], trained)
         return float((gradient(means, trained) - exact).norm() / exact.norm())
 
     trained = weights(folder / "whole")
     assert relative_error(12) < 1e-5
-    assert relative_error(3) > 0.1  # measured: 0.40
-    assert relative_error(1) > 0.3  # measured: 0.56
+    assert relative_error(3) > 1  # measured, of the texts of four Pythons: 2.3 to 2.9
+    assert relative_error(1) > 1  # 2.4 to 3.0
 
 
 def test_it_learns_in_half_precision(tmp_path, run_python):

@@ -1,5 +1,6 @@
 """The watcher's side of vitals."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,10 +123,22 @@ def test_a_dead_rank_answers_nothing(start):
     assert vitals.request_stacks([vital], 0.2) == {0: ""}
 
 
+def test_a_run_that_ends_while_it_is_asked_answers_nothing(start):
+    """Its launcher removes the folder: that is no error, as nobody knows when a run ends."""
+    process, folder = start(SLEEPER)
+    found = vitals.read(folder)
+    process.kill()
+    process.wait()
+    shutil.rmtree(folder)
+    assert vitals.request_stacks(found, 0.2) == {0: ""}
+    assert vitals.request_calls(found, 0.1, 0.1) == {}
+
+
 def test_half_made_and_foreign_files_are_left_out(tmp_path):
     """A rank that is just beginning, and files of others, do not disturb."""
     (tmp_path / "rank-0").write_bytes(b"")
     (tmp_path / "rank-1").write_bytes(b"x" * 5000)
+    (tmp_path / "rank-2").symlink_to("removed after it was listed")
     (tmp_path / "notes").write_text("hello")
     assert vitals.read(tmp_path) == []
 

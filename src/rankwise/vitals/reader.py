@@ -150,7 +150,7 @@ def _read_settled(path: Path) -> bytes | None:
                 if before == after and before % 2 == 0:
                     break
             return page
-    except ValueError:  # shorter than a page
+    except (FileNotFoundError, ValueError):  # the run has just ended, or the file is shorter than a page
         return None
 
 
@@ -187,13 +187,13 @@ def _signal_for_stacks(vital: Vital, deadline: float) -> str:
     path = vital.folder / f"stacks-{vital.rank}"
     if not vital.signum or time.monotonic() >= deadline or not path.exists():
         return ""
-    with _turn(path, (time.monotonic() + deadline) / 2):
-        before = path.stat().st_size
-        try:
+    try:
+        with _turn(path, (time.monotonic() + deadline) / 2):
+            before = path.stat().st_size
             os.kill(vital.pid, vital.signum)
-        except ProcessLookupError:
-            return ""
-        return _wait_for_text(path, before, deadline)
+            return _wait_for_text(path, before, deadline)
+    except (FileNotFoundError, ProcessLookupError):  # the run has just ended
+        return ""
 
 
 @contextlib.contextmanager
@@ -236,8 +236,9 @@ def _request(kind: str, vitals: Collection[Vital], timeout_s: float, busy_timeou
     for folder in {vital.folder for vital in vitals}:
         # renamed into place, so that no rank reads a partial question; another watcher may do the same now
         question = folder / f"{ASK}{kind}.{os.getpid()}-{threading.get_ident()}"
-        question.write_text(f"{os.getpid()} {asked_s!r}")
-        question.rename(folder / f"{ASK}{kind}")
+        with contextlib.suppress(FileNotFoundError):  # the run has just ended: nobody will answer
+            question.write_text(f"{os.getpid()} {asked_s!r}")
+            question.rename(folder / f"{ASK}{kind}")
     answers: dict[int, Any] = {}
     open_vitals = list(vitals)
     while open_vitals:

@@ -45,6 +45,8 @@ def test_an_unknown_argument_is_said_by_the_class_that_was_called():
         SampleLoader(source, order=order, bacth_transform=None)
     with pytest.raises(TypeError, match=r"^SampleLoader has no argument rank=: it has across_epochs, .*, world$"):
         SampleLoader(source, order=order, rank=0)
+    with pytest.raises(TypeError, match=r"^SampleLoader takes all but the source by name: order=, "):
+        SampleLoader(source, order)
     with pytest.raises(TypeError, match=r"^IndexPipeline has no argument microbatch=: did you mean micro_batch=\?$"):
         IndexPipeline(None, order=order, microbatch=2)
 

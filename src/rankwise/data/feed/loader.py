@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Never, NoReturn, Unpack, cast
 
 from rankwise._process.loader_worker import LoaderWorker, current_worker
 from rankwise.data.contract import Order, OrderState, Share, Source
@@ -88,7 +88,7 @@ class FeedLoader(CursorLoader):
     def __init__(
         self,
         source: Any,
-        *,
+        *by_position: Never,
         order: Order | None = None,
         micro_batch: int | None = None,
         device: str | torch.device | jax.sharding.Sharding | None = "auto",
@@ -96,6 +96,8 @@ class FeedLoader(CursorLoader):
         depth: int | None = None,
         **options: Unpack[FeedOptions],
     ) -> None:
+        if by_position:
+            raise TypeError(f"{type(self).__name__} takes all but the source by name: order=, micro_batch=, ...")
         refuse_unknown(type(self), options, more=self._more_options)
         if not isinstance(order, Order):
             raise ConfigError(

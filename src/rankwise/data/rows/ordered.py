@@ -86,9 +86,6 @@ def _check_options(options: dict[str, Any]) -> None:
             f"Cannot specify {', '.join(passed)} with order=: omit it; "
             + "; ".join(f"{name}: {_INSTEAD[name]}" for name in passed)
         )
-    for name in ("transform", "batch_transform"):
-        if options.get(name) is not None and not callable(options[name]):
-            raise ConfigError(f"{name}= must be a function, got {options[name]!r}")
     if "rows" in options:
         raise ConfigError(
             "select rows once for both order and loader: part = collection.subset(rows) (or "
