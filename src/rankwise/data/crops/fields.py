@@ -10,7 +10,7 @@ from typing import Self, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import DType, FieldSpec, IntArray
+from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch, InvalidSample, RankMismatch, sample_error
 from rankwise.data.store.boxes import Pad, check_conversion
 from rankwise.data.store.meta import ArrayMeta
@@ -24,6 +24,7 @@ __all__ = [
     "Normalise",
     "Scaling",
     "check_normalise",
+    "column_specs",
     "field_specs",
     "sample_bytes",
     "unreadable",
@@ -156,6 +157,11 @@ def field_specs(fields: Mapping[str, CropField]) -> dict[str, FieldSpec]:
                 )
             specs[name + MASK_SUFFIX] = FieldSpec(shape=field.shape, dtype=np.dtype(np.bool_))
     return specs
+
+
+def column_specs(columns: Mapping[str, NDArray]) -> dict[str, FieldSpec]:
+    """Return the specs of fields whose values are in memory, one row for each sample or image."""
+    return {name: FieldSpec(shape=values.shape[1:], dtype=values.dtype) for name, values in columns.items()}
 
 
 def sample_bytes(specs: Mapping[str, FieldSpec]) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, BoolArray, FieldSpec, IntArray, NDArray, ReadReport
+from rankwise.data.contract import BatchBuffer, BoolArray, IntArray, NDArray, ReadReport, Share
 from rankwise.data.crops.exceptions import DamacyError, DecodeError, StorageError, sample_error
-from rankwise.data.crops.fields import MASK_SUFFIX, CropField, FieldBoxes, field_specs, unreadable
+from rankwise.data.crops.fields import MASK_SUFFIX, CropField, FieldBoxes, column_specs, field_specs, unreadable
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reader import BoxReader
@@ -41,7 +41,7 @@ class FieldJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CropPlan:
-    """The plan for one batch. Made by `CropReader.plan`.
+    """The plan for one batch; implements `Plan`. Made by `CropReader.plan`.
 
     Attributes:
         reader: made this plan, and reads it.
@@ -49,6 +49,8 @@ class CropPlan:
         jobs: the reads.
         masks: for each field that has a mask, its boxes.
         failed: samples that cannot be read at all, by their place in the batch.
+        columns: further fields, which are known without reading, by name.
+        share: the share of an order that the batch is, if there is one.
     """
 
     reader: CropReader
@@ -56,6 +58,13 @@ class CropPlan:
     jobs: tuple[FieldJob, ...]
     masks: Mapping[str, Sequence[FieldBoxes]]
     failed: Mapping[int, DamacyError]
+    columns: Mapping[str, NDArray]
+    share: Any  # a `Share` for a `Source`
+
+    @property
+    def capacity(self) -> Mapping[str, int]:
+        """Empty: no field is ragged."""
+        return {}
 
     @property
     def num_samples(self) -> int:
@@ -81,13 +90,13 @@ class CropPlan:
         """Ask the system to read the bytes soon. Best effort."""
         self.reader.engine.hint([job.boxes for job in self.jobs])
 
-    def read(self, into: BatchBuffer, *, more: Mapping[str, FieldSpec] | None = None) -> CropReport:
-        """Reserve a buffer, also for `more` fields, which the caller fills, and fill it; bad samples become zeros.
+    def read(self, into: BatchBuffer) -> CropReport:
+        """Reserve a buffer and fill it; bad samples become zeros.
 
         Raises:
             DataError: the storage cannot be read at all.
         """
-        into.reserve({**self.reader.specs, **(more or {})}, self.num_samples, {})
+        into.reserve({**self.reader.specs, **column_specs(self.columns)}, self.num_samples, {})
         outs = [into.arrays(job.field)[0][job.first : job.stop] for job in self.jobs]
         reports = self.reader.engine.read(
             [
@@ -104,6 +113,8 @@ class CropPlan:
         for row in np.flatnonzero(~report.valid).tolist():
             for name in self.reader.specs:
                 into.arrays(name)[0][row] = 0
+        for name, values in self.columns.items():
+            into.arrays(name)[0][...] = values
         return report
 
 
@@ -198,6 +209,8 @@ class CropReader:
         *,
         ids: IntArray,
         failed: Mapping[int, DamacyError] | None = None,
+        columns: Mapping[str, NDArray] | None = None,
+        share: Share | None = None,
     ) -> CropPlan:
         """Return the plan for a batch; reads metadata and shard indexes only.
 
@@ -207,6 +220,8 @@ class CropReader:
             boxes: for each field, the boxes that fill it.
             ids: int64[B], numbers of the samples, for messages.
             failed: samples that are already known to be bad, by place in the batch.
+            columns: values of further fields, with a row for each sample.
+            share: the share of an order that the batch is, if there is one.
         """
         given = [(name, self.fields[name], part) for name, parts in boxes.items() for part in parts]
         bad = dict(failed or {})
@@ -220,6 +235,8 @@ class CropReader:
             jobs=tuple(job for name, field, part in given for job in _jobs(name, field, part, readable, self.engine)),
             masks={name: boxes[name] for name, field in self.fields.items() if field.mask},
             failed=bad,
+            columns=columns or {},
+            share=share,
         )
 
 
