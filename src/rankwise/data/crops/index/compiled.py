@@ -72,10 +72,10 @@ def compile_rules(
         placed = [layout.on_reference(frame.num_axes) for layout in layouts.values()]
         ratio, shift = (np.stack(each) for each in zip(*placed, strict=True))
         lattice = snapped_lattice(lattice, ratio, shift, tiles=rules.num_random is None)
-    mask = None if rules.mask is None else finder.mask_cells(images, rules.mask, frame, used)
+    mask = None if rules.mask is None else finder.find(images, rules.mask, frame, used)
     labelled: list[CellGrid] | None = None
     if rules.foreground is not None and rules.foreground.fraction > 0:
-        labelled = finder.foreground_cells(images, rules.foreground, frame, used)
+        labelled = finder.find(images, rules.foreground, frame, used)
         labelled = labelled if mask is None else list(map(_both, labelled, mask))
     lattice = replace(lattice, counts=np.where(used[:, None], lattice.counts, 0))
     placement: Placement
