@@ -22,10 +22,10 @@ from rankwise.data.contract import (
     num_micro_batches,
 )
 from rankwise.data.crops.budget import Budget, Caps
-from rankwise.data.crops.fields import MASK_SUFFIX, column_specs, sample_bytes
+from rankwise.data.crops.fields import MASK_SUFFIX, CropField, column_specs, sample_bytes
 from rankwise.data.crops.index.compiled import Compiled
 from rankwise.data.crops.index.crop_index import CropIndex
-from rankwise.data.crops.reader import CropPlan, CropReader
+from rankwise.data.crops.plan import CropPlan, plan_crops
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.reader import BoxReader
 from rankwise.data.store.remote import RemoteOptions
@@ -54,7 +54,7 @@ class CropSource(BaseSource):
         self.index = index
         self.reader = BoxReader(cache=cache, threads=threads, remote=remote)
         self._names = tuple(index.fields)
-        self._readers: dict[tuple[tuple[int, ...], ...], CropReader] = {}
+        self._chosen: dict[Compiled, dict[str, CropField]] = {}
         self._said_fill = False
 
     @property
@@ -100,7 +100,7 @@ class CropSource(BaseSource):
         chosen = object.__new__(type(self))
         vars(chosen).update(vars(self))
         chosen._names = names
-        chosen._readers = {}
+        chosen._chosen = {}
         return chosen
 
     def plan(self, share: Share) -> CropPlan:
@@ -114,10 +114,10 @@ class CropSource(BaseSource):
             raise IndexError(f"a share asks for crops {ids.min()} to {ids.max()}, but the index has {self.num_samples}")
         epoch, seed = share.step.epoch, share.step.resume.seed
         made, found = self.index.compiled(epoch), self.index.places(ids, seed=seed, epoch=epoch)
-        reader = self._reader(epoch)
-        boxes = {name: [made.layouts[name].boxes(found.images, found.starts)] for name in reader.fields}
+        fields = self._fields_of(made)
+        boxes = {name: [made.layouts[name].boxes(found.images, found.starts)] for name in fields}
         labels = {name: values[found.images] for name, values in self.index.columns.items() if name in self._names}
-        return reader.plan(boxes, ids=ids, columns=labels, share=share)
+        return plan_crops(fields, boxes, self.reader, ids=ids, columns=labels, share=share)
 
     def hint(self, plan: CropPlan) -> None:
         """Ask the system to read the bytes of a plan soon. Best effort."""
@@ -134,16 +134,13 @@ class CropSource(BaseSource):
         """Close threads and files. Reading again reopens them."""
         self.reader.close()
 
-    def _reader(self, epoch: int) -> CropReader:
-        """Return the reader of an epoch's fields; stages of a curriculum with equal shapes share one."""
-        layouts = self.index.compiled(epoch).layouts
-        names = [name for name in self._names if name in layouts]
-        key = tuple(layouts[name].field.shape for name in names)
-        if key not in self._readers:
-            fields = {name: layouts[name].field for name in names}
+    def _fields_of(self, made: Compiled) -> dict[str, CropField]:
+        """Return the selected fields of a stage, each with its mask if that is selected, too."""
+        if made not in self._chosen:
+            fields = {name: made.layouts[name].field for name in self._names if name in made.layouts}
             masked = {n: replace(f, mask=f.mask and n + MASK_SUFFIX in self._names) for n, f in fields.items()}
-            self._readers[key] = CropReader(masked, self.reader)
-        return self._readers[key]
+            self._chosen[made] = masked
+        return self._chosen[made]
 
     def _warn_fill(self, plan: CropPlan) -> None:
         self._said_fill = True
