@@ -154,8 +154,11 @@ class CropIndex(BaseSamples):
         root: str | os.PathLike[str] | None = None,
         world: World | None = None,
     ) -> None:
-        if not isinstance(shape, Iterable):
-            raise ConfigError(f"shape= has an extent for each axis, such as ({shape}, {shape}); got {shape!r}")
+        for name, extents in (("shape", shape), ("stride", () if stride is None else stride)):
+            if not isinstance(extents, Iterable):
+                raise ConfigError(
+                    f"{name}= has an extent for each axis, such as ({extents}, {extents}); got {extents!r}"
+                )
         rules = Rules(
             shape=tuple(shape),
             level=level,
@@ -205,6 +208,9 @@ class CropIndex(BaseSamples):
         self.rules = rules
         self.columns = columns
         self._compiled: dict[Stage, Compiled] = {}
+        twice = self.compiled(0).specs.keys() & columns.keys()
+        if twice:
+            raise ConfigError(f"labels={min(twice)!r} has the name of a field or of its mask: rename it")
         self.fingerprint = _hashed(repr((self._compiled_digest(), _columns_digest(columns))).encode())
 
     def _compiled_digest(self) -> str:
@@ -305,7 +311,7 @@ class CropIndex(BaseSamples):
         if not len(numbers):
             raise ConfigError("an index needs at least one image, got none")
         rules = self.rules
-        if isinstance(rules.weights, Sequence) and not isinstance(rules.weights, str):
+        if isinstance(rules.weights, tuple):
             rules = replace(rules, weights=tuple(rules.weights[number] for number in numbers))
         chosen = object.__new__(type(self))
         chosen._finder = self._finder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -36,6 +36,8 @@ class Foreground:
 
     def __post_init__(self) -> None:
         _check_share("a foreground's fraction", self.fraction)
+        if isinstance(self.classes, Iterable):  # a list or an array would have no hash
+            object.__setattr__(self, "classes", tuple(int(label) for label in self.classes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Stage:
     def __post_init__(self) -> None:
         if self.foreground is not None:
             _check_share("a stage's foreground", self.foreground)
+        if self.shape is not None:  # a list would have no hash
+            object.__setattr__(self, "shape", tuple(self.shape))
 
 
 Curriculum: TypeAlias = Mapping[int, Stage] | Callable[[int], Stage]
@@ -112,6 +116,9 @@ class Rules:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
+        weights = self.weights
+        if isinstance(weights, Iterable) and not isinstance(weights, str | Mapping) and not callable(weights):
+            object.__setattr__(self, "weights", tuple(float(weight) for weight in weights))
         if self.stride is not None and (len(self.stride) != len(self.shape) or min(self.stride) < 1):
             raise ConfigError(
                 f"stride needs one step of at least 1 for each of the {len(self.shape)} extents of shape, got "
@@ -152,7 +159,7 @@ class Rules:
         return replace(
             self,
             level=self.level if stage.level is None else stage.level,
-            shape=self.shape if stage.shape is None else tuple(stage.shape),
+            shape=self.shape if stage.shape is None else stage.shape,
             foreground=foreground,
         )
 
