@@ -194,7 +194,7 @@ class Copy:
 def lent(pool, done):
     """Memory that is out until what waits for it is over."""
     lease = Lease()
-    lease.busy = done
+    lease.wait_for(done)
     return pool.take(1000, np.dtype("u1"), lease=lease)
 
 
