@@ -81,7 +81,7 @@ class StreamReader:
         planner.is_read_awaited = self._is_awaited
         self.planned: ReadAhead[Numbered | Failure | None, Work] = ReadAhead(planner, planner.samples, depth=1)
         cap_bytes = budget.num_slots * budget.slot_limit_bytes
-        self._memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, speaks=place.rank == 0)
+        self._memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, warns=place.rank == 0)
         self._leases = Leases(is_awaited=self._is_awaited, has_room=self._memory.has_room)
         self._seed, self._rank = config.seed, place.rank
         self._placer = placer

@@ -40,7 +40,7 @@ def allocate_bytes(num_bytes: int, *, pinned: bool) -> NDArray:
 
 _WASTE, _LITTLE = 2.25, 4096
 _PAGE_BYTES = 4096
-_UNSAID_BYTES = 64 << 20  # do not warn about less excess than this
+_SMALL_EXCESS_BYTES = 64 << 20  # do not warn about less excess than this
 _SLACK = 1.125  # the next request may need a few elements more
 _LOG = logging.getLogger("rankwise.data")
 
@@ -97,10 +97,10 @@ class MemoryPool:
         pinned: allocate page-locked memory through torch, for asynchronous copies to a CUDA device.
         cap_bytes: most bytes of all pieces, those that are kept included; None = any.
         over_cap: makes the error for a request above `cap_bytes`.
-        speaks: whether to warn once that kept batches need extra memory; True on the main rank.
+        warns: whether to warn once that kept batches need extra memory; True on the main rank.
     """
 
-    said = False  # once per process
+    warned = False  # once per process
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class MemoryPool:
         pinned: bool = False,
         cap_bytes: int | None = None,
         over_cap: Callable[[str], Exception] = ConfigError,
-        speaks: bool = False,
+        warns: bool = False,
     ) -> None:
         self.capacity, self._pinned, self._cap_bytes, self._over_cap = capacity, pinned, cap_bytes, over_cap
         self._free: dict[int, deque[_Piece]] = {}  # by size, each in the order of return
@@ -121,7 +121,7 @@ class MemoryPool:
         # for a device.
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._speaks, self._usual_bytes, self._batch_bytes = speaks, 0, 0
+        self._warns, self._usual_bytes, self._batch_bytes = warns, 0, 0
         self._num_bytes = 0
         self.num_pieces = 0
 
@@ -202,8 +202,8 @@ class MemoryPool:
         self.capacity = max(self.capacity, num_batches * num_pieces)
         self._batch_bytes = max(self._batch_bytes, num_bytes)
         self._usual_bytes = max(self._usual_bytes, num_batches * num_bytes)
-        if self._speaks and not MemoryPool.said and self._num_bytes > 2 * self._usual_bytes + _UNSAID_BYTES:
-            MemoryPool.said = True
+        if self._warns and not MemoryPool.warned and self._num_bytes > 2 * self._usual_bytes + _SMALL_EXCESS_BYTES:
+            MemoryPool.warned = True
             _LOG.warning(
                 "batches that are kept use memory in addition to the buffers that are reused: %d MiB in total "
                 "now instead of %d. A kept view keeps its field of the whole batch and of the steps read with it; a "
