@@ -156,6 +156,11 @@ def test_a_curriculum_changes_epochs(volumes):
     assert set(index.places(np.arange(64), seed=0, epoch=3).images.tolist()) == {1}
     assert index.compiled(9).frame.shape == (8, 8, 8)
     assert index.fingerprint != CropIndex(volumes.images, **options).fingerprint
+    changing = CropIndex(
+        volumes.images, curriculum=lambda epoch: Stage(where=lambda image: epoch < 2 or "1" in image.name), **options
+    )
+    assert set(changing.places(np.arange(64), seed=0, epoch=3).images.tolist()) == {1}
+    assert len(changing.stages) == 2  # however many functions `where` it made
     with pytest.raises(ConfigError, match="curriculum= is for random crops"):
         CropIndex(volumes.images, shape=(4, 4, 4), curriculum=stages)
 

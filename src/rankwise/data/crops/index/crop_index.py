@@ -19,7 +19,7 @@ from rankwise.data.crops.index.image import CropImage, Take, image_columns, name
 from rankwise.data.crops.index.inputs import By, Images, gather_images, make_together, split_images
 from rankwise.data.crops.index.lattice import Edges
 from rankwise.data.crops.index.places import Places, Tiles, region_elements
-from rankwise.data.crops.index.rules import Curriculum, Foreground, Mask, Rules, Stage, Weights
+from rankwise.data.crops.index.rules import Curriculum, Foreground, Mask, Rules, Weights
 from rankwise.data.order import Groups, SplitRule
 from rankwise.data.store.boxes import Pad
 from rankwise.errors import ConfigError
@@ -207,7 +207,8 @@ class CropIndex(BaseSamples):
         self.takes = takes
         self.rules = rules
         self.columns = columns
-        self._compiled: dict[Stage, Compiled] = {}
+        self._by_epoch: dict[int, Compiled] = {}
+        self._by_stage: dict[object, Compiled] = {}
         twice = self.compiled(0).specs.keys() & columns.keys()
         if twice:
             raise ConfigError(f"labels={min(twice)!r} has the name of a field or of its mask: rename it")
@@ -265,18 +266,22 @@ class CropIndex(BaseSamples):
         return _CropLocality(chunk_samples=self.chunk_samples, chunk_bytes=self.chunk_bytes, neighbourhood=near)
 
     def compiled(self, epoch: int) -> Compiled:
-        """Return the tables from which the crops of an epoch are computed; each stage is compiled once."""
-        stage = self.rules.stage(epoch)
-        if stage not in self._compiled:
+        """Return the tables from which the crops of an epoch are computed; equal stages share theirs."""
+        if epoch not in self._by_epoch:
+            stage = self.rules.stage(epoch)
             used = np.array([stage.where is None or bool(stage.where(image)) for image in self.images])
-            rules = self.rules.of_stage(stage)
-            self._compiled[stage] = compile_rules(self.images, self.takes, rules, self._finder, used=used)
-        return self._compiled[stage]
+            # by the images that `where` chooses: a curriculum may make another function for each epoch
+            key = (stage.level, stage.shape, stage.foreground, used.tobytes())
+            if key not in self._by_stage:
+                rules = self.rules.of_stage(stage)
+                self._by_stage[key] = compile_rules(self.images, self.takes, rules, self._finder, used=used)
+            self._by_epoch[epoch] = self._by_stage[key]
+        return self._by_epoch[epoch]
 
     @property
     def stages(self) -> tuple[Compiled, ...]:
         """The tables of all stages used so far; for a curriculum given by epochs, of all stages."""
-        return tuple(self._compiled.values())
+        return tuple(self._by_stage.values())
 
     def places(self, ids: IntArray, *, seed: int, epoch: int = 0) -> Places:
         """Return the places of crops.
@@ -285,8 +290,14 @@ class CropIndex(BaseSamples):
             ids: int64[B], numbers of crops.
             seed: seed of the order; ignored for tiles.
             epoch: epoch, from 0.
+
+        Raises:
+            IndexError: there is no such crop.
         """
-        return self.compiled(epoch).placement.places(np.asarray(ids, dtype=np.int64), seed=seed, epoch=epoch)
+        ids = np.asarray(ids, dtype=np.int64)
+        if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
+            raise IndexError(f"the index has {self.num_samples} crops, but crops {ids.min()} to {ids.max()} are wanted")
+        return self.compiled(epoch).placement.places(ids, seed=seed, epoch=epoch)
 
     def describe(self, ids: IntArray, *, seed: int, epoch: int = 0) -> tuple[CropPlace, ...]:
         """Return the images and boxes of crops, for inspection; arguments as for `places`."""

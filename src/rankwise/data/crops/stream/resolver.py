@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -294,13 +293,10 @@ def _check_caps(boxes: FieldBoxes, crop: Crop, config: Config, number: int) -> N
     most = config.max_shards_per_sample
     if most is None or array.ndim != len(boxes.shape):
         return
-    touched = sum(
-        math.prod(
-            (first + extent - 1) // size - first // size + 1
-            for first, extent, size in zip(start, boxes.shape, array.files, strict=True)
-        )
-        for start in boxes.starts.tolist()
-    )
+    low = np.maximum(boxes.starts, 0)  # what is outside the array is in no file
+    high = np.minimum(boxes.starts + np.array(boxes.shape), array.shape)
+    files = np.maximum((high - 1) // array.files - low // array.files + 1, 0)
+    touched = int(files.prod(axis=1).sum())
     if touched > most:
         why = f"it touches {touched} files, but max_shards_per_sample is {most}: raise it to {touched} or omit it"
         raise _unread(crop, number, why)
