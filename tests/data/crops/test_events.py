@@ -1,9 +1,11 @@
 """Deferred release: what consumers name as the end of their work, and memory that waits for it."""
 
+from collections import deque
+
 import pytest
 
 import rankwise.data.crops as damacy
-from rankwise.data.crops.batch import Parked, waitable
+from rankwise.data.crops.batch import drop_finished, waitable
 
 
 class Event:
@@ -75,20 +77,18 @@ def test_a_stream_handle_needs_cuda(monkeypatch):
         waitable(140000)
 
 
-def test_parked_things_live_until_their_event():
-    """In order: what was parked later does not overtake; events that cannot be asked are waited for."""
-    parked, first, second = Parked(), Event(), Event(happened=True)
-    parked.park(first, "a")
-    parked.park(second, "b")
-    parked.sweep()
-    assert len(parked) == 2
+def test_released_batches_live_until_their_event():
+    """In order: what was released later does not overtake; events that cannot be asked are waited for."""
+    first, second = Event(), Event(happened=True)
+    held = deque([(first, "a"), (second, "b")])
+    drop_finished(held)
+    assert len(held) == 2
     first.happened = True
-    parked.sweep()
-    assert len(parked) == 0
-    blunt = CupyEvent()
-    parked.park(blunt, "c")
-    parked.sweep()
-    assert len(parked) == 0
+    drop_finished(held)
+    assert not held
+    held.append((CupyEvent(), "c"))
+    drop_finished(held)
+    assert not held
 
 
 def test_memory_waits_for_the_event(volume):

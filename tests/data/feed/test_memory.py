@@ -167,15 +167,15 @@ def test_a_cap_is_kept_and_said():
 
 def test_far_more_than_is_needed_is_said_once(caplog, monkeypatch):
     """Who keeps much is told how much, and what helps; on the main rank, once in a process."""
-    monkeypatch.setattr(MemoryPool, "said", False)
-    monkeypatch.setattr(memory, "_UNSAID_BYTES", 0)
-    for speaks in (False, True, True):
-        pool = MemoryPool(speaks=speaks)
+    monkeypatch.setattr(MemoryPool, "warned", False)
+    monkeypatch.setattr(memory, "_SMALL_EXCESS_BYTES", 0)
+    for warns in (False, True, True):
+        pool = MemoryPool(warns=warns)
         kept = []
         for _ in range(9):
             kept.append(pool.take(1 << 20, np.dtype("u1"), exact=True))
             pool.expect(2, num_pieces=1, num_bytes=1 << 20)
-        assert len(caplog.records) == speaks
+        assert len(caplog.records) == warns
     assert "5 MiB in total now instead of 2" in caplog.text
 
 
@@ -194,7 +194,7 @@ class Copy:
 def lent(pool, done):
     """Memory that is out until what waits for it is over."""
     lease = Lease()
-    lease.busy = done
+    lease.wait_for(done)
     return pool.take(1000, np.dtype("u1"), lease=lease)
 
 

@@ -16,7 +16,7 @@ from rankwise.data.crops.sample import Sample
 from rankwise.data.feed.memory.lease import Done, done_of
 from rankwise.errors import ConfigError
 
-__all__ = ["Batch", "BatchInfo", "Parked", "waitable"]
+__all__ = ["Batch", "BatchInfo", "drop_finished", "waitable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,26 +274,13 @@ def _stream_of(handle: int) -> Any:
     return torch.cuda.ExternalStream(handle)  # type: ignore[no-untyped-call]
 
 
-class Parked:
-    """Objects that must live until an event has happened."""
-
-    def __init__(self) -> None:
-        self._things: deque[tuple[Done, object]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._things)
-
-    def park(self, until: Done, thing: object) -> None:
-        """Keep an object until an event."""
-        self._things.append((until, thing))
-
-    def sweep(self) -> None:
-        """Drop objects whose event has happened; wait for events that cannot be queried."""
-        while self._things:
-            event = self._things[0][0]
-            query = getattr(event, "query", None)
-            if query is None:
-                event.synchronize()
-            elif not query():
-                return
-            self._things.popleft()
+def drop_finished(held: deque[tuple[Done, object]]) -> None:
+    """Drop objects whose event has happened, in order; wait for events that cannot be queried."""
+    while held:
+        event = held[0][0]
+        query = getattr(event, "query", None)
+        if query is None:
+            event.synchronize()
+        elif not query():
+            return
+        held.popleft()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import DType, FieldSpec, IntArray
+from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch, InvalidSample, RankMismatch, sample_error
 from rankwise.data.store.boxes import Pad, check_conversion
 from rankwise.data.store.meta import ArrayMeta
@@ -24,6 +24,7 @@ __all__ = [
     "Normalise",
     "Scaling",
     "check_normalise",
+    "column_specs",
     "field_specs",
     "sample_bytes",
     "unreadable",
@@ -158,6 +159,11 @@ def field_specs(fields: Mapping[str, CropField]) -> dict[str, FieldSpec]:
     return specs
 
 
+def column_specs(columns: Mapping[str, NDArray]) -> dict[str, FieldSpec]:
+    """Return the specs of fields whose values are in memory, one row for each sample or image."""
+    return {name: FieldSpec(shape=values.shape[1:], dtype=values.dtype) for name, values in columns.items()}
+
+
 def sample_bytes(specs: Mapping[str, FieldSpec]) -> int:
     """Return the bytes of one sample of all fields."""
     return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values())
@@ -188,6 +194,28 @@ class FieldBoxes:
     def per_sample(self) -> int:
         """Number of boxes of a sample, k."""
         return len(self.which) // max(1, len(self.rows))
+
+    @classmethod
+    def joined(cls, samples: Sequence[FieldBoxes]) -> list[FieldBoxes]:
+        """Return the boxes of single samples, given in the order of their rows, with those of one shape together."""
+        groups: dict[tuple[tuple[int, ...], int], list[FieldBoxes]] = {}
+        for sample in samples:
+            groups.setdefault((sample.shape, sample.per_sample), []).append(sample)
+        joined = []
+        for (shape, per_sample), group in groups.items():
+            arrays = [sample.arrays[0] for sample in group]
+            distinct = {array.place: array for array in arrays}
+            numbers = {place: number for number, place in enumerate(distinct)}
+            joined.append(
+                cls(
+                    arrays=tuple(distinct.values()),
+                    which=np.repeat([numbers[array.place] for array in arrays], per_sample),
+                    starts=np.concatenate([sample.starts for sample in group]),
+                    shape=shape,
+                    rows=np.concatenate([sample.rows for sample in group]),
+                )
+            )
+        return joined
 
     def box(self, number: int) -> tuple[tuple[int, int], ...]:
         """Return a box as ``((start, stop), ...)``."""

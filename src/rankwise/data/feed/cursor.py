@@ -133,7 +133,7 @@ class Cursor:
     @done.setter
     def done(self, state: OrderState) -> None:
         self._done = state
-        self.starts.say(state.epoch, state.position, self._code)
+        self.starts.publish(state.epoch, state.position, self._code)
 
     def go_to(self, state: OrderState, *, order: Order, speeds: tuple[int, ...] | None) -> None:
         """Stand at a state of an order; from there shares are cut by speeds."""

@@ -28,8 +28,8 @@ from rankwise.data.feed.workers import (
     check_sendable,
     host_device,
     raising,
-    say_in_memory,
     sent_fields,
+    warn_in_memory,
 )
 from rankwise.errors import ConfigError
 
@@ -208,7 +208,7 @@ class FeedLoader(CursorLoader):
             self._placer = make_placer(host_device(self._device))
             self._budget = self._budget.shared(self._cursor.starts.count_damaged)
             self._across_epochs = False
-            say_in_memory(self._device, rank=self._cursor.rank, worker=worker)
+            warn_in_memory(self._device, rank=self._cursor.rank, worker=worker)
         self._worker = worker
 
     def _batches(self) -> Iterator[tuple[FeedBatch, ...]]:
@@ -248,7 +248,7 @@ class FeedLoader(CursorLoader):
 
     def _new_reading(self, *, goes_on: bool) -> Running:
         if self._memory is None or self._memory[0].is_elsewhere:
-            options: dict[str, Any] = {"pinned": self._placer.pinned, "speaks": self._cursor.rank == 0}
+            options: dict[str, Any] = {"pinned": self._placer.pinned, "warns": self._cursor.rank == 0}
             self._memory = MemoryPool(0, **options, **self._caps), MemoryPool(0, **options)
         passes = Passes(self._cursor, before=self._before, goes_on=goes_on, worker=self._worker)
         reader = self._reader(*self._memory, budget=self._budget)

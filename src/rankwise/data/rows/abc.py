@@ -234,7 +234,7 @@ class Sampler(ABC):
     def _publish(self) -> None:
         """Make the next pass of the workers that of this sampler."""
         if self._starts is not None:
-            self._starts.say(self._epoch, 0, 0)
+            self._starts.publish(self._epoch, 0, 0)
 
     def _restart(self) -> None:
         self._epoch, self._last_pass = 0, None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.data.contract import Order, Share, sample_keys
 from rankwise.data.feed import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.rank_place import find_place
-from rankwise.data.feed.workers import InitWorker, check_importable, deaf_workers, start_server
+from rankwise.data.feed.workers import InitWorker, check_importable, sigterm_blocked, start_server
 from rankwise.data.samples.dataset_batch import DatasetBatch, move_tree, no_rows
 from rankwise.data.samples.keyed import KeyedDataset, check_dataset, layers
 from rankwise.errors import ConfigError, needs_extra
@@ -254,7 +254,7 @@ class DatasetLoader(CursorLoader):
         if self._context == "forkserver":
             start_server()
         try:
-            with deaf_workers(self._context):
+            with sigterm_blocked(self._context):
                 return Fetching(self._loader, self._requests, self._cursor)
         except (TypeError, AttributeError, PicklingError) as error:
             error.add_note(

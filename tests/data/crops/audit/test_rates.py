@@ -35,4 +35,6 @@ def test_levels_and_the_slow_path():
     rates = Rates()
     assert rates.decode_bytes_per_s("zstd-9", fast=True) == rates.decode["zstd-3"]
     assert rates.decode_bytes_per_s("zstd-2", fast=True) == rates.decode["zstd-1"]
+    assert rates.decode_bytes_per_s("zstd--5", fast=True) == rates.decode["zstd-1"]
+    assert rates.decode_bytes_per_s("zstd-0", fast=True) == rates.decode["zstd-3"]  # the level that zstd calls default
     assert rates.decode_bytes_per_s("gzip", fast=False) < min(rates.decode.values())

@@ -62,8 +62,10 @@ def test_the_foreground_fraction_is_honoured(volumes, fraction):
 
 def test_only_wanted_classes_are_foreground(volumes):
     """Classes that are named count, others do not: all crops come from the volume that holds the class."""
-    index = CropIndex(volumes.images, shape=(8, 8, 8), num_random=60, foreground=Foreground("label", 1.0, classes=(2,)))
-    assert set(index.places(np.arange(60), seed=0).images.tolist()) == {1}
+    for classes in ((2,), [2], np.array([2])):
+        wanted = Foreground("label", 1.0, classes=classes)
+        index = CropIndex(volumes.images, shape=(8, 8, 8), num_random=60, foreground=wanted)
+        assert set(index.places(np.arange(60), seed=0).images.tolist()) == {1}
     with pytest.raises(ConfigError, match="nothing is labelled"):
         CropIndex(volumes.images, shape=(8, 8, 8), num_random=9, foreground=Foreground("label", 1.0, classes=(9,)))
 
@@ -136,6 +138,8 @@ def test_weights_decide_between_images(volumes):
     np.testing.assert_allclose(shares(), places / places.sum(), atol=0.015)
     np.testing.assert_allclose(shares(weights="equal"), [1 / 3] * 3, atol=0.015)
     np.testing.assert_allclose(shares(weights=[1, 0, 3]), [0.25, 0, 0.75], atol=0.015)
+    index = CropIndex(volumes.images, shape=(8, 8, 8), num_random=99, weights=np.array([1, 0, 3]))
+    assert set(index.of_images([1, 2]).places(np.arange(99), seed=5).images.tolist()) == {1}  # a part has its weights
     with pytest.raises(ConfigError, match=r"is -1\.0: weights must be finite"):
         shares(weights=lambda image: -1)
 
@@ -145,13 +149,18 @@ def test_a_curriculum_changes_epochs(volumes):
     options = {"shape": (4, 4, 4), "num_random": 64, "foreground": ("label", 1.0)}
     stages = {
         2: Stage(foreground=0.0, where=lambda image: image.name == "image1.zarr"),
-        4: Stage(shape=(8, 8, 8)),
+        4: Stage(shape=[8, 8, 8]),
     }
     index = CropIndex(volumes.images, curriculum=stages, **options)
     assert index.compiled(1).frame.shape == (4, 4, 4)
     assert set(index.places(np.arange(64), seed=0, epoch=3).images.tolist()) == {1}
     assert index.compiled(9).frame.shape == (8, 8, 8)
     assert index.fingerprint != CropIndex(volumes.images, **options).fingerprint
+    changing = CropIndex(
+        volumes.images, curriculum=lambda epoch: Stage(where=lambda image: epoch < 2 or "1" in image.name), **options
+    )
+    assert set(changing.places(np.arange(64), seed=0, epoch=3).images.tolist()) == {1}
+    assert len(changing.stages) == 2  # however many functions `where` it made
     with pytest.raises(ConfigError, match="curriculum= is for random crops"):
         CropIndex(volumes.images, shape=(4, 4, 4), curriculum=stages)
 
@@ -196,6 +205,9 @@ def test_fields_cover_the_same_place_at_other_spacings(volumes, tmp_path):
         ({"foreground": ("label", 1.5), "num_random": 5}, "must be a fraction from 0 to 1"),
         ({"stride": (3, 8, 8), "align": "chunk"}, "needs a stride of whole chunks"),
         ({"fields": {"image": Take(channel="DAPI")}}, "have no channels to choose from"),
+        ({"stride": 8}, "stride= has an extent for each axis"),
+        ({"labels": {"label": lambda image: 1}}, "labels='label' has the name of a field"),
+        ({"fields": {"x": Take("image", mask=True)}, "labels": {"x_mask": lambda image: 1}}, "or of its mask"),
         ({"fields": ["depth"]}, "has no part 'depth'; it has 'image', 'label'"),
         ({"where": lambda image: False}, "where= excludes all 3 images"),
     ],

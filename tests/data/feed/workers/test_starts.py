@@ -32,9 +32,9 @@ class File:
 
 def workers_of(mine, count, *, salt, first):
     """The workers of one DataLoader, as they are when they are started: what they hold, and who they are."""
-    mine.speak()  # as before a process is started
+    mine.publish_from_now_on()  # as before a process is started
     return [
-        (_attach(mine._owner, File(mine), mine._said), LoaderWorker(number=n, count=count, salt=salt, first=first))
+        (_attach(mine._owner, File(mine), mine._published), LoaderWorker(number=n, count=count, salt=salt, first=first))
         for n in range(count)
     ]
 
@@ -53,10 +53,10 @@ def test_each_pass_is_the_next_epoch_unless_something_was_said():
     assert [places(stay) for _ in range(2)] == [[(1, 0)] * 3, [(2, 0)] * 3]
     assert mine.begun() == (2, 0)
     assert mine.begin(None, repeats=False).epoch == 3
-    mine.say(1, 40, ORDER)
+    mine.publish(1, 40, ORDER)
     assert mine.begun() is None
     assert [places(stay), places(stay)] == [[(1, 40)] * 3, [(2, 0)] * 3]
-    mine.say(2, 0, ORDER)  # once more, as it was asked for
+    mine.publish(2, 0, ORDER)  # once more, as it was asked for
     assert places(workers_of(mine, 1, salt=7, first=9)) == [(2, 0)]
 
 
@@ -67,9 +67,9 @@ def test_what_is_said_during_a_pass_is_about_its_steps():
     for _ in range(2):
         first, *late = stay
         begin = places([first])
-        mine.say(begin[0][0], 8, ORDER)
+        mine.publish(begin[0][0], 8, ORDER)
         assert places(late) == begin * 2
-        mine.say(begin[0][0] + 1, 0, ORDER)
+        mine.publish(begin[0][0] + 1, 0, ORDER)
     assert begin == [(1, 0)]
 
 
@@ -77,7 +77,7 @@ def test_workers_that_were_started_have_what_was_said_before():
     """What is said afterwards is for the next pass, although no worker has begun; they do not undo it either."""
     mine = starts()
     started = workers_of(mine, 2, salt=5, first=1)
-    mine.say(7, 0, ORDER)
+    mine.publish(7, 0, ORDER)
     assert places(workers_of(mine, 2, salt=8, first=3)) == [(7, 0)] * 2
     assert places(started) == [(0, 0)] * 2
     assert places(workers_of(mine, 2, salt=9, first=5)) == [(8, 0)] * 2
@@ -116,7 +116,7 @@ def test_any_course_of_events(events, rng):
     places(stay)
     for what, number, extra in events:
         if what == "say":
-            mine.say(number, extra, ORDER)
+            mine.publish(number, extra, ORDER)
             wanted, begun = (number, extra), False
             continue
         group = stay if what == "stay" else workers_of(mine, number, salt=extra, first=process)
@@ -127,7 +127,7 @@ def test_any_course_of_events(events, rng):
         shown = wanted
         if rng.random() < 0.5:  # its first step is in use, and marked
             wanted, begun = (shown[0], shown[1] + 1), False
-            mine.say(*wanted, ORDER)
+            mine.publish(*wanted, ORDER)
         assert places(group[1:]) == [shown] * (len(group) - 1)
 
 
@@ -147,9 +147,9 @@ def test_copies_have_memory_of_their_own():
     """Only processes that are started for it share it; a copy starts where this one stands."""
     mine = starts(epoch=4)
     for other in (copy.deepcopy(mine), pickle.loads(pickle.dumps(mine))):
-        other.say(9, 0, ORDER)
+        other.publish(9, 0, ORDER)
         assert mine.begin(None, repeats=False).epoch >= 4
-        assert other.begin(None, repeats=False) == replace(mine._said, serial=1, epoch=9)
+        assert other.begin(None, repeats=False) == replace(mine._published, serial=1, epoch=9)
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -158,7 +158,7 @@ def test_who_speaks_in_a_forked_process_speaks_for_himself():
     mine = starts()
     child = os.fork()
     if not child:
-        mine.say(5, 0, ORDER)
+        mine.publish(5, 0, ORDER)
         os._exit(0 if mine.begin(None, repeats=False).epoch == 5 else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert mine.begin(None, repeats=False).epoch == 0

@@ -269,7 +269,7 @@ def advise(meta: ArrayMeta, now: CropCost, layout: Layout, sizes: StoredSizes | 
     if file_bytes < _GB and files >= _FEWER * then:
         said.append(f"write shards of {shape_text(layout.shards)}: {then:,} instead of {files:,} files for this array")
     name = codec_name(meta)
-    if name == "zstd" or (name.startswith("zstd-") and not name.endswith(("-1", "-0"))):
+    if name == "zstd" or (name.startswith("zstd-") and not name.endswith("-1") and not name.startswith("zstd--")):
         said.append("zstd at level 1 decodes faster and is hardly larger; blosc-lz4 decodes even faster, but is larger")
     return said
 

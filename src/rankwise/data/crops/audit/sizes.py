@@ -174,7 +174,8 @@ class Rates:
         if not fast:
             return self.decode.get("slow path", _SLOW)
         if codec.startswith("zstd"):
-            return self.decode["zstd-1" if codec.removeprefix("zstd").removeprefix("-") in {"0", "2"} else "zstd-3"]
+            level = codec.removeprefix("zstd").removeprefix("-")  # 0 is zstd's default, which is level 3
+            return self.decode["zstd-1" if level == "2" or level.startswith("-") else "zstd-3"]
         return self.decode.get(codec, self.decode["blosc-zstd"])
 
 

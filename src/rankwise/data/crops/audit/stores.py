@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from rankwise.data.crops.index.image import image_levels, plain_level
+from rankwise.data.crops.index.image import Level, image_levels, plain_level
 from rankwise.data.store.catalogue import Catalogue
 from rankwise.data.store.meta import ArrayMeta, read_meta
 from rankwise.data.store.meta.documents import resolve_place
@@ -16,24 +17,12 @@ from rankwise.data.store.meta.tree import STORES, Nodes, list_arrays
 from rankwise.data.store.ngff.images import image_of
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["Fitting", "Found", "fit", "gather"]
+__all__ = ["Fitting", "fit", "gather"]
 
 _ABOVE = 3  # an image that names an array may be this many groups above it, as in image/scale0/array
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """An array that was found.
-
-    Attributes:
-        meta: the array.
-        level: its level in an OME-Zarr image, 0 is the finest; None = it is a plain array.
-        channel_axis: its channel axis, None if there is none.
-    """
-
-    meta: ArrayMeta
-    level: int | None = None
-    channel_axis: int | None = None
+# An array, and which level of an OME-Zarr image it is, 0 is the finest; None = it is a plain array.
+Found: TypeAlias = tuple[Level, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +33,7 @@ class Fitting:
         meta: the array.
         crop: extent along each axis; of axes that the crop does not name, channels are taken as asked, others one by
             one.
-        level: see `Found`.
+        level: its level in an OME-Zarr image, 0 is the finest; None = it is a plain array.
     """
 
     meta: ArrayMeta
@@ -111,7 +100,7 @@ def _role(meta: ArrayMeta, nodes: Nodes, levels: dict[str, dict[str, Found]]) ->
             levels[group] = _levels_of(group, nodes)
         if meta.place in levels[group]:
             return levels[group][meta.place]
-    return Found(meta=meta, channel_axis=plain_level(meta).channel_axis)
+    return plain_level(meta), None
 
 
 def _levels_of(group: str, nodes: Nodes) -> dict[str, Found]:
@@ -121,10 +110,7 @@ def _levels_of(group: str, nodes: Nodes) -> dict[str, Found]:
     except DataError:
         return {}  # not an image, or a damaged one: its arrays count as plain ones
     levels = () if image is None else image_levels(image)
-    return {
-        level.array.place: Found(meta=level.array, level=number, channel_axis=level.channel_axis)
-        for number, level in enumerate(levels)
-    }
+    return {level.array.place: (level, number) for number, level in enumerate(levels)}
 
 
 def fit(
@@ -141,23 +127,22 @@ def fit(
     if not crop or min(crop) < 1:
         raise ConfigError(f"a crop needs an extent >= 1 for each axis, such as 16,128,128; got {list(crop)}")
     fitting, others = [], []
-    for found in arrays:
-        meta = found.meta
+    for level, number in arrays:
+        meta = level.array
         if meta.ndim < len(crop):
             others.append(f"{meta.place} has {meta.ndim} axes, the crop {len(crop)}")
         elif 0 in meta.shape:
             others.append(f"{meta.place} is empty: its shape is {list(meta.shape)}")
         else:
-            whole = _whole_crop(found, crop, channels)
-            fitting.append(Fitting(meta=meta, crop=whole, level=found.level))
+            fitting.append(Fitting(meta=meta, crop=_whole_crop(level, crop, channels), level=number))
     if not fitting:
         listing = "; ".join(others[:4]) or "there is no array"
         raise ConfigError(f"a crop of {list(crop)} needs non-empty arrays of at least {len(crop)} axes: {listing}")
     return fitting, others
 
 
-def _whole_crop(found: Found, crop: tuple[int, ...], channels: int | None) -> tuple[int, ...]:
-    meta, axis = found.meta, found.channel_axis
+def _whole_crop(level: Level, crop: tuple[int, ...], channels: int | None) -> tuple[int, ...]:
+    meta, axis = level.array, level.channel_axis
     if len(crop) == meta.ndim or axis is None:
         return (1,) * (meta.ndim - len(crop)) + crop
     others = (1,) * (meta.ndim - 1 - len(crop)) + crop

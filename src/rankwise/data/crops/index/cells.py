@@ -193,33 +193,29 @@ class CellFinder:
         self.maps: Maps = {}
         self.num_read = 0
 
-    def mask_cells(self, images: Sequence[CropImage], mask: Mask, frame: Frame, used: BoolArray) -> list[CellGrid]:
-        """Return the cells in which crops may be, for each image; empty for unused images."""
-        source = mask.source
-        if isinstance(source, str):
-            return self.foreground_cells(images, Foreground(source, 1.0, level=mask.level), frame, used)
-
-        def given(number: int) -> CellGrid:
-            image = images[number]
-            key = ("mask", image.name, frame.levels[number].array.place)
-            allowed = self._map(key, partial(_asked, source, image, frame.num_axes))
-            return _given_cells(allowed, frame, number, name=image.name)
-
-        return _of_used(given, frame, used)
-
-    def foreground_cells(
-        self, images: Sequence[CropImage], wanted: Foreground, frame: Frame, used: BoolArray
+    def find(
+        self, images: Sequence[CropImage], wanted: Mask | Foreground, frame: Frame, used: BoolArray
     ) -> list[CellGrid]:
-        """Return the cells that contain one of the wanted labels, for each image; empty for unused images."""
+        """Return the chosen cells of each image: in the mask, or with one of the labels. Unused images have none."""
+        corner, none = np.zeros(frame.num_axes), np.zeros((1,) * frame.num_axes, dtype=np.bool_)
+        return [
+            self._cells(image, wanted, frame, number)
+            if used[number]
+            else CellGrid(chosen=none, size=frame.sizes[number].astype(np.float64), corner=corner)
+            for number, image in enumerate(images)
+        ]
 
-        def labelled(number: int) -> CellGrid:
-            level = images[number].level(wanted.part, wanted.level)
-            pool = _pooling(level, frame, number)
-            key = ("labels", level.array.place, level.array.fingerprint, pool, wanted.classes)
-            cells = self._map(key, partial(self._labelled, level, pool, wanted.classes))
-            return _placed_cells(cells, pool, level, frame, number)
-
-        return _of_used(labelled, frame, used)
+    def _cells(self, image: CropImage, wanted: Mask | Foreground, frame: Frame, number: int) -> CellGrid:
+        part = wanted.part if isinstance(wanted, Foreground) else wanted.source
+        if not isinstance(part, str):
+            key: Hashable = ("mask", image.name, frame.levels[number].array.place)
+            allowed = self._map(key, partial(_asked, part, image, frame.num_axes))
+            return _given_cells(allowed, frame, number, name=image.name)
+        level, classes = image.level(part, wanted.level), wanted.classes if isinstance(wanted, Foreground) else None
+        pool = _pooling(level, frame, number)
+        key = ("labels", level.array.place, level.array.fingerprint, pool, classes)
+        cells = self._map(key, partial(self._labelled, level, pool, classes))
+        return _placed_cells(cells, pool, level, frame, number)
 
     def _map(self, key: Hashable, find: Callable[[], BoolArray]) -> BoolArray:
         if key not in self.maps:
@@ -258,16 +254,6 @@ def _asked(source: Callable[[CropImage], NDArray | None], image: CropImage, num_
     """Return where a user function allows crops in an image; None from it allows all."""
     given = source(image)
     return np.ones((1,) * num_axes, dtype=np.bool_) if given is None else np.asarray(given) != 0
-
-
-def _of_used(find: Callable[[int], CellGrid], frame: Frame, used: BoolArray) -> list[CellGrid]:
-    """Return the cells of each image by its number; one cell that is not chosen for unused images."""
-    none = np.zeros((1,) * frame.num_axes, dtype=np.bool_)
-    corner = np.zeros(frame.num_axes)
-    return [
-        find(number) if is_used else CellGrid(chosen=none, size=frame.sizes[number].astype(np.float64), corner=corner)
-        for number, is_used in enumerate(used.tolist())
-    ]
 
 
 def _key(level: Level, pool: tuple[int, ...], classes: tuple[int, ...] | None) -> str:

@@ -1,4 +1,4 @@
-"""Compiles rules into the tables from which crops are computed, for each stage of a curriculum."""
+"""Compiles rules into the tables from which crops are computed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rankwise.data.crops.index.image import CropImage, Take
 from rankwise.data.crops.index.lattice import Lattice, free_lattice, snapped_lattice, tile_lattice
 from rankwise.data.crops.index.layout import FieldLayout, make_layout
 from rankwise.data.crops.index.places import Draws, Placement, Tiles, choose_block, image_bounds, image_weights
-from rankwise.data.crops.index.rules import Curriculum, Rules, Stage
+from rankwise.data.crops.index.rules import Rules
 from rankwise.errors import ConfigError
 
-__all__ = ["Compiled", "Stages", "compile_rules"]
+__all__ = ["Compiled", "compile_rules"]
 
 _TILES_AT_ONCE = 1 << 16
 
@@ -72,10 +72,10 @@ def compile_rules(
         placed = [layout.on_reference(frame.num_axes) for layout in layouts.values()]
         ratio, shift = (np.stack(each) for each in zip(*placed, strict=True))
         lattice = snapped_lattice(lattice, ratio, shift, tiles=rules.num_random is None)
-    mask = None if rules.mask is None else finder.mask_cells(images, rules.mask, frame, used)
+    mask = None if rules.mask is None else finder.find(images, rules.mask, frame, used)
     labelled: list[CellGrid] | None = None
     if rules.foreground is not None and rules.foreground.fraction > 0:
-        labelled = finder.foreground_cells(images, rules.foreground, frame, used)
+        labelled = finder.find(images, rules.foreground, frame, used)
         labelled = labelled if mask is None else list(map(_both, labelled, mask))
     lattice = replace(lattice, counts=np.where(used[:, None], lattice.counts, 0))
     placement: Placement
@@ -219,94 +219,3 @@ def _digest(
     for part in parts:
         digest.update(part if isinstance(part, bytes) else repr(part).encode())
     return digest.hexdigest()[:16]
-
-
-# A curriculum function is identified by its answers for the first epochs.
-_KNOWN_EPOCHS = 256
-
-
-class Stages:
-    """The tables of each epoch; those of a stage are made on first use and kept.
-
-    Raises:
-        ConfigError: the rules do not fit the images, or the curriculum is invalid or used with tiles.
-    """
-
-    def __init__(
-        self,
-        images: Sequence[CropImage],
-        takes: Mapping[str, Take],
-        rules: Rules,
-        finder: CellFinder,
-        curriculum: Curriculum | None,
-    ) -> None:
-        self._images = images
-        self._takes = takes
-        self._rules = rules
-        self._finder = finder
-        self.curriculum = _checked(curriculum, rules)
-        self._made: dict[Stage, Compiled] = {}
-        self.at(0)
-
-    def at(self, epoch: int) -> Compiled:
-        """Return the tables of an epoch."""
-        stage = self._stage(epoch)
-        if stage not in self._made:
-            self._made[stage] = self._compiled(stage)
-        return self._made[stage]
-
-    def known(self) -> tuple[Compiled, ...]:
-        """Return the tables of all stages used so far; for a curriculum given by epochs, of all stages."""
-        return tuple(self._made.values())
-
-    def digest(self) -> str:
-        """Return a hash of all inputs that decide the places of crops, in any epoch."""
-        if self.curriculum is None:
-            return self.at(0).digest
-        epochs = range(_KNOWN_EPOCHS) if callable(self.curriculum) else sorted(self.curriculum)
-        digests = [self.at(epoch).digest for epoch in epochs]
-        text = repr((None if callable(self.curriculum) else list(epochs), digests))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def _stage(self, epoch: int) -> Stage:
-        if self.curriculum is None:
-            return Stage()
-        if callable(self.curriculum):
-            stage = self.curriculum(epoch)
-            if not isinstance(stage, Stage):
-                raise ConfigError(f"curriculum= must return a Stage, but for epoch {epoch} it returned {stage!r:.80}")
-            return stage
-        begun = [first for first in self.curriculum if first <= epoch]
-        return self.curriculum[max(begun)] if begun else Stage()
-
-    def _compiled(self, stage: Stage) -> Compiled:
-        rules = self._rules
-        if stage.level is not None:
-            rules = replace(rules, level=stage.level)
-        if stage.shape is not None:
-            rules = replace(rules, shape=tuple(stage.shape))
-        if stage.foreground is not None:
-            if rules.foreground is None:
-                raise ConfigError("a stage changes the foreground's fraction, but the index has no foreground=")
-            rules = replace(rules, foreground=replace(rules.foreground, fraction=stage.foreground))
-        where = stage.where
-        used = np.array([where is None or bool(where(image)) for image in self._images])
-        return compile_rules(self._images, self._takes, rules, self._finder, used=used)
-
-
-def _checked(curriculum: Curriculum | None, rules: Rules) -> Curriculum | None:
-    if curriculum is None:
-        return None
-    if rules.num_random is None:
-        raise ConfigError(
-            "curriculum= is for random crops: tiles come exactly once per epoch, and their number may not change. Use "
-            "num_random=, the crops of an epoch"
-        )
-    if callable(curriculum):
-        return curriculum
-    stages = dict(curriculum)
-    if not stages or not all(isinstance(s, Stage) and isinstance(e, int) and e >= 0 for e, s in stages.items()):
-        raise ConfigError(
-            f"curriculum= must map epochs (from 0) to Stages, or be a function of the epoch; got {curriculum!r:.120}"
-        )
-    return stages

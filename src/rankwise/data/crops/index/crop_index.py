@@ -11,10 +11,11 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from rankwise.data.contract import BaseSamples, FieldSpec, IntArray, Locality
+from rankwise.data.contract import BaseSamples, FieldSpec, IntArray, Locality, NDArray
+from rankwise.data.crops.fields import column_specs
 from rankwise.data.crops.index.cells import CellFinder
-from rankwise.data.crops.index.compiled import Compiled, Stages
-from rankwise.data.crops.index.image import CropImage, ImageColumns, Take
+from rankwise.data.crops.index.compiled import Compiled, compile_rules
+from rankwise.data.crops.index.image import CropImage, Take, image_columns, named_takes
 from rankwise.data.crops.index.inputs import By, Images, gather_images, make_together, split_images
 from rankwise.data.crops.index.lattice import Edges
 from rankwise.data.crops.index.places import Places, Tiles, region_elements
@@ -31,6 +32,8 @@ _LANES_BYTES = 256 << 20
 _LEAST_LANES, _MOST_LANES = 4, 64
 # A rank rarely takes more crops of a step; then each rank has a lane of its own.
 _CROPS_PER_RANK = 8
+# A curriculum function is identified by its answers for the first epochs.
+_KNOWN_EPOCHS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +154,11 @@ class CropIndex(BaseSamples):
         root: str | os.PathLike[str] | None = None,
         world: World | None = None,
     ) -> None:
-        if not isinstance(shape, Iterable):
-            raise ConfigError(f"shape= has an extent for each axis, such as ({shape}, {shape}); got {shape!r}")
+        for name, extents in (("shape", shape), ("stride", () if stride is None else stride)):
+            if not isinstance(extents, Iterable):
+                raise ConfigError(
+                    f"{name}= has an extent for each axis, such as ({extents}, {extents}); got {extents!r}"
+                )
         rules = Rules(
             shape=tuple(shape),
             level=level,
@@ -168,6 +174,7 @@ class CropIndex(BaseSamples):
             snap=snap,
             pad="fill" if edges == "pad" and pad is None else pad,
             region_bytes=region_bytes,
+            curriculum=dict(curriculum) if isinstance(curriculum, Mapping) else curriculum,
         )
         self._finder = CellFinder(maps)
 
@@ -180,8 +187,8 @@ class CropIndex(BaseSamples):
             return chosen
 
         def settle(chosen: tuple[CropImage, ...]) -> str:
-            takes = _named_takes(fields, chosen[0], rules.pad)
-            self._settle(chosen, takes, rules, curriculum, dict(labels or {}))
+            takes = named_takes(fields, chosen[0], rules.pad)
+            self._settle(chosen, takes, rules, image_columns(chosen, labels or {}))
             return self.fingerprint
 
         if world is None or world.world_size == 1:
@@ -194,22 +201,32 @@ class CropIndex(BaseSamples):
         images: tuple[CropImage, ...],
         takes: Mapping[str, Take],
         rules: Rules,
-        curriculum: Curriculum | None,
-        labels: Mapping[str, Callable[[CropImage], Any]],
+        columns: Mapping[str, NDArray],
     ) -> None:
         self.images = images
         self.takes = takes
         self.rules = rules
-        self._labels = labels
-        self.columns = ImageColumns(images, labels)
-        self.stages = Stages(images, takes, rules, self._finder, curriculum)
-        parts = (self.stages.digest(), self.columns.digest)
-        self.fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+        self.columns = columns
+        self._by_epoch: dict[int, Compiled] = {}
+        self._by_stage: dict[object, Compiled] = {}
+        twice = self.compiled(0).specs.keys() & columns.keys()
+        if twice:
+            raise ConfigError(f"labels={min(twice)!r} has the name of a field or of its mask: rename it")
+        self.fingerprint = _hashed(repr((self._compiled_digest(), _columns_digest(columns))).encode())
+
+    def _compiled_digest(self) -> str:
+        """Return a hash of all that decides the places of crops, in any epoch; compiles the stages of a curriculum."""
+        first, curriculum = self.compiled(0).digest, self.rules.curriculum
+        if curriculum is None:
+            return first
+        epochs = range(_KNOWN_EPOCHS) if callable(curriculum) else sorted(curriculum)
+        digests = [self.compiled(epoch).digest for epoch in epochs]
+        return _hashed(repr((None if callable(curriculum) else list(epochs), digests)).encode())
 
     @property
     def num_samples(self) -> int:
         """Number of crops of an epoch."""
-        return self.stages.at(0).placement.num_crops
+        return self.compiled(0).placement.num_crops
 
     def __len__(self) -> int:
         return self.num_samples
@@ -222,18 +239,18 @@ class CropIndex(BaseSamples):
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """The fields of a crop by name, as in the first epoch."""
-        return MappingProxyType({**self.stages.at(0).specs, **self.columns.specs})
+        return MappingProxyType({**self.compiled(0).specs, **column_specs(self.columns)})
 
     @property
     def chunk_samples(self) -> int:
         """Number of neighbouring crops that are read from one region."""
-        placement = self.stages.at(0).placement
+        placement = self.compiled(0).placement
         return placement.block_crops if isinstance(placement, Tiles) else self.rules.neighbourhood
 
     @property
     def chunk_bytes(self) -> int:
         """Approximate decoded bytes of such a region."""
-        made = self.stages.at(0)
+        made = self.compiled(0)
         if isinstance(made.placement, Tiles):
             block, stride = made.placement.block, made.placement.lattice.step[0]
         else:
@@ -249,8 +266,22 @@ class CropIndex(BaseSamples):
         return _CropLocality(chunk_samples=self.chunk_samples, chunk_bytes=self.chunk_bytes, neighbourhood=near)
 
     def compiled(self, epoch: int) -> Compiled:
-        """Return the tables from which the crops of an epoch are computed."""
-        return self.stages.at(epoch)
+        """Return the tables from which the crops of an epoch are computed; equal stages share theirs."""
+        if epoch not in self._by_epoch:
+            stage = self.rules.stage(epoch)
+            used = np.array([stage.where is None or bool(stage.where(image)) for image in self.images])
+            # by the images that `where` chooses: a curriculum may make another function for each epoch
+            key = (stage.level, stage.shape, stage.foreground, used.tobytes())
+            if key not in self._by_stage:
+                rules = self.rules.of_stage(stage)
+                self._by_stage[key] = compile_rules(self.images, self.takes, rules, self._finder, used=used)
+            self._by_epoch[epoch] = self._by_stage[key]
+        return self._by_epoch[epoch]
+
+    @property
+    def stages(self) -> tuple[Compiled, ...]:
+        """The tables of all stages used so far; for a curriculum given by epochs, of all stages."""
+        return tuple(self._by_stage.values())
 
     def places(self, ids: IntArray, *, seed: int, epoch: int = 0) -> Places:
         """Return the places of crops.
@@ -259,12 +290,18 @@ class CropIndex(BaseSamples):
             ids: int64[B], numbers of crops.
             seed: seed of the order; ignored for tiles.
             epoch: epoch, from 0.
+
+        Raises:
+            IndexError: there is no such crop.
         """
-        return self.stages.at(epoch).placement.places(np.asarray(ids, dtype=np.int64), seed=seed, epoch=epoch)
+        ids = np.asarray(ids, dtype=np.int64)
+        if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
+            raise IndexError(f"the index has {self.num_samples} crops, but crops {ids.min()} to {ids.max()} are wanted")
+        return self.compiled(epoch).placement.places(ids, seed=seed, epoch=epoch)
 
     def describe(self, ids: IntArray, *, seed: int, epoch: int = 0) -> tuple[CropPlace, ...]:
         """Return the images and boxes of crops, for inspection; arguments as for `places`."""
-        made, found = self.stages.at(epoch), self.places(ids, seed=seed, epoch=epoch)
+        made, found = self.compiled(epoch), self.places(ids, seed=seed, epoch=epoch)
         return tuple(
             CropPlace(
                 image=self.images[image],
@@ -285,12 +322,13 @@ class CropIndex(BaseSamples):
         if not len(numbers):
             raise ConfigError("an index needs at least one image, got none")
         rules = self.rules
-        if isinstance(rules.weights, Sequence) and not isinstance(rules.weights, str):
+        if isinstance(rules.weights, tuple):
             rules = replace(rules, weights=tuple(rules.weights[number] for number in numbers))
         chosen = object.__new__(type(self))
         chosen._finder = self._finder
         images = tuple(self.images[number] for number in numbers)
-        chosen._settle(images, self.takes, rules, self.stages.curriculum, self._labels)
+        columns = {name: values[list(numbers)] for name, values in self.columns.items()}
+        chosen._settle(images, self.takes, rules, columns)
         return chosen
 
     @overload
@@ -343,6 +381,15 @@ class CropIndex(BaseSamples):
         return rule.handed_out([self.of_images(part) for part in parts])
 
 
+def _hashed(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _columns_digest(columns: Mapping[str, NDArray]) -> str:
+    facts = (repr((name, col.dtype.str, col.shape)).encode() + col.tobytes() for name, col in columns.items())
+    return _hashed(b"".join(facts))
+
+
 def _label_names(fields: Mapping[str, Take] | Sequence[str] | None, rules: Rules) -> set[str]:
     """Return all parts that are named; label images of an image are searched for these."""
     takes = fields if isinstance(fields, Mapping) else dict.fromkeys(fields or (), Take())
@@ -352,19 +399,3 @@ def _label_names(fields: Mapping[str, Take] | Sequence[str] | None, rules: Rules
     if rules.mask is not None and isinstance(rules.mask.source, str):
         names.add(rules.mask.source)
     return names
-
-
-def _named_takes(
-    fields: Mapping[str, Take] | Sequence[str] | None, first: CropImage, pad: Pad | None
-) -> dict[str, Take]:
-    if isinstance(fields, str):
-        raise ConfigError(f"fields= must be a mapping or a list of names, got the string {fields!r}")
-    if fields is None:
-        fields = list(first.parts)
-    takes = dict(fields) if isinstance(fields, Mapping) else {name: Take() for name in fields}
-    if not takes or not all(isinstance(take, Take) for take in takes.values()):
-        raise ConfigError(f"fields= must map at least one name to Take(...); got {fields!r:.120}")
-    first_name, first_take = next(iter(takes.items()))
-    if first_take.dtype is None:
-        takes[first_name] = replace(first_take, dtype=np.float32)  # as in `Config`
-    return {name: take if take.pad is not None else replace(take, pad=pad) for name, take in takes.items()}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from rankwise.data.contract import JSON, DType, FieldSpec, IntArray, NDArray
+from rankwise.data.contract import JSON, DType, IntArray, NDArray
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.fields import Normalise, Scaling, check_normalise
 from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype
@@ -19,7 +18,7 @@ from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.ngff import Image
 from rankwise.errors import ConfigError
 
-__all__ = ["CropImage", "ImageColumns", "Level", "Take", "channel_boxes", "image_levels", "plain_level"]
+__all__ = ["CropImage", "Level", "Take", "channel_boxes", "image_columns", "image_levels", "named_takes", "plain_level"]
 
 _CHANNEL_NAMES = frozenset({"c", "channel", "channels"})
 
@@ -225,6 +224,27 @@ def _dtype(wanted: npt.DTypeLike) -> DType | None:
         return dtype
 
 
+def named_takes(
+    fields: Mapping[str, Take] | Sequence[str] | None, first: CropImage, pad: Pad | None
+) -> dict[str, Take]:
+    """Return the fields of an index, completed: names, the reference's dtype, and `pad` where a field says nothing.
+
+    Raises:
+        ConfigError: there is none, or one is not a `Take`.
+    """
+    if isinstance(fields, str):
+        raise ConfigError(f"fields= must be a mapping or a list of names, got the string {fields!r}")
+    if fields is None:
+        fields = list(first.parts)
+    takes = dict(fields) if isinstance(fields, Mapping) else {name: Take() for name in fields}
+    if not takes or not all(isinstance(take, Take) for take in takes.values()):
+        raise ConfigError(f"fields= must map at least one name to Take(...); got {fields!r:.120}")
+    first_name, first_take = next(iter(takes.items()))
+    if first_take.dtype is None:
+        takes[first_name] = replace(first_take, dtype=np.float32)  # as in `Config`
+    return {name: take if take.pad is not None else replace(take, pad=pad) for name, take in takes.items()}
+
+
 def channel_boxes(
     name: str, take: Take, images: Sequence[CropImage], levels: Sequence[Level], axis: int | None
 ) -> tuple[IntArray, int]:
@@ -262,31 +282,13 @@ def _number_of_all(name: str, axis: int, images: Sequence[CropImage], levels: Se
     return sizes[0]
 
 
-class ImageColumns:
-    """One array per label, with a row for each image: what the label's function returns for it.
-
-    Attributes:
-        specs: the labels as fields.
-        digest: hash of the values.
+def image_columns(images: Sequence[CropImage], labels: Mapping[str, Callable[[CropImage], Any]]) -> dict[str, NDArray]:
+    """Return one array per label, with a row for each image: what the label's function returns for it.
 
     Raises:
         ConfigError: a function returns something other than numbers, or different shapes.
     """
-
-    def __init__(self, images: Sequence[CropImage], labels: Mapping[str, Callable[[CropImage], Any]]) -> None:
-        self._values = {name: _column(name, images, label) for name, label in labels.items()}
-        self.specs = {
-            name: FieldSpec(shape=values.shape[1:], dtype=values.dtype) for name, values in self._values.items()
-        }
-        digest = hashlib.sha256()
-        for name, values in self._values.items():
-            digest.update(repr((name, values.dtype.str, values.shape)).encode() + values.tobytes())
-        self.digest = digest.hexdigest()[:16]
-
-    def rows(self, name: str, images: IntArray) -> NDArray:
-        """Return the values of a label for images int64[B]."""
-        rows: NDArray = self._values[name][images]
-        return rows
+    return {name: _column(name, images, label) for name, label in labels.items()}
 
 
 def _column(name: str, images: Sequence[CropImage], label: Callable[[CropImage], Any]) -> NDArray:

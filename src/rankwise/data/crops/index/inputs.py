@@ -40,82 +40,74 @@ def gather_images(given: Images, *, labels: Collection[str] = (), root: str | No
         ConfigError: there are none, or one has another type.
         DataError: there is no image at a URI, or it is damaged.
     """
-    found = tuple(_Gatherer(labels, root).images(given))
+    found = tuple(_image(one, labels, root) for one in _each(given))
     if not found:
         raise ConfigError("an index needs at least one image, got none")
     return found
 
 
-class _Gatherer:
-    def __init__(self, labels: Collection[str], root: str | None) -> None:
-        self._labels = labels
-        self._root = root
-
-    def images(self, given: Images) -> Iterator[CropImage]:
-        if isinstance(given, CropImage):
-            yield given
-        elif isinstance(given, ImageRef):
-            yield self._of_ref(given)
-        elif isinstance(given, Catalogue):
-            yield from map(self._of_ref, given.images())
-        elif isinstance(given, str | os.PathLike):
-            yield from self._at(given)
-        elif isinstance(given, ArrayMeta | Level | Image):
-            yield self._of_parts({"image": given})
-        elif isinstance(given, Mapping):
-            yield self._of_parts(given)
-        elif isinstance(given, Iterable):
-            for one in given:
-                yield from self.images(one)
-        else:
-            raise ConfigError(
-                "images must be URIs, a catalogue, opened images or arrays, mappings of parts to those, or several of "
-                f"them; got a {type(given).__name__}"
-            )
-
-    def _at(self, uri: str | os.PathLike[str]) -> Iterator[CropImage]:
-        """Yield everything below a URI; a file is a catalogue."""
-        if "://" not in os.fspath(uri) and Path(uri).is_file():
-            yield from self.images(Catalogue.load(uri))
-        else:
-            yield from map(self._of_ref, iter_images(uri))
-
-    def _of_ref(self, ref: ImageRef) -> CropImage:
-        image = ref.open()
-        return CropImage(
-            name=ref.name if self._root is None else self._named(ref.place),
-            parts={"image": _levels(image), **self._label_parts(image)},
-            plate=ref.plate,
-            well=ref.well,
-            meta={"field": ref.field, "acquisition": ref.acquisition},
+def _each(given: Images) -> Iterator[CropImage | ImageRef | Mapping[str, Any]]:
+    """Yield one object for each image: itself, a reference to it, or its parts."""
+    if isinstance(given, CropImage | ImageRef | Mapping):
+        yield given
+    elif isinstance(given, Catalogue):
+        yield from given.images()
+    elif isinstance(given, str | os.PathLike):
+        is_catalogue = "://" not in os.fspath(given) and Path(given).is_file()
+        yield from Catalogue.load(given).images() if is_catalogue else iter_images(given)
+    elif isinstance(given, ArrayMeta | Level | Image):
+        yield {"image": given}
+    elif isinstance(given, Iterable):
+        for one in given:
+            yield from _each(one)
+    else:
+        raise ConfigError(
+            "images must be URIs, a catalogue, opened images or arrays, mappings of parts to those, or several of "
+            f"them; got a {type(given).__name__}"
         )
 
-    def _of_parts(self, parts: Mapping[str, Any]) -> CropImage:
-        """Return one image made of arrays or images by part."""
-        if not parts:
-            raise ConfigError('an image needs at least one array, such as {"image": "volume.zarr"}; got none')
-        levels = {name: _levels(part) for name, part in parts.items()}
-        first = next(iter(parts.values()))
-        if isinstance(first, str | os.PathLike):
-            place = first if isinstance(first, str) and "://" in first else str(Path(first).absolute())
-        else:
-            place = first.place if isinstance(first, Image) else next(iter(levels.values()))[0].array.place
-        return CropImage(name=self._named(place), parts=levels)
 
-    def _label_parts(self, image: Image) -> dict[str, tuple[Level, ...]]:
-        if not self._labels or not image.levels[0].path:
-            return {}
-        return {name: _levels(image.label(name)) for name in image.labels() if name in self._labels}
+def _image(given: CropImage | ImageRef | Mapping[str, Any], labels: Collection[str], root: str | None) -> CropImage:
+    if isinstance(given, CropImage):
+        return given
+    if isinstance(given, Mapping):
+        return _of_parts(given, root)
+    image = given.open()
+    named = labels and image.levels[0].path  # a plain array has no label images
+    return CropImage(
+        name=given.name if root is None else _named(given.place, root),
+        parts={
+            "image": _levels(image),
+            **{name: _levels(image.label(name)) for name in (image.labels() if named else ()) if name in labels},
+        },
+        plate=given.plate,
+        well=given.well,
+        meta={"field": given.field, "acquisition": given.acquisition},
+    )
 
-    def _named(self, place: str) -> str:
-        path = PurePosixPath(place)
-        if self._root is None:
-            return path.name
-        top = self._root if "://" in self._root else str(Path(self._root).expanduser().absolute())
-        try:
-            return str(path.relative_to(top))
-        except ValueError:
-            raise ConfigError(f"{place} is not below root={self._root}") from None
+
+def _of_parts(parts: Mapping[str, Any], root: str | None) -> CropImage:
+    """Return one image made of arrays or images by part."""
+    if not parts:
+        raise ConfigError('an image needs at least one array, such as {"image": "volume.zarr"}; got none')
+    levels = {name: _levels(part) for name, part in parts.items()}
+    first = next(iter(parts.values()))
+    if isinstance(first, str | os.PathLike):
+        place = first if isinstance(first, str) and "://" in first else str(Path(first).absolute())
+    else:
+        place = first.place if isinstance(first, Image) else next(iter(levels.values()))[0].array.place
+    return CropImage(name=_named(place, root), parts=levels)
+
+
+def _named(place: str, root: str | None) -> str:
+    path = PurePosixPath(place)
+    if root is None:
+        return path.name
+    top = root if "://" in root else str(Path(root).expanduser().absolute())
+    try:
+        return str(path.relative_to(top))
+    except ValueError:
+        raise ConfigError(f"{place} is not below root={root}") from None
 
 
 def _levels(part: Any) -> tuple[Level, ...]:

@@ -160,9 +160,7 @@ class IndexPipeline(FeedLoader):
 
 def most_files(index: CropIndex, *, num_crops: int) -> int:
     """Return the largest number of files for so many crops of an epoch, over all fields and stages."""
-    return max(
-        sum(_most_of_field(layout, num_crops) for layout in made.layouts.values()) for made in index.stages.known()
-    )
+    return max(sum(_most_of_field(layout, num_crops) for layout in made.layouts.values()) for made in index.stages)
 
 
 def _most_of_field(layout: FieldLayout, num_crops: int) -> int:

@@ -203,7 +203,7 @@ def image_weights(images: Sequence[CropImage], weights: Weights | None) -> Float
     elif callable(weights):
         found = [float(weights(image)) for image in images]
     else:
-        found = [float(weight) for weight in weights]
+        found = list(weights)
     if len(found) != len(images):
         raise ConfigError(f"weights= has {len(found)} numbers for {len(images)} images")
     for image, weight in zip(images, found, strict=True):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from rankwise.data.contract import NDArray
@@ -36,6 +36,8 @@ class Foreground:
 
     def __post_init__(self) -> None:
         _check_share("a foreground's fraction", self.fraction)
+        if isinstance(self.classes, Iterable):  # a list or an array would have no hash
+            object.__setattr__(self, "classes", tuple(int(label) for label in self.classes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Stage:
     def __post_init__(self) -> None:
         if self.foreground is not None:
             _check_share("a stage's foreground", self.foreground)
+        if self.shape is not None:  # a list would have no hash
+            object.__setattr__(self, "shape", tuple(self.shape))
 
 
 Curriculum: TypeAlias = Mapping[int, Stage] | Callable[[int], Stage]
@@ -103,6 +107,7 @@ class Rules:
     snap: bool = False
     pad: Pad | None = None
     region_bytes: int | None = None
+    curriculum: Curriculum | None = None
 
     def __post_init__(self) -> None:
         if self.align not in (None, "chunk"):
@@ -111,6 +116,9 @@ class Rules:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
+        weights = self.weights
+        if isinstance(weights, Iterable) and not isinstance(weights, str | Mapping) and not callable(weights):
+            object.__setattr__(self, "weights", tuple(float(weight) for weight in weights))
         if self.stride is not None and (len(self.stride) != len(self.shape) or min(self.stride) < 1):
             raise ConfigError(
                 f"stride needs one step of at least 1 for each of the {len(self.shape)} extents of shape, got "
@@ -120,8 +128,47 @@ class Rules:
             self._refuse_for_tiles()
         else:
             self._refuse_for_random()
+        _check_curriculum(self.curriculum)
+
+    def stage(self, epoch: int) -> Stage:
+        """Return the stage of an epoch: from the curriculum, else one without changes.
+
+        Raises:
+            ConfigError: the curriculum, a function, returned something else.
+        """
+        if callable(self.curriculum):
+            stage = self.curriculum(epoch)
+            if not isinstance(stage, Stage):
+                raise ConfigError(f"curriculum= must return a Stage, but for epoch {epoch} it returned {stage!r:.80}")
+            return stage
+        stages = self.curriculum or {}
+        begun = [first for first in stages if first <= epoch]
+        return stages[max(begun)] if begun else Stage()
+
+    def of_stage(self, stage: Stage) -> Rules:
+        """Return the rules with the changes of a stage, except for its choice of images.
+
+        Raises:
+            ConfigError: it changes the fraction of a foreground that the index does not have.
+        """
+        foreground = self.foreground
+        if stage.foreground is not None:
+            if foreground is None:
+                raise ConfigError("a stage changes the foreground's fraction, but the index has no foreground=")
+            foreground = replace(foreground, fraction=stage.foreground)
+        return replace(
+            self,
+            level=self.level if stage.level is None else stage.level,
+            shape=self.shape if stage.shape is None else stage.shape,
+            foreground=foreground,
+        )
 
     def _refuse_for_tiles(self) -> None:
+        if self.curriculum is not None:
+            raise ConfigError(
+                "curriculum= is for random crops: tiles come exactly once per epoch, and their number may not change. "
+                "Use num_random=, the crops of an epoch"
+            )
         given: dict[str, Any] = {
             "weights": self.weights,
             "foreground": self.foreground,
@@ -142,6 +189,16 @@ class Rules:
                 raise ConfigError(f"{name}= is for tiles, but num_random={self.num_random} requests random crops")
         if self.mask is not None and self.mask.share:
             raise ConfigError("a mask's share is for tiles: random crops have their centre in the mask")
+
+
+def _check_curriculum(curriculum: Curriculum | None) -> None:
+    if curriculum is None or callable(curriculum):
+        return
+    items = curriculum.items() if isinstance(curriculum, Mapping) else ()
+    if not items or not all(isinstance(s, Stage) and isinstance(e, int) and e >= 0 for e, s in items):
+        raise ConfigError(
+            f"curriculum= must map epochs (from 0) to Stages, or be a function of the epoch; got {curriculum!r:.120}"
+        )
 
 
 def _check_share(name: str, value: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -14,7 +14,6 @@ from rankwise.data.contract import (
     BaseSource,
     BatchBuffer,
     FieldSpec,
-    IntArray,
     Locality,
     Order,
     ReadReport,
@@ -23,34 +22,16 @@ from rankwise.data.contract import (
     num_micro_batches,
 )
 from rankwise.data.crops.budget import Budget, Caps
-from rankwise.data.crops.fields import MASK_SUFFIX, sample_bytes
+from rankwise.data.crops.fields import MASK_SUFFIX, CropField, column_specs, sample_bytes
 from rankwise.data.crops.index.compiled import Compiled
 from rankwise.data.crops.index.crop_index import CropIndex
-from rankwise.data.crops.reader import CropPlan, CropReader
+from rankwise.data.crops.plan import CropPlan, plan_crops
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.reader import BoxReader
 from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
 
-__all__ = ["CropSource", "SourcePlan", "settle_index"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SourcePlan(CropPlan):
-    """Implements `Plan`: how to read the crops of one share.
-
-    Attributes:
-        share: the share.
-        images: int64[B], images of its crops.
-    """
-
-    share: Share
-    images: IntArray
-
-    @property
-    def capacity(self) -> Mapping[str, int]:
-        """Empty: no field is ragged."""
-        return {}
+__all__ = ["CropSource", "settle_index"]
 
 
 class CropSource(BaseSource):
@@ -73,7 +54,7 @@ class CropSource(BaseSource):
         self.index = index
         self.reader = BoxReader(cache=cache, threads=threads, remote=remote)
         self._names = tuple(index.fields)
-        self._readers: dict[tuple[tuple[int, ...], ...], CropReader] = {}
+        self._chosen: dict[Compiled, dict[str, CropField]] = {}
         self._said_fill = False
 
     @property
@@ -119,44 +100,30 @@ class CropSource(BaseSource):
         chosen = object.__new__(type(self))
         vars(chosen).update(vars(self))
         chosen._names = names
-        chosen._readers = {}
+        chosen._chosen = {}
         return chosen
 
-    def plan(self, share: Share) -> SourcePlan:
+    def plan(self, share: Share) -> CropPlan:
         """Return the plan for reading `share`. Thread-safe; reads metadata only.
 
         Raises:
             IndexError: the share contains a crop that the index does not have.
         """
         ids = np.asarray(share.ids, dtype=np.int64)
-        if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
-            raise IndexError(f"a share asks for crops {ids.min()} to {ids.max()}, but the index has {self.num_samples}")
         epoch, seed = share.step.epoch, share.step.resume.seed
         made, found = self.index.compiled(epoch), self.index.places(ids, seed=seed, epoch=epoch)
-        reader = self._reader(epoch)
-        boxes = {name: [made.layouts[name].boxes(found.images, found.starts)] for name in reader.fields}
-        crops = reader.plan(boxes, ids=ids)
-        return SourcePlan(
-            share=share,
-            images=found.images,
-            reader=reader,
-            ids=ids,
-            jobs=crops.jobs,
-            masks=crops.masks,
-            failed=crops.failed,
-        )
+        fields = self._fields_of(made)
+        boxes = {name: [made.layouts[name].boxes(found.images, found.starts)] for name in fields}
+        labels = {name: values[found.images] for name, values in self.index.columns.items() if name in self._names}
+        return plan_crops(fields, boxes, self.reader, ids=ids, columns=labels, share=share)
 
-    def hint(self, plan: SourcePlan) -> None:
+    def hint(self, plan: CropPlan) -> None:
         """Ask the system to read the bytes of a plan soon. Best effort."""
         plan.hint()
 
-    def read(self, plan: SourcePlan, into: BatchBuffer) -> ReadReport:
+    def read(self, plan: CropPlan, into: BatchBuffer) -> ReadReport:
         """Read a plan into a buffer, which this reserves. Thread-safe; failed crops are reported, not raised."""
-        columns = self.index.columns
-        labels = {name: columns.specs[name] for name in self._names if name in columns.specs}
-        report = plan.read(into, more=labels)
-        for name in labels:
-            into.arrays(name)[0][...] = columns.rows(name, plan.images)
+        report = plan.read(into)
         if report.all_fill and not self._said_fill:  # usually a mistake
             self._warn_fill(plan)
         return report
@@ -165,20 +132,18 @@ class CropSource(BaseSource):
         """Close threads and files. Reading again reopens them."""
         self.reader.close()
 
-    def _reader(self, epoch: int) -> CropReader:
-        """Return the reader of an epoch's fields; stages of a curriculum with equal shapes share one."""
-        layouts = self.index.compiled(epoch).layouts
-        names = [name for name in self._names if name in layouts]
-        key = tuple(layouts[name].field.shape for name in names)
-        if key not in self._readers:
-            fields = {name: layouts[name].field for name in names}
+    def _fields_of(self, made: Compiled) -> dict[str, CropField]:
+        """Return the selected fields of a stage, each with its mask if that is selected, too."""
+        if made not in self._chosen:
+            fields = {name: made.layouts[name].field for name in self._names if name in made.layouts}
             masked = {n: replace(f, mask=f.mask and n + MASK_SUFFIX in self._names) for n, f in fields.items()}
-            self._readers[key] = CropReader(masked, self.reader)
-        return self._readers[key]
+            self._chosen[made] = masked
+        return self._chosen[made]
 
-    def _warn_fill(self, plan: SourcePlan) -> None:
+    def _warn_fill(self, plan: CropPlan) -> None:
         self._said_fill = True
-        first = self.index.images[int(plan.images[0])]
+        step = plan.share.step
+        first = self.index.describe(plan.ids[:1], seed=step.resume.seed, epoch=step.epoch)[0].image
         warnings.warn(
             f"all {plan.num_samples} crops of a batch are where nothing was ever written (the first one in image "
             f"{first.name!r}): they hold only the fill value. Check the store for missing parts, or exclude them "
@@ -208,7 +173,7 @@ def settle_index(
     rows = math.ceil(math.ceil(step / world_size) / num_micro)
     ahead = max(1, depth)  # the consumer may still hold the previous step for a moment while the next one is read
     slots = (ahead + 1) * num_micro  # the steps that lie ready, and the one in use or being read
-    batch = max(1, rows * max(_crop_bytes(made, index, fields) for made in index.stages.known()))
+    batch = max(1, rows * max(_crop_bytes(made, index, fields) for made in index.stages))
     budget = Budget(
         batch_bytes=batch,
         num_slots=slots,
@@ -228,5 +193,5 @@ def settle_index(
 
 def _crop_bytes(made: Compiled, index: CropIndex, fields: Collection[str]) -> int:
     """Return the bytes of one crop of a stage: the selected fields, their masks, and labels."""
-    specs = {**index.columns.specs, **made.specs}
+    specs = {**column_specs(index.columns), **made.specs}
     return sample_bytes({name: specs[name] for name in fields if name in specs})

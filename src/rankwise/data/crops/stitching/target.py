@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -220,9 +221,9 @@ def output_paths(output: Any, images: Sequence[Any]) -> list[Path]:
         if not isinstance(path, str | os.PathLike) or "://" in os.fspath(path):
             raise ConfigError(f"output= must be a path of a local file system, got {path!r}")
     paths = [Path(path).absolute() for path in given]
-    twice = next((path for path in paths if paths.count(path) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"several images would be stitched into {twice}: output= needs a separate path for each")
+    path, count = Counter(paths).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"several images would be stitched into {path}: output= needs a separate path for each")
     return paths
 
 

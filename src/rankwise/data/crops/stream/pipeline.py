@@ -8,13 +8,13 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import fields as fields_of
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, final
 
-from rankwise.data.crops.batch import Batch, Parked
+from rankwise.data.crops.batch import Batch, drop_finished
 from rankwise.data.crops.budget import Caps, settle
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import bind_device
@@ -89,7 +89,7 @@ class Pipeline:
             on_thread=place.pinning(config.numa_strategy, config.numa_node),
         )
         self._stages = (self._planner.pulled, self._reader.planned, self._read)  # each in a thread of its own
-        self._parked = Parked()
+        self._released: deque[tuple[Done, object]] = deque()  # batches that work on the device still reads
         self._lock = threading.Lock()
         self._closed = self._said_fill = False
         self._num_batches = 0
@@ -157,7 +157,7 @@ class Pipeline:
             ShutdownError: the pipeline was closed.
             DamacyError: a sample of this batch cannot be read. The next `pop` returns the others of the batch.
         """
-        self._parked.sweep()
+        drop_finished(self._released)
         with self._meters.time("pop_wait"):
             taken = self._take()
         return self._batch(taken)
@@ -316,7 +316,8 @@ class Pipeline:
         """Return what keeps a batch until an event. It has the lease: a batch on a device counts while it is held."""
         if self._placer.shares_memory:
             return item.buffer.lease.wait_for
-        return partial(self._parked.park, thing=(item.placed, item.buffer))
+        released, kept = self._released, (item.placed, item.buffer)
+        return lambda done: released.append((done, kept))
 
     def _transformed(self, fields: dict[str, Any], item: Ready) -> Mapping[str, Any]:
         if self.config.batch_transform is None:

@@ -17,7 +17,7 @@ from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.exceptions import DamacyError, DecodeError, OutOfMemory
 from rankwise.data.crops.fields import sample_bytes
-from rankwise.data.crops.reader import CropPlan, CropReport
+from rankwise.data.crops.plan import CropPlan, CropReport
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.resolver import Openings
@@ -81,7 +81,7 @@ class StreamReader:
         planner.is_read_awaited = self._is_awaited
         self.planned: ReadAhead[Numbered | Failure | None, Work] = ReadAhead(planner, planner.samples, depth=1)
         cap_bytes = budget.num_slots * budget.slot_limit_bytes
-        self._memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, speaks=place.rank == 0)
+        self._memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, warns=place.rank == 0)
         self._leases = Leases(is_awaited=self._is_awaited, has_room=self._memory.has_room)
         self._seed, self._rank = config.seed, place.rank
         self._placer = placer
@@ -173,7 +173,7 @@ class StreamReader:
         )
 
     def _filled(self, plan: CropPlan, into: HostBuffer) -> CropReport:
-        out_bytes = sample_bytes(plan.reader.specs) * plan.num_samples
+        out_bytes = sample_bytes(plan.specs) * plan.num_samples
         with self._meters.time("decode", input_bytes=plan.read_bytes, output_bytes=out_bytes):
             report = plan.read(into)
         self._count(plan, report)
@@ -184,7 +184,7 @@ class StreamReader:
         items = [work.items[row] for row in kept]
         numbers = np.array([item.number for item in items], dtype=np.int64)
         keys = self._keys(work)[kept]
-        names = tuple(plan.reader.specs)
+        names = tuple(plan.specs)
         if self._transform is not None:
             with self._meters.time("assemble"):
                 self._transform.apply(self._scratch, names, numbers, keys, buffer)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -35,7 +34,7 @@ from rankwise.data.store.ngff.images import Image, open_image
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
-__all__ = ["ArrayBoxes", "OpeningStats", "Openings", "check_sample", "crops_of", "grouped", "resolve"]
+__all__ = ["OpeningStats", "Openings", "check_sample", "crops_of", "resolve"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,21 +177,6 @@ def _explained(error: Exception, uri: str, sample: int, remote: RemoteFiles | No
     return kind(text, uri=uri, sample=sample)
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayBoxes:
-    """The boxes for one field of one sample: one shape, one array.
-
-    Attributes:
-        array: the array.
-        starts: first element of each box, along each axis.
-        shape: extent of the boxes.
-    """
-
-    array: ArrayMeta
-    starts: tuple[tuple[int, ...], ...]
-    shape: tuple[int, ...]
-
-
 def crops_of(sample: Sample, config: Config) -> dict[str, Crop]:
     """Return the crops of a checked sample by field; a sample is the first one."""
     return {config.field: sample, **dict(sample.also)}
@@ -245,28 +229,28 @@ def _long(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(extent for extent in shape if extent != 1)
 
 
-def resolve(sample: Sample, number: int, config: Config, openings: Openings) -> dict[str, ArrayBoxes]:
-    """Return the boxes of a sample by field, after waiting for its arrays to be opened.
+def resolve(sample: Sample, number: int, row: int, config: Config, openings: Openings) -> dict[str, FieldBoxes]:
+    """Return the boxes of a sample, which has this row of its batch, by field; waits for its arrays to be opened.
 
     Raises:
         DamacyError: an array does not exist or cannot be opened, has no such level or channel, or exceeds a limit.
     """
     found = {}
     for name, crop in crops_of(sample, config).items():
-        boxes = _boxes(crop, openings.get(crop.uri, number), number)
+        boxes = _boxes(crop, openings.get(crop.uri, number), number, row)
         _check_caps(boxes, crop, config, number)
         found[name] = boxes
     return found
 
 
-def _boxes(crop: Crop, image: Image, number: int) -> ArrayBoxes:
+def _boxes(crop: Crop, image: Image, number: int, row: int) -> FieldBoxes:
     level = crop.level or 0
     if not -len(image.levels) <= level < len(image.levels):
         raise _unread(crop, number, f"it has {len(image.levels)} levels (0 is the finest), not a level {level}")
     array = image.levels[level].array
     start = tuple(first for first, _ in crop.aabb)
     if crop.channel is None:
-        return ArrayBoxes(array, (start,), crop.shape)
+        return _field_boxes(array, [start], crop.shape, row)
     axis = image.channel_axis
     if axis is None:
         names = ", ".join(each.name for each in image.axes)
@@ -284,12 +268,22 @@ def _boxes(crop: Crop, image: Image, number: int) -> ArrayBoxes:
         channels = [image.channel(one) for one in wanted]
     except DataError as error:
         raise _unread(crop, number, str(error)) from error
-    starts = tuple((*start[:axis], channel, *start[axis:]) for channel in channels)
-    return ArrayBoxes(array, starts, (*crop.shape[:axis], 1, *crop.shape[axis:]))
+    starts = [(*start[:axis], channel, *start[axis:]) for channel in channels]
+    return _field_boxes(array, starts, (*crop.shape[:axis], 1, *crop.shape[axis:]), row)
 
 
-def _check_caps(boxes: ArrayBoxes, crop: Crop, config: Config, number: int) -> None:
-    array, limit = boxes.array, config.max_chunk_uncompressed_bytes
+def _field_boxes(array: ArrayMeta, starts: list[tuple[int, ...]], shape: tuple[int, ...], row: int) -> FieldBoxes:
+    return FieldBoxes(
+        arrays=(array,),
+        which=np.zeros(len(starts), dtype=np.int64),
+        starts=np.array(starts, dtype=np.int64),
+        shape=shape,
+        rows=np.array([row], dtype=np.int64),
+    )
+
+
+def _check_caps(boxes: FieldBoxes, crop: Crop, config: Config, number: int) -> None:
+    array, limit = boxes.arrays[0], config.max_chunk_uncompressed_bytes
     if limit is not None and array.chunk_bytes > limit:
         why = (
             f"its chunks have {array.chunk_bytes} bytes decoded, but max_chunk_uncompressed_bytes is {limit}: raise "
@@ -299,13 +293,10 @@ def _check_caps(boxes: ArrayBoxes, crop: Crop, config: Config, number: int) -> N
     most = config.max_shards_per_sample
     if most is None or array.ndim != len(boxes.shape):
         return
-    touched = sum(
-        math.prod(
-            (first + extent - 1) // size - first // size + 1
-            for first, extent, size in zip(start, boxes.shape, array.files, strict=True)
-        )
-        for start in boxes.starts
-    )
+    low = np.maximum(boxes.starts, 0)  # what is outside the array is in no file
+    high = np.minimum(boxes.starts + np.array(boxes.shape), array.shape)
+    files = np.maximum((high - 1) // array.files - low // array.files + 1, 0)
+    touched = int(files.prod(axis=1).sum())
     if touched > most:
         why = f"it touches {touched} files, but max_shards_per_sample is {most}: raise it to {touched} or omit it"
         raise _unread(crop, number, why)
@@ -313,31 +304,3 @@ def _check_caps(boxes: ArrayBoxes, crop: Crop, config: Config, number: int) -> N
 
 def _unread(crop: Crop, number: int, why: str, kind: type[DamacyError] = InvalidSample) -> DamacyError:
     return sample_error(kind, why, uri=crop.uri, aabb=crop.aabb, sample=number)
-
-
-def grouped(resolved: Mapping[int, Mapping[str, ArrayBoxes]], fields: Sequence[str]) -> dict[str, list[FieldBoxes]]:
-    """Return the boxes that fill each field, grouped by shape, from those of each place in the batch, ascending."""
-    return {name: list(_field({row: boxes[name] for row, boxes in resolved.items()})) for name in fields}
-
-
-def _field(boxes: Mapping[int, ArrayBoxes]) -> Iterator[FieldBoxes]:
-    by_shape: dict[tuple[tuple[int, ...], int], list[int]] = {}
-    for row, each in boxes.items():
-        by_shape.setdefault((each.shape, len(each.starts)), []).append(row)
-    for (shape, per_sample), rows in by_shape.items():
-        numbers: dict[str, int] = {}
-        arrays: list[ArrayMeta] = []
-        which = []
-        for row in rows:
-            array = boxes[row].array
-            if array.place not in numbers:
-                numbers[array.place] = len(arrays)
-                arrays.append(array)
-            which += [numbers[array.place]] * per_sample
-        yield FieldBoxes(
-            arrays=tuple(arrays),
-            which=np.array(which, dtype=np.int64),
-            starts=np.array([start for row in rows for start in boxes[row].starts], dtype=np.int64),
-            shape=shape,
-            rows=np.array(rows, dtype=np.int64),
-        )

@@ -13,10 +13,11 @@ import numpy as np
 
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch
-from rankwise.data.crops.reader import CropPlan, CropReader
+from rankwise.data.crops.fields import CropField, FieldBoxes
+from rankwise.data.crops.plan import CropPlan, plan_crops
 from rankwise.data.crops.sample import Dtype, Sample, parse_dtype
 from rankwise.data.crops.stats import Meters
-from rankwise.data.crops.stream.resolver import ArrayBoxes, Openings, check_sample, crops_of, grouped, resolve
+from rankwise.data.crops.stream.resolver import Openings, check_sample, crops_of, resolve
 from rankwise.data.feed.prefetch import Conveyor, ReadAhead
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.reader import BoxReader
@@ -197,7 +198,7 @@ class Planner:
         self._fields = config.all_fields
         native = (name for name, field in self._fields.items() if parse_dtype(field.dtype) is Dtype.NATIVE)
         self._native: dict[str, ArrayMeta | None] = dict.fromkeys(native)  # for each, the first array decides
-        self._reader: CropReader | None = None
+        self._crop_fields: dict[str, CropField] = {}  # known with the first batch
 
     @property
     def num_waiting(self) -> int:
@@ -268,30 +269,30 @@ class Planner:
         return work
 
     def _planned(self, items: tuple[Numbered, ...], failures: tuple[Failure, ...]) -> Work:
-        resolved: dict[int, Mapping[str, ArrayBoxes]] = {}
+        resolved: list[Mapping[str, FieldBoxes]] = []
         failed: dict[int, DamacyError] = {}
         for row, item in enumerate(items):
             try:
-                resolved[row] = self._resolved(item)
+                resolved.append(self._resolved(item, row))
             except DamacyError as error:
                 failed[row] = error
         if not resolved:
             return Work(items=items, failed=tuple(failed.values()), failures=failures)
-        if self._reader is None:
+        if not self._crop_fields:
             native = {name: first.dtype for name, first in self._native.items() if first is not None}
-            fields = {name: field.crop_field(native.get(name)) for name, field in self._fields.items()}
-            self._reader = CropReader(fields, self._engine)
+            self._crop_fields = {name: field.crop_field(native.get(name)) for name, field in self._fields.items()}
         ids = np.array([item.number for item in items], dtype=np.int64)
-        plan = self._reader.plan(grouped(resolved, list(self._reader.fields)), ids=ids, failed=failed)
+        boxes = {name: FieldBoxes.joined([sample[name] for sample in resolved]) for name in self._fields}
+        plan = plan_crops(self._crop_fields, boxes, self._engine, ids=ids, failed=failed)
         return Work(items=items, plan=plan, failures=failures)
 
-    def _resolved(self, item: Numbered) -> dict[str, ArrayBoxes]:
+    def _resolved(self, item: Numbered, row: int) -> dict[str, FieldBoxes]:
         if item.error is not None:
             raise item.error
         assert item.sample is not None  # only with an error
-        boxes = resolve(item.sample, item.number, self._config, self._openings)
+        boxes = resolve(item.sample, item.number, row, self._config, self._openings)
         for name in self._native:
-            self._check_native(name, boxes[name].array, item.number)
+            self._check_native(name, boxes[name].arrays[0], item.number)
         return boxes
 
     def _check_native(self, name: str, array: ArrayMeta, number: int) -> None:

@@ -66,14 +66,14 @@ class Lease:
         tell: receives a message when the last holder has left, and when the lease has ended.
 
     Attributes:
-        busy: what must happen before the memory is refilled.
+        busy: all that must happen before the memory is refilled.
     """
 
     __slots__ = ("_gone", "_num_holders", "_number", "_tell", "busy")
 
     def __init__(self, number: int = 0, tell: Callable[[tuple[int, int]], object] | None = None) -> None:
         self._number, self._tell = number, tell
-        self.busy: Done | None = None
+        self.busy: tuple[Done, ...] = ()
         self._num_holders = 1
         self._gone: list[None] = []  # one entry for each holder that has left; a list, because several threads append
 
@@ -84,7 +84,7 @@ class Lease:
     def wait_for(self, done: Done | None) -> None:
         """Add something to wait for before the memory is refilled."""
         if done is not None:
-            self.busy = done if self.busy is None else _Both(self.busy, done)
+            self.busy = (*self.busy, done)
 
     def leave(self) -> None:
         """Say that a holder has moved on: it keeps any remaining view on purpose, or is about to drop it."""
@@ -97,17 +97,6 @@ class Lease:
         # runs in any thread, at any point of other code; see `Leases`
         if self._tell is not None:
             self._tell((_ENDED, self._number))
-
-
-class _Both:
-    """Two events, awaited as one."""
-
-    def __init__(self, first: Done, second: Done) -> None:
-        self._parts = first, second
-
-    def synchronize(self) -> None:
-        for part in self._parts:
-            part.synchronize()
 
 
 class Leases:

@@ -40,7 +40,7 @@ def allocate_bytes(num_bytes: int, *, pinned: bool) -> NDArray:
 
 _WASTE, _LITTLE = 2.25, 4096
 _PAGE_BYTES = 4096
-_UNSAID_BYTES = 64 << 20  # do not warn about less excess than this
+_SMALL_EXCESS_BYTES = 64 << 20  # do not warn about less excess than this
 _SLACK = 1.125  # the next request may need a few elements more
 _LOG = logging.getLogger("rankwise.data")
 
@@ -50,13 +50,13 @@ class _Memory(np.ndarray):
 
 
 class _Piece:
-    """A piece of memory, and what must happen before it is written again."""
+    """A piece of memory, and all that must happen before it is written again."""
 
     __slots__ = ("busy", "memory", "num_bytes", "turn")
 
     def __init__(self, memory: NDArray) -> None:
         self.memory, self.num_bytes = memory.view(_Memory), len(memory)
-        self.busy: Done | None = None
+        self.busy: tuple[Done, ...] = ()
         self.turn = 0
 
 
@@ -70,7 +70,7 @@ class _Owner(np.ndarray):
     """
 
     __slots__ = ("give_back", "lease", "piece")
-    give_back: Callable[[_Piece, Done | None], None]
+    give_back: Callable[[_Piece, tuple[Done, ...]], None]
     lease: Lease | None
     piece: _Piece
 
@@ -81,7 +81,7 @@ class _Owner(np.ndarray):
             piece, lease = self.piece, self.lease
         except AttributeError:
             return
-        self.give_back(piece, None if lease is None else lease.busy)
+        self.give_back(piece, () if lease is None else lease.busy)
 
 
 class MemoryPool:
@@ -97,10 +97,10 @@ class MemoryPool:
         pinned: allocate page-locked memory through torch, for asynchronous copies to a CUDA device.
         cap_bytes: most bytes of all pieces, those that are kept included; None = any.
         over_cap: makes the error for a request above `cap_bytes`.
-        speaks: whether to warn once that kept batches need extra memory; True on the main rank.
+        warns: whether to warn once that kept batches need extra memory; True on the main rank.
     """
 
-    said = False  # once per process
+    warned = False  # once per process
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class MemoryPool:
         pinned: bool = False,
         cap_bytes: int | None = None,
         over_cap: Callable[[str], Exception] = ConfigError,
-        speaks: bool = False,
+        warns: bool = False,
     ) -> None:
         self.capacity, self._pinned, self._cap_bytes, self._over_cap = capacity, pinned, cap_bytes, over_cap
         self._free: dict[int, deque[_Piece]] = {}  # by size, each in the order of return
@@ -121,7 +121,7 @@ class MemoryPool:
         # for a device.
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._speaks, self._usual_bytes, self._batch_bytes = speaks, 0, 0
+        self._warns, self._usual_bytes, self._batch_bytes = warns, 0, 0
         self._num_bytes = 0
         self.num_pieces = 0
 
@@ -156,15 +156,16 @@ class MemoryPool:
             is_new = piece is None
             if piece is None:
                 piece = self._made(needed, needed if exact else int(needed * _SLACK))
-        if piece.busy is not None:
+        if piece.busy:
             # Wait before the owner exists: the end of an owner would mark the piece as not busy. If Ctrl-C arrives
             # here, the next user must not overwrite what a device still reads.
             try:
-                piece.busy.synchronize()
+                for done in piece.busy:
+                    done.synchronize()
             except BaseException:
                 self._returned.append(piece)
                 raise
-            piece.busy = None
+            piece.busy = ()
         owner = _Owner((needed,), np.uint8, buffer=piece.memory)
         owner.give_back, owner.lease, owner.piece = self._give_back, lease, piece
         if is_new:
@@ -201,8 +202,8 @@ class MemoryPool:
         self.capacity = max(self.capacity, num_batches * num_pieces)
         self._batch_bytes = max(self._batch_bytes, num_bytes)
         self._usual_bytes = max(self._usual_bytes, num_batches * num_bytes)
-        if self._speaks and not MemoryPool.said and self._num_bytes > 2 * self._usual_bytes + _UNSAID_BYTES:
-            MemoryPool.said = True
+        if self._warns and not MemoryPool.warned and self._num_bytes > 2 * self._usual_bytes + _SMALL_EXCESS_BYTES:
+            MemoryPool.warned = True
             _LOG.warning(
                 "batches that are kept use memory in addition to the buffers that are reused: %d MiB in total "
                 "now instead of %d. A kept view keeps its field of the whole batch and of the steps read with it; a "
@@ -215,10 +216,10 @@ class MemoryPool:
         most = _WASTE * needed + _LITTLE
         sizes = sorted([size for size in self._free if needed <= size <= most])
         for size in sizes:
-            if self._free[size][-1].busy is None:
+            if not self._free[size][-1].busy:
                 return self._off_the_list(self._free[size].pop())
         for size in sizes:
-            piece = next((piece for piece in reversed(self._free[size]) if piece.busy is None), None)
+            piece = next((piece for piece in reversed(self._free[size]) if not piece.busy), None)
             if piece is not None:
                 self._free[size].remove(piece)
                 return self._off_the_list(piece)
@@ -241,12 +242,12 @@ class MemoryPool:
         self._num_bytes += num_bytes
         return _Piece(allocate_bytes(num_bytes, pinned=self._pinned))
 
-    def _give_back(self, piece: _Piece, busy: Done | None) -> None:
+    def _give_back(self, piece: _Piece, busy: tuple[Done, ...]) -> None:
         """Called by finalizers: see `_Owner`."""
         # No other code has the piece: its only owner ends here. Two threads may both see room below; then one piece too
         # many is kept until `_tidy` counts.
         piece.busy = busy
-        if busy is not None or len(self._returned) < self.capacity:  # a copy may still read busy memory: keep it
+        if busy or len(self._returned) < self.capacity:  # a copy may still read busy memory: keep it
             self._returned.append(piece)
         else:
             self._forgotten.append(piece.num_bytes)
@@ -268,6 +269,6 @@ class MemoryPool:
         """Free so many pieces, the least recently used first."""
         for _ in range(count):
             alike = min(self._free.values(), key=lambda pieces: pieces[0].turn)
-            if alike[0].busy is not None:
-                alike[0].busy.synchronize()  # still in the list, so that a Ctrl-C loses nothing
+            for done in alike[0].busy:
+                done.synchronize()  # still in the list, so that a Ctrl-C loses nothing
             self._num_bytes -= self._off_the_list(alike.popleft()).num_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.feed.workers.forkserver import InitWorker, check_importable, deaf_workers, start_server
+from rankwise.data.feed.workers.forkserver import InitWorker, check_importable, sigterm_blocked, start_server
 from rankwise.data.feed.workers.iterable import (
     SentBatch,
     check_sendable,
@@ -10,8 +10,8 @@ from rankwise.data.feed.workers.iterable import (
     iterable_class,
     raising,
     rebuild,
-    say_in_memory,
     sent_fields,
+    warn_in_memory,
 )
 from rankwise.data.feed.workers.starts import PassStarts, order_code
 
@@ -21,13 +21,13 @@ __all__ = [
     "SentBatch",
     "check_importable",
     "check_sendable",
-    "deaf_workers",
     "host_device",
     "iterable_class",
     "order_code",
     "raising",
     "rebuild",
-    "say_in_memory",
     "sent_fields",
+    "sigterm_blocked",
     "start_server",
+    "warn_in_memory",
 ]

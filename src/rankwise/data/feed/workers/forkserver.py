@@ -22,10 +22,10 @@ __all__ = [
     "PRELOAD_VARIABLE",
     "InitWorker",
     "check_importable",
-    "deaf_workers",
+    "fork_with_sigterm_blocked",
     "leave_with_rank",
     "preload_main",
-    "serve_deaf",
+    "sigterm_blocked",
     "start_server",
 ]
 
@@ -99,26 +99,26 @@ def _arrive(then: Callable[[int], None] | None) -> InitWorker:
     return InitWorker(then)
 
 
-def serve_deaf() -> None:
-    """Fork processes of this server with SIGTERM blocked, see `deaf_workers`; processes of others unblock it again."""
+def fork_with_sigterm_blocked() -> None:
+    """Fork processes of this server with SIGTERM blocked, see `sigterm_blocked`; others than workers unblock it."""
     server = os.getpid()
 
     def mask(how: signal.Sigmasks) -> None:
         if os.getpid() == server:
             signal.pthread_sigmask(how, {signal.SIGTERM})
 
-    def hear(_: Any) -> None:
+    def unblock(_: Any) -> None:
         # runs before the process's own target, and after everything needed here was unpickled
         if os.getppid() == server and not _arrived.is_set():
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     if hasattr(signal, "pthread_sigmask"):
         os.register_at_fork(before=lambda: mask(signal.SIG_BLOCK), after_in_parent=lambda: mask(signal.SIG_UNBLOCK))
-        util.register_after_fork(_arrived, hear)
+        util.register_after_fork(_arrived, unblock)
 
 
 @contextlib.contextmanager
-def deaf_workers(context: str | Any) -> Iterator[None]:
+def sigterm_blocked(context: str | Any) -> Iterator[None]:
     """Start workers inside ``with`` with SIGTERM blocked, in all of their threads.
 
     If the rank's torch thread pool has several threads (after ``torch.set_num_threads(4)``, for example), torch

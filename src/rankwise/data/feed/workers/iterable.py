@@ -24,8 +24,8 @@ __all__ = [
     "iterable_class",
     "raising",
     "rebuild",
-    "say_in_memory",
     "sent_fields",
+    "warn_in_memory",
 ]
 
 
@@ -84,7 +84,7 @@ def host_device(device: Any) -> str | None:
     return None if device is None else "cpu"
 
 
-def say_in_memory(device: Any, *, rank: int, worker: LoaderWorker) -> None:
+def warn_in_memory(device: Any, *, rank: int, worker: LoaderWorker) -> None:
     """Warn on the main rank, in the first worker, that batches do not come on the requested device."""
     if rank or worker.number or device is None or str(device).startswith("cpu"):
         return

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from rankwise.data.feed.workers.forkserver import PRELOAD_VARIABLE, preload_main, serve_deaf
+from rankwise.data.feed.workers.forkserver import PRELOAD_VARIABLE, fork_with_sigterm_blocked, preload_main
 
 __all__: list[str] = []
 
-serve_deaf()
+fork_with_sigterm_blocked()
 
 if PRELOAD_VARIABLE in os.environ:
     preload_main(os.environ.pop(PRELOAD_VARIABLE))

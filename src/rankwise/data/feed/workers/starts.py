@@ -17,14 +17,14 @@ from typing import Any
 from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.feed.workers.forkserver import leave_with_rank
 
-__all__ = ["PassStarts", "Standing", "order_code"]
+__all__ = ["LoaderPosition", "PassStarts", "order_code"]
 
-_STANDING = struct.Struct("=4q")  # the position last published by the process that owns the loader
-_BEGUN = struct.Struct("=3q")  # the last pass begun: the serial of the standing it began from, its epoch and position
+_POSITION = struct.Struct("=4q")  # the position last published by the process that owns the loader
+_BEGUN = struct.Struct("=3q")  # the last pass begun: the serial of the position it began from, its epoch and position
 _COUNTS = struct.Struct("=2q")  # passes of workers so far, damaged samples that they skipped
 _PASS = struct.Struct("=8q")  # who begins it: salt, number, worker count, first worker; then where
 _MOST_PASSES = 64  # passes that are remembered; a worker is at most one pass late
-_AT_BEGUN = _STANDING.size
+_AT_BEGUN = _POSITION.size
 _AT_COUNTS = _AT_BEGUN + _BEGUN.size
 _AT_PASSES = _AT_COUNTS + _COUNTS.size
 _NUM_BYTES = _AT_PASSES + _MOST_PASSES * _PASS.size
@@ -36,8 +36,8 @@ def order_code(recipe: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """The published position of a loader.
+class LoaderPosition:
+    """A position of a loader, as published or as where a pass begins.
 
     Attributes:
         serial: how often a position was published.
@@ -73,78 +73,78 @@ class PassStarts:
         order: `order_code` of its order.
 
     Attributes:
-        is_quiet: whether no other process can see the memory, and no pass has begun.
-        unsaid: while quiet, what to publish later: epoch, position, order; None = as last published.
+        is_private: whether no other process can see the memory, and no pass has begun.
+        unpublished: while private, what to publish later: epoch, position, order; None = as last published.
     """
 
     def __init__(self, epoch: int, position: int, order: int) -> None:
-        self._said = Standing(serial=0, epoch=epoch, position=position, order=order)
-        self.is_quiet = True
-        self.unsaid: tuple[int, int, int] | None = None
+        self._published = LoaderPosition(serial=0, epoch=epoch, position=position, order=order)
+        self.is_private = True
+        self.unpublished: tuple[int, int, int] | None = None
         self._own()
-        _QUIET.add(self)
+        _PRIVATE.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing.context import get_spawning_popen
         from multiprocessing.reduction import DupFd
 
         if get_spawning_popen() is None:
-            said = self._said
-            return PassStarts, self.unsaid or (said.epoch, said.position, said.order)
-        self.speak()
-        return _attach, (self._owner, DupFd(self._file), self._said)
+            published = self._published
+            return PassStarts, self.unpublished or (published.epoch, published.position, published.order)
+        self.publish_from_now_on()
+        return _attach, (self._owner, DupFd(self._file), self._published)
 
-    def speak(self) -> None:
+    def publish_from_now_on(self) -> None:
         """Publish every position from now on, beginning with the one that was held back."""
-        self.is_quiet = False
-        unsaid, self.unsaid = self.unsaid, None
-        if unsaid is not None:
-            self.say(*unsaid)
+        self.is_private = False
+        unpublished, self.unpublished = self.unpublished, None
+        if unpublished is not None:
+            self.publish(*unpublished)
 
-    def say(self, epoch: int, position: int, order: int) -> None:
-        """Publish where the loader stands, changed or not; while quiet, only note it."""
-        if self.is_quiet:
-            self.unsaid = epoch, position, order
-            if self.is_quiet:  # check again: another thread may have forked in between
+    def publish(self, epoch: int, position: int, order: int) -> None:
+        """Publish where the loader stands, changed or not; while private, only note it."""
+        if self.is_private:
+            self.unpublished = epoch, position, order
+            if self.is_private:  # check again: another thread may have forked in between
                 return
-            self.unsaid = None
+            self.unpublished = None
         if self._owner != os.getpid():
             self._own()
-        self._said = Standing(serial=self._said.serial + 1, epoch=epoch, position=position, order=order)
+        self._published = LoaderPosition(serial=self._published.serial + 1, epoch=epoch, position=position, order=order)
         with self._locked():
-            self._write_said()
+            self._write_published()
 
     def begun(self) -> tuple[int, int] | None:
         """Return epoch and position where the last pass began, if nothing was published since; else None."""
-        if self.is_quiet or self._owner != os.getpid():
+        if self.is_private or self._owner != os.getpid():
             return None
-        if _BEGUN.unpack_from(self._words, _AT_BEGUN)[0] != self._said.serial:
+        if _BEGUN.unpack_from(self._words, _AT_BEGUN)[0] != self._published.serial:
             return None
         with self._locked():
             _, epoch, position = _BEGUN.unpack_from(self._words, _AT_BEGUN)
         return epoch, position
 
-    def begin(self, worker: LoaderWorker | None, *, repeats: bool) -> Standing:
+    def begin(self, worker: LoaderWorker | None, *, repeats: bool) -> LoaderPosition:
         """Begin a pass; return where it begins. Every worker calls it once for each of its passes.
 
         Args:
             worker: the DataLoader worker; None in the process that publishes the position.
             repeats: whether all epochs are the same by design.
         """
-        self.speak()
+        self.publish_from_now_on()
         if worker is None:
             if self._owner != os.getpid():
                 self._own()
             with self._locked():
-                return self._decided(self._said, repeats=repeats)
+                return self._decided(self._published, repeats=repeats)
         leave_with_rank()
         first = self._count_pass() == 1
         with self._locked():
             found = self._found(worker)
             if found is None:
                 # a worker started for this pass has the position that was published before it was started
-                said = self._said if first else self._read_said()
-                found = self._decided(said, repeats=repeats)
+                published = self._published if first else self._read_published()
+                found = self._decided(published, repeats=repeats)
                 self._note(worker, found)
         return found
 
@@ -161,7 +161,7 @@ class PassStarts:
         """Allocate memory owned by this process."""
         self._hold(os.getpid(), _new_file())
         _BEGUN.pack_into(self._words, _AT_BEGUN, -1, 0, 0)
-        self._write_said()
+        self._write_published()
 
     def _hold(self, owner: int, file: int) -> None:
         self._owner, self._file = owner, file
@@ -169,13 +169,13 @@ class PassStarts:
         self._counted_by, self._num_passes = -1, 0
         weakref.finalize(self, os.close, file).atexit = False
 
-    def _write_said(self) -> None:
-        said = self._said
-        _STANDING.pack_into(self._words, 0, said.serial, said.epoch, said.position, said.order)
+    def _write_published(self) -> None:
+        published = self._published
+        _POSITION.pack_into(self._words, 0, published.serial, published.epoch, published.position, published.order)
 
-    def _read_said(self) -> Standing:
-        serial, epoch, position, order = _STANDING.unpack_from(self._words)
-        return Standing(serial=serial, epoch=epoch, position=position, order=order)
+    def _read_published(self) -> LoaderPosition:
+        serial, epoch, position, order = _POSITION.unpack_from(self._words)
+        return LoaderPosition(serial=serial, epoch=epoch, position=position, order=order)
 
     def _count_pass(self) -> int:
         """Count a pass of this worker; return how many it has begun."""
@@ -192,53 +192,53 @@ class PassStarts:
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
-    def _decided(self, said: Standing, *, repeats: bool) -> Standing:
+    def _decided(self, published: LoaderPosition, *, repeats: bool) -> LoaderPosition:
         serial, epoch, position = _BEGUN.unpack_from(self._words, _AT_BEGUN)
-        if serial != said.serial or repeats:
-            epoch, position = said.epoch, said.position
+        if serial != published.serial or repeats:
+            epoch, position = published.epoch, published.position
         else:
             epoch, position = epoch + 1, 0
-        if said.serial >= serial:  # else this worker was started before the last pass began
-            _BEGUN.pack_into(self._words, _AT_BEGUN, said.serial, epoch, position)
-        return Standing(serial=said.serial, epoch=epoch, position=position, order=said.order)
+        if published.serial >= serial:  # else this worker was started before the last pass began
+            _BEGUN.pack_into(self._words, _AT_BEGUN, published.serial, epoch, position)
+        return LoaderPosition(serial=published.serial, epoch=epoch, position=position, order=published.order)
 
-    def _found(self, worker: LoaderWorker) -> Standing | None:
+    def _found(self, worker: LoaderWorker) -> LoaderPosition | None:
         """Return what another worker of the same pass has decided."""
         count, _ = _COUNTS.unpack_from(self._words, _AT_COUNTS)
         for at in range(count - 1, max(-1, count - 1 - _MOST_PASSES), -1):
             *who, first, serial, epoch, position, order = _PASS.unpack_from(self._words, _place(at))
             # an earlier DataLoader may have had the same seed and worker count; its workers were started before these
             if who == self._who(worker) and abs(first - worker.first) < worker.count:
-                return Standing(serial=serial, epoch=epoch, position=position, order=order)
+                return LoaderPosition(serial=serial, epoch=epoch, position=position, order=order)
         return None
 
     def _who(self, worker: LoaderWorker) -> list[int]:
         return [worker.salt, self._num_passes, worker.count]
 
-    def _note(self, worker: LoaderWorker, start: Standing) -> None:
+    def _note(self, worker: LoaderWorker, start: LoaderPosition) -> None:
         count, damaged = _COUNTS.unpack_from(self._words, _AT_COUNTS)
         values = (start.serial, start.epoch, start.position, start.order)
         _PASS.pack_into(self._words, _place(count), *self._who(worker), worker.first, *values)
         _COUNTS.pack_into(self._words, _AT_COUNTS, count + 1, damaged)
 
 
-def _attach(owner: int, file: Any, said: Standing) -> PassStarts:
+def _attach(owner: int, file: Any, published: LoaderPosition) -> PassStarts:
     made = object.__new__(PassStarts)
-    made._said, made.is_quiet, made.unsaid = said, False, None
+    made._published, made.is_private, made.unpublished = published, False, None
     made._hold(owner, file.detach())
     return made
 
 
-_QUIET: weakref.WeakSet[PassStarts] = weakref.WeakSet()
+_PRIVATE: weakref.WeakSet[PassStarts] = weakref.WeakSet()
 
 
-def _speak_before_fork() -> None:
-    for starts in [each for each in _QUIET if each.is_quiet]:
-        starts.speak()
+def _publish_before_fork() -> None:
+    for starts in [each for each in _PRIVATE if each.is_private]:
+        starts.publish_from_now_on()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_speak_before_fork)
+    os.register_at_fork(before=_publish_before_fork)
 
 
 def _place(number: int) -> int:

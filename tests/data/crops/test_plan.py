@@ -1,4 +1,4 @@
-"""`CropReader`: boxes of a list of samples in one buffer, bad samples apart from good ones."""
+"""`plan_crops`: boxes of a list of samples in one buffer, bad samples apart from good ones."""
 
 import re
 
@@ -8,7 +8,7 @@ import zarr
 
 from rankwise.data.crops import DecodeError, DtypeMismatch, InvalidSample, RankMismatch, Scaling, Status, StorageError
 from rankwise.data.crops.fields import CropField, FieldBoxes
-from rankwise.data.crops.reader import CropReader
+from rankwise.data.crops.plan import plan_crops
 from rankwise.data.feed import HostBuffer
 from rankwise.data.store import BoxReader, read_meta
 from rankwise.errors import ConfigError, SampleError
@@ -33,10 +33,9 @@ def boxes(meta, starts, shape, *, rows=None, which=None):
 def read(fields, given, num_samples, first_id=100):
     buffer = HostBuffer()
     with BoxReader() as engine:
-        reader = CropReader(fields, engine)
-        plan = reader.plan(given, ids=np.arange(first_id, first_id + num_samples))
+        plan = plan_crops(fields, given, engine, ids=np.arange(first_id, first_id + num_samples))
         report = plan.read(buffer)
-    return {name: buffer.arrays(name)[0] for name in reader.specs}, report
+    return {name: buffer.arrays(name)[0] for name in plan.specs}, report
 
 
 def test_boxes_land_in_their_rows(volume):
@@ -185,6 +184,6 @@ def test_damage_is_told_with_every_place(volume):
 def test_boxes_must_fill_the_field(volume):
     """A caller that mixes up shapes is told, before anything is read."""
     meta, _ = volume
-    reader = CropReader({"image": CropField(shape=(4, 4), dtype=np.dtype("f4"))}, BoxReader())
+    fields, given = {"image": CropField(shape=(4, 4), dtype=np.dtype("f4"))}, [boxes(meta, [(0, 0, 0)], (1, 4, 5))]
     with pytest.raises(ConfigError, match="do not match it"):
-        reader.plan({"image": [boxes(meta, [(0, 0, 0)], (1, 4, 5))]}, ids=np.arange(1))
+        plan_crops(fields, {"image": given}, BoxReader(), ids=np.arange(1))

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, BoolArray, FieldSpec, IntArray, NDArray, ReadReport
+from rankwise.data.contract import BatchBuffer, BoolArray, FieldSpec, IntArray, NDArray, ReadReport, Share
 from rankwise.data.crops.exceptions import DamacyError, DecodeError, StorageError, sample_error
-from rankwise.data.crops.fields import MASK_SUFFIX, CropField, FieldBoxes, field_specs, unreadable
+from rankwise.data.crops.fields import MASK_SUFFIX, CropField, FieldBoxes, column_specs, field_specs, unreadable
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
 
-__all__ = ["CropPlan", "CropReader", "CropReport"]
+__all__ = ["CropPlan", "CropReport", "plan_crops"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,21 +41,32 @@ class FieldJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CropPlan:
-    """The plan for one batch. Made by `CropReader.plan`.
+    """The plan for one batch; implements `Plan`. Made by `plan_crops`.
 
     Attributes:
-        reader: made this plan, and reads it.
+        engine: reads the boxes.
+        specs: the fields to read, and their masks.
         ids: int64[B], the numbers of the samples.
         jobs: the reads.
         masks: for each field that has a mask, its boxes.
         failed: samples that cannot be read at all, by their place in the batch.
+        columns: further fields, which are known without reading, by name.
+        share: the share of an order that the batch is, if there is one.
     """
 
-    reader: CropReader
+    engine: BoxReader
+    specs: Mapping[str, FieldSpec]
     ids: IntArray
     jobs: tuple[FieldJob, ...]
     masks: Mapping[str, Sequence[FieldBoxes]]
     failed: Mapping[int, DamacyError]
+    columns: Mapping[str, NDArray]
+    share: Any  # a `Share` for a `Source`
+
+    @property
+    def capacity(self) -> Mapping[str, int]:
+        """Empty: no field is ragged."""
+        return {}
 
     @property
     def num_samples(self) -> int:
@@ -79,17 +90,17 @@ class CropPlan:
 
     def hint(self) -> None:
         """Ask the system to read the bytes soon. Best effort."""
-        self.reader.engine.hint([job.boxes for job in self.jobs])
+        self.engine.hint([job.boxes for job in self.jobs])
 
-    def read(self, into: BatchBuffer, *, more: Mapping[str, FieldSpec] | None = None) -> CropReport:
-        """Reserve a buffer, also for `more` fields, which the caller fills, and fill it; bad samples become zeros.
+    def read(self, into: BatchBuffer) -> CropReport:
+        """Reserve a buffer and fill it; bad samples become zeros.
 
         Raises:
             DataError: the storage cannot be read at all.
         """
-        into.reserve({**self.reader.specs, **(more or {})}, self.num_samples, {})
+        into.reserve({**self.specs, **column_specs(self.columns)}, self.num_samples, {})
         outs = [into.arrays(job.field)[0][job.first : job.stop] for job in self.jobs]
-        reports = self.reader.engine.read(
+        reports = self.engine.read(
             [
                 (job.boxes, out.reshape(len(out) * job.per_sample, *job.boxes.request.shape))
                 for job, out in zip(self.jobs, outs, strict=True)
@@ -102,8 +113,10 @@ class CropPlan:
                 _mark_inside(mask, part)
         report = _combined(self, reports)
         for row in np.flatnonzero(~report.valid).tolist():
-            for name in self.reader.specs:
+            for name in self.specs:
                 into.arrays(name)[0][row] = 0
+        for name, values in self.columns.items():
+            into.arrays(name)[0][...] = values
         return report
 
 
@@ -178,49 +191,49 @@ def _request(field: CropField, boxes: FieldBoxes, part: slice) -> BoxRequest:
     )
 
 
-class CropReader:
-    """Plans batches of crops, which the plans read; thread-safe. An error of one sample does not affect the others.
+def plan_crops(
+    fields: Mapping[str, CropField],
+    boxes: Mapping[str, Sequence[FieldBoxes]],
+    engine: BoxReader,
+    *,
+    ids: IntArray,
+    failed: Mapping[int, DamacyError] | None = None,
+    columns: Mapping[str, NDArray] | None = None,
+    share: Share | None = None,
+) -> CropPlan:
+    """Return the plan for a batch of crops; reads metadata and shard indexes only. Thread-safe.
 
-    The caller closes the engine that reads.
+    An error of one sample does not affect the others: samples that cannot be read at all (boxes beyond the array,
+    impossible conversions) are recorded in the plan.
+
+    Args:
+        fields: the fields to read.
+        boxes: for each of them, the boxes that fill it.
+        engine: reads the boxes; the caller closes it.
+        ids: int64[B], numbers of the samples, for messages.
+        failed: samples that are already known to be bad, by place in the batch.
+        columns: values of further fields, with a row for each sample.
+        share: the share of an order that the batch is, if there is one.
 
     Raises:
         ConfigError: a mask would have the name of a field.
     """
-
-    def __init__(self, fields: Mapping[str, CropField], engine: BoxReader) -> None:
-        self.fields = dict(fields)
-        self.specs = field_specs(self.fields)
-        self.engine = engine
-
-    def plan(
-        self,
-        boxes: Mapping[str, Sequence[FieldBoxes]],
-        *,
-        ids: IntArray,
-        failed: Mapping[int, DamacyError] | None = None,
-    ) -> CropPlan:
-        """Return the plan for a batch; reads metadata and shard indexes only.
-
-        Samples that cannot be read at all (boxes beyond the array, impossible conversions) are recorded in the plan.
-
-        Args:
-            boxes: for each field, the boxes that fill it.
-            ids: int64[B], numbers of the samples, for messages.
-            failed: samples that are already known to be bad, by place in the batch.
-        """
-        given = [(name, self.fields[name], part) for name, parts in boxes.items() for part in parts]
-        bad = dict(failed or {})
-        for _, field, part in given:
-            bad = {**unreadable(field, part, ids), **bad}
-        readable = np.ones(len(ids), dtype=np.bool_)
-        readable[list(bad)] = False
-        return CropPlan(
-            reader=self,
-            ids=ids,
-            jobs=tuple(job for name, field, part in given for job in _jobs(name, field, part, readable, self.engine)),
-            masks={name: boxes[name] for name, field in self.fields.items() if field.mask},
-            failed=bad,
-        )
+    given = [(name, fields[name], part) for name, parts in boxes.items() for part in parts]
+    bad = dict(failed or {})
+    for _, field, part in given:
+        bad = {**unreadable(field, part, ids), **bad}
+    readable = np.ones(len(ids), dtype=np.bool_)
+    readable[list(bad)] = False
+    return CropPlan(
+        engine=engine,
+        specs=field_specs(fields),
+        ids=ids,
+        jobs=tuple(job for name, field, part in given for job in _jobs(name, field, part, readable, engine)),
+        masks={name: boxes[name] for name, field in fields.items() if field.mask},
+        failed=bad,
+        columns=columns or {},
+        share=share,
+    )
 
 
 def _mark_inside(mask: NDArray, boxes: FieldBoxes) -> None:
