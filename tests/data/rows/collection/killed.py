@@ -27,7 +27,7 @@ PLACES = {
     "half-moved": (writer, "fsync_folder", 1, "before"),
     "before-commit": (writer, "commit", 1, "before"),
     "after-commit": (writer, "commit", 1, "after"),
-    "dropped": (writer, "_drop", 2, "after"),
+    "dropped": (writer, "_drop", 1, "after"),
 }
 CASES = [(name, name == "dropped") for name in PLACES] + [("after-commit", True)]
 

@@ -21,13 +21,17 @@ from rankwise.data.contract import IntArray
 from rankwise.data.rows.collection.agreement import check_fit, check_kept, check_once, say_variables, warn_of_repeats
 from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
 from rankwise.data.rows.collection.journal import (
-    Journal,
+    JOURNAL,
     commit,
     has_manifest,
     listed_names,
     on_disk,
+    put_json,
+    read_journal,
     read_manifest,
+    resume,
     said_where_it_stands,
+    this_boot,
     work_folder,
 )
 from rankwise.data.rows.collection.options import WriteOptions, listed, seed_of, warn_of_room
@@ -189,11 +193,11 @@ def _settle(folder: Path, plan: str) -> bool:
     Returns:
         Whether it has the given plan, so that nothing is left to do.
     """
-    facts = Journal.peek(work_folder(folder))
+    facts = read_journal(work_folder(folder))
     if facts is None or not set(facts["names"]) <= set(read_manifest(folder)["datasets"]):
         return False
     _drop(folder, facts["dropped"])
-    (work_folder(folder) / Journal.NAME).unlink()
+    (work_folder(folder) / JOURNAL).unlink()
     return bool(facts["plan"] == plan)
 
 
@@ -212,26 +216,24 @@ def _plan_of(inputs: Sequence[Input], options: WriteOptions, seed: int | None) -
 def _facts(
     folder: Path, joined: Joined, options: WriteOptions, edges: IntArray, *, plan: str, seed: int | None
 ) -> dict[str, Any]:
-    """Open the journal, and return its facts."""
-    work = work_folder(folder)
-    old = listed_names(folder)
-    stale = Journal.stale(work, plan, old)
-    _drop(folder, [] if stale is None else [name for name in stale["names"] if name not in old])
-    fresh = {
+    """Return the decisions of the write, from its journal if it is resumed."""
+    facts = resume(folder, plan)
+    if facts is not None:
+        return facts
+    old, there = listed_names(folder), on_disk(folder)
+    first = int(there[-1].removeprefix("dataset_")) + 1 if there else 0
+    facts = {
+        "plan": plan,
+        "boot": this_boot(),
         "seed": int(np.random.default_rng().integers(2**63)) if seed is None else seed,
-        "names": _next_names(folder, len(edges) - 1),
+        "names": [f"dataset_{number}" for number in range(first, first + len(edges) - 1)],
         "old": [] if options.reshuffle else old,
         "dropped": old if options.reshuffle else [],
         "bucket_rows": options.part_rows(joined, _BUCKET_SHARE),
         "block_rows": options.part_rows(joined, _BLOCK_SHARE),
     }
-    return Journal(work, plan, old, fresh).facts
-
-
-def _next_names(folder: Path, count: int) -> list[str]:
-    held = on_disk(folder)
-    first = int(held[-1].removeprefix("dataset_")) + 1 if held else 0
-    return [f"dataset_{number}" for number in range(first, first + count)]
+    put_json(work_folder(folder) / JOURNAL, facts)
+    return facts
 
 
 def _job(
