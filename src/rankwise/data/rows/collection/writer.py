@@ -92,13 +92,13 @@ def _write_inputs(
 ) -> None:
     if not inputs and not options.reshuffle:
         raise ConfigError("add_adatas needs at least one input, got none")
-    asked = _plan_of(inputs, options, None)
-    if ranks.from_main(lambda: asked) != asked:
+    request = _request(inputs, options)
+    if ranks.from_main(lambda: request) != request:
         raise ConfigError(
             f"rank {ranks.rank} was called with other inputs or parameters for {path} than rank 0: "
             "every rank must make the same call"
         )
-    plan = _plan_of(inputs, options, seed)
+    plan = hashlib.sha256(f"{request} {seed}".encode()).hexdigest()
     if ranks.from_main(lambda: _settle(path, plan)):
         return
     warn_of_repeats(inputs, read_manifest(path)["writes"], path)
@@ -192,16 +192,15 @@ def _settle(folder: Path, plan: str) -> bool:
     return bool(facts["plan"] == plan)
 
 
-def _plan_of(inputs: Sequence[Input], options: WriteOptions, seed: int | None) -> str:
-    """Return a hash of a request: the stamps of its inputs, parameters, seed."""
+def _request(inputs: Sequence[Input], options: WriteOptions) -> str:
+    """Return a text that changes with the inputs and parameters."""
     facts = {
         "rankwise": __version__,
         "inputs": [(held.label, held.stamp(), held.num_rows, sorted(held.tables)) for held in inputs],
         "options": options.facts(),
         "memory_budget": options.memory_budget,
-        "seed": seed,
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+    return json.dumps(facts, sort_keys=True, default=str)
 
 
 def _facts(folder: Path, joined: Joined, options: WriteOptions, *, plan: str, seed: int | None) -> dict[str, Any]:
