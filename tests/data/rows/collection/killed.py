@@ -9,8 +9,7 @@ from pathlib import Path
 import anndata  # noqa: F401  (imported once for all the forks)
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import buckets, ranks, writer
-from rankwise.data.rows.collection.steps import contents, tables
+from rankwise.data.rows.collection import buckets, contents, ranks, writer
 from rankwise.data.rows.output import shards
 from rankwise.testing.faults import end_at
 from rankwise.testing.stores.small_rows import small_anndata
@@ -20,14 +19,14 @@ PLACES = {
     "half-block": (buckets, "append_record", 5, "before"),
     "no-mark": (ranks.Marks, "put", 2, "before"),
     "no-mark-of-names": (ranks.Marks, "put", 5, "before"),
-    "half-skeleton": (tables, "_create_matrix", 2, "before"),
+    "half-skeleton": (contents, "create_sparse", 2, "before"),
     "half-shard": (shards._ShardFile, "add", 2, "before"),
-    "half-table": (tables, "_put", 3, "before"),
+    "half-table": (contents, "quiet_anndata", 5, "before"),
     "second-dataset": (contents, "array_checksums", 2, "before"),
     "half-moved": (writer, "fsync_folder", 1, "before"),
     "before-commit": (writer, "commit", 1, "before"),
     "after-commit": (writer, "commit", 1, "after"),
-    "dropped": (writer, "_drop", 2, "after"),
+    "dropped": (writer, "_drop", 1, "after"),
 }
 CASES = [(name, name == "dropped") for name in PLACES] + [("after-commit", True)]
 

@@ -13,7 +13,7 @@ from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection import journal
 from rankwise.data.rows.datasets import array_checksums, find_datasets
 
-BOOT = journal._boot()
+BOOT = journal.this_boot()
 SCRIPT = Path(__file__).with_name("killed.py")
 _spec = importlib.util.spec_from_file_location("killed", SCRIPT)
 killed = importlib.util.module_from_spec(_spec)

@@ -102,7 +102,7 @@ def fail_on_rank_1(world, place, step):
     return f"{caught.typename}: {caught.value}"
 
 
-@pytest.mark.parametrize(("step", "held"), [("_job", False), ("dataset_tasks", True)])
+@pytest.mark.parametrize(("step", "held"), [("Job", False), ("dataset_tasks", True)])
 def test_a_rank_that_fails_by_itself_leaves_what_one_process_leaves(tmp_path, step, held):
     """Nothing where nothing was done; else the next call clears it, without a word about other inputs."""
     place = tmp_path / "c.zarr"

@@ -10,10 +10,9 @@ import pytest
 import zarr
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import writer
+from rankwise.data.rows.collection import contents, writer
 from rankwise.data.rows.collection.buckets import Buckets
 from rankwise.data.rows.collection.options import WriteOptions
-from rankwise.data.rows.collection.steps import contents
 from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 THROWN = "unfinished writing of other inputs or parameters, or into other datasets, and is deleted"

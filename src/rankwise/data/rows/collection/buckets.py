@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -117,14 +116,17 @@ class Field:
 
     def pack(self, rows: Any, order: IntArray, spans: Spans) -> list[list[NDArray]]:
         """Sort rows and split them: for each span, return the arrays that hold its rows."""
-        if self.kind == "text":
-            rows = rows.take(order)
-            return [_ragged(rows.lengths, (rows.data,), span) for span in _cuts(rows.lengths, spans)]
-        rows = rows[order]
+        rows = rows.take(order) if self.kind == "text" else rows[order]
         if self.kind == "dense":
             return [[rows[start:stop]] for start, stop in spans]
-        lengths = np.diff(rows.indptr).astype(_LENGTH)
-        return [_ragged(lengths, (rows.indices, rows.data), span) for span in _cuts(lengths, spans)]
+        if self.kind == "text":
+            lengths, elements = rows.lengths, [rows.data]
+        else:
+            lengths, elements = np.diff(rows.indptr).astype(_LENGTH), [rows.indices, rows.data]
+        ends = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0), dtype=np.int64)])
+        return [
+            [lengths[start:stop], *(array[ends[start] : ends[stop]] for array in elements)] for start, stop in spans
+        ]
 
     def unpack(self, parts: Sequence[NDArray], order: IntArray) -> Any:
         """Turn packed rows into an array, a CSR matrix or a `Text`, in a given order."""
@@ -137,17 +139,6 @@ class Field:
         lengths, indices, data = parts
         indptr = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         return sp.csr_matrix((data, indices, indptr), shape=(len(order), self.row_shape[0]))[order]
-
-
-def _cuts(lengths: NDArray, spans: Spans) -> list[tuple[int, int, int, int]]:
-    """Return where spans of rows begin and end, and where their elements do."""
-    ends = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0), dtype=np.int64)])
-    return [(start, stop, int(ends[start]), int(ends[stop])) for start, stop in spans]
-
-
-def _ragged(lengths: NDArray, elements: tuple[NDArray, ...], span: tuple[int, int, int, int]) -> list[NDArray]:
-    start, stop, first, last = span
-    return [lengths[start:stop], *(array[first:last] for array in elements)]
 
 
 _PLACE = np.dtype(np.int64)
@@ -237,20 +228,11 @@ class Bucket:
         start = 0
         with ExitStack() as stack:
             paths = {record.path for record in self._records}
-            files = {path: stack.enter_context(path.open("rb", buffering=0)) for path in paths}
+            files = {path: stack.enter_context(path.open("rb")) for path in paths}
             for record in self._records:
                 stop = start + record.sizes[part]
                 files[record.path].seek(record.starts[part])
-                _fill(files[record.path], whole[start:stop])
+                if files[record.path].readinto(whole[start:stop].data) < stop - start:
+                    raise DataError(f"{record.path} was truncated while it was read")
                 start = stop
         return whole.view(dtype)
-
-
-def _fill(file: FileIO, into: NDArray) -> None:
-    """Read exactly as many bytes as fit; a raw file may return fewer per call."""
-    view = into.data
-    while view:
-        count = file.readinto(view)
-        if not count:
-            raise DataError(f"{file.name} was truncated while it was read")
-        view = view[count:]

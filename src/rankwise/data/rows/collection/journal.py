@@ -12,7 +12,7 @@ import platform
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +22,7 @@ from rankwise.data.rows.datasets import COLLECTION_TYPE, MANIFEST
 from rankwise.errors import DataError, DesyncError, RankwiseError, WorldError
 
 __all__ = [
-    "Journal",
+    "JOURNAL",
     "clear_vain",
     "commit",
     "has_manifest",
@@ -31,12 +31,16 @@ __all__ = [
     "note_failure",
     "on_disk",
     "put_json",
+    "read_journal",
     "read_manifest",
+    "resume",
     "said_where_it_stands",
+    "this_boot",
     "where_it_stands",
     "work_folder",
 ]
 
+JOURNAL = "journal.json"
 _FAILED = "failed"  # exists if the write failed by itself, rather than being killed
 
 
@@ -45,57 +49,43 @@ def work_folder(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.writing")
 
 
-class Journal:
-    """The decisions of one unfinished write, kept complete on disk; marks beside it say which tasks are done.
+def read_journal(work: Path) -> dict[str, Any] | None:
+    """Return the decisions of an unfinished write, None if there is none; files beside it say which tasks are done."""
+    path = work / JOURNAL
+    facts: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
+    return facts
 
-    `plan` identifies inputs and parameters, `members` are the names of the collection's datasets.
+
+def resume(folder: Path, plan: str) -> dict[str, Any] | None:
+    """Return the journal of an unfinished write into a collection; if it cannot be resumed, delete what it left.
+
+    It cannot if it has another plan; or if the collection now has other datasets, whose variables may differ; or if
+    the machine was rebooted: then files that were not yet on disk may have been lost with the power. `plan` identifies
+    inputs and parameters.
     """
-
-    NAME = "journal.json"
-
-    def __init__(self, folder: Path, plan: str, members: Sequence[str], facts: dict[str, Any]) -> None:
-        self.folder = folder
-        stale, held = self.stale(folder, plan, members), self.peek(folder)
-        failed = folder / _FAILED
-        if stale is not None and not _was_started_anew(stale["boot"]) and not failed.exists():
+    work, members = work_folder(folder), listed_names(folder)
+    held, failed = read_journal(work), work / _FAILED
+    if held is not None:
+        same = held["plan"] == plan and [*held["old"], *held["dropped"]] == members
+        (node, _, boot), (my_node, _, my_boot) = held["boot"].rpartition(" "), this_boot().rpartition(" ")
+        rebooted = boot != my_boot and node in {"", my_node}  # boots of another machine are unknown
+        if same and not rebooted:
+            failed.unlink(missing_ok=True)
+            return held
+        if not rebooted and not failed.exists():
             warnings.warn(
-                f"{folder} holds the unfinished writing of other inputs or parameters, or into other datasets, and is "
+                f"{work} holds the unfinished writing of other inputs or parameters, or into other datasets, and is "
                 "deleted",
-                stacklevel=5,
+                stacklevel=4,
             )
-        failed.unlink(missing_ok=True)
-        held = held if stale is None else None
-        self.facts: dict[str, Any] = {"plan": plan, "boot": _boot(), **facts} if held is None else held
-        if held is None:
-            self._clear()
-            put_json(folder / self.NAME, self.facts)
-
-    @staticmethod
-    def peek(folder: Path) -> dict[str, Any] | None:
-        """Return the facts of an unfinished write, None if there is none."""
-        path = folder / Journal.NAME
-        facts: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
-        return facts
-
-    @classmethod
-    def stale(cls, folder: Path, plan: str, members: Sequence[str]) -> dict[str, Any] | None:
-        """Return the facts of an unfinished write that cannot be resumed.
-
-        Either it has another plan; or the collection now has other datasets, whose variables may differ; or the machine
-        was rebooted: then files that were not yet on disk may have been lost with the power.
-        """
-        held = cls.peek(folder)
-        if held is None:
-            return None
-        same = held["plan"] == plan and [*held["old"], *held["dropped"]] == list(members)
-        return None if same and not _was_started_anew(held["boot"]) else held
-
-    def _clear(self) -> None:
-        for path in self.folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.is_file() and path.name != "lock":
-                path.unlink()
+        for name in set(held["names"]) - set(members):  # moved in, but not yet part of the collection
+            shutil.rmtree(folder / name, ignore_errors=True)
+    for path in work.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.is_file() and path.name != "lock":
+            path.unlink()
+    return None
 
 
 def put_json(path: Path, facts: Any) -> None:
@@ -103,16 +93,10 @@ def put_json(path: Path, facts: Any) -> None:
     write_whole(path, json.dumps(facts).encode(), durable=False)
 
 
-def _boot() -> str:
+def this_boot() -> str:
     """Return the machine and its boot; without a boot if it is unknown."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return f"{platform.node()} {path.read_text().strip() if path.exists() else ''}"
-
-
-def _was_started_anew(held: str) -> bool:
-    """Whether this machine has rebooted since; False for another machine, whose boots are unknown."""
-    (node, _, run), (my_node, _, my_run) = held.rpartition(" "), _boot().rpartition(" ")
-    return run != my_run and node in {"", my_node}
 
 
 @contextmanager
@@ -127,7 +111,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            over = not (folder / Journal.NAME).exists() or _is_vain(folder, error)
+            over = not (folder / JOURNAL).exists() or _is_vain(folder, error)
             raise
         finally:
             if over:  # rename first: the next writer finds no folder, or its own
@@ -168,23 +152,19 @@ def _lock(folder: Path) -> IO[str]:
         with contextlib.suppress(FileNotFoundError):  # another job has just ended and removed the folder
             folder.mkdir(parents=True, exist_ok=True)
             file = (folder / "lock").open("w")
-            if _is_mine(file, folder):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.close()
+                if isinstance(error, BlockingIOError):
+                    words = f"another process is writing this collection: it holds {folder}/lock; wait for it"
+                else:
+                    words = f"{folder}/lock cannot be locked ({error}): write to a file system that has locks"
+                raise DataError(words) from error
+            place = folder / "lock"
+            if place.exists() and os.path.samestat(os.fstat(file.fileno()), place.stat()):
                 return file
             file.close()
-
-
-def _is_mine(file: IO[str], folder: Path) -> bool:
-    """Lock a file; return False if its folder was removed before."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise DataError(f"another process is writing this collection: it holds {folder}/lock; wait for it") from error
-    except OSError as error:
-        file.close()
-        raise DataError(f"{folder}/lock cannot be locked ({error}): write to a file system that has locks") from error
-    place = folder / "lock"
-    return place.exists() and os.path.samestat(os.fstat(file.fileno()), place.stat())
 
 
 _VERSION = 1
@@ -287,7 +267,7 @@ def said_where_it_stands(folder: Path) -> Iterator[None]:
 def where_it_stands(folder: Path) -> str:
     """Describe what a collection contains after its write has ended early."""
     work = work_folder(folder)
-    if not (work / Journal.NAME).exists():
+    if not (work / JOURNAL).exists():
         return f"{folder} is unchanged, nothing was started"
     return (
         f"{folder} is unchanged. The same call continues where it stopped; delete {work}, which holds the unfinished "
@@ -298,7 +278,7 @@ def where_it_stands(folder: Path) -> str:
 def clear_vain(folder: Path) -> None:
     """Remove an empty collection and its work folder, if no work is left there; all ranks have ended."""
     work = work_folder(folder)
-    if (work / Journal.NAME).exists() or not folder.is_dir() or listed_names(folder):
+    if (work / JOURNAL).exists() or not folder.is_dir() or listed_names(folder):
         return
     for place in (work, folder):
         shutil.rmtree(place, ignore_errors=True)

@@ -51,18 +51,13 @@ class Placing:
             return rows
         if self._run == 1:
             return permute(rows, self._num_rows, self._key)
-        return self._mixed_inside(self._moved_runs(rows))
-
-    def _moved_runs(self, rows: IntArray) -> IntArray:
-        """Permute the runs; runs behind the last one, which may be short, move up."""
+        # permute the runs; runs behind the last one, which may be short, move up
         num_runs = -(-self._num_rows // self._run)
         number = permute(rows // self._run, num_runs, self._key)
         short = permute(np.array([num_runs - 1]), num_runs, self._key)
         gap = num_runs * self._run - self._num_rows
-        moved: IntArray = number * self._run - np.where(number > short, gap, 0) + rows % self._run
-        return moved
-
-    def _mixed_inside(self, places: IntArray) -> IntArray:
+        places: IntArray = number * self._run - np.where(number > short, gap, 0) + rows % self._run
+        # mix the rows inside each dataset
         dataset = np.searchsorted(self._edges, places, side="right") - 1
         keys = np.array([derive(self._seed, _INSIDE, number) for number in range(len(self._edges) - 1)], np.uint64)
         start = self._edges[dataset]

@@ -11,8 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Field, Text
-from rankwise.data.rows.collection.columns import Column, UnitedColumn, unite_columns
-from rankwise.data.rows.collection.inputs import Input
+from rankwise.data.rows.collection.inputs import Column, Input, UnitedColumn, unite_columns
 from rankwise.data.rows.datasets import load_anndata, split_modality
 from rankwise.data.store.boxes import conversion_loss
 from rankwise.errors import ConfigError
@@ -215,22 +214,11 @@ def _sources(held: Input, labels: Any) -> dict[str, Column]:
     own = SOURCE in held.columns
     made = {}
     if not own:
-        code = labels.get_loc(held.label)
-        made[SOURCE] = Column(
-            name=SOURCE,
-            kind="category",
-            num_rows=held.num_rows,
-            read=lambda a, b: np.full(b - a, code, dtype=np.int64),
-            categories=labels,
-        )
+        codes = np.broadcast_to(labels.get_loc(held.label), held.num_rows)
+        made[SOURCE] = Column(name=SOURCE, kind="category", values=codes, categories=labels)
     if not own or SOURCE_ROW not in held.columns:
-        made[SOURCE_ROW] = Column(
-            name=SOURCE_ROW,
-            kind="number",
-            num_rows=held.num_rows,
-            read=lambda a, b: np.full(b - a, -1, dtype=np.int64) if own else np.arange(a, b, dtype=np.int64),
-            dtype=np.dtype(np.int64),
-        )
+        rows = np.broadcast_to(np.int64(-1), held.num_rows) if own else range(held.num_rows)
+        made[SOURCE_ROW] = Column(name=SOURCE_ROW, kind="number", values=rows)
     return made
 
 

@@ -17,33 +17,29 @@ import numpy as np
 
 from rankwise._files import fsync_folder
 from rankwise._version import __version__
-from rankwise.data.contract import IntArray
 from rankwise.data.rows.collection.agreement import check_fit, check_kept, check_once, say_variables, warn_of_repeats
+from rankwise.data.rows.collection.contents import dataset_tasks, skeleton_tasks
 from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
+from rankwise.data.rows.collection.job import Job, name_tasks, spill_tasks, turn_tasks
 from rankwise.data.rows.collection.journal import (
-    Journal,
+    JOURNAL,
     commit,
     has_manifest,
     listed_names,
     on_disk,
+    put_json,
+    read_journal,
     read_manifest,
+    resume,
     said_where_it_stands,
+    this_boot,
     work_folder,
 )
 from rankwise.data.rows.collection.options import WriteOptions, listed, seed_of, warn_of_room
-from rankwise.data.rows.collection.places import Placing, cut_datasets
+from rankwise.data.rows.collection.places import cut_datasets
 from rankwise.data.rows.collection.progress import PROGRESS, Progress
-from rankwise.data.rows.collection.ranks import Marks, Ranks, Task, joined_ranks, work_off
-from rankwise.data.rows.collection.steps import (
-    Job,
-    dataset_tasks,
-    entries_of,
-    name_tasks,
-    skeleton_tasks,
-    spill_tasks,
-    turn_tasks,
-)
-from rankwise.data.rows.collection.union import Joined, group_ranks, join_inputs
+from rankwise.data.rows.collection.ranks import Ranks, Task, joined_ranks, work_off
+from rankwise.data.rows.collection.union import Joined, join_inputs
 from rankwise.data.rows.datasets import array_checksums
 from rankwise.data.rows.output import MatrixFormat, codecs_of
 from rankwise.errors import ConfigError
@@ -96,13 +92,13 @@ def _write_inputs(
 ) -> None:
     if not inputs and not options.reshuffle:
         raise ConfigError("add_adatas needs at least one input, got none")
-    asked = _plan_of(inputs, options, None)
-    if ranks.from_main(lambda: asked) != asked:
+    request = _request(inputs, options)
+    if ranks.from_main(lambda: request) != request:
         raise ConfigError(
             f"rank {ranks.rank} was called with other inputs or parameters for {path} than rank 0: "
             "every rank must make the same call"
         )
-    plan = _plan_of(inputs, options, seed)
+    plan = hashlib.sha256(f"{request} {seed}".encode()).hexdigest()
     if ranks.from_main(lambda: _settle(path, plan)):
         return
     warn_of_repeats(inputs, read_manifest(path)["writes"], path)
@@ -169,17 +165,16 @@ def _add_rows(
     if not joined.num_rows:
         raise ConfigError("a collection needs inputs with rows, got none")
     options.check_columns(joined)
-    edges = cut_datasets(joined.num_rows, options.dataset_rows(joined))
-    facts = ranks.from_main(lambda: _facts(folder, joined, options, edges, plan=plan, seed=seed))
-    job = _job(work_folder(folder), joined, options, edges=edges, facts=facts, ranks=ranks)
+    facts = ranks.from_main(lambda: _facts(folder, joined, options, plan=plan, seed=seed))
+    job = Job(folder, joined, options, facts, ranks)
     if ranks.is_main:
         warn_of_room(job.work, joined.row_bytes * joined.num_rows)
     told = job.work / PROGRESS if ranks.is_main and not ranks.alone else None
     with Progress(joined.num_rows, enabled=progress if ranks.is_main else False, told=told) as shown:
-        _work(job, folder, facts, shown)
+        _work(job, shown)
         shown.finish()  # shares of rows may add up to slightly less
     if ranks.is_main:
-        _publish(folder, job, facts)
+        _publish(job)
         _drop(folder, facts["dropped"])
 
 
@@ -189,88 +184,61 @@ def _settle(folder: Path, plan: str) -> bool:
     Returns:
         Whether it has the given plan, so that nothing is left to do.
     """
-    facts = Journal.peek(work_folder(folder))
+    facts = read_journal(work_folder(folder))
     if facts is None or not set(facts["names"]) <= set(read_manifest(folder)["datasets"]):
         return False
     _drop(folder, facts["dropped"])
-    (work_folder(folder) / Journal.NAME).unlink()
+    (work_folder(folder) / JOURNAL).unlink()
     return bool(facts["plan"] == plan)
 
 
-def _plan_of(inputs: Sequence[Input], options: WriteOptions, seed: int | None) -> str:
-    """Return a hash of a request: the stamps of its inputs, parameters, seed."""
+def _request(inputs: Sequence[Input], options: WriteOptions) -> str:
+    """Return a text that changes with the inputs and parameters."""
     facts = {
         "rankwise": __version__,
         "inputs": [(held.label, held.stamp(), held.num_rows, sorted(held.tables)) for held in inputs],
         "options": options.facts(),
         "memory_budget": options.memory_budget,
-        "seed": seed,
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+    return json.dumps(facts, sort_keys=True, default=str)
 
 
-def _facts(
-    folder: Path, joined: Joined, options: WriteOptions, edges: IntArray, *, plan: str, seed: int | None
-) -> dict[str, Any]:
-    """Open the journal, and return its facts."""
-    work = work_folder(folder)
-    old = listed_names(folder)
-    stale = Journal.stale(work, plan, old)
-    _drop(folder, [] if stale is None else [name for name in stale["names"] if name not in old])
-    fresh = {
+def _facts(folder: Path, joined: Joined, options: WriteOptions, *, plan: str, seed: int | None) -> dict[str, Any]:
+    """Return the decisions of the write, from its journal if it is resumed."""
+    facts = resume(folder, plan)
+    if facts is not None:
+        return facts
+    old, there = listed_names(folder), on_disk(folder)
+    count = len(cut_datasets(joined.num_rows, options.dataset_rows(joined))) - 1
+    first = int(there[-1].removeprefix("dataset_")) + 1 if there else 0
+    facts = {
+        "plan": plan,
+        "boot": this_boot(),
         "seed": int(np.random.default_rng().integers(2**63)) if seed is None else seed,
-        "names": _next_names(folder, len(edges) - 1),
+        "names": [f"dataset_{number}" for number in range(first, first + count)],
         "old": [] if options.reshuffle else old,
         "dropped": old if options.reshuffle else [],
         "bucket_rows": options.part_rows(joined, _BUCKET_SHARE),
         "block_rows": options.part_rows(joined, _BLOCK_SHARE),
     }
-    return Journal(work, plan, old, fresh).facts
+    put_json(work_folder(folder) / JOURNAL, facts)
+    return facts
 
 
-def _next_names(folder: Path, count: int) -> list[str]:
-    held = on_disk(folder)
-    first = int(held[-1].removeprefix("dataset_")) + 1 if held else 0
-    return [f"dataset_{number}" for number in range(first, first + count)]
+_STEPS = {"turned": turn_tasks, "spilled": spill_tasks, "named": name_tasks, "begun": skeleton_tasks}
 
 
-def _job(
-    work: Path, joined: Joined, options: WriteOptions, *, edges: IntArray, facts: dict[str, Any], ranks: Ranks
-) -> Job:
-    groups = group_ranks(joined, options.groupby, facts["block_rows"]) if options.groupby else None
-    placing = Placing(edges, seed=facts["seed"], shuffle=options.shuffle, run=options.shuffle_chunk_size, groups=groups)
-    return Job(
-        work=work,
-        joined=joined,
-        options=options,
-        edges=edges,
-        placing=placing,
-        names=tuple(facts["names"]),
-        bucket_rows=facts["bucket_rows"],
-        block_rows=facts["block_rows"],
-        ranks=ranks,
-        marks=Marks(work / "done", ranks),
-    )
-
-
-def _work(job: Job, folder: Path, facts: dict[str, Any], shown: Progress) -> None:
+def _work(job: Job, shown: Progress) -> None:
     """Run both passes; skip tasks that are done."""
-
-    def work(tasks: list[Task], bar: str) -> None:
-        work_off(tasks, job.marks, job.ranks, shown=lambda rows: shown.show(bar, rows))
-
-    work(turn_tasks(job), "turned")
-    work(spill_tasks(job), "spilled")
-    work(name_tasks(job), "named")
-    work(skeleton_tasks(job), "begun")
-    work(dataset_tasks(job), "written")
-    work(_known_tasks(folder, job, facts), "known")
+    for bar, tasks_of in (*_STEPS.items(), ("written", dataset_tasks), ("known", _known_tasks)):
+        work_off(tasks_of(job), job.marks, job.ranks, shown=partial(shown.show, bar))
     os.sync()  # all data must be on disk before the metadata name them, on every machine that wrote
     job.ranks.gather(None)
 
 
-def _publish(folder: Path, job: Job, facts: dict[str, Any]) -> None:
+def _publish(job: Job) -> None:
     """Move the datasets in and replace the metadata; after a kill, call it again to finish."""
+    folder, facts = job.folder, job.facts
     if not has_manifest(folder):  # without a manifest, readers would take moved folders for datasets
         held = _known(job, {}, [*facts["old"], *facts["dropped"]])
         commit(folder, {**read_manifest(folder), "datasets": held})
@@ -278,7 +246,7 @@ def _publish(folder: Path, job: Job, facts: dict[str, Any]) -> None:
         if (job.work / name).exists():
             (job.work / name).rename(folder / name)
     fsync_folder(folder)
-    manifest, entries = read_manifest(folder), entries_of(job)
+    manifest, entries = read_manifest(folder), {name: job.marks.notes[f"end-{name}"] for name in job.names}
     old = {} if job.options.reshuffle else _known(job, manifest["datasets"], facts["old"])
     write = {
         "rankwise": __version__,
@@ -292,15 +260,11 @@ def _publish(folder: Path, job: Job, facts: dict[str, Any]) -> None:
     _advise(folder, old, entries)
 
 
-def _known_tasks(folder: Path, job: Job, facts: dict[str, Any]) -> list[Task]:
+def _known_tasks(job: Job) -> list[Task]:
     """Read datasets that another program made, to compute checksums; all ranks share this, as they may be large."""
-
-    def unknown() -> list[str]:
-        held = read_manifest(folder)["datasets"]
-        return [name for name in (*facts["old"], *facts["dropped"]) if name not in held]
-
-    names = job.ranks.from_main(unknown)
-    return [Task(name=f"known-{name}", run=partial(array_checksums, folder / name)) for name in names]
+    held = job.ranks.from_main(lambda: read_manifest(job.folder)["datasets"])
+    names = [name for name in (*job.facts["old"], *job.facts["dropped"]) if name not in held]
+    return [Task(name=f"known-{name}", run=partial(array_checksums, job.folder / name)) for name in names]
 
 
 def _known(job: Job, entries: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.order.permutation import WordArray, mix_words
 from rankwise.data.rows.collection import DatasetCollection
 from rankwise.data.rows.collection.buckets import Text
-from rankwise.data.rows.collection.columns import Column, as_text
-from rankwise.data.rows.collection.inputs import Columnwise, Input, open_input
+from rankwise.data.rows.collection.inputs import Column, Columnwise, Input, as_text, open_input
 from rankwise.data.rows.collection.places import hash_names
 from rankwise.data.rows.collection.union import SOURCE, SOURCE_ROW, Joined, join_inputs
 from rankwise.data.rows.datasets import Dataset, array_checksums, find_datasets

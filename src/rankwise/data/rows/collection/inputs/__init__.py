@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from rankwise.data.rows.collection.inputs.columns import Column, UnitedColumn, as_text, unite_columns
 from rankwise.data.rows.collection.inputs.inputs import Input, open_input
 from rankwise.data.rows.collection.inputs.tables import Columnwise, Table, Turned, spread_collections
 
-__all__ = ["Columnwise", "Input", "Table", "Turned", "open_input", "spread_collections"]
+__all__ = [
+    "Column",
+    "Columnwise",
+    "Input",
+    "Table",
+    "Turned",
+    "UnitedColumn",
+    "as_text",
+    "open_input",
+    "spread_collections",
+    "unite_columns",
+]

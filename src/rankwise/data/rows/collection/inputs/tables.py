@@ -13,7 +13,7 @@ import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Buckets, Field
-from rankwise.data.rows.datasets import COLLECTION_TYPE, find_datasets
+from rankwise.data.rows.datasets import COLLECTION_TYPE, find_datasets, load_anndata
 from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import ConfigError, DataError
@@ -30,28 +30,21 @@ class Columnwise:
     indptr: IntArray  # int64[columns + 1], in memory
     indices: Any  # rows of the elements, column after column; any sliceable object
     data: Any
-    label: str = ""  # its location, for messages
+    label: str  # its location, for messages
 
     @classmethod
-    def in_memory(cls, matrix: Any) -> Columnwise:
-        """Return the wrapper of a SciPy matrix."""
+    def of(cls, held: Any, label: str) -> Columnwise:
+        """Wrap a SciPy matrix, or a group of Zarr or HDF5."""
+        stored = hasattr(held, "attrs")
+        shape = held.attrs["shape"] if stored else held.shape
+        indptr, indices, data = (held[n] if stored else getattr(held, n) for n in ("indptr", "indices", "data"))
         return cls(
-            shape=matrix.shape,
-            dtype=matrix.dtype,
-            indptr=matrix.indptr.astype(np.int64),
-            indices=matrix.indices,
-            data=matrix.data,
-        )
-
-    @classmethod
-    def stored(cls, group: Any) -> Columnwise:
-        """Return the wrapper of a Zarr or HDF5 group."""
-        return cls(
-            shape=(int(group.attrs["shape"][0]), int(group.attrs["shape"][1])),
-            dtype=group["data"].dtype,
-            indptr=np.asarray(group["indptr"][:]).astype(np.int64),
-            indices=group["indices"],
-            data=group["data"],
+            shape=(int(shape[0]), int(shape[1])),
+            dtype=data.dtype,
+            indptr=np.asarray(indptr[:]).astype(np.int64),
+            indices=indices,
+            data=data,
+            label=label,
         )
 
     @property
@@ -122,37 +115,38 @@ class Table:
         return np.concatenate(parts)[places]
 
 
-def table_of(name: str, held: Any, rows: IntArray | None = None) -> Table | None:
-    """Wrap rows (None = all) of a matrix of an AnnData; None if it has no numeric rows, for example a table.
+def table_of(name: str, held: Any, label: str) -> Table | None:
+    """Wrap a matrix of an AnnData; None if it has no numeric rows, for example a table.
 
-    It may be a SciPy matrix, an array, a sparse dataset of anndata, a `Columnwise`, or an array of Zarr, HDF5 or dask.
+    It may be a SciPy matrix, an array, a sparse dataset of anndata, a group of a sparse matrix, or an array of Zarr,
+    HDF5 or dask.
     """
     import scipy.sparse as sp
 
-    if sp.issparse(held) and held.format != "csr":
-        held = Columnwise.in_memory(held) if held.format == "csc" else held.tocsr()
-    elif getattr(held, "format", None) == "csc" and hasattr(held, "group"):  # a sparse dataset of anndata
-        held = Columnwise.stored(held.group)
+    encoding, layout = dict(getattr(held, "attrs", {})).get("encoding-type"), getattr(held, "format", None)
+    if encoding == "csr_matrix":
+        held = load_anndata().io.sparse_dataset(held)
+    elif encoding == "csc_matrix" or (layout == "csc" and (sp.issparse(held) or hasattr(held, "group"))):
+        held = Columnwise.of(getattr(held, "group", held), f"{label}/{name}")
+    elif sp.issparse(held) and layout != "csr":
+        held = held.tocsr()
     shape, dtype = getattr(held, "shape", None), getattr(held, "dtype", None)
     if not shape or not isinstance(dtype, np.dtype) or dtype.kind not in "biufc":
         return None
     lazy = getattr(held, "_meta", None)
     sparse = sp.issparse(held) or hasattr(held, "to_memory") or sp.issparse(lazy) or isinstance(held, Columnwise)
-    if sparse:
-        row_bytes = _num_elements(held) / max(1, shape[0]) * (dtype.itemsize + _INDEX_BYTES)
-    else:
+    if not sparse:
         row_bytes = float(math.prod(shape[1:]) * dtype.itemsize)
-    whole = (shape[0] if rows is None else len(rows), *shape[1:])
-    return Table(name=name, sparse=sparse, shape=whole, dtype=dtype, row_bytes=row_bytes, held=held, rows=rows)
-
-
-def _num_elements(held: Any) -> float:
-    if hasattr(held, "nnz"):
-        return float(held.nnz)
-    group = getattr(held, "group", None)  # set on a sparse dataset of anndata
-    if group is not None:
-        return float(group["data"].shape[0])
-    return float(math.prod(held.shape)) / 10  # an estimate: a lazy matrix shows its size only when read
+    else:
+        if hasattr(held, "nnz"):
+            nnz = float(held.nnz)
+        elif hasattr(held, "group"):  # a sparse dataset of anndata
+            nnz = float(held.group["data"].shape[0])
+        else:  # an estimate: a lazy matrix shows its size only when read
+            nnz = math.prod(shape) / 10
+        row_bytes = nnz / max(1, shape[0]) * (dtype.itemsize + _INDEX_BYTES)
+    shape = tuple(shape)
+    return Table(name=name, sparse=sparse, shape=shape, dtype=dtype, row_bytes=row_bytes, held=held, label=label)
 
 
 _HDF5 = (".h5ad", ".h5mu", ".h5")
@@ -165,24 +159,21 @@ def spread_collections(sources: list[Any], folder: Path) -> list[tuple[Any, bool
         ConfigError: that collection is among them.
         DataError: a collection is empty.
     """
-    return [one for source in sources for one in _spread(source, folder)]
-
-
-def _spread(source: Any, folder: Path) -> list[tuple[Any, bool]]:
-    if not isinstance(source, (str, os.PathLike)):
-        return [(source, False)]
-    place = resolve_place(source)
-    if place.endswith(_HDF5) or ("://" not in place and not Path(place).is_dir()):
-        return [(source, False)]
-    node = STORES.node(place)
-    if node is None or node.attributes.get("encoding-type") != COLLECTION_TYPE:
-        return [(source, False)]
-    if Path(place).resolve() == folder.resolve():
-        raise ConfigError(
-            f"{folder} is among its own inputs: remove it to add the others, or pass reshuffle=True (--reshuffle) "
-            "to bring its rows into one order with theirs"
-        )
-    return [(dataset, True) for dataset in find_datasets(source)]
+    found: list[tuple[Any, bool]] = []
+    for source in sources:
+        place = resolve_place(source) if isinstance(source, (str, os.PathLike)) else ""
+        is_store = place and not place.endswith(_HDF5) and ("://" in place or Path(place).is_dir())
+        node = STORES.node(place) if is_store else None
+        if node is None or node.attributes.get("encoding-type") != COLLECTION_TYPE:
+            found.append((source, False))
+            continue
+        if Path(place).resolve() == folder.resolve():
+            raise ConfigError(
+                f"{folder} is among its own inputs: remove it to add the others, or pass reshuffle=True (--reshuffle) "
+                "to bring its rows into one order with theirs"
+            )
+        found += [(dataset, True) for dataset in find_datasets(source)]
+    return found
 
 
 class Turned:
@@ -204,12 +195,11 @@ class Turned:
             Field(name="values", kind="dense", dtype=table.dtype),
         )
         self._buckets = Buckets(folder, edges, fields, piece, accepts)
-        self._goes = None if table.rows is None else _inverse(table.rows, table.held.shape[0])
-
-    @property
-    def num_elements(self) -> int:
-        """Number of elements to move."""
-        return self._held.nnz
+        self.num_elements = table.held.nnz  # to move
+        self._goes: IntArray | None = None  # the target of each row, -1 = none
+        if table.rows is not None:
+            self._goes = np.full(table.held.shape[0], -1, dtype=np.int64)
+            self._goes[table.rows] = np.arange(len(table.rows))
 
     def spill(self, portion: int, start: int, stop: int) -> None:
         """Move elements to the files of their rows."""
@@ -230,10 +220,3 @@ class Turned:
         indptr = np.concatenate([[0], np.cumsum(counts)])
         shape = (stop - start, self._table.shape[1])
         return sp.csr_matrix((bucket.rows(1), bucket.rows(0), indptr), shape=shape)
-
-
-def _inverse(rows: IntArray, num_rows: int) -> IntArray:
-    """Return the target of each row, -1 = none."""
-    goes = np.full(num_rows, -1, dtype=np.int64)
-    goes[rows] = np.arange(len(rows))
-    return goes

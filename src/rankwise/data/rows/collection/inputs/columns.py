@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -23,11 +22,9 @@ __all__ = [
     "index_of_frame",
     "masked",
     "open_columns",
-    "taken",
     "unite_columns",
 ]
 
-_FLOAT: DType = np.dtype(np.float64)
 Kind = Literal["number", "masked", "category", "text"]
 
 
@@ -37,42 +34,58 @@ class Column:
 
     name: str
     kind: Kind  # "number", including booleans; "masked" = nullable numbers; "category"; "text"
-    num_rows: int
-    # reads a range of rows: an array of numbers, a structured array (see `masked`), codes of categories with -1 for
-    # missing ones, or a `Text`
-    read: Callable[[int, int], Any]
-    dtype: DType = _FLOAT  # dtype of numbers
+    # to slice, in memory or in a store: numbers, texts, or codes of categories with -1 for missing ones
+    values: Any
+    missing: Any = None  # to slice: which masked numbers or texts are missing
     categories: Any = None  # of a category: pandas Index
     ordered: bool = False  # whether the order of the categories has a meaning
+    rows: IntArray | None = None  # which of the values belong to the column, in their order; None = all
     label: str = ""  # of the input, for messages
 
+    @property
+    def num_rows(self) -> int:
+        """Number of values."""
+        held = self.values if self.rows is None else self.rows
+        return len(held) if isinstance(held, range) else int(held.shape[0])
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of numbers."""
+        return np.dtype(np.int64) if isinstance(self.values, range) else np.dtype(self.values.dtype)
+
     def block(self, start: int, stop: int) -> Any:
-        """Read rows `start` to `stop`."""
+        """Read rows `start` to `stop`: numbers, a structured array (see `masked`), codes of categories, or a `Text`."""
         try:
-            return self.read(start, stop)
+            if self.rows is None:
+                return self._slice(start, stop)
+            wanted = self.rows[start:stop]
+            first, last = (int(wanted.min()), int(wanted.max()) + 1) if len(wanted) else (0, 0)
+            whole = self._slice(first, last)
+            return whole.take(wanted - first) if isinstance(whole, Text) else whole[wanted - first]
         except Exception as error:  # any error of a file format
             raise DataError(
                 f"{self.label}: rows {start} to {stop} of obs column {self.name!r} cannot be read: {error}"
             ) from error
 
+    def _slice(self, start: int, stop: int) -> Any:
+        missing = None if self.missing is None else np.asarray(self.missing[start:stop])
+        if self.kind == "text":
+            held = self.values.asstr() if hasattr(self.values, "asstr") else self.values  # HDF5 has bytes
+            texts = np.array(held[start:stop], dtype=object)
+            if missing is not None:
+                texts[missing] = None
+            return Text.of(texts)
+        values: NDArray = np.asarray(self.values[start:stop])
+        if self.kind == "masked":
+            made = np.empty(len(values), dtype=masked(values.dtype))
+            made["value"], made["missing"] = values, missing
+            return made
+        return values.astype(np.int64) if self.kind == "category" else values
+
 
 def masked(dtype: DType) -> DType:
     """Return the dtype of nullable numbers: a value, and whether it is missing."""
     return np.dtype([("value", dtype), ("missing", np.bool_)])
-
-
-def taken(column: Column, rows: IntArray) -> Column:
-    """Return a column with some rows of another one."""
-
-    def read(start: int, stop: int) -> Any:
-        wanted = rows[start:stop]
-        if not len(wanted):
-            return column.block(0, 0)
-        first, last = int(wanted.min()), int(wanted.max()) + 1
-        whole = column.block(first, last)
-        return whole.take(wanted - first) if isinstance(whole, Text) else whole[wanted - first]
-
-    return replace(column, read=read, num_rows=len(rows))
 
 
 _SAMPLE = 1000
@@ -107,9 +120,17 @@ class UnitedColumn:
             return table[values].astype(self.field.dtype)  # index -1 selects the last entry, which is -1
         if self.kind == "text":
             return values if isinstance(values, Text) else as_text(values, part)
+        dtype, nullable = self.field.dtype, bool(values.dtype.names)
         if self.kind == "masked":
-            return _as_masked(values, self.field.dtype)
-        return _as_number(values, self.field.dtype)
+            made = np.zeros(len(values), dtype=dtype)
+            made["value"] = values["value"] if nullable else values
+            made["missing"] = values["missing"] if nullable else False
+            return made
+        if not nullable:
+            return values.astype(dtype, copy=False)
+        numbers = values["value"].astype(dtype)  # a float: anything else would be masked
+        numbers[values["missing"]] = np.nan
+        return numbers
 
     def finish(self, values: Any) -> Any:
         """Turn moved rows back into a column of pandas and anndata."""
@@ -147,7 +168,21 @@ def unite_columns(parts: Sequence[Column | None]) -> UnitedColumn:
     kinds = {part.kind for part in held}
     name, gaps = held[0].name, len(held) < len(parts)
     if kinds == {"category"} and all(part.categories.dtype.kind == held[0].categories.dtype.kind for part in held):
-        return _categories(name, tuple(parts), held)
+        united = held[0].categories
+        for part in held[1:]:
+            united = united.append(part.categories[~part.categories.isin(united)])
+        codes: DType = np.min_scalar_type(-max(1, len(united)))
+        return UnitedColumn(
+            field=Field(name=name, kind="dense", dtype=codes, row_bytes=codes.itemsize),
+            kind="category",
+            parts=tuple(parts),
+            categories=united,
+            ordered=all(part.ordered and part.categories.equals(held[0].categories) for part in held),
+            codes=tuple(
+                None if part is None else np.append(united.get_indexer(part.categories), -1).astype(np.int64)
+                for part in parts
+            ),
+        )
     if kinds <= {"number", "masked"}:
         dtype = np.result_type(*(part.dtype for part in held))
         truth = dtype.kind == "b"
@@ -160,19 +195,6 @@ def unite_columns(parts: Sequence[Column | None]) -> UnitedColumn:
         return UnitedColumn(field=field, kind="number", parts=tuple(parts))
     row_bytes = _OBJECT_BYTES + max(_mean_bytes(part) for part in held)
     return UnitedColumn(field=Field(name=name, kind="text", row_bytes=row_bytes), kind="text", parts=tuple(parts))
-
-
-def _categories(name: str, parts: tuple[Column | None, ...], held: Sequence[Column]) -> UnitedColumn:
-    united = held[0].categories
-    for part in held[1:]:
-        united = united.append(part.categories[~part.categories.isin(united)])
-    same = all(part.ordered and part.categories.equals(held[0].categories) for part in held)
-    tables = tuple(
-        None if part is None else np.append(united.get_indexer(part.categories), -1).astype(np.int64) for part in parts
-    )
-    dtype: DType = np.min_scalar_type(-max(1, len(united)))
-    field = Field(name=name, kind="dense", dtype=dtype, row_bytes=dtype.itemsize)
-    return UnitedColumn(field=field, kind="category", parts=parts, categories=united, ordered=same, codes=tables)
 
 
 def _mean_bytes(part: Column) -> float:
@@ -194,23 +216,6 @@ def as_text(values: NDArray, part: Column) -> Text:
     return Text.of(values.astype(object))
 
 
-def _as_number(values: NDArray, dtype: DType) -> NDArray:
-    if not values.dtype.names:
-        return values.astype(dtype, copy=False)
-    made = values["value"].astype(dtype)  # a float: anything else would be masked
-    made[values["missing"]] = np.nan
-    return made
-
-
-def _as_masked(values: NDArray, dtype: DType) -> NDArray:
-    made = np.zeros(len(values), dtype=dtype)
-    if values.dtype.names:
-        made["value"], made["missing"] = values["value"], values["missing"]
-    else:
-        made["value"] = values
-    return made
-
-
 def columns_of_frame(frame: Any, label: str) -> dict[str, Column]:
     """Return the columns of a pandas table.
 
@@ -221,69 +226,52 @@ def columns_of_frame(frame: Any, label: str) -> dict[str, Column]:
 
 
 def index_of_frame(frame: Any) -> Column:
-    """Return the row names of a pandas table, or any other column of texts."""
+    """Return the row names of a pandas table."""
     index = frame.index
-    return Column(name="index", kind="text", num_rows=len(index), read=lambda a, b: Text.of(index[a:b].astype(str)))
+    return Column(name="index", kind="text", values=index.astype(str) if index.hasnans else index)
+
+
+# types of Python objects, all of one type, that have a better dtype
+_INFERRED = ("boolean", "integer", "floating", "mixed-integer-float")
 
 
 def _column(name: str, series: Any, label: str) -> Column:
     import pandas as pd
 
+    unfit = ""
+    if series.dtype == object:
+        held = pd.api.types.infer_dtype(series, skipna=True)
+        if held in _INFERRED:
+            series = series.convert_dtypes() if series.isna().any() else series.infer_objects()
+        elif held not in {"string", "empty"}:
+            unfit = held
     dtype = series.dtype
     if isinstance(dtype, pd.CategoricalDtype):
-        return _category(name, series.cat.codes.to_numpy(), dtype.categories, ordered=bool(dtype.ordered))
+        codes, order = series.cat.codes.to_numpy(), bool(dtype.ordered)
+        return Column(name=name, kind="category", values=codes, categories=dtype.categories, ordered=order)
     if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
-        return _number(name, series.to_numpy())
+        return Column(name=name, kind="number", values=series.to_numpy())
     if pd.api.types.is_extension_array_dtype(dtype) and getattr(dtype, "kind", "O") in "biuf":
         kind = dtype.numpy_dtype
         if kind.kind == "f":  # AnnData stores have no other representation for these
-            return _number(name, series.to_numpy(dtype=kind, na_value=np.nan))
-        return _masked(name, series.to_numpy(dtype=kind, na_value=kind.type(0)), series.isna().to_numpy())
-    if dtype == object:  # noqa: E721  (a dtype, not a class)
-        held = pd.api.types.infer_dtype(series, skipna=True)
-        if held not in {"string", "empty"}:
-            return _inferred(name, series, label, held)
-    elif not pd.api.types.is_string_dtype(dtype):
-        raise _unfit(name, label, str(dtype))
-    texts = series.to_numpy(dtype=object)
-    return Column(name=name, kind="text", num_rows=len(series), read=lambda a, b: Text.of(texts[a:b]))
+            return Column(name=name, kind="number", values=series.to_numpy(dtype=kind, na_value=np.nan))
+        values = series.to_numpy(dtype=kind, na_value=kind.type(0))
+        return Column(name=name, kind="masked", values=values, missing=series.isna().to_numpy())
+    if not pd.api.types.is_object_dtype(dtype) and not pd.api.types.is_string_dtype(dtype):
+        unfit = str(dtype)
+    if unfit:
+        raise DataError(
+            f"obs column {name!r} of {label} holds {unfit}, which AnnData cannot store: convert it to text, numbers or "
+            "categories, or drop it, with load_adata="
+        )
+    return Column(name=name, kind="text", values=series.to_numpy(dtype=object))
 
 
-def _number(name: str, values: Any) -> Column:
-    facts: dict[str, Any] = {"num_rows": values.shape[0], "dtype": values.dtype}
-    return Column(name=name, kind="number", read=lambda a, b: np.asarray(values[a:b]), **facts)
-
-
-def _category(name: str, codes: Any, categories: Any, *, ordered: bool) -> Column:
-    facts: dict[str, Any] = {"num_rows": codes.shape[0], "categories": categories, "ordered": ordered}
-    return Column(name=name, kind="category", read=lambda a, b: np.asarray(codes[a:b]).astype(np.int64), **facts)
-
-
-def _masked(name: str, values: Any, missing: Any) -> Column:
-    def read(start: int, stop: int) -> NDArray:
-        made = np.empty(stop - start, dtype=masked(values.dtype))
-        made["value"], made["missing"] = values[start:stop], missing[start:stop]
-        return made
-
-    return Column(name=name, kind="masked", num_rows=values.shape[0], read=read, dtype=values.dtype)
-
-
-def _inferred(name: str, series: Any, label: str, held: str) -> Column:
-    """Return a column of Python objects that all have one type."""
-    if held not in {"boolean", "integer", "floating", "mixed-integer-float"}:
-        raise _unfit(name, label, held)
-    return _column(name, series.convert_dtypes() if series.isna().any() else series.infer_objects(), label)
-
-
-def _unfit(name: str, label: str, held: str) -> DataError:
-    return DataError(
-        f"obs column {name!r} of {label} holds {held}, which AnnData cannot store: convert it to text, numbers or "
-        "categories, or drop it, with load_adata="
-    )
-
-
-_TEXTS = ("string-array", "nullable-string-array")
-_MASKED = ("nullable-integer", "nullable-boolean")
+_NULLABLE: dict[str, Kind] = {
+    "nullable-integer": "masked",
+    "nullable-boolean": "masked",
+    "nullable-string-array": "text",
+}
 
 
 def open_columns(group: Any, label: str) -> tuple[Column, dict[str, Column]]:
@@ -315,21 +303,12 @@ def _stored_column(name: str, held: Any) -> Column:
     encoding = dict(held.attrs)["encoding-type"]
     if encoding == "categorical":
         categories = pd.Index(load_anndata().io.read_elem(held["categories"]))
-        return _category(name, held["codes"], categories, ordered=bool(dict(held.attrs).get("ordered", False)))
-    if encoding in _TEXTS:
-        values = held if encoding == "string-array" else held["values"]
-        read = partial(_texts, values, None if values is held else held["mask"])
-        return Column(name=name, kind="text", num_rows=values.shape[0], read=read)
-    if encoding in _MASKED:
-        return _masked(name, held["values"], held["mask"])
+        ordered = bool(dict(held.attrs).get("ordered", False))
+        return Column(name=name, kind="category", values=held["codes"], categories=categories, ordered=ordered)
+    if encoding == "string-array":
+        return Column(name=name, kind="text", values=held)
+    if encoding in _NULLABLE:
+        return Column(name=name, kind=_NULLABLE[encoding], values=held["values"], missing=held["mask"])
     if encoding == "array" and held.dtype.kind in "biufc":
-        return _number(name, held)
+        return Column(name=name, kind="number", values=held)
     raise KeyError(encoding)
-
-
-def _texts(values: Any, mask: Any, start: int, stop: int) -> Text:
-    part = values.asstr()[start:stop] if hasattr(values, "asstr") else values[start:stop]
-    texts = np.array(part, dtype=object)
-    if mask is not None:
-        texts[np.asarray(mask[start:stop])] = None
-    return Text.of(texts)
