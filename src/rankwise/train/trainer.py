@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -197,8 +196,8 @@ class Trainer:
             is_done(session, train, epochs, self.options.limit_steps)
             if int(str(train.state_dict()["epoch"])) < epochs:
                 train.start_prefetch()
-            progress = stack.enter_context(self._progress(session, train, epochs))
-            if session.resumed_text:
+            progress = stack.enter_context(self._progress(session, train, epochs)) if self._show_progress else None
+            if progress is not None and session.resumed_text:
                 progress.say(session.resumed_text)
             guard = stack.enter_context(trainer_guard(self._guard, self.model, self.world))
             stack.callback(session.keep_findings, guard)  # whether it succeeds or fails
@@ -257,7 +256,7 @@ class Trainer:
         epochs: int,
         *,
         ledger: Ledger,
-        progress: Progress,
+        progress: Progress | None,
         balance: Balance | None,
     ) -> FitResult:
         step = self._new_step()
@@ -342,7 +341,6 @@ class Trainer:
             self.world,
             total_steps=total if limit is None or total is None else min(total, limit),
             epochs=epochs,
-            file=None if self._show_progress else io.StringIO(),
         )
 
     def _validate(self, val: BaseLoader | None, *, is_last: bool, between: Callable[[], None]) -> dict[str, float]:

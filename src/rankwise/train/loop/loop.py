@@ -41,7 +41,7 @@ class Loop:
         ledger: records of steps: losses, metrics, and whether they were finite.
         session: receives numbers and checkpoints, and knows the progress of the run.
         options: how often to log and to save, and when to stop.
-        progress: the progress line on the main rank.
+        progress: the progress line on the main rank; None shows none.
         optimizer: its learning rate is logged.
         validate: returns an epoch's validation values; its arguments are whether it is the last epoch and a function to
             call between batches; called on every rank.
@@ -55,7 +55,7 @@ class Loop:
     ledger: Ledger
     session: Session
     options: TrainOptions
-    progress: Progress
+    progress: Progress | None
     optimizer: torch.optim.Optimizer
     validate: Callable[[bool, Callable[[], None]], Mapping[str, float]]
     before_validation: Callable[[], object]
@@ -101,7 +101,9 @@ class Loop:
         except Interrupted:
             self._leave(trained, unvalidated=epoch)
         self.hooks.call_together("validation_end", epoch, values)
-        self.session.log({f"epoch_{name}": value for name, value in values.items()}, epoch=epoch)
+        if self.session.tracker is not None:
+            line = {f"epoch_{name}": value for name, value in values.items()}
+            self.session.tracker.log(self.session.progressed.num_steps, line, epoch=epoch)
         self._save(values)
         self.hooks.call_together("epoch_end", epoch, values)
         if self.hooks.stop != self.session.progressed.stopped:  # requested after the epoch was saved
@@ -194,13 +196,14 @@ class Loop:
         self.ledger.settle()  # keeps the records small, however rare log lines are
         progressed, (num_samples, wait_s, _) = self.session.progressed, self._shown
         self._shown = (progressed.num_samples, self._wait_s, now_s)
-        self.progress.update(
-            progressed.num_steps,
-            epoch=epoch,
-            loss=None if math.isnan(self._loss) else self._loss,
-            samples=progressed.num_samples - num_samples,
-            wait_s=self._wait_s - wait_s,
-        )
+        if self.progress is not None:
+            self.progress.update(
+                progressed.num_steps,
+                epoch=epoch,
+                loss=None if math.isnan(self._loss) else self._loss,
+                samples=progressed.num_samples - num_samples,
+                wait_s=self._wait_s - wait_s,
+            )
 
     def _log(self, report: StepReport, epoch: int) -> None:
         num_samples, wait_s, since_s = self._logged
@@ -226,8 +229,10 @@ class Loop:
                 f"the step function, or a hook, returned metrics named {', '.join(sorted(taken))}, but the loop logs "
                 "other numbers under these names: rename them"
             )
-        self.session.log(line, epoch=epoch)
-        self.hooks.call("log", self.session.progressed.num_steps, line)
+        num_steps = self.session.progressed.num_steps
+        if self.session.tracker is not None:
+            self.session.tracker.log(num_steps, line, epoch=epoch)
+        self.hooks.call("log", num_steps, line)
 
     def _reduce(
         self, means: RunningMeans, *, reset: bool = True, note: Any = None

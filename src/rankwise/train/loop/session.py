@@ -281,11 +281,6 @@ class Session:
             text += f", so each rank derives anew: {', '.join(report.rederived)}"
         return text
 
-    def log(self, values: Mapping[str, float], *, epoch: int) -> None:
-        """Write one line of reduced numbers for the current step (on the main rank)."""
-        if self.tracker is not None:
-            self.tracker.log(self.progressed.num_steps, values, epoch=epoch)
-
     def flush(self) -> None:
         """Write buffered lines (on the main rank)."""
         if self.tracker is not None:
