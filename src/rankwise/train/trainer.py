@@ -23,12 +23,12 @@ from rankwise.train.loop.loop import FitResult, Loop, found_finished, is_done, s
 from rankwise.train.loop.parts import checked_parts, training_parts
 from rankwise.train.loop.session import Resume, RunChoice, Session
 from rankwise.train.loop.validation import evaluate
+from rankwise.train.models.passes import autocasting, make_scaler
 from rankwise.train.models.wrapped_models import Strategy, uncompiled, unwrapped
 from rankwise.train.step.balance import Balance
 from rankwise.train.step.checks import lone_sample
 from rankwise.train.step.exact import ExactStep, StepFn
 from rankwise.train.step.ledger import Ledger, RunningMeans
-from rankwise.train.step.precision import autocasting, make_scaler
 from rankwise.train.strategy import Evidence, prepare_training, wrap_options
 from rankwise.world import World
 from rankwise.world.adopt import joined_world

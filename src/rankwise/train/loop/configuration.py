@@ -20,10 +20,10 @@ from rankwise._version import __version__
 from rankwise.checkpoint.parts import plain_name
 from rankwise.data.contract import JSON, BaseLoader
 from rankwise.errors import ConfigError
+from rankwise.train.models.passes import Precision
 from rankwise.train.models.sharding import is_sharded, shards_state
 from rankwise.train.models.wrapped_models import uncompiled
 from rankwise.train.step.balance import check_balance
-from rankwise.train.step.precision import Precision
 from rankwise.world import World
 
 if TYPE_CHECKING:
