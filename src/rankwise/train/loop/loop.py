@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,8 +17,9 @@ from rankwise.tracking import Progress
 from rankwise.train.loop.configuration import TrainOptions
 from rankwise.train.loop.hooks import HookChain, Told
 from rankwise.train.loop.session import Session
+from rankwise.train.loop.validation import evaluate
 from rankwise.train.step.balance import Balance
-from rankwise.train.step.exact import ExactStep
+from rankwise.train.step.exact import ExactStep, StepFn
 from rankwise.train.step.ledger import Ledger, RunningMeans, StepReport, Trouble, describe_trouble
 from rankwise.world import World
 
@@ -43,9 +44,8 @@ class Loop:
         options: how often to log and to save, and when to stop.
         progress: the progress line on the main rank; None shows none.
         optimizer: its learning rate is logged.
-        validate: returns an epoch's validation values; its arguments are whether it is the last epoch and a function to
-            call between batches; called on every rank.
-        before_validation: called when an epoch has a few steps left.
+        val: the held-out data, None without any.
+        val_fn: the step function of their evaluation.
         hooks: called during the run, on every rank.
         balance: cuts the shares of each step by speed; None leaves them unchanged.
     """
@@ -57,8 +57,8 @@ class Loop:
     options: TrainOptions
     progress: Progress | None
     optimizer: torch.optim.Optimizer
-    validate: Callable[[bool, Callable[[], None]], Mapping[str, float]]
-    before_validation: Callable[[], object]
+    val: BaseLoader | None
+    val_fn: StepFn
     hooks: HookChain
     balance: Balance | None = None
     _loss: float = field(init=False, default=math.nan)
@@ -83,7 +83,9 @@ class Loop:
             if self._limit_reached():
                 break
             train.set_epoch(epoch)
-            is_last = epoch + 1 == epochs or self._ends_within(train)
+            limit = self.options.limit_steps
+            ends_within = limit is not None and self.session.progressed.num_steps + len(train) >= limit
+            is_last = epoch + 1 == epochs or ends_within
             if is_last:
                 train.expect_last_epoch()
             self._epoch(train, epoch)
@@ -96,10 +98,17 @@ class Loop:
     def _end_epoch(self, epoch: int, trained: Mapping[str, float], *, is_last: bool) -> Mapping[str, float]:
         vitals.beat(epoch=epoch, phase="validate")
         self.session.flush()  # validation may take long
-        try:
-            values = {**trained, **self.validate(is_last, self._between_batches)}
-        except Interrupted:
-            self._leave(trained, unvalidated=epoch)
+        values = dict(trained)
+        if self.val is not None:
+            if is_last:
+                self.val.expect_last_epoch()
+            try:
+                held_out = evaluate(
+                    self.step.model, self.val, self.val_fn, world=self.world, between=self._between_batches
+                )
+            except Interrupted:
+                self._leave(trained, unvalidated=epoch)
+            values |= {f"val_{name}": value for name, value in held_out.items()}
         self.hooks.call_together("validation_end", epoch, values)
         if self.session.tracker is not None:
             line = {f"epoch_{name}": value for name, value in values.items()}
@@ -131,7 +140,9 @@ class Loop:
         beat, wait, take, mark_done, keep = vitals.beat_step, vitals.wait, self.step, train.mark_done, self.ledger.keep
         progressed, interruption, clock = self.session.progressed, self.session.interruption, time.perf_counter
         heard = {} if interruption is None else interruption.heard
-        few_left, number = max(0, self._steps_left(train) - _FEW_STEPS), -1
+        limit = self.options.limit_steps
+        left = len(train) if limit is None else min(len(train), limit - progressed.num_steps)
+        few_left, number = max(0, left - _FEW_STEPS), -1
         due = self._due(progressed.num_steps)
         asked_s = now_s = clock()
         for batches in train if self.balance is None else self.balance.steps(train):
@@ -139,8 +150,8 @@ class Loop:
             self._wait_s += now_s - asked_s
             beat(epoch, progressed.num_steps)
             number += 1
-            if number == few_left:
-                self.before_validation()
+            if number == few_left and self.val is not None:
+                self.val.start_prefetch()
             report = take(batches)
             mark_done(report.resume)
             keep(report, batches)
@@ -179,7 +190,7 @@ class Loop:
         if self.hooks.at_steps:
             self.hooks.call("step_end", report)
         if options.asynchronous:
-            self.session.poll()
+            self.session.publish()
         if self._limit_reached():
             return True
         # the last step of an epoch is saved after its validation, so that a restart does not skip it
@@ -262,15 +273,6 @@ class Loop:
         self.session.save(values, unvalidated=unvalidated)
         self._saved_step = step
         self.hooks.call_together("checkpoint_end", step)
-
-    def _steps_left(self, train: BaseLoader) -> int:
-        """Return the number of steps until the epoch ends, or the run."""
-        limit = self.options.limit_steps
-        return len(train) if limit is None else min(len(train), limit - self.session.progressed.num_steps)
-
-    def _ends_within(self, train: BaseLoader) -> bool:
-        limit = self.options.limit_steps
-        return limit is not None and self.session.progressed.num_steps + len(train) >= limit
 
     def _limit_reached(self) -> bool:
         limit = self.options.limit_steps

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from rankwise.data.contract import JSON, Stateful
 from rankwise.errors import CheckpointError, ConfigError, RunDirError
 from rankwise.guard import Guard
 from rankwise.tracking import RunDir, Tracker, default_run_dir
+from rankwise.tracking.verdict import on_main
 from rankwise.train.loop.configuration import MAY_CHANGE, RELEASED, TrainOptions, environment_record
 from rankwise.train.loop.parts import Progressed
 from rankwise.train.models.passes import seed_training
@@ -307,14 +309,11 @@ class Session:
         self.checkpointer.save(self.progressed.num_steps, self.parts, meta=meta, metrics=new)
         self._note_published()
 
-    def poll(self) -> None:
-        """Publish what a thread has written. Every rank calls it after each step."""
-        if self.checkpointer is not None and self.checkpointer.poll() is not None:
-            self._note_published()
-
-    def wait(self) -> None:
-        """Wait for the writing thread, and publish. Every rank calls it before a run ends or stops."""
-        if self.checkpointer is not None and self.checkpointer.wait() is not None:
+    def publish(self, *, wait: bool = False) -> None:
+        """Publish what a thread has written. Every rank calls it after each step, and waits before a run ends."""
+        if self.checkpointer is None:
+            return
+        if (self.checkpointer.wait() if wait else self.checkpointer.poll()) is not None:
             self._note_published()
 
     def _note_published(self) -> None:
@@ -324,7 +323,7 @@ class Session:
             return
         self.newest = self.checkpointer.published
         if not self.run_dir.saved:
-            self._record(self.run_dir.mark_saved)
+            on_main(self.world, self.run_dir.mark_saved)
             self.run_dir.saved = True
 
     @contextmanager
@@ -343,11 +342,11 @@ class Session:
         Raises:
             Interrupted: always.
         """
-        self.wait()
+        self.publish(wait=True)
         run, interruption = self.run_dir, self.interruption
         assert interruption is not None
         if run is not None:
-            self._record(lambda: run.mark_interrupted(interruption.reason, self.progressed.num_steps))
+            on_main(self.world, lambda: run.mark_interrupted(interruption.reason, self.progressed.num_steps))
         interruption.leave()
 
     @property
@@ -360,22 +359,7 @@ class Session:
     def finish(self, values: Mapping[str, float]) -> None:
         """Record the final values: the run is not written again. Every rank calls it."""
         run = self.run_dir
-        self.wait()
+        self.publish(wait=True)
         if run is not None:
-            final = {"num_steps": self.progressed.num_steps, **_finite(values)}
-            self._record(lambda: run.finish(final))
-
-    def _record(self, act: Callable[[], None]) -> None:
-        """Let the main rank write; raise its error on every rank."""
-        error = None
-        if self.world.is_main:
-            try:
-                act()
-            except Exception as caught:  # noqa: BLE001  (raised on every rank below)
-                error = caught
-        self.world.raise_together(error)
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Replace NaN and infinity, which JSON lacks."""
-    return {name: value if abs(value) < float("inf") else None for name, value in values.items()}
+            finite = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON lacks NaN
+            on_main(self.world, lambda: run.finish({"num_steps": self.progressed.num_steps, **finite}))
