@@ -162,7 +162,14 @@ class ExactStep:
         return None if self.scaler is None else float(self.scaler.get_scale())
 
     def _prepare_first(self, batches: tuple[Batch, ...]) -> None:
-        _check_batches(batches)
+        # a DataLoader over one of our loaders yields lists instead of tuples
+        known = isinstance(batches, tuple | list) and batches and all(hasattr(batch, "share") for batch in batches)
+        if not known:
+            raise StepError(
+                f"ExactStep needs the tuple of micro-batches that a rankwise loader yields, got a "
+                f"{type(batches).__name__}: put a torch DataLoader over other data into a StreamLoader, or pass its "
+                "dataset to a DatasetLoader"
+            )
         agree(self._world, step_facts(batches, self._world))
         held = held_sample(batches, self._world)
         mine = warm_up(self._model, self._step_fn, held, self._world)
@@ -295,7 +302,7 @@ class ExactStep:
 
     def _refuse(self, batches: tuple[Batch, ...], loss: Any, gradient: float, after: str) -> NoReturn:
         """Raise on every rank; the gradient, or its check, is equal on all ranks, so all of them call this."""
-        trouble = trouble_of([batch.share for batch in batches], loss, gradient)
+        trouble = trouble_of([batch.share for batch in batches], {"loss": loss, "gradient": gradient})
         raise StepError(describe_trouble(self._world.all_gather_object(trouble), after))
 
 
@@ -336,16 +343,6 @@ class _Used:
         for parameter, is_used in zip(self._parameters, used.tolist(), strict=True):
             if not is_used:
                 parameter.grad = None
-
-
-def _check_batches(batches: Any) -> None:
-    # a DataLoader over one of our loaders yields lists instead of tuples
-    if isinstance(batches, tuple | list) and batches and all(hasattr(batch, "share") for batch in batches):
-        return
-    raise StepError(
-        f"ExactStep needs the tuple of micro-batches that a rankwise loader yields, got a {type(batches).__name__}: "
-        "put a torch DataLoader over other data into a StreamLoader, or pass its dataset to a DatasetLoader"
-    )
 
 
 def _totals(outputs: list[StepOutput]) -> tuple[tuple[Any, Any], dict[str, tuple[Any, Any]]]:
