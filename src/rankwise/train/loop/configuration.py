@@ -199,16 +199,16 @@ def _code_record(step_fn: Any) -> str:
         step_fn = step_fn.func
     step_fn = inspect.unwrap(step_fn)
     found = getattr(step_fn, "__code__", None) or getattr(type(step_fn).__call__, "__code__", None)
-    digest = "unknown" if found is None else hashlib.sha256(_told(found).encode()).hexdigest()[:16]
+    digest = "unknown" if found is None else hashlib.sha256(_code_text(found).encode()).hexdigest()[:16]
     return f"{sys.implementation.cache_tag} {digest}"
 
 
-def _told(constant: Any) -> str:
+def _code_text(constant: Any) -> str:
     if isinstance(constant, CodeType):
         names = (constant.co_names, constant.co_varnames, constant.co_freevars)
-        return f"{constant.co_code.hex()} {names} {_told(constant.co_consts)}"
+        return f"{constant.co_code.hex()} {names} {_code_text(constant.co_consts)}"
     if isinstance(constant, tuple):
-        return f"({', '.join(map(_told, constant))})"
+        return f"({', '.join(map(_code_text, constant))})"
     # the order of a set differs between processes
     return f"{sorted(map(repr, constant))}" if isinstance(constant, frozenset) else repr(constant)
 

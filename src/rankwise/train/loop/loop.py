@@ -15,7 +15,7 @@ from rankwise.data.contract import BaseLoader
 from rankwise.errors import Interrupted, RunDirError, StepError
 from rankwise.tracking import Progress
 from rankwise.train.loop.configuration import TrainOptions
-from rankwise.train.loop.hooks import HookChain, Told
+from rankwise.train.loop.hooks import HookChain, HookReport
 from rankwise.train.loop.session import Session
 from rankwise.train.loop.validation import evaluate
 from rankwise.train.step.balance import Balance
@@ -220,7 +220,7 @@ class Loop:
         num_samples, wait_s, since_s = self._logged
         self._logged = (self.session.progressed.num_samples, self._wait_s, time.perf_counter())
         elapsed_s = max(self._logged[2] - since_s, 1e-9)
-        further = self.hooks.numbers()
+        further = self.hooks.numbers("numbers")
         values, waits = self._reduce(self.ledger.recent, note=(self._wait_s - wait_s) / elapsed_s)
         self._loss = values["loss"]
         extra = {} if report.grad_norm is None else {"grad_norm": report.grad_norm}
@@ -249,23 +249,23 @@ class Loop:
         self, means: RunningMeans, *, reset: bool = True, note: Any = None
     ) -> tuple[dict[str, float], Sequence[Any]]:
         """Reduce, and check the steps since the last check in the same collective, to save one."""
-        told = self.hooks.told(numbers=note is not None)
+        report = self.hooks.report(numbers=note is not None)
         self.ledger.settle()
-        values, noted = means.reduce_noted(self.world, (self.ledger.look(), told, note), reset=reset)
-        troubles, heard, notes = zip(*noted, strict=True)
-        self._settle(troubles, heard)
+        values, noted = means.reduce_noted(self.world, (self.ledger.look(), report, note), reset=reset)
+        troubles, reports, notes = zip(*noted, strict=True)
+        self._settle(troubles, reports)
         return values, notes
 
-    def _settle(self, troubles: Sequence[Trouble | None], heard: Sequence[Told]) -> None:
+    def _settle(self, troubles: Sequence[Trouble | None], reports: Sequence[HookReport]) -> None:
         if troubles.count(None) < len(troubles):
             raise StepError(describe_trouble(troubles, self.session.newest_text))
-        self.hooks.settle(heard)
+        self.hooks.settle(reports)
 
     def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
         vitals.beat(phase="checkpoint")
         self.ledger.settle()
         if self.ledger.pending:  # between two log lines: saving communicates anyway
-            news = self.world.all_gather_object((self.ledger.look(), self.hooks.told()))
+            news = self.world.all_gather_object((self.ledger.look(), self.hooks.report()))
             self._settle(*zip(*news, strict=True))
         step = self.session.progressed.num_steps
         self.hooks.call_together("checkpoint_begin", step)

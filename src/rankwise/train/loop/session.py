@@ -99,7 +99,7 @@ class Session:
     newest: Path | None = None
     unvalidated: int | None = None
     interruption: Interruption | None = None
-    _said: bool = False
+    _changes_logged: bool = False
 
     @classmethod
     @contextmanager
@@ -161,9 +161,9 @@ class Session:
             fence=run_dir.fence,
             attempt=run_dir.attempt,
         )
-        if not self._said:
-            self._say_changes(run_dir)
-            self._said = True
+        if not self._changes_logged:
+            self._log_changes(run_dir)
+            self._changes_logged = True
 
     def _close(self) -> None:
         if self.checkpointer is not None:
@@ -188,7 +188,7 @@ class Session:
         except (OSError, ValueError) as error:  # an incomplete report must not end the run
             _LOG.warning("%s: the findings of the guard cannot be saved: %s", path, error)
 
-    def _say_changes(self, run_dir: RunDir) -> None:
+    def _log_changes(self, run_dir: RunDir) -> None:
         if not run_dir.resumed or not self.world.is_main:
             return
         for line in run_dir.changed:
@@ -233,7 +233,13 @@ class Session:
             self.newest = report.path
             self.last_values = dict(cast("Mapping[str, float]", report.meta.get("values", {})))
             self.unvalidated = cast("int | None", report.meta.get("unvalidated"))
-            self.resumed_text = self._continued(report)
+            assert self.run_dir is not None
+            text = f"continuing {self.run_dir.path} after step {report.step} (attempt {self.run_dir.attempt})"
+            if report.world_size != self.world.world_size:
+                text += f"; it was saved by {report.world_size} ranks and continues with {self.world.world_size}"
+            if report.rederived:
+                text += f", so each rank derives anew: {', '.join(report.rederived)}"
+            self.resumed_text = text
             if report.rederived:
                 seed_training(self.world, self.resumed_step)
         if self.tracker is not None:
@@ -272,16 +278,6 @@ class Session:
                 f"{report.step}: put that of step {wanted} back, or move {self.run_dir.path / 'finished.json'} away to "
                 "continue from there"
             )
-
-    def _continued(self, report: RestoreReport) -> str:
-        """Log what is continued, and what another world size changes."""
-        assert self.run_dir is not None
-        text = f"continuing {self.run_dir.path} after step {report.step} (attempt {self.run_dir.attempt})"
-        if report.world_size != self.world.world_size:
-            text += f"; it was saved by {report.world_size} ranks and continues with {self.world.world_size}"
-        if report.rederived:
-            text += f", so each rank derives anew: {', '.join(report.rederived)}"
-        return text
 
     def flush(self) -> None:
         """Write buffered lines (on the main rank)."""
