@@ -14,7 +14,7 @@ from rankwise import Order, Trainer, guarded
 from rankwise.diagnose.report import write_report
 from rankwise.errors import ConfigError, GuardError, StepError
 from rankwise.guard import CHECKS, GuardOptions
-from rankwise.guard.guard import trainer_guard
+from rankwise.guard.guard import guard_wish, trainer_guard
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import Hooks
 from rankwise.world import World
@@ -83,7 +83,7 @@ def count_collectives(world):
         optimizer.step()
         counts.append(guard._world.channel.calls)
     guard.close()
-    off = trainer_guard(None, model, world)  # what a trainer has with guard=False
+    off = trainer_guard(guard_wish(False), model, world)  # what a trainer has with guard=False
     for _ in range(3):
         off.step()
     return [b - a for a, b in itertools.pairwise(counts)], world.channel.calls - before

@@ -310,19 +310,16 @@ def guarded(
     return Guard(subject, GuardOptions(**options), optimizer=optimizer)
 
 
-def trainer_guard(options: GuardOptions | None, model: nn.Module, world: World) -> Guard:
+def trainer_guard(options: GuardOptions, model: nn.Module, world: World) -> Guard:
     """Return a trainer's guard, without the checks that the trainer does itself: data shares and non-finite values.
 
-    Every rank calls it. Without options the guard does nothing. The trainer reports its steps with `Guard.step`.
+    Every rank calls it. The trainer reports its steps with `Guard.step`.
     """
-    subject = Subject(world=world, model=model)
-    if options is None:
-        return Guard(subject, GuardOptions(checks=()))
-    return Guard(subject, options, exempt=("samples", "loader", "finite"))
+    return Guard(Subject(world=world, model=model), options, exempt=("samples", "loader", "finite"))
 
 
-def guard_wish(wish: bool | Literal["warn"] | GuardOptions) -> GuardOptions | None:  # noqa: FBT001
-    """Return the options for a trainer's ``guard=``.
+def guard_wish(wish: bool | Literal["warn"] | GuardOptions) -> GuardOptions:  # noqa: FBT001
+    """Return the options for a trainer's ``guard=``; False runs no check.
 
     Raises:
         ConfigError: it is none of True, False, "warn" and `GuardOptions`.
@@ -331,7 +328,7 @@ def guard_wish(wish: bool | Literal["warn"] | GuardOptions) -> GuardOptions | No
         return wish
     if wish not in (True, False, "warn"):
         raise ConfigError(f"guard= must be True, False, 'warn' or GuardOptions(...), got {wish!r}")
-    return GuardOptions(on_finding="warn" if wish == "warn" else "raise") if wish else None
+    return GuardOptions(checks="cheap" if wish else (), on_finding="warn" if wish == "warn" else "raise")
 
 
 def _plain_optimizer(optimizer: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -182,23 +182,29 @@ class Epochs(Check):
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
-        self._loader, self._plain = subject.loader, type(subject.loader)
+        self._loader: Any = subject.loader
+        self._plain: Any = type(subject.loader)
         self._begun: list[str] = []
         self._stale = ""
         if self._loader is not None:
             with suppress(TypeError, AttributeError):  # slots, or a proxy (Accelerate): its iterations are not seen
-                self._loader.__class__ = _watched(self._plain, self._begins)
+                begin = lambda loader: self._begin(loader)  # noqa: E731, PLW0108  (a bound method gets no loader)
+                watched = {"__iter__": begin, "__module__": self._plain.__module__}
+                # of a subclass, as `for` looks up `__iter__` in the class
+                self._loader.__class__ = type(self._plain.__name__, (self._plain,), watched)
 
     def close(self) -> None:
         """Restore the loader's class."""
         if type(self._loader) is not self._plain:
             self._loader.__class__ = self._plain
 
-    def _begins(self) -> None:
+    def _begin(self, loader: Any) -> Any:
+        """Note where an iteration begins, and begin it."""
         where = _epoch_of(self._loader)
         if where in self._begun and not self._stale:
             self._stale = f"an iteration begins at {where}, like an earlier one"
         self._begun = [*self._begun, where][-4:] if where else []
+        return self._plain.__iter__(loader)
 
     def facts(self) -> str:
         """Return the problem with the iterations so far."""
@@ -217,16 +223,6 @@ class Epochs(Check):
                 "before each iteration",
                 certain=False,
             )
-
-
-def _watched(plain: Any, begins: Callable[[], None]) -> type:
-    """Return a subclass of a loader that reports iterations; `for` looks up `__iter__` in the class."""
-
-    def iterate(loader: Any) -> Any:
-        begins()
-        return plain.__iter__(loader)
-
-    return type(plain.__name__, (plain,), {"__iter__": iterate, "__module__": plain.__module__})
 
 
 def _epoch_of(loader: Any) -> str:

@@ -23,17 +23,13 @@ _BUDGET = 1 << 23  # elements per check of a part: about 10 ms of one CPU core
 _DTYPES = {"float": "torch.float32", "double": "torch.float64", "c10::BFloat16": "torch.bfloat16"}
 
 
-def _signature(model: nn.Module) -> list[tuple[str, str]]:
+def compare_signatures(model: nn.Module, step: CheckedStep) -> None:
+    """Compare names, shapes and dtypes of parameters and buffers; every rank calls it."""
     apart = tensors_apart(model)
     kinds: list[tuple[str, str, torch.Tensor]]
     kinds = [(n, "trainable" if p.requires_grad else "frozen", p) for n, p in model.named_parameters()]
     kinds += [(n, "buffer", b) for n, b in model.named_buffers()]
-    return [(plain_name(n), f"{k} {list(t.shape)} {str(t.dtype)[6:]}") for n, k, t in kinds if id(t) not in apart]
-
-
-def compare_signatures(model: nn.Module, step: CheckedStep) -> None:
-    """Compare names, shapes and dtypes of parameters and buffers; every rank calls it."""
-    rows = _signature(model)
+    rows = [(plain_name(n), f"{k} {list(t.shape)} {str(t.dtype)[6:]}") for n, k, t in kinds if id(t) not in apart]
     digests = step.gather(hashlib.blake2b(repr(rows).encode(), digest_size=16).hexdigest())
     if len(set(digests)) == 1:
         return

@@ -17,6 +17,7 @@ from rankwise.train.models.passes import kept_buffers, kept_random_state, seed_t
 from rankwise.train.models.sharding import (
     Prepared,
     is_sharded,
+    lone_norms,
     note_prepared,
     over_groups,
     prepare_optimizer,
@@ -32,7 +33,7 @@ from rankwise.train.models.wrapped_models import (
     replicate,
     unwrapped,
 )
-from rankwise.train.step.checks import check_model, check_module, check_optimizer, check_scheduler
+from rankwise.train.step.checks import check_model, check_optimizer, check_scheduler
 from rankwise.train.step.output import read_output
 from rankwise.train.step.warmup import held_sample
 from rankwise.world import World
@@ -105,7 +106,7 @@ def decide(model: nn.Module, world: World, evidence: Evidence) -> Decision:
 
     Every rank calls it, with the same plain model.
     """
-    norms = _batch_norms(model)
+    norms = [name for name, norm in lone_norms(model) if norm.track_running_stats]
     needed, assumed = _estimate(model, world.world_size, evidence.optimizer)
     mine = _memory_bytes(world) if evidence.memory_bytes is None else evidence.memory_bytes
     smallest = min(world.all_gather_object(mine))
@@ -138,13 +139,6 @@ def decide(model: nn.Module, world: World, evidence: Evidence) -> Decision:
     if world.is_main and world.world_size > 1:
         _LOG.warning("strategy='auto' chooses %s: %s", strategy, "; ".join(reasons))
     return decision
-
-
-def _batch_norms(model: nn.Module) -> list[str]:
-    from torch import nn
-
-    kind = nn.modules.batchnorm._BatchNorm  # noqa: SLF001  (the only common base)
-    return [name for name, m in model.named_modules() if isinstance(m, kind) and m.track_running_stats]
 
 
 def _unused(model: nn.Module, world: World, evidence: Evidence) -> list[str] | None:
@@ -352,7 +346,7 @@ def wrap_options(
     Raises:
         ConfigError: there are options for a model that is already wrapped, or it is no module.
     """
-    check_module(model)
+    refuse_strategies(model)
     plain = unwrapped(model) is model and not is_sharded(model)
     if (strategy or options) and not plain:
         raise ConfigError("strategy= and ddp= are for wrapping a plain module, but this model is already wrapped")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +22,12 @@ from rankwise.train.loop.hooks import HookChain
 from rankwise.train.loop.loop import FitResult, Loop, found_finished, is_done, steps_left
 from rankwise.train.loop.parts import checked_parts, training_parts
 from rankwise.train.loop.session import Resume, RunChoice, Session
-from rankwise.train.loop.validation import evaluate
+from rankwise.train.models.passes import autocasting, make_scaler
 from rankwise.train.models.wrapped_models import Strategy, uncompiled, unwrapped
 from rankwise.train.step.balance import Balance
 from rankwise.train.step.checks import lone_sample
 from rankwise.train.step.exact import ExactStep, StepFn
 from rankwise.train.step.ledger import Ledger, RunningMeans
-from rankwise.train.step.precision import autocasting, make_scaler
 from rankwise.train.strategy import Evidence, prepare_training, wrap_options
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
@@ -194,11 +192,10 @@ class Trainer:
             session.restore()
             self.hooks.begin(session.progressed.stopped)
             agree(self.world, self._facts(train, val, epochs))
-            is_done(session, train, epochs, self.options.limit_steps)
-            if int(str(train.state_dict()["epoch"])) < epochs:
+            if not is_done(session, train, epochs, self.options.limit_steps):
                 train.start_prefetch()
-            progress = stack.enter_context(self._progress(session, train, epochs))
-            if session.resumed_text:
+            progress = stack.enter_context(self._progress(session, train, epochs)) if self._show_progress else None
+            if progress is not None and session.resumed_text:
                 progress.say(session.resumed_text)
             guard = stack.enter_context(trainer_guard(self._guard, self.model, self.world))
             stack.callback(session.keep_findings, guard)  # whether it succeeds or fails
@@ -257,7 +254,7 @@ class Trainer:
         epochs: int,
         *,
         ledger: Ledger,
-        progress: Progress,
+        progress: Progress | None,
         balance: Balance | None,
     ) -> FitResult:
         step = self._new_step()
@@ -270,8 +267,8 @@ class Trainer:
             options=self.options,
             progress=progress,
             optimizer=self.optimizer,
-            validate=lambda is_last, between: self._validate(val, is_last=is_last, between=between),
-            before_validation=lambda: None if val is None else val.start_prefetch(),
+            val=val,
+            val_fn=self._val_fn,
             hooks=self.hooks,
             balance=balance,
         )
@@ -284,7 +281,9 @@ class Trainer:
             self.hooks.fail(error)
             raise
         finally:
-            self._say_lost(session)
+            lost, seen = session.progressed.num_lost, session.progressed.num_samples  # over all ranks and restarts
+            if lost and self.world.is_main:
+                _LOG.warning("%d of %d samples were damaged and left out of the training", lost, lost + seen)
         session.finish(values)
         self._fitted_epochs = epochs
         self.hooks.call_together("fit_end")
@@ -295,12 +294,6 @@ class Trainer:
             resumed_step=session.resumed_step,
             stopped=session.progressed.stopped,
         )
-
-    def _say_lost(self, session: Session) -> None:
-        """Log the damaged samples that were skipped, over all ranks and restarts of the run."""
-        lost, seen = session.progressed.num_lost, session.progressed.num_samples
-        if lost and self.world.is_main:
-            _LOG.warning("%d of %d samples were damaged and left out of the training", lost, lost + seen)
 
     def _new_step(self) -> ExactStep:
         return ExactStep(
@@ -342,16 +335,7 @@ class Trainer:
             self.world,
             total_steps=total if limit is None or total is None else min(total, limit),
             epochs=epochs,
-            file=None if self._show_progress else io.StringIO(),
         )
-
-    def _validate(self, val: BaseLoader | None, *, is_last: bool, between: Callable[[], None]) -> dict[str, float]:
-        if val is None:
-            return {}
-        if is_last:
-            val.expect_last_epoch()
-        values = evaluate(self.model, val, self._val_fn, world=self.world, between=between)
-        return {f"val_{name}": value for name, value in values.items()}
 
 
 def _several(given: Any) -> Sequence[Any]:

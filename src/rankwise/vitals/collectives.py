@@ -62,7 +62,8 @@ def _noting(original: Callable[..., Any], arguments: dict[str, int], module: Any
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            group = kwargs.get("group") or _group_by_place(args, module) or module._get_default_group()  # noqa: SLF001
+            placed = next((arg for arg in args if isinstance(arg, module.ProcessGroup)), None)
+            group = kwargs.get("group") or placed or module._get_default_group()  # noqa: SLF001
             given = {
                 key: _text(kwargs.get(key, args[place] if place < len(args) else _DEFAULTS.get(key)))
                 for key, place in arguments.items()
@@ -77,10 +78,6 @@ def _noting(original: Callable[..., Any], arguments: dict[str, int], module: Any
 
     call.noted_by_rankwise = True  # type: ignore[attr-defined]
     return call
-
-
-def _group_by_place(args: tuple[Any, ...], module: Any) -> Any:
-    return next((arg for arg in args if isinstance(arg, module.ProcessGroup)), None)
 
 
 def _text(value: object) -> str:
@@ -111,7 +108,10 @@ def last_calls() -> list[dict[str, Any]]:
     groups = []
     for ranks, group in _groups():
         name = str(group.group_name)
-        calls = recorded.get(name, [])[-_KEPT:] or _only_noted(name)
+        calls = recorded.get(name, [])[-_KEPT:]
+        if not calls:  # only the wrappers have recorded them, without shapes and end state
+            numbers = [number for of, number in noted if of == name][-_KEPT:]
+            calls = [{"number": n, "name": "collective", "sizes": [], "dtypes": [], "ended": None} for n in numbers]
         for call in calls:
             call["arguments"], call["line"] = noted.get((name, call["number"]), ({}, ""))
         groups.append({"name": name, "ranks": ranks, "calls": calls})
@@ -151,9 +151,3 @@ def _recorded() -> dict[str, list[dict[str, Any]]]:
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):
         return {}
     return calls
-
-
-def _only_noted(name: str) -> list[dict[str, Any]]:
-    """Return the calls of a group that only the wrappers have recorded, without shapes and end state."""
-    numbers = [number for group, number, _, _ in list(_noted) if group == name][-_KEPT:]
-    return [{"number": n, "name": "collective", "sizes": [], "dtypes": [], "ended": None} for n in numbers]

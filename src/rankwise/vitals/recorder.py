@@ -59,7 +59,7 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._lock = threading.Lock()  # for the page and its fields: the loop and the heartbeat thread both write
+        self._lock = threading.RLock()  # for the page and its fields: the loop and the heartbeat thread both write
         self._folder, self._rank = folder, rank
         self._num_calls: int | None = None
         self._asked: dict[str, str] = {}
@@ -73,7 +73,12 @@ class Recorder:
         self._cut = functools.lru_cache(maxsize=32)(cut_utf8)  # a loop has few phases, and reports one at every step
         try:
             self._stacks: IO[bytes] = (folder / f"stacks-{rank}").open("wb", buffering=0)
-            self._page = _map_page(folder / f"rank-{rank}")
+            path = folder / f"rank-{rank}"
+            path.touch()
+            with path.open("r+b") as file:
+                file.truncate(FILE_BYTES)  # never shorter in between: a reader that has mapped it would get SIGBUS
+                self._page = mmap.mmap(file.fileno(), FILE_BYTES)
+            self._page[:] = bytes(FILE_BYTES)
         except OSError as error:
             raise LaunchError(
                 f"rank {rank} cannot keep its vitals in {folder}: {error}; make the folder writable, or unset "
@@ -95,7 +100,7 @@ class Recorder:
             with self._lock:
                 if not self._ended.is_set():
                     now = time.monotonic()
-                    self._write_noted()
+                    self.write_noted()
                     HEARTBEAT.pack_into(self._page, HEARTBEAT_AT, now)
                     if calls != self._num_calls:
                         HEARTBEAT.pack_into(self._page, ADVANCE_AT, now)
@@ -143,8 +148,14 @@ class Recorder:
     def write_noted(self) -> None:
         """Write a noted step and a wait now instead of at the next heartbeat."""
         with self._lock:
-            if not self._is_over:
-                self._write_noted()
+            if self._is_over:
+                return
+            if (noted_s := self._take_noted()) is not None:
+                self._write(noted_s)
+            waits_s = self.waits_s
+            if waits_s != self._waited_s:  # a single number needs no sequence
+                self._waited_s = waits_s
+                HEARTBEAT.pack_into(self._page, WAITS_AT, waits_s)
 
     def _take_noted(self) -> float | None:
         """Take over a newly noted step and return its time; the caller holds the lock.
@@ -169,14 +180,6 @@ class Recorder:
         PROGRESS.pack_into(page, PROGRESS_AT, now, self._beats, self._epoch, self._step, self._phase)
         SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence)
 
-    def _write_noted(self) -> None:
-        if (noted_s := self._take_noted()) is not None:
-            self._write(noted_s)
-        waits_s = self.waits_s
-        if waits_s != self._waited_s:  # a single number needs no sequence
-            self._waited_s = waits_s
-            HEARTBEAT.pack_into(self._page, WAITS_AT, waits_s)
-
     def stop(self) -> None:
         """Stop the heartbeat and restore the signal; the files stay for readers."""
         self.write_noted()
@@ -192,31 +195,18 @@ class Recorder:
         self._page.close()
 
 
-def _map_page(path: Path) -> mmap.mmap:
-    path.touch()
-    with path.open("r+b") as file:
-        file.truncate(FILE_BYTES)  # never shorter in between: a reader that has mapped it would get SIGBUS
-        page = mmap.mmap(file.fileno(), FILE_BYTES)
-    page[:] = bytes(FILE_BYTES)
-    return page
-
-
 def _register_stacks(file: IO[bytes]) -> int:
     """Let a signal that nobody uses write all stacks to `file`; works inside blocked calls and with the GIL held."""
     if threading.current_thread() is not threading.main_thread():
         return 0  # handlers can be looked up from anywhere, but installing them is the main thread's business
-    for number in _candidates():
+    # real-time signals from the top, which nobody gives a meaning; SIGUSR2 where there are none
+    first = getattr(signal, "SIGRTMAX", None)
+    numbers = [signal.SIGUSR2] if first is None else range(first - 3, signal.SIGRTMIN + 3, -1)
+    for number in numbers:
         if signal.getsignal(number) is signal.SIG_DFL:
             faulthandler.register(number, file=file, all_threads=True)
             return int(number)
     return 0
-
-
-def _candidates() -> list[int]:
-    """Real-time signals from the top, which nobody gives a meaning; SIGUSR2 where there are none."""
-    if hasattr(signal, "SIGRTMAX"):
-        return list(range(signal.SIGRTMAX - 3, signal.SIGRTMIN + 3, -1))
-    return [signal.SIGUSR2]
 
 
 _recorder: Recorder | None = None

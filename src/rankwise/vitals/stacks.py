@@ -31,8 +31,10 @@ def tidy(stacks: str) -> str:
     """Remove rankwise's threads, frames of the import system, and the main thread's frames above the user's program."""
     blocks = re.split(r"\n\s*\n", stacks.strip())
     theirs = [block for block in blocks if _OURS[0] not in block and _OURS[2] not in block]
-    kept = [line for block in theirs for line in [*block.splitlines(), ""] if not _is_ours(line)]
-    return "\n".join(kept).rstrip()
+    lines = [line for block in theirs for line in [*block.splitlines(), ""]]
+    return "\n".join(
+        line for line in lines if '"<frozen ' not in line and not any(part in line for part in _OURS)
+    ).rstrip()
 
 
 def place(stacks: str) -> str:
@@ -73,10 +75,6 @@ def _main_frames(stacks: str) -> list[re.Match[str]]:
     """Return the main thread's frames, innermost first; faulthandler writes the oldest thread last."""
     block = re.split(r"^(?:Current thread|Thread) 0x.*$", stacks, flags=re.MULTILINE)[-1]
     return [match for match in map(_FRAME.match, block.splitlines()) if match]
-
-
-def _is_ours(line: str) -> bool:
-    return '"<frozen ' in line or any(part in line for part in _OURS)
 
 
 def _within(files: Sequence[str], parts: Sequence[str]) -> bool:

@@ -84,6 +84,10 @@ class FeedLoader(CursorLoader):
     """
 
     _more_options: ClassVar[tuple[str, ...]] = ()  # names that a subclass takes for its source
+    _buffer_limit_bytes: int | None = None  # of one micro-batch in host memory
+    _on_thread: Callable[[], None] | None = None  # called on each background thread before it reads
+    _before: OrderState | None = None  # where the previous pass began
+    _worker: LoaderWorker | None = None
 
     def __init__(
         self,
@@ -126,19 +130,15 @@ class FeedLoader(CursorLoader):
             if fused is not None:
                 self.source, batch_transform = fused, None
         self._batch_transform = batch_transform
-        self._buffer_limit_bytes: int | None = None  # of one micro-batch in host memory
         self._caps: dict[str, Any] = {}  # limits for all batches, those that are kept included; see `MemoryPool`
-        self._on_thread: Callable[[], None] | None = None  # called on each background thread before it reads
         across_epochs = options.get("across_epochs")
         wanted = self.source.stateless if across_epochs is None else across_epochs
         self._across_epochs, self._is_last = bool(wanted and self._depth), False
-        self._before: OrderState | None = None
         self._kept: Running | None = None
         self._memory: tuple[MemoryPool, MemoryPool] | None = None
         self._under_way: list[Callable[[], None]] = []
         self._stats = LoaderStats()
         self._budget = SkipBudget(options.get("on_bad_sample", "raise"))
-        self._worker: LoaderWorker | None = None
         self._warn_small_cache(order)
 
     def _warn_small_cache(self, order: Order) -> None:

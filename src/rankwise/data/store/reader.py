@@ -165,8 +165,10 @@ class BoxReader:
         """
         started, facts = time.perf_counter(), self._context.facts
         retries = facts.num_retries
+        scaled = request.scale is not None
         for array in request.arrays:
-            check_conversion(array.dtype, request.dtype, scaled=request.scale is not None, place=array.place)
+            if scaled or array.dtype != request.dtype:
+                check_conversion(array.dtype, request.dtype, scaled=scaled, place=array.place)
         warn_arrays(request)
         plan = make_plan(request, facts, like=like)
         seconds = time.perf_counter() - started

@@ -6,10 +6,10 @@ Only this module probes the members of a loader. Behind it every loader is a `Ba
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rankwise.data.contract import JSON, BaseLoader, BaseOrder, BaseSource, Batch, Order, OrderState, Stateful, Step
+from rankwise.data.contract import BaseLoader, BaseOrder, BaseSource, Batch, Order
 from rankwise.errors import ConfigError
 
 __all__ = ["ForeignLoader", "as_loader", "check_loader", "check_val", "is_stream", "kind_of"]
@@ -17,142 +17,79 @@ __all__ = ["ForeignLoader", "as_loader", "check_loader", "check_val", "is_stream
 _WANTED = ("__iter__", "__len__", "set_epoch", "mark_done", "state_dict", "load_state_dict")
 
 
+def _theirs(name: str, default: Any = None) -> Any:
+    """Return a member of an adapter: that of the adapted object, or the default if it has none."""
+    return property(lambda adapter: getattr(adapter.given, name, default))
+
+
 class ForeignLoader(BaseLoader):
-    """Adapts a loader that does not inherit from `BaseLoader`: passes calls on, with defaults for missing members.
+    """Adapts a loader that does not inherit from `BaseLoader`: its own members, and defaults for missing ones.
 
     Args:
-        loader: written by a user, or from another library.
-
-    Attributes:
-        loader: the loader as given.
+        given: a loader written by a user, or from another library.
     """
 
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
+    def __init__(self, given: Any) -> None:
+        self.given = given
 
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
-        return iter(self.loader)
+        return iter(self.given)
 
     def __len__(self) -> int:
-        return len(self.loader) if hasattr(self.loader, "__len__") else sys.maxsize
+        return len(self.given) if hasattr(self.given, "__len__") else sys.maxsize
 
-    def set_epoch(self, epoch: int) -> None:
-        """Pass the call on."""
-        self.loader.set_epoch(epoch)
-
-    def mark_done(self, state: OrderState) -> None:
-        """Pass the call on."""
-        self.loader.mark_done(state)
-
-    def state_dict(self) -> dict[str, JSON]:
-        """Return the loader's state; held-out data may have none."""
-        state: dict[str, JSON] = self.loader.state_dict() if hasattr(self.loader, "state_dict") else {}
-        return state
-
-    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Pass the call on."""
-        self.loader.load_state_dict(state)
+    set_epoch = _theirs("set_epoch")
+    mark_done = _theirs("mark_done")
+    state_dict = _theirs("state_dict", dict)  # held-out data may have none
+    load_state_dict = _theirs("load_state_dict")
+    micro_batch = _theirs("micro_batch")
+    equal_because = _theirs("equal_because", "")
+    speeds = _theirs("speeds")
+    set_speeds = _theirs("set_speeds")
+    start_prefetch = _theirs("start_prefetch", bool)
+    expect_last_epoch = _theirs("expect_last_epoch", bool)
+    rank_state = _theirs("rank_state")
 
     @property
     def order(self) -> Order | None:
         """The loader's order, if it has one."""
-        order = getattr(self.loader, "order", None)
+        order = getattr(self.given, "order", None)
         return order if order is None or isinstance(order, Order) else _PartialOrder(order)
 
     @property
     def num_epoch_steps(self) -> int | None:
         """The number from its order, if known."""
-        order: Any = getattr(self.loader, "order", None)
+        order: Any = getattr(self.given, "order", None)
         if not hasattr(order, "start"):
             return None
         return int(order.num_steps(order.start(int(str(self.state_dict()["epoch"])))))
 
     @property
-    def micro_batch(self) -> int | None:
-        """The loader's value."""
-        most: int | None = getattr(self.loader, "micro_batch", None)
-        return most
-
-    @property
     def takes_speeds(self) -> bool:
         """Whether it has `set_speeds`."""
-        return callable(getattr(self.loader, "set_speeds", None))
-
-    @property
-    def equal_because(self) -> str:
-        """The loader's value."""
-        return str(getattr(self.loader, "equal_because", ""))
-
-    @property
-    def speeds(self) -> tuple[int, ...] | None:
-        """The loader's value."""
-        speeds: tuple[int, ...] | None = getattr(self.loader, "speeds", None)
-        return speeds
-
-    def set_speeds(self, speeds: Sequence[float] | None) -> None:
-        """Pass the call on."""
-        self.loader.set_speeds(speeds)
-
-    def start_prefetch(self) -> bool:
-        """Pass the call on, if the loader has this method."""
-        tell = getattr(self.loader, "start_prefetch", None)
-        return tell is not None and bool(tell())
-
-    def expect_last_epoch(self) -> None:
-        """Pass the call on, if the loader has this method."""
-        tell = getattr(self.loader, "expect_last_epoch", None)
-        if tell is not None:
-            tell()
-
-    @property
-    def rank_state(self) -> Stateful | None:
-        """The loader's value."""
-        state: Stateful | None = getattr(self.loader, "rank_state", None)
-        return state
+        return callable(self.set_speeds)
 
     @property
     def samples(self) -> Any:
         """The loader's dataset or source, if it has one."""
-        shown = getattr(self.loader, "dataset", None)
-        return getattr(self.loader, "source", None) if shown is None else shown
+        shown = getattr(self.given, "dataset", None)
+        return getattr(self.given, "source", None) if shown is None else shown
 
 
 class _PartialOrder(BaseOrder):
     """An order with only some members; 0 and "" stand for unknown values."""
 
-    def __init__(self, order: Any) -> None:
-        self._order = order
+    def __init__(self, given: Any) -> None:
+        self.given = given
 
-    @property
-    def recipe(self) -> str:
-        return str(getattr(self._order, "recipe", ""))
-
-    @property
-    def batch_size(self) -> int:
-        return int(getattr(self._order, "batch_size", None) or 0)
-
-    @property
-    def remainder(self) -> str:
-        return str(getattr(self._order, "remainder", ""))
-
-    @property
-    def fingerprint(self) -> str | None:
-        found: str | None = getattr(self._order, "fingerprint", "")
-        return found
-
-    def num_samples(self, epoch: int) -> int:
-        return int(self._order.num_samples(epoch)) if hasattr(self._order, "num_samples") else 0
-
-    def start(self, epoch: int = 0) -> OrderState:
-        state: OrderState = self._order.start(epoch)
-        return state
-
-    def num_steps(self, state: OrderState) -> int:
-        return int(self._order.num_steps(state))
-
-    def step(self, state: OrderState) -> Step:
-        step: Step = self._order.step(state)
-        return step
+    recipe = _theirs("recipe", "")
+    batch_size = _theirs("batch_size", 0)
+    remainder = _theirs("remainder", "")
+    fingerprint = _theirs("fingerprint", "")
+    num_samples = _theirs("num_samples", lambda epoch: 0)  # noqa: ARG005  (as it is called)
+    start = _theirs("start")
+    num_steps = _theirs("num_steps")
+    step = _theirs("step")
 
 
 def as_loader(loader: Any) -> BaseLoader:
@@ -175,7 +112,7 @@ def is_stream(data: Any) -> bool:
 
 def kind_of(loader: BaseLoader) -> str:
     """Return the name of the user's class, for messages."""
-    return type(loader.loader if isinstance(loader, ForeignLoader) else loader).__name__
+    return type(loader.given if isinstance(loader, ForeignLoader) else loader).__name__
 
 
 def check_loader(loader: BaseLoader) -> None:
@@ -199,7 +136,7 @@ def check_val(loader: BaseLoader | None, train: BaseLoader) -> None:
     Raises:
         ConfigError: it has no epochs, cannot be iterated, or is the loader that trains.
     """
-    inner = [each.loader if isinstance(each, ForeignLoader) else each for each in (loader, train)]
+    inner = [each.given if isinstance(each, ForeignLoader) else each for each in (loader, train)]
     if inner[0] is inner[1]:
         raise ConfigError(
             "val= is the loader that trains: validation would move its position, and a restart would train samples of "
@@ -218,7 +155,7 @@ def check_val(loader: BaseLoader | None, train: BaseLoader) -> None:
 def _missing(loader: BaseLoader, wanted: Sequence[str]) -> list[str]:
     if not isinstance(loader, ForeignLoader):  # an abstract method guarantees this
         return []
-    return [name for name in wanted if not callable(getattr(loader.loader, name, None))]
+    return [name for name in wanted if not callable(getattr(loader.given, name, None))]
 
 
 def _named(loader: BaseLoader) -> str:
@@ -227,7 +164,7 @@ def _named(loader: BaseLoader) -> str:
 
 
 def _other_way(loader: BaseLoader) -> str:
-    given = loader.loader if isinstance(loader, ForeignLoader) else None
+    given = loader.given if isinstance(loader, ForeignLoader) else None
     if isinstance(given, BaseSource):
         return "give the source to its loader, such as SampleLoader(source, order=Order(source, batch_size=...))"
     if isinstance(given, Order):

@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ _KEPT = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor"),
     *("persistent_workers", "multiprocessing_context", "generator"),
 )
-_Ids = Callable[[int], tuple[IntArray, int]]
+_Ids = Iterator[tuple[IntArray, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Sharing:
         is_known: whether the order is the same each time that an epoch is iterated.
         is_stateful: whether the position of `data` can be saved and loaded.
         pinned: whether batches are in page-locked memory.
-        ids: returns the ids of this rank's n-th batch, without repeated samples, and the number including
+        ids: yields for each batch of this rank in an epoch its ids without repeated samples, and the number including
             them; None if unknown.
         warnings: missing guarantees in training.
         held_out: missing guarantees in evaluation.
@@ -142,10 +143,10 @@ def _of_samplers(data: DataLoader[Any], world: World) -> Sharing:
     drops = bool(plain and batch_sampler.drop_last)
     recipe, mend = f"v1.samples.{kind}.{num_samples}", f"{mend} together, has none of these limits"
     if known and type(sampler) is DistributedSampler:
-        ids = _distributed_ids(sampler, batch_size, len(range(rank, num_samples, size)))
+        ids = partial(_distributed_ids, sampler, batch_size, len(range(rank, num_samples, size)))
         return _made(data, recipe=recipe, mend=mend, known=True, ids=ids, drops=drops or sampler.drop_last)
     if known and type(sampler) is SequentialSampler:
-        dealt, ids = _dealt(data, world), _dealt_ids(num_samples, batch_size, world)
+        dealt, ids = _dealt(data, world), partial(_dealt_ids, num_samples, batch_size, world)
         return _made(data, recipe=recipe, mend=mend, known=True, ids=ids, drops=drops, batches=dealt)
     split = "" if size == 1 else f"whether ranks see a sample twice depends on its {kind}"
     return _made(
@@ -198,29 +199,18 @@ def _length(batches: Any) -> int | None:
         return None
 
 
-def _distributed_ids(sampler: Any, batch_size: int, num_real: int) -> Callable[[], _Ids]:
+def _distributed_ids(sampler: Any, batch_size: int, num_real: int) -> _Ids:
     """The sampler repeats samples at the end of some ranks' order, so that all ranks have equally many."""
-
-    def of_epoch() -> _Ids:
-        order = np.fromiter(iter(sampler), dtype=np.int64)
-
-        def of_batch(number: int) -> tuple[IntArray, int]:
-            start = number * batch_size
-            whole = order[start : start + batch_size]
-            return whole[: max(num_real - start, 0)], len(whole)
-
-        return of_batch
-
-    return of_epoch
+    order = np.fromiter(iter(sampler), dtype=np.int64)
+    for start in range(0, len(order), batch_size):
+        whole = order[start : start + batch_size]
+        yield whole[: max(num_real - start, 0)], len(whole)
 
 
-def _dealt_ids(num_samples: int, batch_size: int, world: World) -> Callable[[], _Ids]:
-    def of_batch(number: int) -> tuple[IntArray, int]:
-        start = (number * world.world_size + world.rank) * batch_size
+def _dealt_ids(num_samples: int, batch_size: int, world: World) -> _Ids:
+    for start in range(world.rank * batch_size, num_samples, world.world_size * batch_size):
         ids = np.arange(start, min(start + batch_size, num_samples), dtype=np.int64)
-        return ids, len(ids)
-
-    return lambda: of_batch
+        yield ids, len(ids)
 
 
 class _EveryNth:

@@ -137,10 +137,9 @@ class StreamLoader(BaseLoader):
         self._count = count or count_samples
         self._sharing = self._agreed(data)
         self._state = OrderState(seed=world.seed, epoch=0, position=0, recipe=self._sharing.recipe)
-        self._snapshot: Any = None
         self._snapshots: dict[int, Any] = {}
         self.together = False
-        self._rank_state = _RankState(self)
+        self._rank_state = _RankState()
 
     def _agreed(self, data: Any) -> Sharing:
         """Compare the ranks' data, and log missing guarantees once."""
@@ -213,37 +212,35 @@ class StreamLoader(BaseLoader):
         """Yield this rank's batches of an epoch with the ids of their samples, without repeated ones."""
         sharing, world, start = self._sharing, self._world, 0
         sharing.set_epoch(epoch)
-        ids_of = None if sharing.ids is None else sharing.ids()
+        known = None if sharing.ids is None else itertools.islice(sharing.ids(), skip, None)
         read, stands = skip, sharing.is_stateful and skip
         with kept_random_state():  # a shuffle, and the workers' seeds, depend on (seed, epoch, rank) alone
             seed_training(world, "stream", epoch)
             if stands:
-                sharing.data.load_state_dict(self._stand())
+                if self._rank_state.position is None:
+                    raise ConfigError(
+                        "the state of this StreamLoader is in mid-epoch, but the position of its data on this rank is "
+                        'unknown: restore its rank_state as well (parts={"order": Replicated(loader), "stream": '
+                        "loader.rank_state})"
+                    )
+                sharing.data.load_state_dict(self._rank_state.position)
                 read = 0
             batches = iter(sharing.batches)
             for data in itertools.islice(batches, read):
-                start += self._count(data) if ids_of is None else 0
+                start += self._count(data) if known is None else 0
             first = list(itertools.islice(batches, 1))
-        for number, data in enumerate(itertools.chain(first, batches), start=skip):
-            if ids_of is None:
+        for data in itertools.chain(first, batches):
+            if known is None:
                 num_samples = self._count(data)
                 # consecutive numbers that no other rank uses
                 yield np.arange(start, start + num_samples, dtype=np.int64) * world.world_size + world.rank, data
                 start += num_samples
                 continue
-            ids, num_samples = ids_of(number)
+            ids, num_samples = next(known)
             if len(ids) == num_samples:
                 yield ids, data
             elif len(ids):
                 yield ids, first_rows(data, len(ids), num_samples)
-
-    def _stand(self) -> Any:
-        if self._snapshot is None:
-            raise ConfigError(
-                "the state of this StreamLoader is in mid-epoch, but the position of its data on this rank is unknown: "
-                'restore its rank_state as well (parts={"order": Replicated(loader), "stream": loader.rank_state})'
-            )
-        return self._snapshot
 
     def _spare(self, first: tuple[IntArray, Any] | None, epoch: int, index: int) -> Any:
         """Return a stand-in for a rank without a batch: its own first samples, else those of another rank."""
@@ -290,12 +287,11 @@ class StreamLoader(BaseLoader):
                 ids=ids,
                 weights=None,
             )
-            uncut = self._on_device(data if len(ids) else spare)
+            uncut = data if len(ids) else spare
+            if self._device is not None:
+                uncut = move_tree(uncut, self._device, non_blocking=self._sharing.pinned)
             made.append(_StreamBatch(share, uncut if len(ids) else without_rows(uncut), uncut=uncut, more=more))
         return tuple(made)
-
-    def _on_device(self, data: Any) -> Any:
-        return data if self._device is None else move_tree(data, self._device, non_blocking=self._sharing.pinned)
 
     @property
     def rank_state(self) -> _RankState:
@@ -313,8 +309,8 @@ class StreamLoader(BaseLoader):
 
     def mark_done(self, state: OrderState) -> None:
         """Record that the step which ends at `state` has completed."""
-        self._snapshot = self._snapshots.get(state.position)
-        self._snapshots = {state.position: self._snapshot}
+        self._rank_state.position = self._snapshots.get(state.position)
+        self._snapshots = {state.position: self._rank_state.position}
         self._state = state
 
     def state_dict(self) -> dict[str, JSON]:
@@ -342,15 +338,13 @@ class StreamLoader(BaseLoader):
 
 
 class _RankState:
-    """The part of a checkpoint that belongs to a rank: the position of its iterable, if known."""
+    """The part of a checkpoint that belongs to a rank: the position of its iterable, None if unknown."""
 
     scope: Literal["rederived"] = "rederived"
-
-    def __init__(self, loader: StreamLoader) -> None:
-        self._loader = loader
+    position: Any = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"data": self._loader._snapshot}  # noqa: SLF001
+        return {"data": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._loader._snapshot = state["data"]  # noqa: SLF001
+        self.position = state["data"]

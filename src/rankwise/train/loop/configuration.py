@@ -20,10 +20,10 @@ from rankwise._version import __version__
 from rankwise.checkpoint.parts import plain_name
 from rankwise.data.contract import JSON, BaseLoader
 from rankwise.errors import ConfigError
+from rankwise.train.models.passes import Precision
 from rankwise.train.models.sharding import is_sharded, shards_state
 from rankwise.train.models.wrapped_models import uncompiled
 from rankwise.train.step.balance import check_balance
-from rankwise.train.step.precision import Precision
 from rankwise.world import World
 
 if TYPE_CHECKING:
@@ -199,16 +199,16 @@ def _code_record(step_fn: Any) -> str:
         step_fn = step_fn.func
     step_fn = inspect.unwrap(step_fn)
     found = getattr(step_fn, "__code__", None) or getattr(type(step_fn).__call__, "__code__", None)
-    digest = "unknown" if found is None else hashlib.sha256(_told(found).encode()).hexdigest()[:16]
+    digest = "unknown" if found is None else hashlib.sha256(_code_text(found).encode()).hexdigest()[:16]
     return f"{sys.implementation.cache_tag} {digest}"
 
 
-def _told(constant: Any) -> str:
+def _code_text(constant: Any) -> str:
     if isinstance(constant, CodeType):
         names = (constant.co_names, constant.co_varnames, constant.co_freevars)
-        return f"{constant.co_code.hex()} {names} {_told(constant.co_consts)}"
+        return f"{constant.co_code.hex()} {names} {_code_text(constant.co_consts)}"
     if isinstance(constant, tuple):
-        return f"({', '.join(map(_told, constant))})"
+        return f"({', '.join(map(_code_text, constant))})"
     # the order of a set differs between processes
     return f"{sorted(map(repr, constant))}" if isinstance(constant, frozenset) else repr(constant)
 
@@ -218,35 +218,26 @@ def _model_record(model: nn.Module) -> dict[str, JSON]:
     state = model.state_dict(keep_vars=True)
     shapes = {plain_name(name): [*p.shape, str(p.dtype)] for name, p in state.items()}
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
+    # `fully_shard` replaces the class by one of its own: a sharded run is the same run
+    kinds = [kind.__name__ for kind in type(model).__mro__ if kind.__name__ != "FSDPModule"]
+    replaced = is_sharded(model) and kinds[0] == f"FSDP{kinds[1]}"
     return {
-        "class": _plain_name(model),
+        "class": kinds[1] if replaced else kinds[0],
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "shapes": digest,
     }
 
 
-def _plain_name(model: nn.Module) -> str:
-    """Return the name of the module's class before `fully_shard` replaced it: a sharded run is the same run."""
-    kinds = [kind for kind in type(model).__mro__ if kind.__name__ != "FSDPModule"]
-    return (
-        kinds[1].__name__
-        if is_sharded(model) and kinds[0].__name__ == f"FSDP{kinds[1].__name__}"
-        else kinds[0].__name__
-    )
-
-
 def _optimizer_record(optimizer: Any) -> dict[str, JSON]:
-    groups = {f"group {index}": _plain_group(group) for index, group in enumerate(optimizer.param_groups)}
+    """Return the class and the settings of each parameter group, without tensors."""
     kind = type(getattr(optimizer, "optim", optimizer) if shards_state(optimizer) else optimizer)
-    return {"class": kind.__name__, **groups}
-
-
-def _plain_group(group: Mapping[str, Any]) -> dict[str, JSON]:
-    """Return the settings of a parameter group, without tensors; the learning rate is the one before any schedule."""
-    plain: dict[str, JSON] = {"num_tensors": len(group["params"])}
-    for name, value in group.items():
-        if name != "params" and isinstance(value, bool | int | float | str | tuple | list | None):
-            plain[name] = json.loads(json.dumps(value))
-    if "initial_lr" in plain:  # a scheduler has set "lr" to its first, warmed-up value
-        plain["lr"] = plain.pop("initial_lr")
-    return plain
+    record: dict[str, JSON] = {"class": kind.__name__}
+    for index, group in enumerate(optimizer.param_groups):
+        plain: dict[str, JSON] = {"num_tensors": len(group["params"])}
+        for name, value in group.items():
+            if name != "params" and isinstance(value, bool | int | float | str | tuple | list | None):
+                plain[name] = json.loads(json.dumps(value))
+        if "initial_lr" in plain:  # a scheduler has set "lr" to its first, warmed-up value
+            plain["lr"] = plain.pop("initial_lr")
+        record[f"group {index}"] = plain
+    return record

@@ -138,14 +138,11 @@ class EMA:
         """
         averages: Mapping[str, torch.Tensor] = state["averages"]
         wanted = {name: list(p.shape) for name, p in self._averages.items()}
-        if found := {k: [wanted.get(k), v] for k, v in _shapes(averages).items() if wanted.get(k) != v}:
+        given = {name: list(tensor.shape) for name, tensor in averages.items()}
+        if found := {name: [wanted.get(name), shape] for name, shape in given.items() if wanted.get(name) != shape}:
             raise CheckpointError(f"the averages belong to another model; shapes here and there, by name: {found}")
         if missing := sorted(wanted.keys() - averages.keys()):
             raise CheckpointError(f"the averages belong to another model: none are stored for {', '.join(missing)}")
         for name, value in averages.items():
             self._averages[name].copy_(value)
         self.num_updates = int(state["num_updates"])
-
-
-def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
-    return {name: list(tensor.shape) for name, tensor in tensors.items()}

@@ -7,7 +7,7 @@ import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rankwise.checkpoint import Replicated
 from rankwise.data.contract import Stateful
@@ -64,7 +64,7 @@ class Hooks:
 EVENTS = tuple(field.name for field in fields(Hooks))
 
 
-class Told(NamedTuple):
+class HookReport(NamedTuple):
     """What a rank's hooks report to the other ranks, sent with an existing reduction."""
 
     error: str | None
@@ -72,7 +72,7 @@ class Told(NamedTuple):
     numbers: Mapping[str, float]
 
 
-_NO_NEWS = Told(None, "", {})
+_NOTHING_TO_REPORT = HookReport(None, "", {})
 
 
 class HookChain:
@@ -145,18 +145,18 @@ class HookChain:
         """Call all hooks of an event and agree at once on errors. Every rank calls it."""
         if self._calls[event]:
             self.call(event, *args)
-            self.settle(self._world.all_gather_object(self.told()))
+            self.settle(self._world.all_gather_object(self.report()))
 
-    def told(self, *, numbers: bool = False) -> Told:
+    def report(self, *, numbers: bool = False) -> HookReport:
         """Return what the other ranks must know; `numbers` also calls the hooks for values of this rank."""
-        mine = _joined(self.call("rank_numbers")) if numbers and self._calls["rank_numbers"] else {}
+        mine = self.numbers("rank_numbers") if numbers else {}
         if self._error is None and not self.wanted_stop and not mine:
-            return _NO_NEWS
-        return Told(
+            return _NOTHING_TO_REPORT
+        return HookReport(
             None if self._error is None else f"{type(self._error).__name__}: {self._error}", self.wanted_stop, mine
         )
 
-    def settle(self, told: Sequence[Told]) -> None:
+    def settle(self, reports: Sequence[HookReport]) -> None:
         """Process the reports of all ranks: errors, requests to stop, and the numbers of their hooks.
 
         Raises:
@@ -165,24 +165,24 @@ class HookChain:
         """
         if self._error is not None:
             raise self._error
-        if told.count(_NO_NEWS) == len(told):
+        if reports.count(_NOTHING_TO_REPORT) == len(reports):
             self.spread = {}
             return
-        failed = {rank: one.error for rank, one in enumerate(told) if one.error is not None}
+        failed = {rank: one.error for rank, one in enumerate(reports) if one.error is not None}
         if failed:
             lines = "; ".join(f"rank {rank}: {error}" for rank, error in failed.items())
             raise DesyncError(f"a hook failed on another rank, so the training stops here: {lines}", ranks=(*failed,))
-        self.stop = self.stop or next((one.stop for one in told if one.stop), "")
+        self.stop = self.stop or next((one.stop for one in reports if one.stop), "")
         self.spread = {}
-        for name in sorted({name for one in told for name in one.numbers}):
-            values = [one.numbers[name] for one in told if name in one.numbers]
+        for name in sorted({name for one in reports for name in one.numbers}):
+            values = [one.numbers[name] for one in reports if name in one.numbers]
             own = re.search(r"/rank\d+$", name) is not None
             spread = {"/min": min(values), "/mean": sum(values) / len(values), "/max": max(values)}
             self.spread |= {name: values[0]} if own else {f"{name}{what}": value for what, value in spread.items()}
 
-    def numbers(self) -> dict[str, float]:
-        """Return the hooks' values for the next log line."""
-        return _joined(self.call("numbers")) if self._calls["numbers"] else {}
+    def numbers(self, event: Literal["numbers", "rank_numbers"]) -> dict[str, float]:
+        """Return the hooks' values for the next log line: those equal on all ranks, or those of this rank."""
+        return {name: float(value) for answer in self.call(event) for name, value in answer.items()}
 
     def fail(self, error: Exception) -> None:
         """Tell the hooks about an error that ends the training; log and ignore errors of these hooks."""
@@ -191,7 +191,3 @@ class HookChain:
                 call(self._trainer(), error)
             except Exception:  # noqa: BLE001  (the error that ended the training is the one to raise)
                 _LOG.exception("the hook %r failed while it handled a failure", call)
-
-
-def _joined(answers: Sequence[Values]) -> dict[str, float]:
-    return {name: float(value) for answer in answers for name, value in answer.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,10 +15,11 @@ from rankwise.data.contract import BaseLoader
 from rankwise.errors import Interrupted, RunDirError, StepError
 from rankwise.tracking import Progress
 from rankwise.train.loop.configuration import TrainOptions
-from rankwise.train.loop.hooks import HookChain, Told
+from rankwise.train.loop.hooks import HookChain, HookReport
 from rankwise.train.loop.session import Session
+from rankwise.train.loop.validation import evaluate
 from rankwise.train.step.balance import Balance
-from rankwise.train.step.exact import ExactStep
+from rankwise.train.step.exact import ExactStep, StepFn
 from rankwise.train.step.ledger import Ledger, RunningMeans, StepReport, Trouble, describe_trouble
 from rankwise.world import World
 
@@ -41,11 +42,10 @@ class Loop:
         ledger: records of steps: losses, metrics, and whether they were finite.
         session: receives numbers and checkpoints, and knows the progress of the run.
         options: how often to log and to save, and when to stop.
-        progress: the progress line on the main rank.
+        progress: the progress line on the main rank; None shows none.
         optimizer: its learning rate is logged.
-        validate: returns an epoch's validation values; its arguments are whether it is the last epoch and a function to
-            call between batches; called on every rank.
-        before_validation: called when an epoch has a few steps left.
+        val: the held-out data, None without any.
+        val_fn: the step function of their evaluation.
         hooks: called during the run, on every rank.
         balance: cuts the shares of each step by speed; None leaves them unchanged.
     """
@@ -55,10 +55,10 @@ class Loop:
     ledger: Ledger
     session: Session
     options: TrainOptions
-    progress: Progress
+    progress: Progress | None
     optimizer: torch.optim.Optimizer
-    validate: Callable[[bool, Callable[[], None]], Mapping[str, float]]
-    before_validation: Callable[[], object]
+    val: BaseLoader | None
+    val_fn: StepFn
     hooks: HookChain
     balance: Balance | None = None
     _loss: float = field(init=False, default=math.nan)
@@ -83,7 +83,9 @@ class Loop:
             if self._limit_reached():
                 break
             train.set_epoch(epoch)
-            is_last = epoch + 1 == epochs or self._ends_within(train)
+            limit = self.options.limit_steps
+            ends_within = limit is not None and self.session.progressed.num_steps + len(train) >= limit
+            is_last = epoch + 1 == epochs or ends_within
             if is_last:
                 train.expect_last_epoch()
             self._epoch(train, epoch)
@@ -96,12 +98,21 @@ class Loop:
     def _end_epoch(self, epoch: int, trained: Mapping[str, float], *, is_last: bool) -> Mapping[str, float]:
         vitals.beat(epoch=epoch, phase="validate")
         self.session.flush()  # validation may take long
-        try:
-            values = {**trained, **self.validate(is_last, self._between_batches)}
-        except Interrupted:
-            self._leave(trained, unvalidated=epoch)
+        values = dict(trained)
+        if self.val is not None:
+            if is_last:
+                self.val.expect_last_epoch()
+            try:
+                held_out = evaluate(
+                    self.step.model, self.val, self.val_fn, world=self.world, between=self._between_batches
+                )
+            except Interrupted:
+                self._leave(trained, unvalidated=epoch)
+            values |= {f"val_{name}": value for name, value in held_out.items()}
         self.hooks.call_together("validation_end", epoch, values)
-        self.session.log({f"epoch_{name}": value for name, value in values.items()}, epoch=epoch)
+        if self.session.tracker is not None:
+            line = {f"epoch_{name}": value for name, value in values.items()}
+            self.session.tracker.log(self.session.progressed.num_steps, line, epoch=epoch)
         self._save(values)
         self.hooks.call_together("epoch_end", epoch, values)
         if self.hooks.stop != self.session.progressed.stopped:  # requested after the epoch was saved
@@ -129,7 +140,9 @@ class Loop:
         beat, wait, take, mark_done, keep = vitals.beat_step, vitals.wait, self.step, train.mark_done, self.ledger.keep
         progressed, interruption, clock = self.session.progressed, self.session.interruption, time.perf_counter
         heard = {} if interruption is None else interruption.received
-        few_left, number = max(0, self._steps_left(train) - _FEW_STEPS), -1
+        limit = self.options.limit_steps
+        left = len(train) if limit is None else min(len(train), limit - progressed.num_steps)
+        few_left, number = max(0, left - _FEW_STEPS), -1
         due = self._due(progressed.num_steps)
         asked_s = now_s = clock()
         for batches in train if self.balance is None else self.balance.steps(train):
@@ -137,8 +150,8 @@ class Loop:
             self._wait_s += now_s - asked_s
             beat(epoch, progressed.num_steps)
             number += 1
-            if number == few_left:
-                self.before_validation()
+            if number == few_left and self.val is not None:
+                self.val.start_prefetch()
             report = take(batches)
             mark_done(report.resume)
             keep(report, batches)
@@ -177,7 +190,7 @@ class Loop:
         if self.hooks.at_steps:
             self.hooks.call("step_end", report)
         if options.asynchronous:
-            self.session.poll()
+            self.session.publish()
         if self._limit_reached():
             return True
         # the last step of an epoch is saved after its validation, so that a restart does not skip it
@@ -194,19 +207,20 @@ class Loop:
         self.ledger.settle()  # keeps the records small, however rare log lines are
         progressed, (num_samples, wait_s, _) = self.session.progressed, self._shown
         self._shown = (progressed.num_samples, self._wait_s, now_s)
-        self.progress.update(
-            progressed.num_steps,
-            epoch=epoch,
-            loss=None if math.isnan(self._loss) else self._loss,
-            samples=progressed.num_samples - num_samples,
-            wait_s=self._wait_s - wait_s,
-        )
+        if self.progress is not None:
+            self.progress.update(
+                progressed.num_steps,
+                epoch=epoch,
+                loss=None if math.isnan(self._loss) else self._loss,
+                samples=progressed.num_samples - num_samples,
+                wait_s=self._wait_s - wait_s,
+            )
 
     def _log(self, report: StepReport, epoch: int) -> None:
         num_samples, wait_s, since_s = self._logged
         self._logged = (self.session.progressed.num_samples, self._wait_s, time.perf_counter())
         elapsed_s = max(self._logged[2] - since_s, 1e-9)
-        further = self.hooks.numbers()
+        further = self.hooks.numbers("numbers")
         values, waits = self._reduce(self.ledger.recent, note=(self._wait_s - wait_s) / elapsed_s)
         self._loss = values["loss"]
         extra = {} if report.grad_norm is None else {"grad_norm": report.grad_norm}
@@ -226,30 +240,32 @@ class Loop:
                 f"the step function, or a hook, returned metrics named {', '.join(sorted(taken))}, but the loop logs "
                 "other numbers under these names: rename them"
             )
-        self.session.log(line, epoch=epoch)
-        self.hooks.call("log", self.session.progressed.num_steps, line)
+        num_steps = self.session.progressed.num_steps
+        if self.session.tracker is not None:
+            self.session.tracker.log(num_steps, line, epoch=epoch)
+        self.hooks.call("log", num_steps, line)
 
     def _reduce(
         self, means: RunningMeans, *, reset: bool = True, note: Any = None
     ) -> tuple[dict[str, float], Sequence[Any]]:
         """Reduce, and check the steps since the last check in the same collective, to save one."""
-        told = self.hooks.told(numbers=note is not None)
+        report = self.hooks.report(numbers=note is not None)
         self.ledger.settle()
-        values, noted = means.reduce_noted(self.world, (self.ledger.look(), told, note), reset=reset)
-        troubles, heard, notes = zip(*noted, strict=True)
-        self._settle(troubles, heard)
+        values, noted = means.reduce_noted(self.world, (self.ledger.look(), report, note), reset=reset)
+        troubles, reports, notes = zip(*noted, strict=True)
+        self._settle(troubles, reports)
         return values, notes
 
-    def _settle(self, troubles: Sequence[Trouble | None], heard: Sequence[Told]) -> None:
+    def _settle(self, troubles: Sequence[Trouble | None], reports: Sequence[HookReport]) -> None:
         if troubles.count(None) < len(troubles):
             raise StepError(describe_trouble(troubles, self.session.newest_text))
-        self.hooks.settle(heard)
+        self.hooks.settle(reports)
 
     def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
         vitals.beat(phase="checkpoint")
         self.ledger.settle()
         if self.ledger.pending:  # between two log lines: saving communicates anyway
-            news = self.world.all_gather_object((self.ledger.look(), self.hooks.told()))
+            news = self.world.all_gather_object((self.ledger.look(), self.hooks.report()))
             self._settle(*zip(*news, strict=True))
         step = self.session.progressed.num_steps
         self.hooks.call_together("checkpoint_begin", step)
@@ -257,15 +273,6 @@ class Loop:
         self.session.save(values, unvalidated=unvalidated)
         self._saved_step = step
         self.hooks.call_together("checkpoint_end", step)
-
-    def _steps_left(self, train: BaseLoader) -> int:
-        """Return the number of steps until the epoch ends, or the run."""
-        limit = self.options.limit_steps
-        return len(train) if limit is None else min(len(train), limit - self.session.progressed.num_steps)
-
-    def _ends_within(self, train: BaseLoader) -> bool:
-        limit = self.options.limit_steps
-        return limit is not None and self.session.progressed.num_steps + len(train) >= limit
 
     def _limit_reached(self) -> bool:
         limit = self.options.limit_steps

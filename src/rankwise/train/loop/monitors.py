@@ -15,6 +15,8 @@ from rankwise.train.models.wrapped_models import unwrapped
 from rankwise.train.step.ledger import StepReport
 
 if TYPE_CHECKING:
+    import torch
+
     from rankwise.train.trainer import Trainer
 
 __all__ = ["EarlyStopping", "GradientStats", "LearningRates", "Predictions", "SystemMetrics", "Throughput"]
@@ -262,11 +264,11 @@ def _memory() -> dict[str, float]:
     return {"ram_bytes": float(pages * os.sysconf("SC_PAGE_SIZE"))}
 
 
-def _gpu(device: Any) -> dict[str, float]:
+def _gpu(device: torch.device) -> dict[str, float]:
     """Return memory and utilisation of the rank's GPU; utilisation needs pynvml and is left out without it."""
     import torch
 
-    if getattr(torch.device(str(device)), "type", "cpu") != "cuda":
+    if device.type != "cuda":
         return {}
     found = {
         "gpu_bytes": float(torch.cuda.memory_allocated(device)),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from rankwise.data.contract import JSON, Stateful
 from rankwise.errors import CheckpointError, ConfigError, RunDirError
 from rankwise.guard import Guard
 from rankwise.tracking import RunDir, Tracker, default_run_dir
+from rankwise.tracking.verdict import on_main
 from rankwise.train.loop.configuration import MAY_CHANGE, RELEASED, TrainOptions, environment_record
 from rankwise.train.loop.parts import Progressed
 from rankwise.train.models.passes import seed_training
@@ -97,7 +99,7 @@ class Session:
     newest: Path | None = None
     unvalidated: int | None = None
     interruption: Interruption | None = None
-    _said: bool = False
+    _changes_logged: bool = False
 
     @classmethod
     @contextmanager
@@ -159,9 +161,9 @@ class Session:
             fence=run_dir.fence,
             attempt=run_dir.attempt,
         )
-        if not self._said:
-            self._say_changes(run_dir)
-            self._said = True
+        if not self._changes_logged:
+            self._log_changes(run_dir)
+            self._changes_logged = True
 
     def _close(self) -> None:
         if self.checkpointer is not None:
@@ -186,7 +188,7 @@ class Session:
         except (OSError, ValueError) as error:  # an incomplete report must not end the run
             _LOG.warning("%s: the findings of the guard cannot be saved: %s", path, error)
 
-    def _say_changes(self, run_dir: RunDir) -> None:
+    def _log_changes(self, run_dir: RunDir) -> None:
         if not run_dir.resumed or not self.world.is_main:
             return
         for line in run_dir.changed:
@@ -231,7 +233,13 @@ class Session:
             self.newest = report.path
             self.last_values = dict(cast("Mapping[str, float]", report.meta.get("values", {})))
             self.unvalidated = cast("int | None", report.meta.get("unvalidated"))
-            self.resumed_text = self._continued(report)
+            assert self.run_dir is not None
+            text = f"continuing {self.run_dir.path} after step {report.step} (attempt {self.run_dir.attempt})"
+            if report.world_size != self.world.world_size:
+                text += f"; it was saved by {report.world_size} ranks and continues with {self.world.world_size}"
+            if report.rederived:
+                text += f", so each rank derives anew: {', '.join(report.rederived)}"
+            self.resumed_text = text
             if report.rederived:
                 seed_training(self.world, self.resumed_step)
         if self.tracker is not None:
@@ -271,21 +279,6 @@ class Session:
                 "continue from there"
             )
 
-    def _continued(self, report: RestoreReport) -> str:
-        """Log what is continued, and what another world size changes."""
-        assert self.run_dir is not None
-        text = f"continuing {self.run_dir.path} after step {report.step} (attempt {self.run_dir.attempt})"
-        if report.world_size != self.world.world_size:
-            text += f"; it was saved by {report.world_size} ranks and continues with {self.world.world_size}"
-        if report.rederived:
-            text += f", so each rank derives anew: {', '.join(report.rederived)}"
-        return text
-
-    def log(self, values: Mapping[str, float], *, epoch: int) -> None:
-        """Write one line of reduced numbers for the current step (on the main rank)."""
-        if self.tracker is not None:
-            self.tracker.log(self.progressed.num_steps, values, epoch=epoch)
-
     def flush(self) -> None:
         """Write buffered lines (on the main rank)."""
         if self.tracker is not None:
@@ -312,14 +305,11 @@ class Session:
         self.checkpointer.save(self.progressed.num_steps, self.parts, meta=meta, metrics=new)
         self._note_published()
 
-    def poll(self) -> None:
-        """Publish what a thread has written. Every rank calls it after each step."""
-        if self.checkpointer is not None and self.checkpointer.poll() is not None:
-            self._note_published()
-
-    def wait(self) -> None:
-        """Wait for the writing thread, and publish. Every rank calls it before a run ends or stops."""
-        if self.checkpointer is not None and self.checkpointer.wait() is not None:
+    def publish(self, *, wait: bool = False) -> None:
+        """Publish what a thread has written. Every rank calls it after each step, and waits before a run ends."""
+        if self.checkpointer is None:
+            return
+        if (self.checkpointer.wait() if wait else self.checkpointer.poll()) is not None:
             self._note_published()
 
     def _note_published(self) -> None:
@@ -329,7 +319,7 @@ class Session:
             return
         self.newest = self.checkpointer.published
         if not self.run_dir.saved:
-            self._record(self.run_dir.mark_saved)
+            on_main(self.world, self.run_dir.mark_saved)
             self.run_dir.saved = True
 
     @contextmanager
@@ -348,11 +338,11 @@ class Session:
         Raises:
             Interrupted: always.
         """
-        self.wait()
+        self.publish(wait=True)
         run, interruption = self.run_dir, self.interruption
         assert interruption is not None
         if run is not None:
-            self._record(lambda: run.mark_interrupted(interruption.reason, self.progressed.num_steps))
+            on_main(self.world, lambda: run.mark_interrupted(interruption.reason, self.progressed.num_steps))
         interruption.leave()
 
     @property
@@ -365,22 +355,7 @@ class Session:
     def finish(self, values: Mapping[str, float]) -> None:
         """Record the final values: the run is not written again. Every rank calls it."""
         run = self.run_dir
-        self.wait()
+        self.publish(wait=True)
         if run is not None:
-            final = {"num_steps": self.progressed.num_steps, **_finite(values)}
-            self._record(lambda: run.finish(final))
-
-    def _record(self, act: Callable[[], None]) -> None:
-        """Let the main rank write; raise its error on every rank."""
-        error = None
-        if self.world.is_main:
-            try:
-                act()
-            except Exception as caught:  # noqa: BLE001  (raised on every rank below)
-                error = caught
-        self.world.raise_together(error)
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Replace NaN and infinity, which JSON lacks."""
-    return {name: value if abs(value) < float("inf") else None for name, value in values.items()}
+            finite = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON lacks NaN
+            on_main(self.world, lambda: run.finish({"num_steps": self.progressed.num_steps, **finite}))

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 from rankwise import vitals
 from rankwise.data.contract import Batch
 from rankwise.train.loaders.streams import StreamLoader, as_held_out
-from rankwise.train.models.passes import in_eval_mode
+from rankwise.train.models.passes import Precision, autocasting, in_eval_mode
 from rankwise.train.models.sharding import is_sharded
 from rankwise.train.models.wrapped_models import unwrapped
 from rankwise.train.step.ledger import RunningMeans
 from rankwise.train.step.output import read_output
-from rankwise.train.step.precision import Precision, autocasting
 from rankwise.train.step.warmup import held_sample
 from rankwise.world import World
 from rankwise.world.adopt import joined_world

@@ -15,6 +15,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from rankwise.errors import ConfigError, StepError
+from rankwise.train.models.wrapped_models import group_of
 
 if TYPE_CHECKING:
     from rankwise.world import World
@@ -68,9 +69,9 @@ def _joined(norm: Any, world: World) -> nn.Module:
         setattr(made, name, value)  # the same objects, because an optimizer may reference them
     made.training = norm.training
     if isinstance(made, _DeviceNorm):
-        made.process_group = getattr(world.channel, "group", None)
+        made.process_group = group_of(world)
     else:
-        made.ranks = _Ranks(getattr(world.channel, "group", None))
+        made.ranks = _Ranks(group_of(world))
     return cast("nn.Module", made)
 
 
@@ -117,12 +118,9 @@ class _HostNorm(_Norm):  # type: ignore[misc]
     counts = True
     ranks: _Ranks
 
-    def _check_input_dim(self, x: torch.Tensor) -> None:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dim() < 2:
             raise ValueError(f"batch norm needs samples of channels, at least 2 axes, got the shape {list(x.shape)}")
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self._check_input_dim(x)
         if not self.training:
             batch = self.running_mean is None
             return nn.functional.batch_norm(

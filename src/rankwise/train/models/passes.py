@@ -1,22 +1,70 @@
-"""What surrounds a pass: modes, buffers and random state stay as they were; and the random state of each rank."""
+"""What surrounds a pass: its precision; modes, buffers and random state stay as they were; each rank's random state."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rankwise.checkpoint import RandomState
+from rankwise.errors import ConfigError
 from rankwise.train.models.wrapped_models import unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["held_pass", "in_eval_mode", "kept_buffers", "kept_random_state", "seed_training"]
+__all__ = [
+    "Precision",
+    "autocasting",
+    "held_pass",
+    "in_eval_mode",
+    "kept_buffers",
+    "kept_random_state",
+    "make_scaler",
+    "seed_training",
+]
+
+Precision = Literal["bf16", "fp16"]
+
+
+def autocasting(step_fn: Any, precision: Precision | None, world: World) -> Any:
+    """Return the step function under autocast to the precision; unchanged for None.
+
+    Raises:
+        ConfigError: there is no such precision.
+    """
+    if precision is None:
+        return step_fn
+    if precision not in ("bf16", "fp16"):
+        raise ConfigError(f"precision must be 'bf16', 'fp16' or None, got {precision!r}")
+    import torch
+
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+
+    def cast_step(model: Any, batch: Any) -> Any:
+        with torch.autocast(world.device.type, dtype=dtype):
+            return step_fn(model, batch)
+
+    return cast_step
+
+
+def make_scaler(precision: Precision | None, world: World, scaler: Any = None) -> Any:
+    """Return the given scaler, torch's own for fp16, None otherwise.
+
+    Raises:
+        ConfigError: the given object is not a scaler.
+    """
+    if scaler is None and precision == "fp16":
+        import torch
+
+        return torch.amp.GradScaler(world.device.type)
+    if scaler is not None and not all(hasattr(scaler, name) for name in ("scale", "unscale_", "step", "update")):
+        raise ConfigError(f"scaler= must be a torch.amp.GradScaler, got a {type(scaler).__name__}")
+    return scaler
 
 
 @contextmanager

@@ -29,6 +29,8 @@ def average_gradients(module: nn.Module, world: World | None = None) -> None:
     Raises:
         ConfigError: the parameters are sharded over ranks, or a gradient is sparse.
     """
+    import torch
+
     world = joined_world(world, "average_gradients")
     _refuse_sharded(module, "average_gradients")
     parameters = [p for p in module.parameters() if p.requires_grad]
@@ -38,7 +40,8 @@ def average_gradients(module: nn.Module, world: World | None = None) -> None:
         return
     counts = world.all_reduce([int(p.grad is not None) for p in parameters])
     taking = [p for p, count in zip(parameters, counts, strict=True) if count]
-    means = world.all_reduce([_gradient(p) for p in taking], op="mean")
+    mine = [torch.zeros_like(p) if p.grad is None else p.grad for p in taking]
+    means = world.all_reduce(mine, op="mean")
     for parameter, mean in zip(taking, means, strict=True):
         parameter.grad = mean
 
@@ -125,12 +128,6 @@ def _moved(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(_moved(part, device) for part in value)
     return value
-
-
-def _gradient(parameter: nn.Parameter) -> torch.Tensor:
-    import torch
-
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _refuse_sharded(module: nn.Module, caller: str) -> None:

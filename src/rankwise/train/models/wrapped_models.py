@@ -128,15 +128,15 @@ def finds_unused(model: nn.Module) -> bool:
 
 
 def refuse_strategies(model: nn.Module) -> None:
-    """Refuse modules that divide their work in ways that the exact step does not support.
+    """Refuse a model that is no module, or divides its work in a way that the exact step does not support.
 
     Raises:
-        ConfigError: the model contains nn.DataParallel, or a module of the first FSDP.
+        ConfigError: it is no module, or contains nn.DataParallel or a module of the first FSDP.
     """
     from torch import nn
 
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"the model must be a torch module, got a {type(model).__name__}")
+        raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
     fsdp = sys.modules.get("torch.distributed.fsdp")  # if it is not imported, there are none
     for module in model.modules():
         if isinstance(module, nn.DataParallel):

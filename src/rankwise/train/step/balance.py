@@ -103,11 +103,8 @@ class Balance:
         if self._fixed is not None or self._world.world_size == 1:
             yield from loader
             return
-        self._watch.attach()
-        try:
+        with self._watch:
             yield from self._measured(loader)
-        finally:
-            self._watch.detach()
 
     def check(self, loader: Any) -> None:
         """Refuse loaders that `steps` cannot cut. Collective: raises on every rank if any rank has one.
@@ -116,7 +113,18 @@ class Balance:
             ConfigError: this rank's loader cannot cut unequal shares.
             DesyncError: another rank's loader cannot.
         """
-        self._world.raise_together(_uncut(as_loader(loader)))
+        loader, error = as_loader(loader), None
+        if not loader.takes_speeds:
+            error = ConfigError(
+                "balance= needs a loader over an Order, whose steps can be divided again (SampleLoader, DatasetLoader, "
+                f"rows in an order), got a {kind_of(loader)}: leave it out"
+            )
+        elif loader.equal_because:
+            error = ConfigError(
+                f"balance= needs a loader whose shares may be unequal, but this {kind_of(loader)} makes equal shares "
+                f"only: {loader.equal_because}; leave it out"
+            )
+        self._world.raise_together(error)
 
     def _measured(self, loader: BaseLoader) -> Iterator[tuple[Any, ...]]:
         number, cut_anew = 0, True
@@ -127,17 +135,14 @@ class Balance:
                 if number > _NUM_FIRST and (number <= self._warmup or number % _EVERY == 0):
                     self._watch.start()
                 yield batches
-                self._note(sum(len(batch.ids) for batch in batches))
+                taken, num_samples = self._watch.stop(), sum(len(batch.ids) for batch in batches)
+                if taken is not None and num_samples:
+                    self._seen.append((taken, num_samples))
                 # a resumed run has its speeds in the checkpoint
                 if number == self._warmup and loader.speeds is None and self._agree(loader):
                     cut_anew = True  # prefetched steps have the old cut
                     break
         self._agree(loader)
-
-    def _note(self, num_samples: int) -> None:
-        taken = self._watch.stop()
-        if taken is not None and num_samples:
-            self._seen.append((taken, num_samples))
 
     def _agree(self, loader: BaseLoader) -> bool:
         """Agree on the speeds, and cut by them if that changes the shares. Every rank calls it."""
@@ -174,7 +179,10 @@ class Balance:
 
 
 class _Stopwatch:
-    """Measures the time from the start of a step to the last gradient, on the CPU's clock or the device's."""
+    """Measures the time from the start of a step to the last gradient, on the CPU's clock or the device's.
+
+    A context manager around the steps: its gradient hooks stay, since changing them would recompile a compiled model.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model, self._on_gpu = model, device.type == "cuda"
@@ -182,16 +190,14 @@ class _Stopwatch:
         self._begin: Any = None
         self._end: Any = None
 
-    def attach(self) -> None:
-        """Register gradient hooks; they stay between steps, since changing them would recompile a compiled model."""
+    def __enter__(self) -> None:
         self._handles = watch_gradients(self._model, lambda _: self._mark())
         replicas: Any = replicas_in(self._model)
         if replicas is not None and replicas.will_sync_module_buffers():
             # DistributedDataParallel sends rank 0's buffers before the forward: fast ranks wait there
             self._handles.append(unwrapped(self._model).register_forward_pre_hook(lambda *_: self._begin_again()))
 
-    def detach(self) -> None:
-        """Remove the hooks."""
+    def __exit__(self, *_: object) -> None:
         self._begin = self._end = None
         for handle in self._handles:
             handle.remove()
@@ -206,7 +212,14 @@ class _Stopwatch:
         self._begin = self._end = None
         if end is None:
             return None
-        return lambda: end - begin if isinstance(end, float) else _between(begin, end)
+
+        def seconds() -> float:
+            if isinstance(end, float):
+                return end - float(begin)
+            end.synchronize()
+            return float(begin.elapsed_time(end)) / 1000
+
+        return seconds
 
     def _begin_again(self) -> None:
         if self._begin is not None and self._end is None:
@@ -228,11 +241,6 @@ class _Stopwatch:
         event: Any = cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-
-def _between(begin: Any, end: Any) -> float:
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1000
 
 
 def check_balance(wish: Any) -> None:
@@ -259,18 +267,3 @@ def _refuse_waiting(model: nn.Module) -> None:
             'balance="speed" cannot measure a rank\'s speed with sync_batchnorm, whose ranks wait for each other in '
             f"every such layer: {how}"
         )
-
-
-def _uncut(loader: BaseLoader) -> ConfigError | None:
-    """Return the reason why the shares of a loader cannot be recut, None if they can."""
-    if not loader.takes_speeds:
-        return ConfigError(
-            "balance= needs a loader over an Order, whose steps can be divided again (SampleLoader, DatasetLoader, "
-            f"rows in an order), got a {kind_of(loader)}: leave it out"
-        )
-    if because := loader.equal_because:
-        return ConfigError(
-            f"balance= needs a loader whose shares may be unequal, but this {kind_of(loader)} makes equal shares only: "
-            f"{because}; leave it out"
-        )
-    return None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["check_model", "check_module", "check_optimizer", "check_scheduler", "lone_sample"]
+__all__ = ["check_model", "check_optimizer", "check_scheduler", "lone_sample"]
 
 _LOG = logging.getLogger("rankwise.train")
 _said: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[str]] = weakref.WeakKeyDictionary()
@@ -61,25 +61,12 @@ def lone_sample(train: BaseLoader, world: World, limit_steps: int | None, balanc
     return ""
 
 
-def check_module(model: Any) -> None:
-    """Refuse a model that is no module.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    from torch import nn
-
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
-
-
 def check_model(model: nn.Module, world: World) -> None:
     """Refuse a model whose gradients would not be summed over the ranks of the world, or over other ranks.
 
     Raises:
         ConfigError: the message says how to fix the model.
     """
-    check_module(model)
     refuse_strategies(model)
     replicas = replicas_in(model)
     if is_sharded(model):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -14,13 +14,12 @@ from rankwise.data.contract import Batch, Share, smallest_share
 from rankwise.errors import StepError
 from rankwise.train.loaders.agreement import agree, step_facts
 from rankwise.train.loaders.streams import after_step, counted_samples
-from rankwise.train.models.passes import held_pass
-from rankwise.train.models.sharding import watch_gradients
+from rankwise.train.models.passes import Precision, autocasting, held_pass, make_scaler
+from rankwise.train.models.sharding import shards_state, watch_gradients
 from rankwise.train.models.wrapped_models import finds_unused
 from rankwise.train.step.checks import check_model, check_optimizer, check_scheduler
 from rankwise.train.step.ledger import StepReport, describe_trouble, trouble_of
 from rankwise.train.step.output import StepOutput, on_host, read_output
-from rankwise.train.step.precision import LossScale, Precision, autocasting, make_scaler
 from rankwise.train.step.schedules import step_schedule
 from rankwise.train.step.warmup import FirstPass, explained, held_sample, unused_text, warm_up
 from rankwise.train.step.window import Window, note_synchronised
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ExactStep"]
 
 _NOTHING = nullcontext()
+_SMALLEST_SCALE = 1e-6  # about 36 skipped steps in a row from 65536: no scale will work
 StepFn = Callable[["nn.Module", Batch], Any]
 
 
@@ -100,7 +100,8 @@ class ExactStep:
         self._max_grad_norm = max_grad_norm
         self._counted = counted
         self.scaler = make_scaler(precision, self._world, scaler)
-        self._scale = None if self.scaler is None else LossScale(self.scaler, optimizer, self._world)
+        # a rank whose optimizer has only a part of the gradient may miss an overflow in the others' parts
+        self._shares_overflows = self._world.world_size > 1 and shards_state(optimizer)
         self._held: Batch | None = None
         self._may_skip = False
         self.lone_sample = ""
@@ -121,26 +122,23 @@ class ExactStep:
         window = Window(self._model, self._world, num_micro=len(batches), total_weight=known)
         if self._may_skip:
             window.add_samples(counted_samples(batches))
-        used = self._watch_used(first.share, num_micro=len(batches))
-        try:
+        with self._watch_used(first.share, num_micro=len(batches)) as used:
             outputs = self._micro_batches(window, batches, used)
             weight = window.finish()
-        finally:
-            if used is not None:
-                used.close()
-        if used is not None:
-            used.settle(self._world)
         arrived = step.count
         if self._may_skip:
             arrived, resume = after_step(first, window.num_samples or 0)
         loss, metrics = _totals(outputs)
-        finite = not weight or self._scale is None or self._scale.unscale()
+        finite = not weight or self.scaler is None or self._unscale(self.scaler)
         grad_norm = self._clip(batches, loss[0]) if finite and self._max_grad_norm is not None else None
-        if weight:
-            (self._optimizer if self._scale is None else self._scale).step()
-        if not finite:
-            self._check_scale(batches, loss[0])
-        elif weight and self._scheduler is not None:
+        if weight and self.scaler is not None:
+            self.scaler.step(self._optimizer)  # unless the gradients are not finite
+            self.scaler.update()
+        elif weight:
+            self._optimizer.step()
+        if not finite and self.scaler is not None and self.scaler.get_scale() < _SMALLEST_SCALE:
+            self._refuse(batches, loss[0], math.nan, "No loss scale makes it finite, so every step was skipped")
+        if finite and weight and self._scheduler is not None:
             step_schedule(self._scheduler, arrived)
         return StepReport(
             num_samples=arrived,
@@ -161,10 +159,17 @@ class ExactStep:
     @property
     def loss_scale(self) -> float | None:
         """The factor of the loss, None without a scaler; waits for the device."""
-        return None if self._scale is None else self._scale.value
+        return None if self.scaler is None else float(self.scaler.get_scale())
 
     def _prepare_first(self, batches: tuple[Batch, ...]) -> None:
-        _check_batches(batches)
+        # a DataLoader over one of our loaders yields lists instead of tuples
+        known = isinstance(batches, tuple | list) and batches and all(hasattr(batch, "share") for batch in batches)
+        if not known:
+            raise StepError(
+                f"ExactStep needs the tuple of micro-batches that a rankwise loader yields, got a "
+                f"{type(batches).__name__}: put a torch DataLoader over other data into a StreamLoader, or pass its "
+                "dataset to a DatasetLoader"
+            )
         agree(self._world, step_facts(batches, self._world))
         held = held_sample(batches, self._world)
         mine = warm_up(self._model, self._step_fn, held, self._world)
@@ -203,16 +208,30 @@ class ExactStep:
                 'Order(remainder="drop"), or a norm without batch statistics (GroupNorm)'
             )
 
-    def _watch_used(self, share: Share, *, num_micro: int) -> _Used | None:
-        """Record which parameters get gradients from samples, if a stand-in may give zeros to the others.
+    def _unscale(self, scaler: torch.amp.GradScaler) -> bool:
+        """Divide the gradients by the loss scale; return whether they are finite, the same on all ranks.
+
+        Gradients of replicas are equal, including infinities, so all ranks decide alike without communication.
+        """
+        scaler.unscale_(self._optimizer)
+        found = scaler._found_inf_per_device(self._optimizer)  # noqa: SLF001  (torch's sharded scaler does so, too)
+        overflowed = any(flag.item() for flag in found.values())
+        if self._shares_overflows:
+            overflowed = bool(self._world.all_reduce(overflowed, op="max"))
+            for flag in found.values() if overflowed else ():
+                flag.fill_(1.0)
+        return not overflowed
+
+    def _watch_used(self, share: Share, *, num_micro: int) -> AbstractContextManager[_Used | None]:
+        """Remove the gradients at the end that only stand-ins gave, if there may be any.
 
         Momentum and weight decay treat a zero as a gradient: it would change parameters that one rank leaves alone.
         """
         size = self._world.world_size
         smallest = share.step.size if size == 1 else smallest_share(share)
         if smallest >= num_micro and not self._may_skip:
-            return None
-        return _Used(self._model) if size == 1 or finds_unused(self._model) else None
+            return _NOTHING
+        return _Used(self._model, self._world) if size == 1 or finds_unused(self._model) else _NOTHING
 
     def _micro_batches(self, window: Window, batches: tuple[Batch, ...], used: _Used | None) -> list[StepOutput]:
         """Run all micro-batches and return the outputs of those with samples."""
@@ -245,7 +264,7 @@ class ExactStep:
             return None
         if self._counted:
             self._check_count(output, batch)
-        total = output.total if self._scale is None else self._scale.scaled(output.total)
+        total = output.total if self.scaler is None else self.scaler.scale(output.total)
         try:
             window.backward(total, output.weight)
         except RuntimeError as error:
@@ -281,14 +300,9 @@ class ExactStep:
             self._refuse(batches, loss, norm, "This step changed nothing")
         return norm
 
-    def _check_scale(self, batches: tuple[Batch, ...], loss: Any) -> None:
-        assert self._scale is not None
-        if self._scale.is_lost:
-            self._refuse(batches, loss, math.nan, "No loss scale makes it finite, so every step was skipped")
-
     def _refuse(self, batches: tuple[Batch, ...], loss: Any, gradient: float, after: str) -> NoReturn:
         """Raise on every rank; the gradient, or its check, is equal on all ranks, so all of them call this."""
-        trouble = trouble_of([batch.share for batch in batches], loss, gradient)
+        trouble = trouble_of([batch.share for batch in batches], {"loss": loss, "gradient": gradient})
         raise StepError(describe_trouble(self._world.all_gather_object(trouble), after))
 
 
@@ -301,10 +315,14 @@ class _Values:
 
 
 class _Used:
-    """Which parameters got a gradient from real samples, recorded during backward passes."""
+    """Records which parameters get a gradient from real samples; at the end, removes gradients that no rank's gave.
 
-    def __init__(self, model: nn.Module) -> None:
+    A context manager around the backward passes of a step, on every rank.
+    """
+
+    def __init__(self, model: nn.Module, world: World) -> None:
         self.counting = False
+        self._world = world
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._used = [0] * len(self._parameters)
         self._handles = watch_gradients(model, self._note)
@@ -313,27 +331,18 @@ class _Used:
         if self.counting:
             self._used[index] = 1
 
-    def close(self) -> None:
-        """Stop recording."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-
-    def settle(self, world: World) -> None:
-        """Remove gradients that no rank's samples produced. Every rank calls it."""
-        used = world.all_reduce(np.array(self._used, dtype=np.int64), op="max")
+        if kind is not None:
+            return
+        used = self._world.all_reduce(np.array(self._used, dtype=np.int64), op="max")
         for parameter, is_used in zip(self._parameters, used.tolist(), strict=True):
             if not is_used:
                 parameter.grad = None
-
-
-def _check_batches(batches: Any) -> None:
-    # a DataLoader over one of our loaders yields lists instead of tuples
-    if isinstance(batches, tuple | list) and batches and all(hasattr(batch, "share") for batch in batches):
-        return
-    raise StepError(
-        f"ExactStep needs the tuple of micro-batches that a rankwise loader yields, got a {type(batches).__name__}: "
-        "put a torch DataLoader over other data into a StreamLoader, or pass its dataset to a DatasetLoader"
-    )
 
 
 def _totals(outputs: list[StepOutput]) -> tuple[tuple[Any, Any], dict[str, tuple[Any, Any]]]:

@@ -135,16 +135,16 @@ class Ledger:
         self._unsure, self._last = [], None
         if last is None:
             return None
-        for record in unsure:
-            if (trouble := trouble_of(*record)) is not None:
+        for shares, loss, gradient, module in unsure:
+            if (trouble := trouble_of(shares, {"loss": loss, "gradient": gradient}, module)) is not None:
                 return trouble
         # the gradient was finite but the update was not: a learning rate, or the optimizer's state, overflowed
         with no_grad():
             if math.isfinite(float(self._checked(self._parameters))):
                 return None
         for name, parameter in self._named:
-            if not math.isfinite(number := float(_norm([parameter.detach()]))):
-                return _trouble(name, number, last[0], last[3])
+            if (trouble := trouble_of(last[0], {name: _norm([parameter.detach()])}, last[3])) is not None:
+                return trouble
         return None
 
     def _checked(self, tensors: list[torch.Tensor]) -> Any:
@@ -184,24 +184,20 @@ class Trouble:
     module: str = ""
 
 
-def trouble_of(shares: Sequence[Share], loss: Any, gradient: Any, module: str = "") -> Trouble | None:
-    """Return the trouble of a step, None if loss and gradient are finite; waits for the device.
+def trouble_of(shares: Sequence[Share], values: Mapping[str, Any], module: str = "") -> Trouble | None:
+    """Return the trouble of a step, None if all values are finite; waits for the device.
 
     Args:
         shares: this rank's share of the step, by micro-batch.
-        loss: this rank's sum of losses.
-        gradient: the gradient's norm, or another number that is finite if the gradient is.
+        values: this rank's sum of losses as "loss", the gradient's norm as "gradient" (or another number that is finite
+            if the gradient is), or a parameter's norm by its name.
         module: the module that produced a non-finite value, if examined.
     """
-    for what, value in (("loss", loss), ("gradient", gradient)):
+    for what, value in values.items():
         if not math.isfinite(number := float(value)):
-            return _trouble(what, number, shares, module)
+            step, ids = shares[0].step, tuple(int(i) for share in shares for i in share.ids)
+            return Trouble(what=what, value=number, epoch=step.epoch, step=step.index, ids=ids, module=module)
     return None
-
-
-def _trouble(what: str, value: float, shares: Sequence[Share], module: str) -> Trouble:
-    step, ids = shares[0].step, tuple(int(i) for share in shares for i in share.ids)
-    return Trouble(what=what, value=value, epoch=step.epoch, step=step.index, ids=ids, module=module)
 
 
 def _norm(tensors: Iterable[torch.Tensor]) -> Any:

@@ -75,7 +75,12 @@ def warm_up(model: nn.Module, step_fn: Any, batch: Batch, world: World) -> First
         output = read_output(step_fn(model, batch), batch)
         if world.world_size > 1:
             (output.total * 0).backward()  # type: ignore[no-untyped-call]
-    unused = _without_gradient(model) if not entered else () if finds_unused(model) else tuple(left)
+    replicas, unused = replicas_in(model), tuple[str, ...]()
+    if entered:
+        unused = () if finds_unused(model) else tuple(left)
+    elif replicas is not None and not (replicas.find_unused_parameters or replicas.static_graph):
+        named, ignored = replicas.module.named_parameters(), replicas.parameters_to_ignore
+        unused = tuple(name for name, p in named if p.requires_grad and p.grad is None and name not in ignored)
     model.zero_grad(set_to_none=True)
     return FirstPass(counted=output.counted, unused=unused, needs_two=tuple(needs_two), units=tuple(entered))
 
@@ -99,15 +104,6 @@ def _watched_norms(model: nn.Module, found: list[str], num_samples: int) -> Iter
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _without_gradient(model: nn.Module) -> tuple[str, ...]:
-    replicas = replicas_in(model)
-    if replicas is None or replicas.find_unused_parameters or replicas.static_graph:
-        return ()
-    ignored = replicas.parameters_to_ignore
-    named = replicas.module.named_parameters()
-    return tuple(name for name, p in named if p.requires_grad and p.grad is None and name not in ignored)
 
 
 def unused_text(names: Sequence[str], where: str) -> str:
