@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
 from rankwise.launch.functions.callee import Reference
-from rankwise.launch.functions.contents import find_heavy, find_unsendable
+from rankwise.launch.functions.contents import find_heavy, find_unsendable, pickled_size
 
 if TYPE_CHECKING:
     from rankwise.launch.functions.platforms import Platform
@@ -158,41 +158,29 @@ def _absolute_path() -> list[str]:
 
 
 def _dump_parts(packer: _Packer, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """Pickle a call; raise an error that names the part that cannot be sent, and say what is large."""
     try:
         call = packer.dumps((fn, args, dict(kwargs)))
     except ConfigError:
         raise
     except Exception as error:
-        named = [("", fn), *((f"args[{i}]", arg) for i, arg in enumerate(args)), *kwargs.items()]
-        for path, value in named:
-            _check_part(packer, path, value, error)
+        for path, value in (("", fn), *((f"args[{i}]", arg) for i, arg in enumerate(args)), *kwargs.items()):
+            if not pickled_size(value, packer.dumps):
+                where, guilty = find_unsendable(value, path, packer.dumps)
+                what = f"argument {where} of {packer.name}" if path else f"{packer.name}{where}"
+                raise ConfigError(
+                    f"{what}, a {type(guilty).__name__}, cannot be sent to the ranks: {error}; create it on each rank"
+                ) from error
         raise
-    if len(call) > _HEAVY_BYTES and not isinstance(fn, Reference):
-        _say_heavy(packer, fn)
+    if len(call) > _HEAVY_BYTES and not isinstance(fn, Reference):  # large arguments are intended, and not reported
+        path, part, num_bytes = find_heavy(fn, packer.name, packer.dumps)
+        if num_bytes > _HEAVY_BYTES and part is not fn:
+            print(  # noqa: T201
+                f"rankwise: {path}, a {type(part).__name__}, takes {num_bytes / 1e6:,.0f} MB to every rank: load it in "
+                "the function, or pass its path",
+                file=sys.stderr,
+            )
     return call
-
-
-def _check_part(packer: _Packer, path: str, value: Any, error: Exception) -> None:
-    """Raise if a part of the function or of an argument cannot be sent, and name that part."""
-    try:
-        packer.dumps(value)
-    except Exception:  # noqa: BLE001
-        where, guilty = find_unsendable(value, path, packer.dumps)
-        what = f"argument {where} of {packer.name}" if path else f"{packer.name}{where}"
-        raise ConfigError(
-            f"{what}, a {type(guilty).__name__}, cannot be sent to the ranks: {error}; create it on each rank"
-        ) from error
-
-
-def _say_heavy(packer: _Packer, fn: Any) -> None:
-    """Print what is sent along with a function, if it is large; large arguments are intended and not reported."""
-    path, part, num_bytes = find_heavy(fn, packer.name, packer.dumps)
-    if num_bytes > _HEAVY_BYTES and part is not fn:
-        print(  # noqa: T201
-            f"rankwise: {path}, a {type(part).__name__}, takes {num_bytes / 1e6:,.0f} MB to every rank: load it in the "
-            "function, or pass its path",
-            file=sys.stderr,
-        )
 
 
 def _reference(fn: Callable[..., Any]) -> Reference | None:
@@ -256,16 +244,9 @@ def _unreachable(module: Any) -> Any:
     spec: Any = None
     for part in module.__name__.split("."):
         name = f"{name}.{part}" if name else part
-        spec = _find(name, search)
+        finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next(filter(None, (finder.find_spec(name, search) for finder in finders)), None)
         if spec is None:
             return module
         search = spec.submodule_search_locations
     return None if spec.origin == getattr(module.__spec__, "origin", None) else module
-
-
-def _find(name: str, search: Any) -> Any:
-    for finder in sys.meta_path:
-        spec = finder.find_spec(name, search) if hasattr(finder, "find_spec") else None
-        if spec is not None:
-            return spec
-    return None
