@@ -11,14 +11,14 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rankwise.launch.local.forks.spare import start_spare
+from rankwise.launch.local.forks.process import start_early
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rankwise.launch.failures.outcome import Outcome
     from rankwise.launch.job import Job
-    from rankwise.launch.local.forks.spare import Spare
+    from rankwise.launch.local.forks.process import ServerProcess
     from rankwise.launch.local.loop import Loop
 
 __all__: list[str] = []
@@ -32,15 +32,15 @@ def main(fd: int, hint: tuple[str, ...] = ()) -> None:
         hint: file and name of the function, if its ranks may be forked.
     """
     os.set_inheritable(fd, False)  # noqa: FBT003
-    spare = start_spare(*hint) if hint else None
+    early = start_early(*hint) if hint else None
     try:
-        _serve(fd, spare)
+        _serve(fd, early)
     finally:
-        if spare is not None:
-            spare.close()
+        if early is not None:
+            early.close()
 
 
-def _serve(fd: int, spare: Spare | None) -> None:
+def _serve(fd: int, early: ServerProcess | None) -> None:
     import contextlib
     import json
     import signal
@@ -66,7 +66,7 @@ def _serve(fd: int, spare: Spare | None) -> None:
         (folder / "call").write_bytes(call)
         loop.watch(fd, lambda: _caller_is_gone(loop, fd))
         try:
-            outcome = supervise(_job(request, folder), loop=loop, spare=spare, tell_last=False)
+            outcome = supervise(_job(request, folder), loop=loop, early=early, tell_last=False)
         except RankwiseError as error:
             send(line, json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
             return

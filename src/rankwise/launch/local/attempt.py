@@ -24,7 +24,7 @@ from rankwise.launch.local.sessions import end_sessions
 if TYPE_CHECKING:
     from rankwise.launch.failures.verdict import Failure
     from rankwise.launch.local.forks.client import ForkServer
-    from rankwise.launch.local.forks.spare import Spare
+    from rankwise.launch.local.forks.process import ServerProcess
     from rankwise.launch.local.judge import Fellows, Judge
 
 __all__ = ["Attempt"]
@@ -49,7 +49,7 @@ class Attempt:
         logs: existing folder for this attempt's logs, None for no logs.
         fellows: the other nodes, None if there are none.
         may_fork: one import of torch may serve all ranks.
-        spare: a process that may become the fork server; the caller closes it.
+        early: a process that may become the fork server; the caller closes it.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Attempt:
         logs: Path | None,
         fellows: Fellows | None = None,
         may_fork: bool = False,
-        spare: Spare | None = None,
+        early: ServerProcess | None = None,
     ) -> None:
         self.interrupted: int | None = None
         self.furthest_step: int | None = None  # highest step that a rank reported; set after all have ended
         self._job, self._part, self._number, self._run_id = job, part, number, run_id
         self._loop, self._console, self._logs = loop, console, logs
-        self._fellows, self._may_fork, self._spare = fellows, may_fork, spare
+        self._fellows, self._may_fork, self._early = fellows, may_fork, early
         self._ranks: list[RankProcess] = []
         self._open_pumps: set[Pump] = set()
         self._held: list[Pump] = []  # pumps that are paused because the console is behind
@@ -140,7 +140,7 @@ class Attempt:
         if self._may_fork and len(seats) > 1:
             from rankwise.launch.local.forks.client import open_server
 
-            server = open_server(job, seats, environments, self._loop, meanwhile=self._call_judge, spare=self._spare)
+            server = open_server(job, seats, environments, self._loop, meanwhile=self._call_judge, early=self._early)
             if server is None and ENDING.intersection(self._loop.signals):
                 return
         try:
@@ -348,7 +348,7 @@ class Attempt:
         hidden: dict[int, int] = {}
         for process in self._ranks:
             if process.status is None:
-                process.status = process.popen.wait()
+                process.wait()
             self._loop.forget(process.wires.report_fd)
             for pump in process.wires.pumps:
                 self._loop.forget(pump.fd)

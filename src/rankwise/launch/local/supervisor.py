@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
     from rankwise.launch.failures.outcome import Outcome
     from rankwise.launch.failures.verdict import Failure
-    from rankwise.launch.local.forks.spare import Spare
+    from rankwise.launch.local.forks.process import ServerProcess
     from rankwise.launch.local.process import RankEnd
 
 __all__ = ["supervise"]
 
 
-def supervise(job: Job, *, loop: Loop | None = None, spare: Spare | None = None, tell_last: bool = True) -> Outcome:
+def supervise(
+    job: Job, *, loop: Loop | None = None, early: ServerProcess | None = None, tell_last: bool = True
+) -> Outcome:
     """Start the ranks, watch them, and restart all of them after a failure, up to `max_restarts` times.
 
     Call it in the main thread of a process without other threads. When it returns, no rank is left. If this process is
@@ -38,7 +40,7 @@ def supervise(job: Job, *, loop: Loop | None = None, spare: Spare | None = None,
     Args:
         job: what to run.
         loop: an entered loop whose descriptors are served while the ranks run; None creates one.
-        spare: a process that may become the fork server of the first attempt; the caller closes it.
+        early: a process that may become the fork server of the first attempt; the caller closes it.
         tell_last: print the failure that ends the launch; it stands in `Outcome.text` in any case.
 
     Raises:
@@ -46,14 +48,14 @@ def supervise(job: Job, *, loop: Loop | None = None, spare: Spare | None = None,
     """
     console = Console()
     with nullcontext(loop) if loop is not None else Loop() as entered:
-        outcome = _attempts(job, entered, console, spare)
+        outcome = _attempts(job, entered, console, early)
     if tell_last and outcome.text:
         tell(console, outcome.text)
     console.flush()
     return outcome
 
 
-def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Outcome:
+def _attempts(job: Job, loop: Loop, console: Console, early: ServerProcess | None) -> Outcome:
     run_id = f"rankwise-{os.getpid()}-{os.urandom(4).hex()}"
     begun_s, gpus = time.monotonic(), num_visible_gpus() if job.min_ranks is not None else 0
     number = failures = 0  # attempts of the launch; failures at this number of ranks
@@ -74,7 +76,7 @@ def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Ou
                 console=console,
                 logs=logs,
                 may_fork=True,
-                spare=spare,
+                early=early,
             )
             try:
                 failure, ends = attempt.run()
@@ -88,7 +90,7 @@ def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Ou
             text, entry = attempt.describe(failure, ends)
             keep(job.run_dir, entry, console.say)
             why = f"rank {failure.rank} failed"
-        number, failures, spare = number + 1, failures + 1, None
+        number, failures, early = number + 1, failures + 1, None
         following = _following(job, failures, had_gpus=gpus, started=attempt.num_started) if why else None
         if following is None or attempt.interrupted is not None:
             again = failure is None and any(end.interrupted for end in ends)
