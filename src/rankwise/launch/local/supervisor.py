@@ -19,12 +19,9 @@ from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.local.pump import next_logs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rankwise.launch.failures.outcome import Outcome
     from rankwise.launch.failures.verdict import Failure
     from rankwise.launch.local.forks.process import ServerProcess
-    from rankwise.launch.local.process import RankEnd
 
 __all__ = ["supervise"]
 
@@ -60,47 +57,30 @@ def _attempts(job: Job, loop: Loop, console: Console, early: ServerProcess | Non
     begun_s, gpus = time.monotonic(), num_visible_gpus() if job.min_ranks is not None else 0
     number = failures = 0  # attempts of the launch; failures at this number of ranks
     while True:
-        logs, limited = next_logs(job.logs, job.run_dir), with_time_left(job, begun_s)
-        failure: Failure | None = None
-        ends: Sequence[RankEnd] = ()
-        text = why = ""
         with closing(HeldPort(job.master_port)) as port:
             port.hand_over()
-            part = Part(world_size=job.num_ranks, master_addr=job.master_addr, master_port=port.number)
             attempt = Attempt(
-                limited,
-                part,
+                with_time_left(job, begun_s),
+                Part(world_size=job.num_ranks, master_addr=job.master_addr, master_port=port.number),
                 number=number,
                 run_id=run_id,
                 loop=loop,
                 console=console,
-                logs=logs,
+                logs=next_logs(job.logs, job.run_dir),
                 may_fork=True,
                 early=early,
             )
-            try:
-                failure, ends = attempt.run()
-            except LaunchError as error:
-                if not attempt.num_started or _with_ranks(job, attempt.num_started) is None:
-                    raise
-                text, why = str(error), "no more ranks could be started"
-        if failure is not None:
-            from rankwise.launch.failures.record import keep
-
-            text, entry = attempt.describe(failure, ends)
-            keep(job.run_dir, entry, console.say)
-            why = f"rank {failure.rank} failed"
+            failure, text, why = _run(attempt, job, console)
         number, failures, early = number + 1, failures + 1, None
-        following = _following(job, failures, had_gpus=gpus, started=attempt.num_started) if why else None
+        following = _following(job, failures, had_gpus=gpus, started=len(attempt.ranks)) if why else None
         if following is None or attempt.interrupted is not None:
-            again = failure is None and any(end.interrupted for end in ends)
+            again = failure is None and any(end.interrupted for end in attempt.ranks)
             if again:
                 console.say("the ranks have saved and ended as requested: the same command resumes the run")
             from rankwise.launch.failures.outcome import Outcome
 
-            return Outcome(
-                failure=failure, interrupted=attempt.interrupted, again=again, num_attempts=number, text=text
-            )
+            stopped = attempt.interrupted
+            return Outcome(failure=failure, interrupted=stopped, again=again, num_attempts=number, text=text)
         tell(console, text)
         if following is job:
             what = f"starting all ranks again, restart {failures} of {job.max_restarts}"
@@ -108,6 +88,23 @@ def _attempts(job: Job, loop: Loop, console: Console, early: ServerProcess | Non
             what, failures = f"continuing with {following.num_ranks} of {job.num_ranks} ranks", 0
         console.say(f"{what}, because {why}")
         job = following
+
+
+def _run(attempt: Attempt, job: Job, console: Console) -> tuple[Failure | None, str, str]:
+    """Run an attempt; return the cause of a failure, a text about it, and in a few words why ranks start again."""
+    try:
+        failure, ends = attempt.run()
+    except LaunchError as error:
+        if not attempt.ranks or _with_ranks(job, len(attempt.ranks)) is None:
+            raise
+        return None, str(error), "no more ranks could be started"
+    if failure is None:
+        return None, "", ""
+    from rankwise.launch.failures.record import keep
+
+    text, entry = attempt.describe(failure, ends)
+    keep(job.run_dir, entry, console.say)
+    return failure, text, f"rank {failure.rank} failed"
 
 
 def _following(job: Job, failures: int, *, had_gpus: int, started: int) -> Job | None:
