@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
-from rankwise.launch.functions.callee import Reference
 from rankwise.launch.functions.contents import find_heavy, find_unsendable, pickled_size
 
 if TYPE_CHECKING:
@@ -119,12 +118,13 @@ def pack_call(
     packer = _Packer(name=name, main=_describe_main())
     if reference is None and getattr(fn, "__module__", _MAIN) not in {_MAIN, "builtins"}:
         packer.by_value = _unreachable(sys.modules.get(fn.__module__))
-    call = _dump_parts(packer, reference or fn, args, kwargs)
-    meets_main = _MAIN.encode() in call
+    call = _dump_parts(packer, fn if reference is None else None, args, kwargs)
+    meets_main = _MAIN.encode() in call or (reference is not None and reference[0] == _MAIN)
     data = pickle.dumps(
         {
             "main": packer.main if meets_main else None,
             "sys_path": _absolute_path(),
+            "reference": reference,
             "call": call,
             "name": name,
             "platform": platform,
@@ -135,12 +135,15 @@ def pack_call(
     return Packed(data=data, main=main, function=fn.__name__ if file and file == main else "", path=_absolute_path())
 
 
-def _file_of(fn: Callable[..., Any], found: Reference | None) -> str:
+def _file_of(fn: Callable[..., Any], found: tuple[str, str, int] | None) -> str:
     """Return the file that is executed when ranks import a function, "" if there is none or more than one."""
-    if found is None or found.depth or "." in found.module + found.qualname or not isinstance(fn, types.FunctionType):
+    if found is None or not isinstance(fn, types.FunctionType):
+        return ""
+    module, qualname, depth = found
+    if depth or "." in module + qualname:
         return ""
     file = os.path.abspath(fn.__code__.co_filename)  # noqa: PTH100
-    here = getattr(sys.modules[found.module], "__file__", None)
+    here = getattr(sys.modules[module], "__file__", None)
     return file if here and file.endswith(".py") and os.path.abspath(here) == file else ""  # noqa: PTH100
 
 
@@ -172,7 +175,7 @@ def _dump_parts(packer: _Packer, fn: Any, args: tuple[Any, ...], kwargs: Mapping
                     f"{what}, a {type(guilty).__name__}, cannot be sent to the ranks: {error}; create it on each rank"
                 ) from error
         raise
-    if len(call) > _HEAVY_BYTES and not isinstance(fn, Reference):  # large arguments are intended, and not reported
+    if len(call) > _HEAVY_BYTES and fn is not None:  # large arguments are intended, and not reported
         path, part, num_bytes = find_heavy(fn, packer.name, packer.dumps)
         if num_bytes > _HEAVY_BYTES and part is not fn:
             print(  # noqa: T201
@@ -183,8 +186,8 @@ def _dump_parts(packer: _Packer, fn: Any, args: tuple[Any, ...], kwargs: Mapping
     return call
 
 
-def _reference(fn: Callable[..., Any]) -> Reference | None:
-    """Return a reference to a function by name if a fresh interpreter finds it there; None otherwise."""
+def _reference(fn: Callable[..., Any]) -> tuple[str, str, int] | None:
+    """Return the arguments for `callee.find_function` with which a fresh interpreter finds a function, None if none."""
     module, qualname = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     if not module or not qualname or "<" in qualname or module not in sys.modules:
         return None
@@ -198,7 +201,7 @@ def _reference(fn: Callable[..., Any]) -> Reference | None:
     depth = 0
     while found is not None and found is not fn:
         found, depth = getattr(found, "__wrapped__", None), depth + 1
-    return None if found is None else Reference(module=module, qualname=qualname, depth=depth)
+    return None if found is None else (module, qualname, depth)
 
 
 def _is_guarded(value: Any) -> bool:
