@@ -30,12 +30,13 @@ class Launcher:
     def command(self, *options):
         return [sys.executable, "-P", "-m", "rankwise", "run", *map(str, options)]
 
-    def run(self, *options, env=None, stdin=subprocess.DEVNULL):
+    def run(self, *options, env=None, stdin=subprocess.DEVNULL, pass_fds=()):
         return subprocess.run(
             self.command(*options),
             cwd=self.folder,
             env={**self.env, **(env or {})},
             stdin=stdin,
+            pass_fds=pass_fds,
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,

@@ -298,16 +298,11 @@ def test_an_interrupt_while_the_supervisor_starts(monkeypatch, capfd):
 def test_an_interrupt_while_a_call_is_sent(capfd):
     """A call that was not sent whole is not waited for."""
 
-    class Slow:
-        def send(self, data):
-            raise KeyboardInterrupt
+    def interrupted(_line, _message):
+        raise KeyboardInterrupt
 
-    link, far_link = caller.make_channels()
-    Slow.close = lambda _self: link.close()
-    Slow.__enter__ = lambda self: self
-    Slow.__exit__ = lambda _self, *_: link.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caller, "make_channels", lambda: (Slow(), far_link))
+        patch.setattr(caller, "send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             rankwise.run(print, num_ranks=1)
     assert capfd.readouterr().err == ""

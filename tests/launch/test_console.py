@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.launch.local import console as module
-from rankwise.launch.local.console import Console, Merger, _Outlet
+from rankwise.launch.local.console import Console, SharedStream, _Outlet
 
 WARNS = """
     import os, sys, time, warnings
@@ -91,7 +91,7 @@ class Page:
 def test_every_rank_is_read_in_its_own_order(said, at_once):
     """What the console shows, read for one rank alone, is what it wrote, in order; also when nothing may wait."""
     page = Page()
-    merger = Merger("err", page, range(3))
+    merger = SharedStream("err", page, range(3))
     for rank, text in said:
         merger.line(rank, text)
         if at_once:
@@ -115,7 +115,7 @@ def test_the_window(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     page = Page()
-    merger = Merger("err", page, [0, 1, 2])
+    merger = SharedStream("err", page, [0, 1, 2])
     for rank in (2, 0, 1):
         merger.line(rank, b"all")
     assert page.lines == [b"[0-2] all"]
@@ -137,7 +137,7 @@ def test_who_writes_much_does_not_wait(monkeypatch):
     """Thousands of lines in a moment pass through; what is held back is bounded."""
     monkeypatch.setattr(module.time, "monotonic", lambda: 0.0)
     page = Page()
-    merger = Merger("out", page, [0, 1])
+    merger = SharedStream("out", page, [0, 1])
     for number in range(5000):
         merger.line(1, str(number).encode())
     assert len(page.lines) >= 4000
@@ -148,7 +148,7 @@ def test_who_writes_much_does_not_wait(monkeypatch):
 def test_progress_bars_do_not_wait():
     """What goes back in its line, or does not end it, is passed on as it is, after what the rank said before."""
     page = Page()
-    merger = Merger("err", page, [0, 1])
+    merger = SharedStream("err", page, [0, 1])
     merger.raw(0, b"plain\n")
     merger.line(1, b"later")
     for piece in (b"\r 10%", b"\r 20%\n", b"whole\nhalf"):

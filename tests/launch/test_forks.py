@@ -57,7 +57,7 @@ SEEN = """
     random_ones = [torch.initial_seed(), random.random(), float(numpy.random.rand())]
     random_ones += [multiprocessing.current_process().authkey.hex()]
     command = open("/proc/self/cmdline", "rb").read()
-    about = {"own": own, "forked": b"forks.server" in command, "spare": command[-2:-1].isdigit(), "random": random_ones,
+    about = {"own": own, "forked": b"forks.server" in command, "early": command[-2:-1].isdigit(), "random": random_ones,
              "parent": os.getppid(), "line": sys.stdin.readline(), "seen": seen}
     with open(f"{os.environ['RANKWISE_START']}-{own['RANK']}", "w") as file:
         json.dump(about, file)
@@ -106,7 +106,8 @@ def test_a_forked_rank_is_as_one_that_was_started(launcher):
     def started(start):
         with (launcher.folder / "typed").open() as typed:
             options = ("--nproc", 2, "--tee", "all", "--env", f"RANKWISE_START={start}", "--env", "A=b=c")
-            return launcher.run(*options, script, "word", "--flag", stdin=typed)
+            # a descriptor that the launcher inherited is not for the ranks
+            return launcher.run(*options, script, "word", "--flag", stdin=typed, pass_fds=(typed.fileno(),))
 
     assert compare(launcher.folder, started, ["[1] out 1", "out 0"]) == ["a line\n", ""]
 
@@ -133,7 +134,7 @@ def test_a_function_that_imports_torch_first(launcher, where, with_env):
 
     compare(launcher.folder, started, ["[1] out 1", "out 0"])
     about = json.loads((launcher.folder / "auto-0").read_text())
-    assert about["spare"] is not with_env
+    assert about["early"] is not with_env
 
 
 @pytest.mark.parametrize(("argument", "told"), [("[]", ""), ("threading.Lock()", "argument args[1] of each")])
@@ -380,6 +381,7 @@ def test_nothing_is_left_of_a_server_that_cannot_load(tmp_path):
     (tmp_path / "script.py").touch()
     target = Target(kind="script", name=str(tmp_path / "script.py"))
     server = client.ForkServer(target, ("no_such_module",), os.environ)
+    pid = server._process.pid
     try:
         server.listen()
         assert "No module named 'no_such_module'" in server.reason
@@ -389,4 +391,4 @@ def test_nothing_is_left_of_a_server_that_cannot_load(tmp_path):
     ctypes.CDLL(None).prctl(37, ctypes.byref(answer), 0, 0, 0)
     assert answer.value == 0
     with pytest.raises(ChildProcessError):
-        client.Forked(server._process.pid).poll()
+        os.waitpid(pid, 0)

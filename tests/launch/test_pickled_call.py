@@ -12,15 +12,15 @@ import torch
 
 from rankwise.errors import ConfigError
 from rankwise.launch.functions import pickled_call
-from rankwise.launch.functions.callee import Reference
+from rankwise.launch.functions.callee import find_function
 from rankwise.launch.functions.pickled_call import pack_call
 
 
 def test_by_name():
     """A function of an installed module is a reference, resolved to the same object."""
-    fn, args, kwargs = pickle.loads(pickle.loads(pack_call(json.dumps, (1,), {"indent": 2}).data)["call"])
-    assert isinstance(fn, Reference)
-    assert fn.resolve() is json.dumps
+    packed = pickle.loads(pack_call(json.dumps, (1,), {"indent": 2}).data)
+    fn, args, kwargs = pickle.loads(packed["call"])
+    assert (fn, find_function(*packed["reference"])) == (None, json.dumps)
     assert (args, kwargs) == ((1,), {"indent": 2})
 
 
@@ -31,8 +31,8 @@ def test_the_undecorated_function_is_found(monkeypatch):
     twice = functools.wraps(decorated)(functools.partial(decorated))
     monkeypatch.setattr(json, "dumps", twice)
     reference = pickled_call._reference(original)
-    assert reference.depth == 2
-    assert reference.resolve() is original
+    assert reference[2] == 2
+    assert find_function(*reference) is original
 
 
 def test_by_value_where_no_name_leads():

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankwise.launch.local.console import SharedStream
 from rankwise.launch.local.pump import LogFile, Pump, _last_state, _settled
 
 
@@ -30,10 +31,10 @@ class Page:
 @given(st.binary(min_size=1, max_size=300), st.integers(1, 7))
 def test_nothing_is_lost_however_it_is_cut(data, size):
     """Lines arrive whole and in order, with their prefix and in their last state, whatever pieces they came in."""
-    for prefix in (b"", b"[1] "):
+    for rank, prefix in enumerate((b"", b"[1] ")):
         read_end, write_end = os.pipe()
         page = Page()
-        pump = Pump(read_end, "out", page, shown=True, raw=False, prefix=prefix, log=None)
+        pump = Pump(read_end, SharedStream("out", page, [0, 1], merge=False), rank, shown=True)
         for start in range(0, len(data), size):
             os.write(write_end, data[start : start + size])
             assert pump.pump()
@@ -81,7 +82,7 @@ def test_a_progress_bar_of_another_rank_is_not_kept(monkeypatch):
     """A line that is written over again and again: its last state is shown and one now and then, none is piled up."""
     read_end, write_end = os.pipe()
     page = Counting()
-    pump = Pump(read_end, "err", page, shown=True, raw=False, prefix=b"[1] ", log=None)
+    pump = Pump(read_end, SharedStream("err", page, [1]), 1, shown=True)
     ticks, start_s = itertools.count(1), pump._shown_s
     monkeypatch.setattr("rankwise.launch.local.pump.time.monotonic", lambda: start_s + next(ticks) * 0.1)
     most = 0
@@ -102,7 +103,7 @@ def test_an_unfinished_line_of_rank_0_is_shown_soon(monkeypatch):
     """Dots, prompts and the newest state of a progress bar do not wait for what comes after them, and come once."""
     read_end, write_end = os.pipe()
     page = Page()
-    pump = Pump(read_end, "out", page, shown=True, raw=False, prefix=b"", log=None)
+    pump = Pump(read_end, SharedStream("out", page, [0]), 0, shown=True)
     now = pump._read_s
     monkeypatch.setattr("rankwise.launch.local.pump.time.monotonic", lambda: now)
     os.write(write_end, b"\r 50%")
@@ -127,7 +128,7 @@ def test_what_is_torn_off_a_flood_waits_for_its_line(monkeypatch):
     monkeypatch.setattr("rankwise.launch.local.pump.time.monotonic", lambda: now[0])
     read_end, write_end = os.pipe()
     page = Page()
-    pump = Pump(read_end, "out", page, shown=True, raw=False, prefix=b"", log=None)
+    pump = Pump(read_end, SharedStream("out", page, [0]), 0, shown=True)
     os.write(write_end, b"x" * 8191 + b"\n")
     assert pump.pump()
     os.write(write_end, b"6903 ")
@@ -153,7 +154,7 @@ def test_a_torn_line_in_several_pieces_waits_for_all_of_them(monkeypatch):
     monkeypatch.setattr("rankwise.launch.local.pump.time.monotonic", lambda: now[0])
     read_end, write_end = os.pipe()
     page = Page()
-    pump = Pump(read_end, "out", page, shown=True, raw=False, prefix=b"", log=None)
+    pump = Pump(read_end, SharedStream("out", page, [0]), 0, shown=True)
     for piece in (b"1\n", b"x" * 4095 + b"\n", b"1", b"02", b"12"):
         os.write(write_end, piece)
         assert pump.pump()
@@ -177,7 +178,7 @@ def test_a_machine_that_slept_tears_no_line(monkeypatch):
     monkeypatch.setattr("rankwise.launch.local.pump.time.monotonic", lambda: now[0])
     read_end, write_end = os.pipe()
     page = Page()
-    pump = Pump(read_end, "out", page, shown=True, raw=False, prefix=b"", log=None)
+    pump = Pump(read_end, SharedStream("out", page, [0]), 0, shown=True)
     os.write(write_end, b"1\n2")
     assert pump.pump()
     now[0] += 60.0
@@ -200,7 +201,7 @@ def test_a_line_without_end_is_given_out_in_pieces():
     """Megabytes without a new line are not gathered."""
     read_end, write_end = os.pipe()
     page = Page()
-    pump = Pump(read_end, "out", page, shown=True, raw=False, prefix=b"[1] ", log=None)
+    pump = Pump(read_end, SharedStream("out", page, [1]), 1, shown=True)
     for _ in range(300):
         os.write(write_end, b"x" * 10_000)
         pump.pump()

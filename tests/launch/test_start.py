@@ -2,8 +2,8 @@
 
 import importlib.util
 import json
-import os
 import shutil
+import socket
 import subprocess
 import sys
 import uuid
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.launch.functions.channel import make_channels
+from rankwise.launch.functions.channel import receive, send
 
 EARLY = """
 import os, sys
@@ -75,14 +75,14 @@ def test_little_is_loaded_before_the_first_rank_starts(launcher, code, most):
     """The ranks wait for nothing that only an end, a mistake, help or another backend needs."""
     launcher.script("")
     stale = leave_folder(launcher.folder)
-    near, far = make_channels()
+    near, far = socket.socketpair()
     env = {name: value for name, value in launcher.env.items() if not name.startswith(("PET_", "SLURM_", "COV_"))}
     command = [sys.executable, "-P", "-c", EARLY + code, str(far.fileno())]
     sinks = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with near, subprocess.Popen(command, cwd=launcher.folder, pass_fds=(far.fileno(),), env=env, **sinks) as process:
         far.close()
-        near.send(json.dumps(REQUEST).encode())
-        near.send(b"no call is made")
+        send(near, json.dumps(REQUEST).encode())
+        send(near, b"no call is made")
         out, err = process.communicate(timeout=240)
     shutil.rmtree(stale, ignore_errors=True)  # the launch ended before it swept; another one may have
     loaded = set(out.split())
@@ -115,19 +115,21 @@ def test_a_launch_is_few_processes(launcher):
 
 def test_a_line_carries_whole_messages():
     """Messages of any length arrive as they were sent, from either end, and a closed end is told."""
-    near, far = make_channels()
-    assert not os.get_inheritable(near.fileno())
+    near, far = socket.socketpair()
     big = bytes(range(256)) * 20_000
-    sender = f"from rankwise.launch.functions.channel import Channel; far = Channel({far.fileno()}); far.send(b'')\n"
-    sender += "far.send(far.receive()[::-1])"
+    sender = f"""if True:
+        import socket
+        from rankwise.launch.functions.channel import receive, send
+        far = socket.socket(fileno={far.fileno()})
+        send(far, b"")
+        send(far, receive(far)[::-1])
+    """
     with near, subprocess.Popen([sys.executable, "-c", sender], pass_fds=(far.fileno(),)):
         far.close()
-        assert near.receive() == b""
-        near.send(big)
-        assert near.receive() == big[::-1]
+        assert receive(near) == b""
+        send(near, big)
+        assert receive(near) == big[::-1]
         with pytest.raises((EOFError, ConnectionError)):
-            near.receive()
+            receive(near)
         with pytest.raises(BrokenPipeError):
-            near.send(big)
-    assert near.fileno() == -1
-    near.close()
+            send(near, big)

@@ -30,7 +30,16 @@ def usable_cores(num_cores: int, groups: Path = _GROUPS, own: Path = _OWN) -> in
         groups: mount point of the cgroups, of version 1 or 2.
         own: file with the cgroups of this process; quotas of their parent groups count too.
     """
-    return max(1, min(num_cores, *(int(quota) for quota in _quotas(groups, own)), num_cores))
+    quotas = [num_cores]
+    for folder, version in group_folders("cpu", groups, own):
+        with contextlib.suppress(OSError, ValueError):
+            if version == 2:
+                quota, period = (folder / "cpu.max").read_text().split()  # a quota of "max" is no number
+            else:
+                quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            if int(quota) > 0:  # -1: no quota
+                quotas.append(int(quota) // int(period))
+    return max(1, min(quotas))
 
 
 def choose_threads(requested: int | None, *, environ: Mapping[str, str], cores: int, sharers: int) -> int:
@@ -82,22 +91,3 @@ def group_folders(kind: str, groups: Path = _GROUPS, own: Path = _OWN) -> Iterat
             yield place, 1 if kinds else 2
             if place == root:
                 break
-
-
-def _quotas(groups: Path, own: Path) -> Iterator[float]:
-    """Yield the CPU quotas of this process, in cores."""
-    for folder, version in group_folders("cpu", groups, own):
-        with contextlib.suppress(OSError, ValueError):
-            yield _version_1(folder) if version == 1 else _version_2(folder)
-
-
-def _version_2(group: Path) -> float:
-    quota, period = (group / "cpu.max").read_text().split()
-    return int(quota) / int(period)  # "max" raises: it is no number
-
-
-def _version_1(group: Path) -> float:
-    quota = int((group / "cpu.cfs_quota_us").read_text())
-    if quota <= 0:
-        raise ValueError("no quota")
-    return quota / int((group / "cpu.cfs_period_us").read_text())

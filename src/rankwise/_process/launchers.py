@@ -85,7 +85,9 @@ def open_mpi_place(environ: Mapping[str, str]) -> Place | None:
     )
     found = Place(family="open mpi", rank=rank, world_size=size, local_rank=local, local_world_size=local_size)
     found = _with_address(environ, found, launcher="mpirun", example=_MPIRUN)
-    return replace(found, master_port=port_of(environ, "MASTER_PORT") or _open_mpi_port(environ))
+    job = first_set(environ, *_JOB_NAMES)
+    port = FIRST_PORT + zlib.crc32((environ[job] if job else "").encode()) % NUM_PORTS
+    return replace(found, master_port=port_of(environ, "MASTER_PORT") or port)
 
 
 def _with_address(environ: Mapping[str, str], found: Place, *, launcher: str, example: str) -> Place:
@@ -105,11 +107,6 @@ def _with_address(environ: Mapping[str, str], found: Place, *, launcher: str, ex
     address = environ.get("MASTER_ADDR", "").strip() or "127.0.0.1"
     node, num_nodes = (0, 1) if one_machine else (None, None)
     return replace(found, node_rank=node, num_nodes=num_nodes, master_addr=address)
-
-
-def _open_mpi_port(environ: Mapping[str, str]) -> int:
-    job = first_set(environ, *_JOB_NAMES)
-    return FIRST_PORT + zlib.crc32((environ[job] if job else "").encode()) % NUM_PORTS
 
 
 def mpich_place(environ: Mapping[str, str]) -> Place | None:
@@ -134,18 +131,13 @@ def mpich_place(environ: Mapping[str, str]) -> Place | None:
         return Place(family="mpich")
     found = Place(family="mpich", rank=rank, world_size=size, local_rank=local, local_world_size=local_size)
     found = _with_address(environ, found, launcher="mpiexec", example=_MPIEXEC)
-    return replace(found, master_port=_mpich_port(environ))
-
-
-def _mpich_port(environ: Mapping[str, str]) -> int:
-    """Return MASTER_PORT; Hydra sets no variable that is equal on all ranks of a job and unique to the job."""
     port = port_of(environ, "MASTER_PORT")
-    if port is None:
+    if port is None:  # Hydra sets no variable that is equal on all ranks of a job and unique to the job
         raise WorldError(
             "mpiexec does not set the port where the ranks meet: pass one that is free on rank 0's machine, for "
             "example `mpiexec -genv MASTER_PORT 20123 ...`"
         )
-    return port
+    return replace(found, master_port=port)
 
 
 def kubeflow_place(environ: Mapping[str, str]) -> Place | None:

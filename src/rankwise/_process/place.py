@@ -43,7 +43,15 @@ def find_place(environ: Mapping[str, str]) -> Place:
     found = next((place for family in families if (place := family(environ)) is not None), None)
     if found is not None and found.family != "none":
         return found
-    _refuse_half_a_family(environ)
+    # a rank or a size means a launcher; MASTER_* alone does not
+    if first_set(environ, "RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        there = [f"{name}={environ[name]}" for name in WANTED if first_set(environ, name)]
+        missing = [name for name in WANTED if first_set(environ, name) is None]
+        raise WorldError(
+            f"{', '.join(there)} is set but {', '.join(missing)} is not, so the rank of this process is unknown: start "
+            "it with `rankwise run` or torchrun, which set all of them, pass bind(rank=, world_size=, local_rank=), "
+            "or unset what is left over to run as one rank"
+        )
     return found or Place()
 
 
@@ -146,19 +154,6 @@ def num_local_ranks(environ: Mapping[str, str]) -> int:
         sizes = ("LOCAL_WORLD_SIZE", *(["WORLD_SIZE"] if first_set(environ, "LOCAL_RANK") else []))
         return max(1, int_of(environ, *sizes) or 1)
     return 1
-
-
-def _refuse_half_a_family(environ: Mapping[str, str]) -> None:
-    """Raise if only a part of a family is set: a rank or a size means a launcher; MASTER_* alone does not."""
-    if first_set(environ, "RANK", "LOCAL_RANK", "WORLD_SIZE") is None:
-        return
-    there = [f"{name}={environ[name]}" for name in WANTED if first_set(environ, name)]
-    missing = [name for name in WANTED if first_set(environ, name) is None]
-    raise WorldError(
-        f"{', '.join(there)} is set but {', '.join(missing)} is not, so the rank of this process is unknown: start it "
-        "with `rankwise run` or torchrun, which set all of them, pass bind(rank=, world_size=, local_rank=), "
-        "or unset what is left over to run as one rank"
-    )
 
 
 def loopback_address(host: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from rankwise._process.variables import FIRST_PORT, NUM_PORTS, Place, check_ranges, first_set, int_of, port_of
 from rankwise.errors import WorldError
@@ -37,7 +37,12 @@ def slurm_place(environ: Mapping[str, str]) -> Place | None:
     if first_set(environ, "SLURM_JOB_ID", "SLURM_JOBID") is None:
         return None
     if not _in_step(environ):
-        return _alone(environ)
+        tasks = first_set(environ, "SLURM_NTASKS")
+        asked = f" of {environ[tasks]} tasks" if tasks else ""
+        return Place(
+            note=f"this process is inside a Slurm allocation{asked} but was not started by srun as one of its tasks: "
+            "it runs as one rank. To run all ranks, start it with `srun python ...` or `rankwise run`."
+        )
     rank, size = int_of(environ, "SLURM_PROCID"), int_of(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     local, node = int_of(environ, "SLURM_LOCALID"), int_of(environ, "SLURM_NODEID")
     if rank is None or size is None or local is None:
@@ -68,15 +73,6 @@ def _in_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process as a task: it has a numeric step id, and is no terminal (`srun --pty bash`)."""
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", "")).strip()
     return step.isdigit() and int(step) < _SPECIAL_STEPS and first_set(environ, "SLURM_PTY_PORT") is None
-
-
-def _alone(environ: Mapping[str, str]) -> Place:
-    tasks = first_set(environ, "SLURM_NTASKS")
-    asked = f" of {environ[tasks]} tasks" if tasks else ""
-    return Place(
-        note=f"this process is inside a Slurm allocation{asked} but was not started by srun as one of its tasks: it "
-        "runs as one rank. To run all ranks, start it with `srun python ...` or `rankwise run`."
-    )
 
 
 def _tasks_here(environ: Mapping[str, str], node: int | None) -> int | None:
@@ -119,40 +115,21 @@ def expand_hosts(text: str) -> list[str]:
         WorldError: the list is malformed, or has more than a million hosts.
     """
     hosts: list[str] = []
-    for item in _split(text):
-        for host in _expand(item, text):
+    for item in re.split(r",(?![^\[]*\])", text):  # at the commas outside brackets
+        pieces = re.split(r"\[([^\[\]]*)\]", item.strip())  # parts of a name, and between them what is in brackets
+        if pieces == [""]:
+            raise WorldError(f"the Slurm node list {text!r} has an empty entry")
+        if any(bracket in piece for piece in pieces[::2] for bracket in "[]"):
+            raise WorldError(f"the brackets of the Slurm node list {text!r} do not match")
+        choices = [[piece] if i % 2 == 0 else _numbers(piece, text) for i, piece in enumerate(pieces)]
+        for host in map("".join, itertools.product(*choices)):
             hosts.append(host)
             if len(hosts) > _MAX_HOSTS:
                 raise WorldError(f"the Slurm node list {text!r} names more than {_MAX_HOSTS} hosts")
-    if not hosts:
-        raise WorldError(f"the Slurm node list {text!r} names no host")
     return hosts
 
 
-def _split(text: str) -> Iterator[str]:
-    """Split at the commas outside brackets."""
-    depth, start = 0, 0
-    for i, char in enumerate(text):
-        depth += (char == "[") - (char == "]")
-        if depth not in (0, 1):
-            raise WorldError(f"the brackets of the Slurm node list {text!r} do not match")
-        if char == "," and not depth:
-            yield text[start:i].strip()
-            start = i + 1
-    if depth:
-        raise WorldError(f"the brackets of the Slurm node list {text!r} do not match")
-    yield text[start:].strip()
-
-
-def _expand(item: str, text: str) -> Iterator[str]:
-    if not item:
-        raise WorldError(f"the Slurm node list {text!r} has an empty entry")
-    pieces = re.split(r"\[([^\]]*)\]", item)
-    choices = [[piece] if i % 2 == 0 else _numbers(piece, text) for i, piece in enumerate(pieces)]
-    return map("".join, itertools.product(*choices))
-
-
-def _numbers(inside: str, text: str) -> Iterator[str] | list[str]:
+def _numbers(inside: str, text: str) -> list[str]:
     parts = [re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip()) for part in inside.split(",")]
     found: list[str] = []
     for part in parts:

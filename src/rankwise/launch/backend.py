@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING
 from rankwise.launch.hardware import format_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rankwise.launch.failures.outcome import Outcome
     from rankwise.launch.job import Job
-    from rankwise.launch.local.environment import Seat
 
 __all__ = ["describe_job", "supervise"]
 
@@ -54,11 +51,12 @@ def describe_job(job: Job) -> str:
         name = f"import {module}; {module}.{function}()"
     command = shlex.join([sys.executable, *python, name, *job.target.args])
     seats = seats_of(job)
+    bound = [f"rank {rank}: {format_numbers(seat.cpus)}" for rank, seat in enumerate(seats) if seat.cpus is not None]
     lines = [
         f"command    {command}",
         f"ranks      {job.num_ranks} on this machine",
         *_describe_nodes(job),
-        f"cores      {_bound(seats)}",
+        f"cores      {'; '.join(bound) or 'not bound'}",
         f"restarts   up to {job.max_restarts}",
         f"hang after {_patience(job.hang_timeout_s)}",
         f"logs       {job.logs / 'attempt-N' if job.logs is not None else 'none'}",
@@ -83,12 +81,6 @@ def _describe_nodes(job: Job) -> list[str]:
     number = f"{nodes.min_nodes} to {nodes.max_nodes}" if nodes.elastic else str(nodes.max_nodes)
     rank = "" if nodes.node_rank is None else f", this is node {nodes.node_rank}"
     return [f"nodes      {number}{rank}; rendezvous at port {nodes.port} of {', then '.join(nodes.rendezvous)}"]
-
-
-def _bound(seats: Sequence[Seat]) -> str:
-    if all(seat.cpus is None for seat in seats):
-        return "not bound"
-    return "; ".join(f"rank {rank}: {format_numbers(seat.cpus or ())}" for rank, seat in enumerate(seats))
 
 
 def _patience(seconds: float | None) -> str:

@@ -68,8 +68,8 @@ def main(argv: list[str]) -> None:
             _say_finished(report_fd)
         else:
             _send(report_fd, make_report(error, rank, code).to_json())
-        if code != 0:
-            _leave_jax_at_once(code)
+        if code != 0 and "rankwise.world.jax_start" in sys.modules:
+            sys.modules["rankwise.world.jax_start"].note_failure(code)  # else JAX waits for the other ranks at exit
         sys.exit(code)
     if os.getpid() == pid:
         _say_finished(report_fd)
@@ -102,13 +102,6 @@ def _let_finish() -> None:
 def _say_finished(report_fd: int) -> None:
     """Report when the program ended: the interpreter's shutdown takes a while, and peers lose this rank during it."""
     _send(report_fd, FINISHED + f"{time.monotonic()}\n".encode())
-
-
-def _leave_jax_at_once(code: int) -> None:
-    """If the program uses JAX, tell it that this rank failed; else JAX waits for the other ranks at exit."""
-    leaving = sys.modules.get("rankwise.world.jax_start")
-    if leaving is not None:
-        leaving.note_failure(code)
 
 
 def _exit_code(error: BaseException) -> int:

@@ -6,9 +6,10 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rankwise._process.cores import cpu_mask, usable_cores
 from rankwise.errors import ConfigError
@@ -28,6 +29,7 @@ MAX_RANKS = 16_384  # of one machine; more is a typing error, and would exhaust 
 _SYS = Path("/sys")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 _DXG = Path("/dev/dxg")  # NVIDIA under WSL
+_Read = TypeVar("_Read")
 _UUID = re.compile(r"GPU UUID:\s*(\S+)")
 
 
@@ -97,11 +99,9 @@ def _listed(visible: str | None, present: int) -> list[str]:
     """Return the visible devices as CUDA does: it ignores the first invalid entry and all entries after it."""
     if visible is None:
         return [str(index) for index in range(present)]
-
-    def is_known(entry: str) -> bool:
-        return entry.startswith(("GPU-", "MIG-")) or (entry.isdigit() and int(entry) < present)
-
-    return list(itertools.takewhile(is_known, map(str.strip, visible.split(","))))
+    entries = map(str.strip, visible.split(","))
+    names = ("GPU-", "MIG-")
+    return list(itertools.takewhile(lambda e: e.startswith(names) or (e.isdigit() and int(e) < present), entries))
 
 
 def _num_present_gpus() -> int:
@@ -161,17 +161,23 @@ def read_topology(
         nvidia: folder in which NVIDIA's driver lists its GPUs.
     """
     threads = set(cpu_mask() if usable is None else usable)
-    siblings = {thread: _siblings(sys_root, thread, threads) for thread in sorted(threads)}
+    siblings = {}
+    for thread in sorted(threads):
+        listed = _read(sys_root / f"devices/system/cpu/cpu{thread}/topology/thread_siblings_list", parse_cpu_list)
+        siblings[thread] = tuple(sorted({thread, *(threads & (listed or set()))}))
     nodes = {}
-    for number, listed in _nodes(sys_root):
-        here = sorted(threads & listed, key=lambda thread: (siblings[thread][0], thread))
+    for folder in (sys_root / "devices/system/node").glob("node[0-9]*"):
+        here = threads & (_read(folder / "cpulist", parse_cpu_list) or set())
         if here:
-            nodes[number] = tuple(here)
-    placed = {thread for here in nodes.values() for thread in here}
-    if placed != threads:  # sysfs is missing or incomplete: do not use its nodes
-        nodes = {0: tuple(sorted(threads, key=lambda thread: (siblings[thread][0], thread)))}
-    found = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-    return Topology(nodes=nodes, siblings=siblings, gpus=tuple(_gpus(sys_root, nvidia, found)))
+            nodes[int(folder.name.removeprefix("node"))] = here
+    if set().union(*nodes.values()) != threads:  # sysfs is missing or incomplete: do not use its nodes
+        nodes = {0: threads}
+    order = {thread: (siblings[thread][0], thread) for thread in threads}
+    return Topology(
+        nodes={number: tuple(sorted(here, key=order.__getitem__)) for number, here in sorted(nodes.items())},
+        siblings=siblings,
+        gpus=tuple(_gpus(sys_root, nvidia, os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible)),
+    )
 
 
 def format_numbers(numbers: Collection[int]) -> str:
@@ -198,46 +204,21 @@ def parse_cpu_list(text: str) -> set[int]:
     return numbers
 
 
-def _nodes(sys_root: Path) -> Iterator[tuple[int, set[int]]]:
-    for folder in sorted((sys_root / "devices/system/node").glob("node[0-9]*")):
-        try:
-            yield int(folder.name.removeprefix("node")), parse_cpu_list((folder / "cpulist").read_text())
-        except (OSError, ValueError):
-            continue
-
-
-def _siblings(sys_root: Path, thread: int, usable: Collection[int]) -> tuple[int, ...]:
-    path = sys_root / f"devices/system/cpu/cpu{thread}/topology/thread_siblings_list"
+def _read(path: Path, parse: Callable[[str], _Read]) -> _Read | None:
+    """Return what a file of the kernel says, None if it cannot be read."""
     try:
-        listed = parse_cpu_list(path.read_text())
+        return parse(path.read_text())
     except (OSError, ValueError):
-        listed = set()
-    return tuple(sorted({thread, *(listed & set(usable))}))
+        return None
 
 
 def _gpus(sys_root: Path, nvidia: Path, visible: str | None) -> Iterator[int | None]:
     """Yield the node of each visible GPU, in the driver's PCI bus order; CUDA's order is the same for equal GPUs."""
     present = sorted(nvidia.iterdir()) if nvidia.is_dir() else []
-    uuids = {_uuid(folder): folder for folder in present}
+    uuids = {folder: _read(folder / "information", _UUID.findall) or [folder.name] for folder in present}
     for entry in _listed(visible, len(present)):
-        if entry.isdigit():
-            yield _pci_node(sys_root, present[int(entry)].name)
-        else:
-            found = [folder for uuid, folder in uuids.items() if uuid.startswith(entry)]
-            yield _pci_node(sys_root, found[0].name) if len(found) == 1 else None
-
-
-def _uuid(folder: Path) -> str:
-    try:
-        found = _UUID.search((folder / "information").read_text())
-    except OSError:
-        found = None
-    return found[1] if found else folder.name
-
-
-def _pci_node(sys_root: Path, address: str) -> int | None:
-    try:
-        node = int((sys_root / "bus/pci/devices" / address.lower() / "numa_node").read_text())
-    except (OSError, ValueError):
-        return None
-    return node if node >= 0 else None  # -1: the firmware does not report it
+        named = [folder for folder in present if uuids[folder][0].startswith(entry)]
+        found = [present[int(entry)]] if entry.isdigit() else named
+        address = found[0].name.lower() if len(found) == 1 else ""
+        node = _read(sys_root / "bus/pci/devices" / address / "numa_node", int)
+        yield node if node is not None and node >= 0 else None  # -1: the firmware does not report it

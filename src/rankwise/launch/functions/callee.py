@@ -6,38 +6,31 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankwise.errors import LaunchError
 
-__all__ = ["Reference", "is_loading_main", "run_call", "value_path"]
+__all__ = ["find_function", "is_loading_main", "run_call", "value_path"]
 
 _loading_main = False
 
 
-class Reference(NamedTuple):
-    """A function by name; not a dataclass, because `dataclasses` takes longer to import.
+def find_function(module: str, qualname: str, depth: int = 0) -> Any:
+    """Import `module` and return what is there under a dotted name.
 
-    Attributes:
-        module: dotted name of its module.
-        qualname: its path inside.
+    Args:
+        module: dotted name of the module.
+        qualname: the path inside.
         depth: how many decorators to unwrap (`__wrapped__`); the name alone leads to the decorated function.
     """
-
-    module: str
-    qualname: str
-    depth: int = 0
-
-    def resolve(self) -> Callable[..., Any]:
-        """Import the function."""
-        found: Any = importlib.import_module(self.module)
-        for part in self.qualname.split("."):
-            found = getattr(found, part)
-        for _ in range(self.depth):
-            found = found.__wrapped__
-        return found  # type: ignore[no-any-return]
+    found: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    for _ in range(depth):
+        found = found.__wrapped__
+    return found
 
 
 def is_loading_main() -> bool:
@@ -69,8 +62,8 @@ def run_call(path: Path, rank: int) -> None:
             f"rank {rank} cannot read its call of {packed['name']}: {type(error).__name__}: {error}; what is sent must "
             "be importable here under the same name"
         ) from error
-    if isinstance(fn, Reference):
-        fn = fn.resolve()
+    if packed["reference"] is not None:
+        fn = find_function(*packed["reference"])
     if packed["platform"] is None:
         value = fn(*args, **kwargs)
     else:

@@ -9,6 +9,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rankwise import errors
 from rankwise.errors import ConfigError, Interrupted, LaunchError, RankFailure
 from rankwise.launch.functions.callee import is_loading_main
-from rankwise.launch.functions.channel import Channel, make_channels
+from rankwise.launch.functions.channel import receive, send
 from rankwise.launch.hardware import MAX_RANKS
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["call_ranks"]
 
 _FAREWELL_S = 60.0
+_Streams = dict[int, tuple[IO[str], codecs.IncrementalDecoder]]  # descriptor to read -> where to write it
 
 
 def call_ranks(
@@ -65,10 +67,9 @@ def call_ranks(
         raise ConfigError(f"num_ranks must be an integer from 1 to {MAX_RANKS:,}, got {num_ranks!r}")
     code = None if platform is not None or options.get("env") or num_ranks == 1 else getattr(fn, "__code__", None)
     hint = (code.co_filename, code.co_name) if code is not None else None  # for ranks that may be forked
-    channel, far_channel = make_channels()
-    with channel:
-        process = _start_service(far_channel, hint)
-        streams = _streams(process)
+    line, far = socket.socketpair()
+    with line:
+        process, streams = _start_service(far, hint)
         try:
             # pack the call while the supervisor's process starts
             from rankwise.launch.functions.pickled_call import pack_call
@@ -78,98 +79,69 @@ def call_ranks(
             call = pack_call(fn, args, kwargs, platform=platform)
             target = {"main": call.main, "function": call.function, "path": call.path}
             request = {"options": dict(options), "target": target, "tee": tee, "store_file": store_file}
-            values = _exchange(channel, process, streams, request, call.data)
+            values = _exchange(line, process, streams, request, call.data)
         finally:
-            channel.close()  # ends a supervisor that has not received its call
+            line.close()  # ends a supervisor that has not received its call
             _end(process, streams)
     return [_loads(rank, value) for rank, value in enumerate(values)]
 
 
 def _exchange(
-    channel: Channel,
+    line: socket.socket,
     process: subprocess.Popen[bytes],
-    streams: dict[int, _Copier],
+    streams: _Streams,
     request: Mapping[str, Any],
     call: bytes,
 ) -> list[bytes]:
     """Send the call to the supervisor, copy the ranks' output, and return their values."""
     is_sent = False
     try:
-        channel.send(json.dumps(request).encode())
-        channel.send(call)
+        send(line, json.dumps(request).encode())
+        send(line, call)
         is_sent = True
-        _raise_failure(_listen(channel, streams))
-        return [channel.receive() for _ in range(request["options"]["num_ranks"])]
+        _raise_failure(_listen(line, streams))
+        return [receive(line) for _ in range(request["options"]["num_ranks"])]
     except KeyboardInterrupt:
-        if is_sent:  # else the supervisor still waits for the call, and ends when the channel is closed
+        if is_sent:  # else the supervisor still waits for the call, and ends when the connection is closed
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(EOFError, OSError):
-                _listen(channel, streams)
+                _listen(line, streams)
         raise
     except (EOFError, OSError) as error:
         raise LaunchError(f"the supervisor of the ranks exited with {process.wait()}, and its ranks with it") from error
 
 
-def _start_service(far_channel: Channel, hint: tuple[str, str] | None) -> subprocess.Popen[bytes]:
-    """Start the supervisor in its own session: only this process gets Ctrl-C, and forwards it."""
+def _start_service(far: socket.socket, hint: tuple[str, str] | None) -> tuple[subprocess.Popen[bytes], _Streams]:
+    """Start the supervisor in its own session: only this process gets Ctrl-C, and forwards it.
+
+    Returns:
+        The process, and the streams to copy: the ranks cannot inherit a sys.stdout or sys.stderr that replaces the
+        real stream (notebook, test).
+    """
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.functions.service"]
-    out, err = (subprocess.PIPE if sink is not None else None for sink in _sinks())
+    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.functions.service", str(far.fileno())]
+    sinks = [None if _is_real(stream, fd) else stream for stream, fd in ((sys.stdout, 1), (sys.stderr, 2))]
+    out, err = (None if sink is None else subprocess.PIPE for sink in sinks)
+    env = dict(os.environ)
+    if "inline" in env.get("MPLBACKEND", ""):
+        env["MPLBACKEND"] = "agg"  # a notebook's backend works only in its kernel
     # start it with SIGINT blocked: it unblocks the signal once its handler is set; before, SIGINT would kill it
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    with far_channel, contextlib.ExitStack() as stack:
+    with far, contextlib.ExitStack() as stack:
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
-        return subprocess.Popen(  # noqa: S603
-            [*command, str(far_channel.fileno()), *(hint or ())],
-            pass_fds=(far_channel.fileno(),),
+        process = subprocess.Popen(  # noqa: S603
+            [*command, *(hint or ())],
+            pass_fds=(far.fileno(),),
             start_new_session=True,
             stdin=subprocess.DEVNULL if out is not None and "ipykernel" in sys.modules else None,  # no stdin there
             stdout=out,
             stderr=err,
-            env=_environment(),
+            env=env,
         )
-
-
-def _environment() -> dict[str, str]:
-    """Return this process's variables; replace a notebook's matplotlib backend, which works only in its kernel."""
-    env = dict(os.environ)
-    if "inline" in env.get("MPLBACKEND", ""):
-        env["MPLBACKEND"] = "agg"
-    return env
-
-
-def _sinks() -> tuple[IO[str] | None, IO[str] | None]:
-    """Return sys.stdout and sys.stderr if they replace the real streams (notebook, test): ranks cannot inherit them."""
-    return (
-        None if _is_real(sys.stdout, 1) else sys.stdout,
-        None if _is_real(sys.stderr, 2) else sys.stderr,
-    )
-
-
-class _Copier:
-    """Copies the ranks' output to a stream without a file descriptor, as it arrives.
-
-    Args:
-        sink: the stream to write to.
-    """
-
-    def __init__(self, sink: IO[str]) -> None:
-        self._sink = sink
-        # a read may end in the middle of a character
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def copy(self, fd: int) -> bool:
-        """Copy the available data; return False at the end of the stream."""
-        data = os.read(fd, 1 << 16)
-        self._sink.write(self._decoder.decode(data, final=not data))
-        self._sink.flush()
-        return bool(data)
-
-
-def _streams(process: subprocess.Popen[bytes]) -> dict[int, _Copier]:
-    """Return the streams to copy: descriptor to read -> its copier."""
-    pairs = zip((process.stdout, process.stderr), _sinks(), strict=True)
-    return {pipe.fileno(): _Copier(sink) for pipe, sink in pairs if pipe is not None and sink is not None}
+    pairs = zip((process.stdout, process.stderr), sinks, strict=True)
+    # a read may end in the middle of a character
+    decoder = codecs.getincrementaldecoder("utf-8")
+    return process, {pipe.fileno(): (sink, decoder("replace")) for pipe, sink in pairs if pipe and sink is not None}
 
 
 def _is_real(stream: Any, fd: int) -> bool:
@@ -179,23 +151,31 @@ def _is_real(stream: Any, fd: int) -> bool:
         return False
 
 
-def _listen(channel: Channel, streams: dict[int, _Copier]) -> dict[str, Any]:
+def _copy(fd: int, sink: IO[str], decoder: codecs.IncrementalDecoder) -> bool:
+    """Copy the available output to a stream without a file descriptor; return False at the end."""
+    data = os.read(fd, 1 << 16)
+    sink.write(decoder.decode(data, final=not data))
+    sink.flush()
+    return bool(data)
+
+
+def _listen(line: socket.socket, streams: _Streams) -> dict[str, Any]:
     """Copy the ranks' output to this process's stdout and stderr until the answer arrives."""
     while True:
         waiting = select.poll()
-        for fd in (channel.fileno(), *streams):
+        for fd in (line.fileno(), *streams):
             waiting.register(fd, select.POLLIN)
         for ready, _ in waiting.poll():
-            if ready == channel.fileno():
-                return json.loads(channel.receive())  # type: ignore[no-any-return]
-            if not streams[ready].copy(ready):
+            if ready == line.fileno():
+                return json.loads(receive(line))  # type: ignore[no-any-return]
+            if not _copy(ready, *streams[ready]):
                 del streams[ready]
 
 
-def _end(process: subprocess.Popen[bytes], streams: dict[int, _Copier]) -> None:
-    """Copy the last output and wait for the supervisor, which ends once this end of the channel is closed."""
-    for fd, copier in streams.items():
-        while copier.copy(fd):
+def _end(process: subprocess.Popen[bytes], streams: _Streams) -> None:
+    """Copy the last output and wait for the supervisor, which ends once this end of the connection is closed."""
+    for fd, (sink, decoder) in streams.items():
+        while _copy(fd, sink, decoder):
             pass
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:

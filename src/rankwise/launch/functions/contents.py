@@ -9,14 +9,14 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["find_heavy", "find_unsendable"]
+__all__ = ["find_heavy", "find_unsendable", "pickled_size"]
 
 _MAX_DEPTH = 40
 _UNNAMED = " ("  # the path of a part without a name of its own starts with this
 _MODULE_TABLES = ("_modules", "_parameters", "_buffers")  # dicts of a torch module that hold such attributes
 
 
-def find_unsendable(value: Any, path: str, dump: Callable[[Any], object]) -> tuple[str, Any]:
+def find_unsendable(value: Any, path: str, dump: Callable[[Any], bytes]) -> tuple[str, Any]:
     """Return the path and the value of the innermost part that cannot be sent; the value itself if all its parts can.
 
     Args:
@@ -28,7 +28,7 @@ def find_unsendable(value: Any, path: str, dump: Callable[[Any], object]) -> tup
     for _ in range(_MAX_DEPTH):
         seen.add(id(value))
         guilty = next(
-            (part for part in _parts(value) if id(part[1]) not in seen and not _is_sendable(part[1], dump)), None
+            (part for part in _parts(value) if id(part[1]) not in seen and not pickled_size(part[1], dump)), None
         )
         if guilty is None:
             break
@@ -47,7 +47,7 @@ def find_heavy(value: Any, path: str, dump: Callable[[Any], bytes]) -> tuple[str
     num_bytes = len(dump(value))
     for _ in range(_MAX_DEPTH):
         named = ((suffix, part) for suffix, part in _parts(value) if not suffix.startswith(_UNNAMED))
-        sizes = [(_size(part, dump), suffix, part) for suffix, part in named]
+        sizes = [(pickled_size(part, dump), suffix, part) for suffix, part in named]
         most, suffix, part = max(sizes, key=lambda entry: entry[0], default=(0, "", None))
         if most <= num_bytes / 2:
             break
@@ -55,18 +55,11 @@ def find_heavy(value: Any, path: str, dump: Callable[[Any], bytes]) -> tuple[str
     return path, value, num_bytes
 
 
-def _is_sendable(value: Any, dump: Callable[[Any], object]) -> bool:
-    try:
-        dump(value)
-    except Exception:  # noqa: BLE001  (whatever a value's own pickling raises)
-        return False
-    return True
-
-
-def _size(value: Any, dump: Callable[[Any], bytes]) -> int:
+def pickled_size(value: Any, dump: Callable[[Any], bytes]) -> int:
+    """Return how many bytes a value takes, 0 if it cannot be sent."""
     try:
         return len(dump(value))
-    except Exception:  # noqa: BLE001  (a part may want its whole)
+    except Exception:  # noqa: BLE001  (whatever its own pickling raises; a part may also want its whole)
         return 0
 
 
@@ -125,17 +118,14 @@ def _state(value: Any) -> Iterator[tuple[str, Any]]:
     state = reduced[2] if len(reduced) > 2 else None
     tables = state if isinstance(state, tuple) else (state,)
     for table in tables:
-        if isinstance(table, dict):
-            yield from _attributes(table)
-        elif table is not None:
-            yield f"{_UNNAMED}its state)", table
+        if not isinstance(table, dict):
+            if table is not None:
+                yield f"{_UNNAMED}its state)", table
+            continue
+        for name, part in table.items():
+            if name in _MODULE_TABLES and isinstance(part, dict):
+                yield from ((f".{inner}", inside) for inner, inside in part.items())
+            else:
+                yield f".{name}", part
     yield f"{_UNNAMED}of class {type(value).__name__})", type(value)
     yield from ((f"{_UNNAMED}made with argument {number})", part) for number, part in enumerate(reduced[1]))
-
-
-def _attributes(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, part in table.items():
-        if name in _MODULE_TABLES and isinstance(part, dict):
-            yield from ((f".{inner}", inside) for inner, inside in part.items())
-        else:
-            yield f".{name}", part

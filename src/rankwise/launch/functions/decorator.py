@@ -65,7 +65,11 @@ class Wrapper:
         if platform.verbose:
             _say("all ranks have succeeded")
         if platform.upon_finish is not None:
-            _finish(platform.upon_finish)
+            try:
+                platform.upon_finish()
+            except BaseException as error:
+                error.add_note("rankwise: raised by upon_finish, after all ranks had succeeded")
+                raise
         return values
 
 
@@ -101,14 +105,6 @@ def _folder_for_logs(platform: Platform) -> Path | None:
         _say(f"no logs are written: {there} is read-only (set another one with console_logs=FOLDER)")
         return None
     return folder
-
-
-def _finish(upon_finish: Callable[[], Any]) -> None:
-    try:
-        upon_finish()
-    except BaseException as error:
-        error.add_note("rankwise: raised by upon_finish, after all ranks had succeeded")
-        raise
 
 
 def wrapper(platform: Platform) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

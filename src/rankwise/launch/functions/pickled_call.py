@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
-from rankwise.launch.functions.callee import Reference
-from rankwise.launch.functions.contents import find_heavy, find_unsendable
+from rankwise.launch.functions.contents import find_heavy, find_unsendable, pickled_size
 
 if TYPE_CHECKING:
     from rankwise.launch.functions.platforms import Platform
@@ -119,12 +118,13 @@ def pack_call(
     packer = _Packer(name=name, main=_describe_main())
     if reference is None and getattr(fn, "__module__", _MAIN) not in {_MAIN, "builtins"}:
         packer.by_value = _unreachable(sys.modules.get(fn.__module__))
-    call = _dump_parts(packer, reference or fn, args, kwargs)
-    meets_main = _MAIN.encode() in call
+    call = _dump_parts(packer, fn if reference is None else None, args, kwargs)
+    meets_main = _MAIN.encode() in call or (reference is not None and reference[0] == _MAIN)
     data = pickle.dumps(
         {
             "main": packer.main if meets_main else None,
             "sys_path": _absolute_path(),
+            "reference": reference,
             "call": call,
             "name": name,
             "platform": platform,
@@ -135,12 +135,15 @@ def pack_call(
     return Packed(data=data, main=main, function=fn.__name__ if file and file == main else "", path=_absolute_path())
 
 
-def _file_of(fn: Callable[..., Any], found: Reference | None) -> str:
+def _file_of(fn: Callable[..., Any], found: tuple[str, str, int] | None) -> str:
     """Return the file that is executed when ranks import a function, "" if there is none or more than one."""
-    if found is None or found.depth or "." in found.module + found.qualname or not isinstance(fn, types.FunctionType):
+    if found is None or not isinstance(fn, types.FunctionType):
+        return ""
+    module, qualname, depth = found
+    if depth or "." in module + qualname:
         return ""
     file = os.path.abspath(fn.__code__.co_filename)  # noqa: PTH100
-    here = getattr(sys.modules[found.module], "__file__", None)
+    here = getattr(sys.modules[module], "__file__", None)
     return file if here and file.endswith(".py") and os.path.abspath(here) == file else ""  # noqa: PTH100
 
 
@@ -158,45 +161,33 @@ def _absolute_path() -> list[str]:
 
 
 def _dump_parts(packer: _Packer, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """Pickle a call; raise an error that names the part that cannot be sent, and say what is large."""
     try:
         call = packer.dumps((fn, args, dict(kwargs)))
     except ConfigError:
         raise
     except Exception as error:
-        named = [("", fn), *((f"args[{i}]", arg) for i, arg in enumerate(args)), *kwargs.items()]
-        for path, value in named:
-            _check_part(packer, path, value, error)
+        for path, value in (("", fn), *((f"args[{i}]", arg) for i, arg in enumerate(args)), *kwargs.items()):
+            if not pickled_size(value, packer.dumps):
+                where, guilty = find_unsendable(value, path, packer.dumps)
+                what = f"argument {where} of {packer.name}" if path else f"{packer.name}{where}"
+                raise ConfigError(
+                    f"{what}, a {type(guilty).__name__}, cannot be sent to the ranks: {error}; create it on each rank"
+                ) from error
         raise
-    if len(call) > _HEAVY_BYTES and not isinstance(fn, Reference):
-        _say_heavy(packer, fn)
+    if len(call) > _HEAVY_BYTES and fn is not None:  # large arguments are intended, and not reported
+        path, part, num_bytes = find_heavy(fn, packer.name, packer.dumps)
+        if num_bytes > _HEAVY_BYTES and part is not fn:
+            print(  # noqa: T201
+                f"rankwise: {path}, a {type(part).__name__}, takes {num_bytes / 1e6:,.0f} MB to every rank: load it in "
+                "the function, or pass its path",
+                file=sys.stderr,
+            )
     return call
 
 
-def _check_part(packer: _Packer, path: str, value: Any, error: Exception) -> None:
-    """Raise if a part of the function or of an argument cannot be sent, and name that part."""
-    try:
-        packer.dumps(value)
-    except Exception:  # noqa: BLE001
-        where, guilty = find_unsendable(value, path, packer.dumps)
-        what = f"argument {where} of {packer.name}" if path else f"{packer.name}{where}"
-        raise ConfigError(
-            f"{what}, a {type(guilty).__name__}, cannot be sent to the ranks: {error}; create it on each rank"
-        ) from error
-
-
-def _say_heavy(packer: _Packer, fn: Any) -> None:
-    """Print what is sent along with a function, if it is large; large arguments are intended and not reported."""
-    path, part, num_bytes = find_heavy(fn, packer.name, packer.dumps)
-    if num_bytes > _HEAVY_BYTES and part is not fn:
-        print(  # noqa: T201
-            f"rankwise: {path}, a {type(part).__name__}, takes {num_bytes / 1e6:,.0f} MB to every rank: load it in the "
-            "function, or pass its path",
-            file=sys.stderr,
-        )
-
-
-def _reference(fn: Callable[..., Any]) -> Reference | None:
-    """Return a reference to a function by name if a fresh interpreter finds it there; None otherwise."""
+def _reference(fn: Callable[..., Any]) -> tuple[str, str, int] | None:
+    """Return the arguments for `callee.find_function` with which a fresh interpreter finds a function, None if none."""
     module, qualname = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     if not module or not qualname or "<" in qualname or module not in sys.modules:
         return None
@@ -210,7 +201,7 @@ def _reference(fn: Callable[..., Any]) -> Reference | None:
     depth = 0
     while found is not None and found is not fn:
         found, depth = getattr(found, "__wrapped__", None), depth + 1
-    return None if found is None else Reference(module=module, qualname=qualname, depth=depth)
+    return None if found is None else (module, qualname, depth)
 
 
 def _is_guarded(value: Any) -> bool:
@@ -256,16 +247,9 @@ def _unreachable(module: Any) -> Any:
     spec: Any = None
     for part in module.__name__.split("."):
         name = f"{name}.{part}" if name else part
-        spec = _find(name, search)
+        finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next(filter(None, (finder.find_spec(name, search) for finder in finders)), None)
         if spec is None:
             return module
         search = spec.submodule_search_locations
     return None if spec.origin == getattr(module.__spec__, "origin", None) else module
-
-
-def _find(name: str, search: Any) -> Any:
-    for finder in sys.meta_path:
-        spec = finder.find_spec(name, search) if hasattr(finder, "find_spec") else None
-        if spec is not None:
-            return spec
-    return None

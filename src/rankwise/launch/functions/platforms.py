@@ -115,8 +115,11 @@ class Platform:
         self._check_meeting()
         if self.device is Device.SLURM and self.console_logs is None:
             raise ConfigError("console_logs=None: device='slurm' needs a folder that the nodes share")
-        if self.ipc_groups:
-            self._check_groups(self.ipc_groups)
+        named = sorted(rank for group in self.ipc_groups or [] for rank in group)
+        if self.ipc_groups and named != list(range(self.world_size)):
+            raise ConfigError(
+                f"ipc_groups must name each of the ranks 0 to {self.world_size - 1} exactly once, got {self.ipc_groups}"
+            )
 
     def _check_meeting(self) -> None:
         port = self.master_port
@@ -126,7 +129,7 @@ class Platform:
             return
         if port is not None:
             raise ConfigError(f"ipc_protocol='file' uses no port, got master_port={port!r}: leave it out")
-        if self.master_addr != "localhost" and not _is_path(self.master_addr):
+        if self.master_addr != "localhost" and "/" not in self.master_addr and not self.master_addr.startswith("."):
             raise ConfigError(
                 f"ipc_protocol='file' needs a folder shared by all ranks as master_addr, got {self.master_addr!r}: "
                 "give its path, with a slash in it, or leave it out"
@@ -148,13 +151,6 @@ class Platform:
             raise ConfigError(
                 f"n_cpus_per_node={self.n_cpus_per_node} cannot be split evenly among n_gpus_per_node="
                 f"{self.n_gpus_per_node} tasks"
-            )
-
-    def _check_groups(self, groups: list[list[int]]) -> None:
-        named = sorted(rank for group in groups for rank in group)
-        if named != list(range(self.world_size)):
-            raise ConfigError(
-                f"ipc_groups must name each of the ranks 0 to {self.world_size - 1} exactly once, got {groups}"
             )
 
     @property
@@ -204,10 +200,6 @@ class Platform:
         """Print every field and the number of ranks, one per line."""
         lines = [f"{item.name:28} {getattr(self, item.name)}" for item in fields(self)]
         print("\n".join([*lines, f"{'world_size':28} {self.world_size}"]))  # noqa: T201
-
-
-def _is_path(text: str) -> bool:
-    return "/" in text or text.startswith(".")
 
 
 def make_folder(folder: Path) -> None:

@@ -11,15 +11,14 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rankwise.launch.local.forks.spare import start_spare
+from rankwise.launch.local.forks.process import start_early
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rankwise.launch.failures.outcome import Outcome
-    from rankwise.launch.functions.channel import Channel
     from rankwise.launch.job import Job
-    from rankwise.launch.local.forks.spare import Spare
+    from rankwise.launch.local.forks.process import ServerProcess
     from rankwise.launch.local.loop import Loop
 
 __all__: list[str] = []
@@ -33,31 +32,33 @@ def main(fd: int, hint: tuple[str, ...] = ()) -> None:
         hint: file and name of the function, if its ranks may be forked.
     """
     os.set_inheritable(fd, False)  # noqa: FBT003
-    spare = start_spare(*hint) if hint else None
+    early = start_early(*hint) if hint else None
     try:
-        _serve(fd, spare)
+        _serve(fd, early)
     finally:
-        if spare is not None:
-            spare.close()
+        if early is not None:
+            early.close()
 
 
-def _serve(fd: int, spare: Spare | None) -> None:
+def _serve(fd: int, early: ServerProcess | None) -> None:
     import contextlib
     import json
     import signal
+    import socket
 
     from rankwise import vitals
     from rankwise.errors import RankwiseError
-    from rankwise.launch.functions.channel import Channel
+    from rankwise.launch.functions.callee import value_path
+    from rankwise.launch.functions.channel import receive, send
     from rankwise.launch.local.loop import Loop
     from rankwise.launch.local.supervisor import supervise
 
-    channel = Channel(fd)
     with contextlib.ExitStack() as stack:
+        line = stack.enter_context(socket.socket(fileno=fd))
         loop = stack.enter_context(Loop())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the caller started this process with it blocked
         try:
-            request, call = json.loads(channel.receive()), channel.receive()
+            request, call = json.loads(receive(line)), receive(line)
         except EOFError:
             return  # the caller has ended or given up
         folder = vitals.make_folder(in_memory=False)
@@ -65,12 +66,17 @@ def _serve(fd: int, spare: Spare | None) -> None:
         (folder / "call").write_bytes(call)
         loop.watch(fd, lambda: _caller_is_gone(loop, fd))
         try:
-            outcome = supervise(_job(request, folder), loop=loop, spare=spare, tell_last=False)
+            outcome = supervise(_job(request, folder), loop=loop, early=early, tell_last=False)
         except RankwiseError as error:
-            channel.send(json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
+            send(line, json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
             return
+        values = [value_path(folder, rank) for rank in range(request["options"]["num_ranks"])]
+        missing = [rank for rank, path in enumerate(values) if not path.exists()]
         try:
-            _answer(channel, outcome, folder, request["options"]["num_ranks"])
+            send(line, json.dumps({**_told(outcome), "missing": missing}).encode())
+            if outcome.failure is None and outcome.interrupted is None and not missing:
+                for path in values:
+                    send(line, path.read_bytes())
         except OSError:
             sys.exit(1)  # there is no caller to report to
 
@@ -105,26 +111,14 @@ def _job(request: dict[str, Any], folder: Path) -> Job:
     return Job(target=call, show=parse_show(request["tee"]), **options)
 
 
-def _answer(channel: Channel, outcome: Outcome, folder: Path, num_ranks: int) -> None:
-    import json
-
-    from rankwise.launch.functions.callee import value_path
-
+def _told(outcome: Outcome) -> dict[str, Any]:
     failure = outcome.failure
-    answer: dict[str, Any] = {
+    return {
         "interrupted": outcome.interrupted,
-        "text": outcome.text,
-        "failure": None,
         "again": outcome.again,
+        "text": outcome.text,
+        "failure": failure and {"rank": failure.rank, "status": failure.status, "detail": failure.detail},
     }
-    if failure is not None:
-        answer["failure"] = {"rank": failure.rank, "status": failure.status, "detail": failure.detail}
-    missing = [rank for rank in range(num_ranks) if not value_path(folder, rank).exists()]
-    answer["missing"] = missing
-    channel.send(json.dumps(answer).encode())
-    if failure is None and outcome.interrupted is None and not missing:
-        for rank in range(num_ranks):
-            channel.send(value_path(folder, rank).read_bytes())
 
 
 if __name__ == "__main__":

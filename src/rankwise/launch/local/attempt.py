@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rankwise import vitals
 from rankwise.errors import Interrupted, LaunchError
 from rankwise.launch.job import Job
-from rankwise.launch.local.console import Console
+from rankwise.launch.local.console import Console, SharedStream
 from rankwise.launch.local.environment import Part, rank_environment, seated, seats_of
 from rankwise.launch.local.loop import ENDING, Loop
-from rankwise.launch.local.pipes import make_mergers, wire
+from rankwise.launch.local.pipes import wire
 from rankwise.launch.local.process import RankEnd, RankProcess, start_rank
 from rankwise.launch.local.pump import Pump
 from rankwise.launch.local.sessions import end_sessions
@@ -24,7 +24,7 @@ from rankwise.launch.local.sessions import end_sessions
 if TYPE_CHECKING:
     from rankwise.launch.failures.verdict import Failure
     from rankwise.launch.local.forks.client import ForkServer
-    from rankwise.launch.local.forks.spare import Spare
+    from rankwise.launch.local.forks.process import ServerProcess
     from rankwise.launch.local.judge import Fellows, Judge
 
 __all__ = ["Attempt"]
@@ -49,7 +49,7 @@ class Attempt:
         logs: existing folder for this attempt's logs, None for no logs.
         fellows: the other nodes, None if there are none.
         may_fork: one import of torch may serve all ranks.
-        spare: a process that may become the fork server; the caller closes it.
+        early: a process that may become the fork server; the caller closes it.
     """
 
     def __init__(
@@ -64,18 +64,26 @@ class Attempt:
         logs: Path | None,
         fellows: Fellows | None = None,
         may_fork: bool = False,
-        spare: Spare | None = None,
+        early: ServerProcess | None = None,
     ) -> None:
         self.interrupted: int | None = None
         self.furthest_step: int | None = None  # highest step that a rank reported; set after all have ended
+        self.ranks: list[RankProcess] = []  # those that were started
         self._job, self._part, self._number, self._run_id = job, part, number, run_id
         self._loop, self._console, self._logs = loop, console, logs
-        self._fellows, self._may_fork, self._spare = fellows, may_fork, spare
-        self._ranks: list[RankProcess] = []
+        self._fellows, self._may_fork, self._early = fellows, may_fork, early
         self._open_pumps: set[Pump] = set()
         self._held: list[Pump] = []  # pumps that are paused because the console is behind
-        self._mergers = make_mergers(range(part.first_rank, part.first_rank + job.num_ranks), job.show, console)
+        self._streams: dict[str, SharedStream] = {}
+        here = range(part.first_rank, part.first_rank + job.num_ranks)
+        for name in ("out", "err"):
+            shown = [rank for rank in here if job.show.shows(rank, name)]
+            self._streams[name] = SharedStream(name, console, shown, merge=job.show.merge)
         self._judge: Judge  # set once the ranks are started, before signals and messages are handled
+        asked_s = job.shutdown_timeout_s
+        self._shutdown_s = SHUTDOWN_AFTER_FAILURE_S if asked_s is None else asked_s
+        outside_s = SHUTDOWN_FROM_OUTSIDE_S if asked_s is None else asked_s
+        self._grace_s = outside_s if job.grace_s is None else job.grace_s
         self._stop_s: float | None = None  # when the ranks were first asked to end
         self._kill_s: float | None = None  # when they will be killed
         self._all_ended_s: float | None = None
@@ -94,15 +102,18 @@ class Attempt:
                 self._let_go()
                 for pump in self._open_pumps:
                     pump.show_unfinished()
-                for merger in self._mergers.values():
-                    merger.show_due()
-                self._reap()
+                for stream in self._streams.values():
+                    stream.show_due()
+                for process in self.ranks:
+                    if process.reap():
+                        process.read_report()
+                        judge.examine(process)
                 self._take_signals()
                 self._act()
             while self._stop_s is None and judge.awaits_fellows(time.monotonic()):
                 self._loop.step(CHECK_INTERVAL_S)  # all ended here; a rank on another node may be the cause
                 self._take_signals()
-            return judge.decide(), self._ranks
+            return judge.decide(), self.ranks
         finally:
             self._clean_up()
 
@@ -125,7 +136,7 @@ class Attempt:
         from rankwise.launch.local.judge import Judge
 
         vitals.sweep_folders()
-        return Judge(self._job, self._folder, self._ranks, self._console, begun_s=self._begun_s, fellows=self._fellows)
+        return Judge(self._job, self._folder, self.ranks, self._console, begun_s=self._begun_s, fellows=self._fellows)
 
     def _start(self) -> None:
         """Start the ranks; none if a signal that ends the launch arrives before."""
@@ -140,72 +151,65 @@ class Attempt:
         if self._may_fork and len(seats) > 1:
             from rankwise.launch.local.forks.client import open_server
 
-            server = open_server(job, seats, environments, self._loop, meanwhile=self._call_judge, spare=self._spare)
+            server = open_server(job, seats, environments, self._loop, meanwhile=self._call_judge, early=self._early)
             if server is None and ENDING.intersection(self._loop.signals):
                 return
         try:
             for rank, (seat, env) in enumerate(zip(seats, environments, strict=True), part.first_rank):
                 try:
                     with seated(seat):
-                        self._start_rank(rank, env, server)
+                        wires = wire(
+                            rank, part.world_size, job.show, self._console, logs=self._logs, streams=self._streams
+                        )
+                        process = start_rank(job.target, rank, env, wires, server)
                 except OSError as error:
                     raise LaunchError(f"rank {rank} of {part.world_size} cannot be started: {error}") from error
+                self.ranks.append(process)
+                self._loop.watch(wires.report_fd, partial(self._read_report, process))
+                for pump in wires.pumps:
+                    self._open_pumps.add(pump)
+                    self._loop.watch(pump.fd, partial(self._pump, pump))
             if server is not None:
                 server.let_go()
         finally:
             if server is not None:
                 server.close()
 
-    def _start_rank(self, rank: int, env: Mapping[str, str], server: ForkServer | None) -> None:
-        show, console = self._job.show, self._console
-        wires = wire(rank, self._part.world_size, show, console, logs=self._logs, mergers=self._mergers)
-        process = start_rank(self._job.target, rank, env, wires, server)
-        self._ranks.append(process)
-        self._loop.watch(wires.report_fd, partial(self._read_report, process))
-        for pump in wires.pumps:
-            self._open_pumps.add(pump)
-            self._loop.watch(pump.fd, partial(self._pump, pump))
-
-    @property
-    def num_started(self) -> int:
-        """Return how many ranks were started."""
-        return len(self._ranks)
-
     def _alive(self) -> list[RankProcess]:
-        return [process for process in self._ranks if process.status is None]
+        return [process for process in self.ranks if process.status is None]
 
     def _is_over(self) -> bool:
         if self._alive():
             return False
         if self._all_ended_s is None:
-            end_sessions({process.pid for process in self._ranks})
+            end_sessions({process.pid for process in self.ranks})
         if self._all_ended_s is None or self._held:
             self._all_ended_s = time.monotonic()  # output from before the end may still be in the pipes
         return not self._open_pumps or time.monotonic() > self._all_ended_s + DRAIN_S
 
     def _patience(self) -> float | None:
         """Return the seconds until the next check that is due even without an event."""
-        waits = [self._next_look(), HELD_S if self._held else None, *(p.unfinished_s() for p in self._open_pumps)]
-        waits += [merger.waits_s() for merger in self._mergers.values()]
-        return min((wait for wait in waits if wait is not None), default=None)
-
-    def _next_look(self) -> float | None:
+        waits = [HELD_S if self._held else None, *(pump.unfinished_s() for pump in self._open_pumps)]
+        waits += [stream.waits_s() for stream in self._streams.values()]
         now = time.monotonic()
         if self._all_ended_s is not None:
-            return max(0.0, self._all_ended_s + DRAIN_S - now) + 0.001
-        if self._stop_s is not None:
-            return None if self._kill_s is None else max(0.0, self._kill_s - now) + 0.001
-        settled = self._judge.settled_s()
-        if self._judge.is_asking:
-            return CHECK_INTERVAL_S  # wait for the other nodes; their answer wakes the loop
-        return max(0.0, (self._next_check_s if settled is None else settled) - now) + 0.001
+            due_s: float | None = self._all_ended_s + DRAIN_S
+        elif self._stop_s is not None:
+            due_s = self._kill_s
+        elif self._judge.is_asking:
+            due_s = now + CHECK_INTERVAL_S  # wait for the other nodes; their answer wakes the loop
+        else:
+            settled = self._judge.settled_s()
+            due_s = self._next_check_s if settled is None else settled
+        waits.append(None if due_s is None else max(0.0, due_s - now) + 0.001)
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _read_report(self, process: RankProcess) -> None:
         if not process.read_report():
             self._loop.forget(process.wires.report_fd)
 
     def _pump(self, pump: Pump) -> None:
-        if pump.shown and self._console.is_full(pump.stream):
+        if pump.shown and self._console.is_full(pump.stream.name):
             self._loop.forget(pump.fd)
             self._held.append(pump)
         elif not pump.pump():
@@ -216,16 +220,10 @@ class Attempt:
         """Resume paused pumps if the console has room again, or has lost its reader."""
         held, self._held = self._held, []
         for pump in held:
-            if self._console.is_full(pump.stream):
+            if self._console.is_full(pump.stream.name):
                 self._held.append(pump)
             else:
                 self._loop.watch(pump.fd, partial(self._pump, pump))
-
-    def _reap(self) -> None:
-        for process in self._ranks:
-            if process.reap():
-                process.read_report()
-                self._judge.examine(process)
 
     def _take_signals(self) -> None:
         while self._loop.signals:
@@ -234,9 +232,9 @@ class Attempt:
                 for process in self._alive():
                     process.send(number)
             elif number == signal.SIGWINCH:
-                for process in self._ranks:
+                for process in self.ranks:
                     process.wires.resize()
-                for process in self._ranks[:1]:
+                for process in self.ranks[:1]:
                     process.send(number)
             elif number == signal.SIGTSTP:
                 self._suspend()
@@ -250,44 +248,34 @@ class Attempt:
         signal.raise_signal(signal.SIGSTOP)
         for process in self._alive():
             process.send(signal.SIGCONT)
-        self._judge.reset()
+        self._judge.watch.reset()
 
     def interrupt(self, number: int) -> None:
         """End the ranks because of a signal from outside; a second signal kills them at once."""
         if self.interrupted is not None:
-            self._kill()
+            self._ask_to_end(signal.SIGKILL)
             return
         self.interrupted = number
         if self._fellows is not None:
             self._fellows.leaving(number)
-        patience = self._grace_s()
-        name = signal.Signals(number).name
+        name, grace_s = signal.Signals(number).name, self._grace_s
         if self._alive():
-            self._console.say(f"{name}: asking the ranks to end, {patience:g} s to save (again to kill them at once)")
-        self._stop(number if number in {signal.SIGINT, signal.SIGTERM} else signal.SIGTERM, patience)
-
-    def _grace_s(self) -> float:
-        return self._shutdown_s(SHUTDOWN_FROM_OUTSIDE_S) if self._job.grace_s is None else self._job.grace_s
-
-    def _shutdown_s(self, default: float) -> float:
-        return default if self._job.shutdown_timeout_s is None else self._job.shutdown_timeout_s
+            self._console.say(f"{name}: asking the ranks to end, {grace_s:g} s to save (again to kill them at once)")
+        self._ask_to_end(number if number in {signal.SIGINT, signal.SIGTERM} else signal.SIGTERM, grace_s)
 
     def _stop_the_others(self) -> None:
         """End the ranks that a failure has left; they cannot save a common checkpoint any more."""
         if self._fellows is not None:
             self._fellows.failing()
-        self._stop_at_once()
-
-    def _stop_at_once(self) -> None:
-        vitals.mark_failed(self._folder)
-        self._stop(signal.SIGTERM, self._shutdown_s(SHUTDOWN_AFTER_FAILURE_S))
+        self.end_with_fellows(in_peace=False)
 
     def end_with_fellows(self, *, in_peace: bool) -> None:
         """End the ranks because other nodes end theirs; `in_peace`: all ranks may save a checkpoint first."""
         if not in_peace:
-            self._stop_at_once()
+            vitals.mark_failed(self._folder)
+            self._ask_to_end(signal.SIGTERM, self._shutdown_s)
         elif self._stop_s is None:
-            self._stop(signal.SIGTERM, self._grace_s())
+            self._ask_to_end(signal.SIGTERM, self._grace_s)
 
     def view(self, *, final: bool) -> dict[str, Any]:
         """Return the state of the running ranks here, see `Judge.view`; `final`: the answer will end the attempt."""
@@ -299,7 +287,7 @@ class Attempt:
 
     def note_standstill(self) -> None:
         """Note that a standstill of all nodes was reported."""
-        self._judge.note_told()
+        self._judge.watch.is_told = True
 
     def blame(self, failure: Failure | None) -> None:
         """End the ranks because one of them blocks the ranks of all nodes; None: no culprit was found here."""
@@ -308,16 +296,12 @@ class Attempt:
             if failure is not None:
                 self._stop_the_others()
 
-    def _stop(self, number: int, patience: float) -> None:
-        self._ask_to_end(number, kill_s=time.monotonic() + patience)
-
-    def _kill(self) -> None:
-        self._ask_to_end(signal.SIGKILL, kill_s=None)
-
-    def _ask_to_end(self, number: int, *, kill_s: float | None) -> None:
+    def _ask_to_end(self, number: int, patience_s: float | None = None) -> None:
+        """Send a signal to all ranks, and kill them when they have not ended in time."""
+        now = time.monotonic()
         if self._stop_s is None:
-            self._stop_s = time.monotonic()
-        self._kill_s = kill_s
+            self._stop_s = now
+        self._kill_s = None if patience_s is None else now + patience_s
         for process in self._alive():
             process.ask_to_end(number, self._stop_s)
 
@@ -325,12 +309,12 @@ class Attempt:
         """Act on a failure, a hang, or the end of the time to shut down."""
         judge, now = self._judge, time.monotonic()
         if self._kill_s is not None and now >= self._kill_s:
-            self._kill()
+            self._ask_to_end(signal.SIGKILL)
         if self._stop_s is not None or not self._alive():
             return
-        if any(process.status == Interrupted.EXIT_CODE for process in self._ranks):
+        if any(process.status == Interrupted.EXIT_CODE for process in self.ranks):
             # all ranks agreed to end, and saved: the others are exiting too
-            self._stop_s, self._kill_s = now, now + self._grace_s()
+            self._stop_s, self._kill_s = now, now + self._grace_s
             return
         settled = judge.settled_s()
         if settled is not None:
@@ -344,22 +328,22 @@ class Attempt:
 
     def _clean_up(self) -> None:
         """Remove every process, descriptor and folder of the attempt."""
-        self._kill()
+        self._ask_to_end(signal.SIGKILL)
         hidden: dict[int, int] = {}
-        for process in self._ranks:
+        for process in self.ranks:
             if process.status is None:
-                process.status = process.popen.wait()
+                process.wait()
             self._loop.forget(process.wires.report_fd)
             for pump in process.wires.pumps:
                 self._loop.forget(pump.fd)
                 pump.drain()
-                if process.report is not None and pump.stream == "err":
+                if process.report is not None and pump.stream.name == "err":
                     pump.note(process.report.traceback)
-                if not pump.shown and pump.stream == "out" and pump.num_lines:
+                if not pump.shown and pump.stream.name == "out" and pump.num_lines:
                     hidden[process.rank] = pump.num_lines
             process.wires.close()
-        for merger in self._mergers.values():
-            merger.flush()
+        for stream in self._streams.values():
+            stream.flush()
         if hidden and self._logs is None:
             ranks = ", ".join(map(str, sorted(hidden)))
             self._console.say(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from rankwise.launch.hardware import format_numbers
 
-__all__ = ["Console", "Merger", "tell"]
+__all__ = ["Console", "SharedStream", "tell"]
 
 _FDS = {"out": 1, "err": 2}
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -43,8 +43,10 @@ class Console:
     def __init__(self) -> None:
         self._in_line = {"out": False, "err": False}
         # if both go to one file, a shared outlet keeps the order; else a blocked stream must not block the other
-        out = _Outlet()
-        self._outlets = {"out": out, "err": out if _is_same(1, 2) else _Outlet()}
+        out, is_same = _Outlet(), False
+        with contextlib.suppress(OSError):
+            is_same = os.path.sameopenfile(1, 2)
+        self._outlets = {"out": out, "err": out if is_same else _Outlet()}
 
     def is_terminal(self, stream: str) -> bool:
         """Whether "out" or "err" is a terminal."""
@@ -111,7 +113,6 @@ class _Outlet:
             if self._num_bytes >= _LIMIT_BYTES and self._is_stalled() and not must:
                 self._num_dropped += len(data)
                 return
-            self._note_dropped(fd)
             self._append(fd, data)
             self._start()
             self._changed.notify_all()
@@ -141,18 +142,18 @@ class _Outlet:
             return
         self._thread = thread
 
-    def _append(self, fd: int, data: bytes) -> None:
+    def _append(self, fd: int, data: bytes = b"") -> None:
+        """Queue data, after a note on how many bytes were dropped in this place."""
+        dropped, self._num_dropped = self._num_dropped, 0
+        if dropped:
+            note = f"\nrankwise: {dropped:,} bytes of output were dropped here: nobody read the console\n"
+            data = note.encode() + data
+        if not data:
+            return
         if not self._num_bytes:
             self._idle_s, self._looked_s = 0.0, time.monotonic()
         self._queue.append((fd, data))
         self._num_bytes += len(data)
-
-    def _note_dropped(self, fd: int) -> None:
-        """Write how many bytes were dropped, in their place."""
-        dropped, self._num_dropped = self._num_dropped, 0
-        if dropped:
-            text = f"\nrankwise: {dropped:,} bytes of output were dropped here: nobody read the console\n"
-            self._append(fd, text.encode())
 
     def _is_stalled(self) -> bool:
         # cap the time since the last check: the machine may have been suspended, or this process got no CPU time
@@ -173,7 +174,7 @@ class _Outlet:
                 self._write_slice(fd, data[start : start + _SLICE_BYTES])
             with self._changed:
                 if not self._queue:
-                    self._note_dropped(fd)
+                    self._append(fd)
                 self._changed.notify_all()
 
     def _write_slice(self, fd: int, data: bytes) -> None:
@@ -186,25 +187,14 @@ class _Outlet:
                 select.select([], [fd], [], 1.0)  # another program made this terminal non-blocking
             except OSError as error:
                 self._lost.add(fd)
-                if error.errno in _DISK_ERRORS:
-                    self._say_lost(fd, error)
+                if error.errno in _DISK_ERRORS:  # a closed terminal or pipe needs no message
+                    name, other = ("stdout", 2) if fd == 1 else ("stderr", 1)
+                    text = f"rankwise: {name} cannot be written any more ({error.strerror}): the run and its logs go on"
+                    with contextlib.suppress(OSError):
+                        os.write(other, f"{text}\n".encode())
         with self._changed:
             self._num_bytes -= num_bytes
             self._idle_s, self._looked_s = 0.0, time.monotonic()
-
-    def _say_lost(self, fd: int, error: OSError) -> None:
-        """Say on the other stream that a full disk takes no more; a closed terminal or pipe needs no message."""
-        name = "stdout" if fd == _FDS["out"] else "stderr"
-        text = f"rankwise: {name} cannot be written any more ({error.strerror}): the run and its logs go on\n"
-        with contextlib.suppress(OSError):
-            os.write(_FDS["err"] if fd == _FDS["out"] else _FDS["out"], text.encode())
-
-
-def _is_same(one: int, other: int) -> bool:
-    try:
-        return os.path.sameopenfile(one, other)
-    except OSError:
-        return False
 
 
 @dataclass(kw_only=True, slots=True)
@@ -214,19 +204,24 @@ class _Line:
     ranks: list[int] = field(default_factory=list)
 
 
-class Merger:
-    """Holds lines of one stream back for a moment, and merges equal lines of several ranks.
+class SharedStream:
+    """One stream of the console, to which several ranks write: lines of all but rank 0 start with `[rank]`.
 
-    Lines of one rank keep their order; lines of different ranks are ordered by when each was first written.
+    It may hold lines back for a moment, and merge equal lines of several ranks. Lines of one rank keep their order;
+    lines of different ranks are ordered by when each was first written.
 
     Args:
-        stream: "out" or "err".
+        name: "out" or "err".
         console: where the lines go.
         ranks: the ranks that may write; a line that all of them have written is shown at once.
+        merge: merge equal lines, if there are several ranks.
+
+    Attributes:
+        merges: whether it does.
     """
 
-    def __init__(self, stream: str, console: Console, ranks: Collection[int]) -> None:
-        self.stream = stream
+    def __init__(self, name: str, console: Console, ranks: Collection[int], *, merge: bool = True) -> None:
+        self.name, self.merges = name, merge and len(ranks) > 1
         self._console, self._num_ranks = console, len(ranks)
         self._lines: dict[int, _Line] = {}  # line number -> line, in order
         self._numbers: dict[bytes, list[int]] = {}  # text -> numbers of the waiting lines with it
@@ -236,11 +231,17 @@ class Merger:
 
     def line(self, rank: int, text: bytes) -> None:
         """Take a line of a rank, without its newline."""
+        if not self.merges:
+            self._show(text, [rank])
+            return
         same = self._numbers.setdefault(text, [])
         # merge only with a line after this rank's last one, which keeps the rank's order
         found = bisect.bisect_right(same, self._last[rank])
         if found == len(same):
-            self._append(text)
+            self._lines[self._count] = _Line(text=text, due_s=time.monotonic() + WINDOW_S)
+            same.append(self._count)
+            self._count += 1
+            self._num_bytes += len(text)
         number = same[found]
         self._last[rank] = number
         self._lines[number].ranks.append(rank)
@@ -248,6 +249,9 @@ class Merger:
 
     def raw(self, rank: int, data: bytes) -> None:
         """Take bytes of a rank: hold plain whole lines back, pass on at once what cannot wait (bars, prompts)."""
+        if not self.merges:
+            self._console.raw(self.name, data)
+            return
         head, end, tail = data.rpartition(b"\n")
         if rank not in self._in_line and end and b"\r" not in head.replace(b"\r\n", b"\n") and b"\x1b" not in head:
             for line in head.split(b"\n"):
@@ -256,17 +260,11 @@ class Merger:
             tail = data
         if tail:
             self.show_until(rank)
-            self._console.raw(self.stream, tail)
+            self._console.raw(self.name, tail)
             if tail.endswith(b"\n"):
                 self._in_line.discard(rank)
             else:
                 self._in_line.add(rank)
-
-    def _append(self, text: bytes) -> None:
-        number, self._count = self._count, self._count + 1
-        self._lines[number] = _Line(text=text, due_s=time.monotonic() + WINDOW_S)
-        self._numbers[text].append(number)
-        self._num_bytes += len(text)
 
     def show_due(self) -> None:
         """Show the lines that all ranks have written, or whose waiting time is over."""
@@ -285,8 +283,11 @@ class Merger:
         if not same:
             del self._numbers[line.text]
         self._num_bytes -= len(line.text)
-        prefix = b"" if line.ranks == [0] else f"[{format_numbers(line.ranks)}] ".encode()
-        self._console.line(self.stream, prefix + line.text)
+        self._show(line.text, line.ranks)
+
+    def _show(self, text: bytes, ranks: list[int]) -> None:
+        prefix = b"" if ranks == [0] else f"[{format_numbers(ranks)}] ".encode()
+        self._console.line(self.name, prefix + text)
 
     def waits_s(self) -> float | None:
         """Return the seconds until a line is shown although some ranks have not written it; None: no line waits."""

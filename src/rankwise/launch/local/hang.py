@@ -27,6 +27,7 @@ class ProgressWatch:
 
     Attributes:
         limit_s: seconds without progress after which the ranks hang, as of the last `hang`; 0: no limit.
+        is_told: whether the present standstill was reported, so that its end is reported too.
     """
 
     def __init__(self, folder: Path, hang_timeout_s: float | None, stall_s: float | None) -> None:
@@ -40,7 +41,7 @@ class ProgressWatch:
         """Restart the counts, for example after all ranks were suspended."""
         self._since_s = self._moved_s = time.monotonic()
         self._looked_s = self._since_s  # time of the last progress, as of the last look
-        self._is_told = self._has_moved = False
+        self.is_told = self._has_moved = False
         self._again_s = self._stall_s  # length at which the standstill is reported next
 
     def hang(self, alive: Collection[int]) -> tuple[str, str]:
@@ -77,8 +78,8 @@ class ProgressWatch:
         if quiet_s is None:
             return None, ""
         if self._moved_s > self._looked_s:
-            text = f"the ranks advance again, after {self._moved_s - self._looked_s:.0f} s" if self._is_told else ""
-            self._looked_s, self._is_told, self._again_s = self._moved_s, False, self._stall_s
+            text = f"the ranks advance again, after {self._moved_s - self._looked_s:.0f} s" if self.is_told else ""
+            self._looked_s, self.is_told, self._again_s = self._moved_s, False, self._stall_s
             return None, text
         if quiet_s < self._again_s:
             return None, ""
@@ -96,10 +97,6 @@ class ProgressWatch:
         self._has_moved = bool(moved)
         self._moved_s = max([self._since_s, *moved])
         return time.monotonic() - self._moved_s
-
-    def note_told(self) -> None:
-        """Note that a standstill was reported, so that its end is reported too."""
-        self._is_told = True
 
 
 def _begins(folder: Path, alive: Collection[int]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from rankwise._process.cores import group_folders
 from rankwise.launch.failures.culprit import blame
-from rankwise.launch.failures.observation import Sighting, look, read_running, shortened
+from rankwise.launch.failures.observation import look, read_running, shortened
 from rankwise.launch.failures.record import keep_standstill
 from rankwise.launch.failures.verdict import Failure, decide
 from rankwise.launch.job import Job
@@ -65,6 +65,9 @@ class Judge:
         console: where a standstill is reported.
         begun_s: when the attempt began, monotonic clock.
         fellows: the other nodes, whose ranks may block the ranks here; None if there are none.
+
+    Attributes:
+        watch: decides whether the ranks make progress.
     """
 
     def __init__(
@@ -82,13 +85,9 @@ class Judge:
         self._asked_s = -math.inf  # when the other nodes were last asked for the culprit
         self._late_until_s: float | None = None  # until when to wait for their answer after a rank's timeout
         self._asked_until_s = -math.inf  # until when to wait for the answer to another node's question
-        self._watch = ProgressWatch(folder, job.hang_timeout_s, job.stall_s)
+        self.watch = ProgressWatch(folder, job.hang_timeout_s, job.stall_s)
         self._oom = OomWatch()
         self._hung: Failure | None = None
-
-    def reset(self) -> None:
-        """Restart the count of time without progress, for example after all ranks were suspended."""
-        self._watch.reset()
 
     def examine(self, process: RankProcess) -> None:
         """If a signal has just ended a process, note the stacks that it left, and whether the OOM killer sent it."""
@@ -154,9 +153,9 @@ class Judge:
     def finds_hang(self, now: float) -> bool:
         """Whether the ranks hang and a culprit was found; report a standstill that does not end the attempt."""
         alive = self._alive()
-        still, silent = self._watch.hang(alive)
+        still, silent = self.watch.hang(alive)
         if still and not silent and self._fellows is not None:
-            self._ask(now, still, self._watch.limit_s, final=True)  # the cause may be there
+            self._ask(now, still, self.watch.limit_s, final=True)  # the cause may be there
             return False
         reason = still or silent
         if not reason and self._job.timeout_s is not None and now - self._begun_s > self._job.timeout_s:
@@ -164,12 +163,12 @@ class Judge:
         if reason:
             self._hung = self._blame(alive, reason)
             return True
-        quiet_s, news = self._watch.stall(alive)
+        quiet_s, news = self.watch.stall(alive)
         if quiet_s is not None and self._fellows is not None:
             self._ask(now, "", quiet_s, final=False)
         elif quiet_s is not None:
             news = tell_standstill(quiet_s, self._folder, alive)
-            self._watch.note_told()
+            self.watch.is_told = True
             keep_standstill(self._job.run_dir, news, self._console.say)
         if news:
             tell(self._console, news)
@@ -185,13 +184,9 @@ class Judge:
         """Return the state of the running ranks here, in the form sent to other nodes."""
         alive, _ = self._given_up()
         found = look(read_running(self._folder, alive), _LOOK_S)
-        missing = sorted(_missing(alive, found))
-        quiet_s = self._watch.quiet_s(alive)
+        missing = sorted(alive - {seen.rank for seen in found})  # they have not begun
+        quiet_s = self.watch.quiet_s(alive)
         return {"quiet_s": quiet_s, "missing": missing, "ranks": [seen.to_dict() for seen in shortened(found)]}
-
-    def note_told(self) -> None:
-        """Note that a standstill of all nodes was reported."""
-        self._watch.note_told()
 
     def note_blamed(self, failure: Failure | None) -> None:
         """Note the verdict over all nodes: a rank here is the culprit, or None was found."""
@@ -206,12 +201,7 @@ class Judge:
     def _blame(self, alive: set[int], reason: str) -> Failure:
         gone = {end.rank: end.left_s for end in self._ranks if end.left_s is not None and end.rank not in alive}
         found = look(read_running(self._folder, alive))
-        return blame(found, _missing(alive, found), reason, gone=gone)
-
-
-def _missing(alive: set[int], found: Sequence[Sighting]) -> set[int]:
-    """Return the ranks that have not begun."""
-    return alive - {seen.rank for seen in found}
+        return blame(found, alive - {seen.rank for seen in found}, reason, gone=gone)
 
 
 class OomWatch:

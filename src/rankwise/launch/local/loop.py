@@ -32,8 +32,7 @@ class Loop:
         self.signals: deque[int] = deque()
         self._selector = selectors.DefaultSelector()
         self._previous: dict[int, Any] = {}
-        self._repeated: list[tuple[Callable[[], object], float]] = []
-        self._due_s: dict[Callable[[], object], float] = {}
+        self._repeated: dict[Callable[[], object], tuple[float, float]] = {}  # seconds between calls, when it is due
 
     def __enter__(self) -> Self:
         self._wake_read, self._wake_write = os.pipe()
@@ -69,18 +68,16 @@ class Loop:
 
     def every(self, seconds: float, callback: Callable[[], object]) -> None:
         """Call `callback` about every `seconds`, from `step`."""
-        self._repeated.append((callback, seconds))
-        self._due_s[callback] = time.monotonic() + seconds
+        self._repeated[callback] = seconds, time.monotonic() + seconds
 
     def forget_every(self, callback: Callable[[], object]) -> None:
         """Stop the periodic calls; do nothing if there are none."""
-        self._repeated = [(other, seconds) for other, seconds in self._repeated if other != callback]
-        self._due_s.pop(callback, None)
+        self._repeated.pop(callback, None)
 
     def step(self, timeout_s: float | None) -> None:
         """Wait for an event or the timeout, then run the callbacks of descriptors and after them the periodic ones."""
-        if self._due_s:
-            due_s = max(0.0, min(self._due_s.values()) - time.monotonic())
+        if self._repeated:
+            due_s = max(0.0, min(due for _, due in self._repeated.values()) - time.monotonic())
             timeout_s = due_s if timeout_s is None else min(timeout_s, due_s)
         if self.signals:
             timeout_s = 0
@@ -88,9 +85,9 @@ class Loop:
             if self._selector.get_map().get(key.fd) is not None:  # unless an earlier callback has forgotten it
                 key.data()
         now = time.monotonic()
-        for callback, seconds in self._repeated:
-            if now >= self._due_s.get(callback, now + 1.0):
-                self._due_s[callback] = now + seconds
+        for callback, (seconds, due) in list(self._repeated.items()):
+            if now >= due and callback in self._repeated:  # unless an earlier one has stopped it
+                self._repeated[callback] = seconds, now + seconds
                 callback()
 
     def _note(self, number: int, _frame: FrameType | None) -> None:

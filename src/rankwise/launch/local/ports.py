@@ -26,7 +26,16 @@ class HeldPort:
     """
 
     def __init__(self, port: int | None = None) -> None:
-        self._socket = _bind(port or 0)
+        try:
+            self._socket = _bind(socket.AF_INET6, port or 0)
+        except OSError:
+            # no IPv6 on this machine, or the port is in use: the IPv4 attempt shows which
+            try:
+                self._socket = _bind(socket.AF_INET, port or 0)
+            except OSError as error:
+                raise LaunchError(
+                    f"port {port} cannot be used: {error.strerror}; leave the port out to get a free one"
+                ) from error
         self.number = int(self._socket.getsockname()[1])
 
     def hand_over(self) -> None:
@@ -39,21 +48,7 @@ class HeldPort:
         self._socket.close()
 
 
-def _bind(port: int) -> socket.socket:
-    family = socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET
-    try:
-        return _bind_family(family, port)
-    except OSError:
-        # no IPv6 on this machine, or the port is in use: the IPv4 attempt shows which
-        try:
-            return _bind_family(socket.AF_INET, port)
-        except OSError as error:
-            raise LaunchError(
-                f"port {port} cannot be used: {error.strerror}; leave the port out to get a free one"
-            ) from error
-
-
-def _bind_family(family: socket.AddressFamily, port: int) -> socket.socket:
+def _bind(family: socket.AddressFamily, port: int) -> socket.socket:
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -19,7 +19,7 @@ from rankwise.launch.target import Target
 
 if TYPE_CHECKING:
     from rankwise.launch.failures.report import Report
-    from rankwise.launch.local.forks.client import Forked, ForkServer
+    from rankwise.launch.local.forks.client import ForkServer
 
 __all__ = ["RankEnd", "RankProcess", "start_rank"]
 
@@ -86,18 +86,13 @@ class RankProcess(RankEnd):
     """A rank's process, and how it ended.
 
     Attributes:
-        popen: the process, leader of its own session.
+        pid: its process id, which is also the id of its session and group; a child of this process.
         wires: its descriptors; closed by the attempt.
     """
 
-    popen: subprocess.Popen[bytes] | Forked
+    pid: int
     wires: Wires
     _report_bytes: bytearray = field(default_factory=bytearray)
-
-    @property
-    def pid(self) -> int:
-        """Return its process id, which is also the id of its session and group."""
-        return self.popen.pid
 
     def reap(self) -> bool:
         """If the process has ended, store its status and kill what it left running; return True if it just ended."""
@@ -108,7 +103,7 @@ class RankProcess(RankEnd):
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return False
             end_session(self.pid)
-        self.status = self.popen.poll()
+        self.wait(os.WNOHANG)
         if self.status is None:
             return False
         if not hasattr(os, "waitid"):
@@ -116,10 +111,16 @@ class RankProcess(RankEnd):
         self.ended_s = time.monotonic()
         return True
 
+    def wait(self, options: int = 0) -> None:
+        """Wait until the process ends, unless the options of `os.waitpid` say otherwise, and store its status."""
+        pid, status = os.waitpid(self.pid, options)
+        if pid:
+            self.status = os.waitstatus_to_exitcode(status)
+
     def send(self, number: int) -> None:
         """Send a signal to the rank itself, not to what it started: a loader worker must outlive its last batch."""
         if self.status is None:
-            os.kill(self.pid, number)  # not Popen.send_signal, which may reap the process
+            os.kill(self.pid, number)
 
     def ask_to_end(self, number: int, stop_s: float) -> None:
         """Send a signal, and note that the supervisor asked for the end.
@@ -169,22 +170,22 @@ def start_rank(
         server: the fork server that forks it, None for a fresh interpreter.
     """
     try:
-        popen = _start_interpreter(target, env, wires) if server is None else server.fork(env, wires)
+        pid = _start_interpreter(target, env, wires) if server is None else server.fork(env, wires)
     except BaseException:
         wires.close()
         raise
     finally:
         wires.close_theirs()
-    return RankProcess(rank=rank, popen=popen, wires=wires)
+    return RankProcess(rank=rank, pid=pid, wires=wires)
 
 
-def _start_interpreter(target: Target, env: Mapping[str, str], wires: Wires) -> subprocess.Popen[bytes]:
+def _start_interpreter(target: Target, env: Mapping[str, str], wires: Wires) -> int:
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001  (as multiprocessing does)
     command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.child", str(os.getpid()), str(wires.report)]
     # The rank inherits the mask: Ctrl-C during its imports stays pending until `child.main` can end quietly.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return subprocess.Popen(  # noqa: S603
+        process = subprocess.Popen(  # noqa: S603
             [*command, target.kind, target.name, *target.args],
             env=env,
             stdin=wires.stdin,
@@ -193,5 +194,7 @@ def _start_interpreter(target: Target, env: Mapping[str, str], wires: Wires) -> 
             pass_fds=(wires.report,),
             start_new_session=True,
         )
+        process.returncode = 0  # `RankProcess` waits for it, as for forked ranks
+        return process.pid
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

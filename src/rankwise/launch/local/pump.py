@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rankwise.errors import LaunchError
-from rankwise.launch.local.console import Console, Merger
+from rankwise.launch.local.console import Console, SharedStream
 
 __all__ = ["LogFile", "Pump", "next_logs"]
 
@@ -104,33 +104,19 @@ class Pump:
 
     Args:
         fd: where to read; a pipe or the master side of a pseudo-terminal. Closed by `close`.
-        stream: "out" or "err".
-        console: where lines go if `shown` and there is no merger.
-        shown: whether they reach the console.
-        raw: pass bytes on as they come (the rank that owns the terminal), instead of whole lines.
-        prefix: put before every line; "" shows a line as it grows.
+        stream: where the output goes if `shown`.
+        rank: the rank that writes. Of rank 0, a line is shown as it grows; of other ranks, only whole lines.
+        shown: whether it reaches the console.
+        raw: pass bytes on as they come (the rank that owns the terminal).
         log: log file that gets all output.
-        merger: gets the lines, without the prefix, if `shown`.
-        rank: the rank that writes, for the merger.
     """
 
     def __init__(
-        self,
-        fd: int,
-        stream: str,
-        console: Console,
-        *,
-        shown: bool,
-        raw: bool,
-        prefix: bytes,
-        log: LogFile | None,
-        merger: Merger | None = None,
-        rank: int = 0,
+        self, fd: int, stream: SharedStream, rank: int, *, shown: bool, raw: bool = False, log: LogFile | None = None
     ) -> None:
-        self.fd, self.stream, self.shown = fd, stream, shown
+        self.fd, self.stream, self.shown, self.raw = fd, stream, shown, raw
         self.num_lines = 0
-        self._console, self._raw, self._prefix, self._log = console, raw, prefix, log
-        self._merger, self._rank = merger, rank
+        self._rank, self._log = rank, log
         self._partial = b""
         self._shown_s = self._read_s = time.monotonic()
         self._torn_until_s = self._shown_s  # until then, an unfinished line may be one that a full buffer has cut
@@ -154,7 +140,7 @@ class Pump:
 
     def unfinished_s(self) -> float | None:
         """Return the seconds until an unfinished line of rank 0 is shown without its rest; None: there is none."""
-        if not self._partial or not self.shown or self._prefix:
+        if not self._partial or not self.shown or self._rank:
             return None
         return max(0.0, self._read_s + _UNFINISHED_S - time.monotonic(), self._torn_until_s - time.monotonic())
 
@@ -184,11 +170,12 @@ class Pump:
         if self._log is not None:
             self._log.write(data)
         self.num_lines += data.count(b"\n")
-        if self.shown and self._raw:
-            self._pass_on(data)
-        elif self.shown and not self._prefix:
+        if self.shown and self.raw:
+            self.stream.raw(self._rank, data)
+        elif self.shown and self._rank == 0:
             end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1  # a progress bar ends each state with a carriage return
-            self._pass_on(self._partial + data[:end] if end else b"")
+            if end:
+                self.stream.raw(0, self._partial + data[:end])
             now, has_begun = time.monotonic(), bool(self._partial)
             self._partial = data[end:] if end else self._partial + data
             # a short read soon after a large one is the rest of that write, not a prompt: it waits as long
@@ -206,23 +193,14 @@ class Pump:
             self._give_partial()
 
     def _show(self, line: bytes) -> None:
-        if self._merger is None:
-            self._console.line(self.stream, self._prefix + _last_state(line))
-        else:
-            self._merger.line(self._rank, _last_state(line))
+        self.stream.line(self._rank, _last_state(line))
         self._shown_s = time.monotonic()
 
-    def _pass_on(self, data: bytes) -> None:
-        if self._merger is None:
-            self._console.raw(self.stream, data)
-        else:
-            self._merger.raw(self._rank, data)
-
     def _give_partial(self) -> None:
-        if self._prefix:
+        if self._rank:
             self._show(self._partial)
         else:
-            self._pass_on(self._partial)
+            self.stream.raw(0, self._partial)
         self._partial = b""
 
     def _newest_state(self, rest: bytes) -> bytes:

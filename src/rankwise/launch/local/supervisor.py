@@ -19,17 +19,16 @@ from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.local.pump import next_logs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rankwise.launch.failures.outcome import Outcome
     from rankwise.launch.failures.verdict import Failure
-    from rankwise.launch.local.forks.spare import Spare
-    from rankwise.launch.local.process import RankEnd
+    from rankwise.launch.local.forks.process import ServerProcess
 
 __all__ = ["supervise"]
 
 
-def supervise(job: Job, *, loop: Loop | None = None, spare: Spare | None = None, tell_last: bool = True) -> Outcome:
+def supervise(
+    job: Job, *, loop: Loop | None = None, early: ServerProcess | None = None, tell_last: bool = True
+) -> Outcome:
     """Start the ranks, watch them, and restart all of them after a failure, up to `max_restarts` times.
 
     Call it in the main thread of a process without other threads. When it returns, no rank is left. If this process is
@@ -38,7 +37,7 @@ def supervise(job: Job, *, loop: Loop | None = None, spare: Spare | None = None,
     Args:
         job: what to run.
         loop: an entered loop whose descriptors are served while the ranks run; None creates one.
-        spare: a process that may become the fork server of the first attempt; the caller closes it.
+        early: a process that may become the fork server of the first attempt; the caller closes it.
         tell_last: print the failure that ends the launch; it stands in `Outcome.text` in any case.
 
     Raises:
@@ -46,59 +45,42 @@ def supervise(job: Job, *, loop: Loop | None = None, spare: Spare | None = None,
     """
     console = Console()
     with nullcontext(loop) if loop is not None else Loop() as entered:
-        outcome = _attempts(job, entered, console, spare)
+        outcome = _attempts(job, entered, console, early)
     if tell_last and outcome.text:
         tell(console, outcome.text)
     console.flush()
     return outcome
 
 
-def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Outcome:
+def _attempts(job: Job, loop: Loop, console: Console, early: ServerProcess | None) -> Outcome:
     run_id = f"rankwise-{os.getpid()}-{os.urandom(4).hex()}"
     begun_s, gpus = time.monotonic(), num_visible_gpus() if job.min_ranks is not None else 0
     number = failures = 0  # attempts of the launch; failures at this number of ranks
     while True:
-        logs, limited = next_logs(job.logs, job.run_dir), with_time_left(job, begun_s)
-        failure: Failure | None = None
-        ends: Sequence[RankEnd] = ()
-        text = why = ""
         with closing(HeldPort(job.master_port)) as port:
             port.hand_over()
-            part = Part(world_size=job.num_ranks, master_addr=job.master_addr, master_port=port.number)
             attempt = Attempt(
-                limited,
-                part,
+                with_time_left(job, begun_s),
+                Part(world_size=job.num_ranks, master_addr=job.master_addr, master_port=port.number),
                 number=number,
                 run_id=run_id,
                 loop=loop,
                 console=console,
-                logs=logs,
+                logs=next_logs(job.logs, job.run_dir),
                 may_fork=True,
-                spare=spare,
+                early=early,
             )
-            try:
-                failure, ends = attempt.run()
-            except LaunchError as error:
-                if not attempt.num_started or _with_ranks(job, attempt.num_started) is None:
-                    raise
-                text, why = str(error), "no more ranks could be started"
-        if failure is not None:
-            from rankwise.launch.failures.record import keep
-
-            text, entry = attempt.describe(failure, ends)
-            keep(job.run_dir, entry, console.say)
-            why = f"rank {failure.rank} failed"
-        number, failures, spare = number + 1, failures + 1, None
-        following = _following(job, failures, had_gpus=gpus, started=attempt.num_started) if why else None
+            failure, text, why = _run(attempt, job, console)
+        number, failures, early = number + 1, failures + 1, None
+        following = _following(job, failures, had_gpus=gpus, started=len(attempt.ranks)) if why else None
         if following is None or attempt.interrupted is not None:
-            again = failure is None and any(end.interrupted for end in ends)
+            again = failure is None and any(end.interrupted for end in attempt.ranks)
             if again:
                 console.say("the ranks have saved and ended as requested: the same command resumes the run")
             from rankwise.launch.failures.outcome import Outcome
 
-            return Outcome(
-                failure=failure, interrupted=attempt.interrupted, again=again, num_attempts=number, text=text
-            )
+            stopped = attempt.interrupted
+            return Outcome(failure=failure, interrupted=stopped, again=again, num_attempts=number, text=text)
         tell(console, text)
         if following is job:
             what = f"starting all ranks again, restart {failures} of {job.max_restarts}"
@@ -106,6 +88,23 @@ def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Ou
             what, failures = f"continuing with {following.num_ranks} of {job.num_ranks} ranks", 0
         console.say(f"{what}, because {why}")
         job = following
+
+
+def _run(attempt: Attempt, job: Job, console: Console) -> tuple[Failure | None, str, str]:
+    """Run an attempt; return the cause of a failure, a text about it, and in a few words why ranks start again."""
+    try:
+        failure, ends = attempt.run()
+    except LaunchError as error:
+        if not attempt.ranks or _with_ranks(job, len(attempt.ranks)) is None:
+            raise
+        return None, str(error), "no more ranks could be started"
+    if failure is None:
+        return None, "", ""
+    from rankwise.launch.failures.record import keep
+
+    text, entry = attempt.describe(failure, ends)
+    keep(job.run_dir, entry, console.say)
+    return failure, text, f"rank {failure.rank} failed"
 
 
 def _following(job: Job, failures: int, *, had_gpus: int, started: int) -> Job | None:

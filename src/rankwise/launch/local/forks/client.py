@@ -13,21 +13,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankwise.errors import ConfigError
 from rankwise.launch.local.forks.preload import leading_imports, source_of
+from rankwise.launch.local.forks.process import ServerProcess
 from rankwise.launch.local.loop import ENDING
 
 if TYPE_CHECKING:
     from rankwise.launch.job import Job
     from rankwise.launch.local.environment import Seat
-    from rankwise.launch.local.forks.spare import Spare
     from rankwise.launch.local.loop import Loop
     from rankwise.launch.local.pipes import Wires
     from rankwise.launch.target import Target
 
-__all__ = ["ForkServer", "Forked", "names_to_load", "open_server"]
+__all__ = ["ForkServer", "names_to_load", "open_server"]
 
 START = "RANKWISE_START"
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
@@ -77,26 +77,6 @@ def _has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*")) or any(Path(name).exists() for name in _GPUS)
 
 
-class Forked:
-    """A rank that a fork server has forked, with the interface of `subprocess.Popen`; a child of this process.
-
-    Args:
-        pid: its process id.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def poll(self) -> int | None:
-        """Reap the rank if it has ended; return its exit status (negative: signal), None while it runs."""
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
-
-    def wait(self) -> int:
-        """Wait until the rank ends and return its exit status."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
 class ForkServer:
     """A process that imports what the ranks of one attempt import first, and forks them.
 
@@ -107,123 +87,88 @@ class ForkServer:
         target: what the ranks run.
         names: the modules to import.
         env: variables that all ranks have.
-        spare: a process that may become the server.
+        early: a process that was started early, and may become the server; its owner closes it.
 
     Attributes:
         reason: why it cannot fork ranks, "" if it can; None: not known yet.
 
     Raises:
         OSError: the server cannot be started on this system.
+        NotImplementedError: the same.
     """
 
     def __init__(
-        self, target: Target, names: Sequence[str], env: Mapping[str, str], spare: Spare | None = None
+        self, target: Target, names: Sequence[str], env: Mapping[str, str], early: ServerProcess | None = None
     ) -> None:
         self.reason: str | None = None
         self._env = _common(env)
-        self._gate_read, self._gate_write = os.pipe()
         self._num_forked = 0
-        self._was_subreaper = _is_subreaper()
-        _set_subreaper(on=True)
-        words = [target.kind, target.name, *target.args]
-        began_with = self._env
-        if spare is not None and spare.pid and _suits(spare.env, self._env):
-            began_with = spare.env
-            self._line, pid = spare.hand_over()
-            self._process: Forked | subprocess.Popen[bytes] = Forked(pid)
-        else:
-            self._line, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                with far:
-                    self._process = _start(far.fileno(), words, self._env)
-            except BaseException:
-                self._give_back()
-                raise
-        _, first = source_of(target)
+        words, (_, first) = [target.kind, target.name, *target.args], source_of(target)
+        with contextlib.ExitStack() as stack:
+            self._was_subreaper = _set_subreaper(on=True)
+            stack.callback(_set_subreaper, on=self._was_subreaper)
+            self._gate_read, self._gate_write = os.pipe()
+            stack.callback(os.close, self._gate_read)
+            stack.callback(os.close, self._gate_write)
+            if early is None or not _suits(early.env, self._env):
+                flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+                early = ServerProcess(self._env, flags, words)
+            stack.callback(early.close)
+            self._process, self._held = early, stack.pop_all()
         wish = {
             "names": names,
             "first": first,
             "path": target.path or None,
             "words": words,
-            "env": {name: value for name, value in self._env.items() if began_with.get(name) != value},
-            "without": sorted(began_with.keys() - self._env.keys()),
+            "env": {name: value for name, value in self._env.items() if early.env.get(name) != value},
+            "without": sorted(early.env.keys() - self._env.keys()),
         }
         with contextlib.suppress(OSError):  # the server has ended: `listen` notices it
-            self._line.send(json.dumps(wish).encode())
-        self._line.settimeout(_FORK_S)
+            early.line.send(json.dumps(wish).encode())
+        early.line.settimeout(_FORK_S)
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when the server has answered."""
-        return self._line.fileno()
+        return self._process.line.fileno()
 
     def listen(self) -> None:
         """Read the server's answer into `reason`."""
         try:
-            answer = self._line.recv(1 << 16)
+            answer = self._process.line.recv(1 << 16)
         except OSError:
             answer = b""
         self.reason = json.loads(answer) if answer else "it has ended"
 
-    def fork(self, env: Mapping[str, str], wires: Wires) -> Forked:
-        """Fork a rank with its whole environment and its descriptors; it waits for `let_go`.
+    def fork(self, env: Mapping[str, str], wires: Wires) -> int:
+        """Fork a rank with its whole environment and its descriptors, which waits for `let_go`; return its process id.
 
         Raises:
             OSError: the rank cannot be forked.
         """
+        line = self._process.line
         own = {name: value for name, value in env.items() if self._env.get(name) != value}
         out, err = 1 if wires.out is None else wires.out, 2 if wires.err is None else wires.err
         fds = [wires.stdin, out, err, wires.report, self._gate_read]
-        socket.send_fds(self._line, [json.dumps({"env": own}).encode()], fds)
-        answer = self._line.recv(1 << 16)
+        socket.send_fds(line, [json.dumps({"env": own}).encode()], fds)
+        answer = line.recv(1 << 16)
         if not answer:
             raise OSError("the process that forks the ranks has ended")
         told = json.loads(answer)
         if told["pid"] < 0:
             raise OSError(told["errno"], os.strerror(told["errno"]))
         self._num_forked += 1
-        return Forked(told["pid"])
+        return int(told["pid"])
 
     def let_go(self) -> None:
         """End the server and let the ranks run."""
-        self._end_process()  # its children, the ranks, become this process's children
+        self._process.close()  # its children, the ranks, become this process's children
         _set_subreaper(on=self._was_subreaper)  # reset before the ranks run, so that their orphans are not adopted here
         os.write(self._gate_write, b"g" * self._num_forked)
-        self._give_back()
+        self.close()
 
     def close(self) -> None:
         """End the server and the ranks that still wait for `let_go`; a second call does nothing."""
-        if self._line.fileno() < 0:
-            return
-        self._end_process()
-        self._give_back()
-
-    def _end_process(self) -> None:
-        os.kill(self._process.pid, signal.SIGKILL)  # not reaped yet, so the pid still belongs to it
-        self._process.wait()
-
-    def _give_back(self) -> None:
-        _set_subreaper(on=self._was_subreaper)
-        self._line.close()
-        os.close(self._gate_read)
-        os.close(self._gate_write)
-
-
-def _start(line_fd: int, words: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.forks.server", str(os.getpid()), str(line_fd)]
-    said = os.memfd_create("said")  # captures output of the imports; if there is any, the ranks import for themselves
-    try:
-        return subprocess.Popen(  # noqa: S603
-            [*command, *words],  # shown in process lists only
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            pass_fds=(line_fd,),
-            start_new_session=True,
-        )
-    finally:
-        os.close(said)
+        self._held.close()
 
 
 def _suits(began_with: Mapping[str, str], env: Mapping[str, str]) -> bool:
@@ -239,7 +184,7 @@ def open_server(
     loop: Loop,
     *,
     meanwhile: Callable[[], object],
-    spare: Spare | None = None,
+    early: ServerProcess | None = None,
 ) -> ForkServer | None:
     """Return a server that is ready to fork the ranks of a launch, None to start them one by one.
 
@@ -251,14 +196,14 @@ def open_server(
         environments: the environments of its ranks.
         loop: served while the server starts.
         meanwhile: called once while the server starts.
-        spare: a process that may become the server.
+        early: a process that was started early, and may become the server.
     """
     names = names_to_load(job, seats, environments)
     if not names:
         return None
     try:
-        server = ForkServer(job.target, names, environments[0], spare)
-    except OSError:
+        server = ForkServer(job.target, names, environments[0], early)
+    except (OSError, NotImplementedError):
         return None  # not possible on this system
     try:
         meanwhile()
@@ -287,16 +232,10 @@ def _becomes_ready(server: ForkServer, loop: Loop, limit_s: float) -> bool:
     return server.reason == "" and not ENDING.intersection(held)
 
 
-def _is_subreaper() -> bool:
-    answer = ctypes.c_int()
-    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer))
-    return bool(answer.value)
-
-
-def _set_subreaper(*, on: bool) -> None:
-    _prctl(_PR_SET_CHILD_SUBREAPER, int(on))
-
-
-def _prctl(option: int, value: Any) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+def _set_subreaper(*, on: bool) -> bool:
+    """Make this process adopt the orphans among its descendants, or not; return whether it did before."""
+    before, prctl = ctypes.c_int(), ctypes.CDLL(None, use_errno=True).prctl
+    for option, value in ((_PR_GET_CHILD_SUBREAPER, ctypes.byref(before)), (_PR_SET_CHILD_SUBREAPER, int(on))):
+        if prctl(option, value, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+    return bool(before.value)

@@ -14,6 +14,7 @@ import os
 import site
 import socket
 import sys
+import types
 from collections.abc import Sequence
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -32,9 +33,12 @@ _TASKS, _FDS = Path("/proc/self/task"), Path("/proc/self/fd")
 
 def main(argv: Sequence[str]) -> list[str]:
     """Serve fork requests; return in the forked ranks only, with the arguments for `child.main`."""
-    child.die_with_parent(int(argv[0]))
+    parent, line_fd = int(argv[0]), int(argv[1])
+    child.die_with_parent(parent)
+    os.closerange(3, line_fd)  # what the supervisor inherited is not for the ranks
+    os.closerange(line_fd + 1, 4096)
     child.end_well()  # before torch registers its atexit handlers, as in a rank with a fresh interpreter
-    with socket.socket(fileno=int(argv[1])) as line:
+    with socket.socket(fileno=line_fd) as line:
         wish = json.loads(line.recv(_MAX_BYTES))
         os.environ.update(wish["env"])  # before the import of torch, whose libraries read some variables then
         for name in wish["without"]:
@@ -75,20 +79,21 @@ def _load(names: Sequence[str], path: Sequence[str], first: str) -> str:
             module of a name that these imports used, the process must not be forked.
         first: the folder of the program.
     """
-    fds = _open_fds()
-    libraries = (os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages())  # noqa: PTH120
+    fds, standard = _open_fds(), os.path.dirname(os.__file__)  # noqa: PTH120
+    libraries = (standard, *site.getsitepackages(), site.getusersitepackages())
     own = [entry for entry in path if entry == first or not entry.startswith(libraries)]
     sys.path[:] = [entry for entry in path if entry not in own]
-    customized = [name for name in ("sitecustomize", "usercustomize") if _is_foreign(sys.modules.get(name))]
-    if customized:
-        return f"{customized[0]} may differ from rank to rank"
-    missed = _Missed()
-    sys.meta_path.append(missed)
+    for name in {"sitecustomize", "usercustomize"} & sys.modules.keys():
+        if not str(sys.modules[name].__file__).startswith(standard):
+            return f"{name} may differ from rank to rank"
+    missed: set[str] = set()  # packages that were looked for and not found
+    last: Any = types.SimpleNamespace(find_spec=lambda name, *_: missed.add(name.partition(".")[0]))
+    sys.meta_path.append(last)
     for name in names:
         importlib.import_module(name)
-    sys.meta_path.remove(missed)
+    sys.meta_path.remove(last)
     # also check modules imported before: a rank with a fresh interpreter may find them in the program's folders
-    for top in ({name.partition(".")[0] for name in sys.modules} - {"__main__"}) | missed.names:
+    for top in ({name.partition(".")[0] for name in sys.modules} - {"__main__"}) | missed:
         spec, loaded = PathFinder.find_spec(top, own), getattr(sys.modules.get(top), "__spec__", None)
         if spec is not None and spec.origin is not None and spec.origin != getattr(loaded, "origin", None):
             return f"the ranks would have loaded {spec.origin}"
@@ -97,24 +102,10 @@ def _load(names: Sequence[str], path: Sequence[str], first: str) -> str:
     return _unsafe(fds)
 
 
-class _Missed:
-    """The last finder on `sys.meta_path`: notes which packages were looked for and not found."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> None:
-        self.names.add(name.partition(".")[0])
-
-
 def _hooks(path: Sequence[str]) -> set[tuple[str, str]]:
     """Return the entry points that an import of torch with this `sys.path` runs at its end."""
     found = metadata.distributions(path=list(path))
     return {(entry.name, entry.value) for one in found for entry in one.entry_points if entry.group == "torch.backends"}
-
-
-def _is_foreign(module: Any) -> bool:
-    return module is not None and not str(module.__file__).startswith(os.path.dirname(os.__file__))  # noqa: PTH120
 
 
 def _open_fds() -> list[str]:
@@ -151,6 +142,8 @@ def _has_children() -> bool:
 
 def _become(wish: Any, fds: Sequence[int]) -> int:
     """Turn this copy of the server into a rank, wait until `let_go`, and return the descriptor of its report."""
+    from multiprocessing import process
+
     stdin, out, err, report_fd, gate = fds
     for fd, number in ((stdin, 0), (out, 1), (err, 2)):
         os.dup2(fd, number)
@@ -159,7 +152,11 @@ def _become(wish: Any, fds: Sequence[int]) -> int:
     os.environ.update(wish["env"])
     # as with a fresh interpreter: spawned workers look here for the module to import
     sys.modules["__main__"] = child
-    _reseed()
+    # seeds and authkey of its own; Python reseeds `random` after each fork itself
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    sys.modules["torch"].default_generator.seed()
+    process.current_process().authkey = os.urandom(32)
     if os.read(gate, 1) != GO:
         os._exit(1)
     os.close(gate)
@@ -186,17 +183,6 @@ def _reopen_streams() -> None:
         text.mode = mode  # type: ignore[misc]
         setattr(sys, name, text)
         setattr(sys, f"__{name}__", text)
-
-
-def _reseed() -> None:
-    """Give the rank its own random seeds and authkey; Python reseeds `random` after each fork itself."""
-    from multiprocessing import process
-
-    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules["torch"]
-    if numpy_random is not None:
-        numpy_random.seed()
-    torch.default_generator.seed()
-    process.current_process().authkey = os.urandom(32)
 
 
 if __name__ == "__main__":
