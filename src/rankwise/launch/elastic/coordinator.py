@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rankwise.launch.elastic.connection import ConnectionLost
 from rankwise.launch.elastic.hang import HangDetector
 from rankwise.launch.elastic.member import Member, done_from
 from rankwise.launch.elastic.membership import Membership, Order
@@ -47,7 +48,8 @@ class Coordinator:
         self._server = Server(listener, token, loop, obey=self._obey, lost=self._lost, say=say)
         self._home = home
         self._split_brain: SplitBrain | None = None
-        self._hangs = HangDetector(self._server, membership.at_work)
+        self._moved_to = ""  # host of another rendezvous, to which all nodes go
+        self._hangs = HangDetector(membership.at_work)
         loop.every(_TICK_S, self._tick)
 
     def close(self) -> None:
@@ -76,56 +78,60 @@ class Coordinator:
             self._loop,
             run=self._home["like"]["--rdzv-id"],
             membership=self._membership,
-            moved=lambda name: self._server.tell({"kind": "moved", "host": name}),
+            moved=self._move,
         )
 
-    @property
-    def _moved_to(self) -> str:
-        return "" if self._split_brain is None else self._split_brain.moved_to
+    def _move(self, host: str) -> None:
+        """Send all nodes to the rendezvous of another host, which decides from now on."""
+        self._moved_to, self._membership.phase = host, "over"
+        self._server.tell({"kind": "moved", "host": host})
 
     def _obey(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
-        now, kind, members = time.monotonic(), message.get("kind"), self._membership
+        now, kind, members, orders = time.monotonic(), message.get("kind"), self._membership, list[Order]()
         if kind == "join" and not node.is_member:
-            self._join(node, message, now)
+            orders = self._join(node, message, now)
         elif kind == "probe" and not node.is_member:
             own = None if self._split_brain is None else self._split_brain.answer(message)
             if own is not None:
-                node.connection.send(own)
+                node.send(own)
         elif kind == "ending":
             signal = message["signal"]
-            self._do(members.ending(node.key, None if signal is None else int(signal), now))
+            orders = members.ending(node.key, None if signal is None else int(signal), now)
         elif kind == "done":
-            self._do(members.done(node.key, done_from(message, now), int(message["port"]), now))
-        elif kind == "still":
-            if int(message["round"]) == members.number - 1:
-                members.hold(self._hangs.ask(node, message, now))
+            orders = members.done(node.key, done_from(message, now), int(message["port"]), now)
+        elif kind == "still" and int(message["round"]) == members.number - 1:
+            orders = self._hangs.ask(node.key, message, now)
+            members.held_until_s = self._hangs.held_until_s
         elif kind == "seen":
-            self._hangs.note_view(node, message, now)
+            orders = self._hangs.note_view(node.key, message, now)
         elif kind == "bye":
-            self._server.lose(node, "it was asked to end", silent=False)
+            raise ConnectionLost("it was asked to end")
+        self._do(orders)
 
-    def _join(self, node: RemoteNode, message: Mapping[str, Any], now: float) -> None:
+    def _join(self, node: RemoteNode, message: Mapping[str, Any], now: float) -> list[Order]:
         node.name = str(message["name"])
-        node.is_home = message["id"] == self._home["id"]
+        is_home = message["id"] == self._home["id"]
         like = {str(name): str(value) for name, value in message["like"].items()}
         if self._moved_to:
-            node.connection.send({"kind": "moved", "host": self._moved_to})
-            return
+            node.send({"kind": "moved", "host": self._moved_to})
+            return []
         why = difference(self._home["name"], self._home["like"], node.name, like)
         if why or self._membership.phase == "over":
-            self._say(f"refused node {node.name} ({node.connection.addresses[1]}): {why or 'the run is over'}")
-            node.connection.send({"kind": "refused", "why": why or "the run is over"})
-            return
+            self._say(f"refused node {node.name} ({node.addresses[1]}): {why or 'the run is over'}")
+            node.send({"kind": "refused", "why": why or "the run is over"})
+            return []
         node.is_member = True
+        if is_home:
+            self._hangs.home = node.key
         wish = message.get("wish")
         member = Member(
             key=node.key,
             name=node.name,
-            address=node.connection.addresses[1],
-            host_address=node.connection.addresses[0],
+            address=node.addresses[1],
+            host_address=node.addresses[0],
             num_ranks=int(message["num_ranks"]),
             wish=None if wish is None else int(wish),
-            home=node.is_home,
+            home=is_home,
             port=int(message["port"]),
             veteran=bool(message.get("quorum")),
         )
@@ -135,21 +141,17 @@ class Coordinator:
             members.failures = max(members.failures, int(message.get("failures", 0)))
             members.quorum = max(members.quorum, int(message.get("quorum", 0)))
             members.run_id = str(message.get("run_id") or members.run_id)
-        node.connection.send({"kind": "welcome"})
-        self._do(members.join(member, now))
+        node.send({"kind": "welcome"})
+        return members.join(member, now)
 
     def _tick(self) -> None:
-        now = time.monotonic()
-        self._server.tick(now)
-        self._do(self._membership.tick(now))
-        self._hangs.conclude(now)
+        self._server.tick()
+        self._do([*self._membership.tick(time.monotonic()), *self._hangs.conclude(time.monotonic())])
 
     def _lost(self, node: RemoteNode, why: str, silent: bool) -> None:  # noqa: FBT001
         self._do(self._membership.gone(node.key, why, time.monotonic(), silent=silent))
 
     def _do(self, orders: list[Order]) -> None:
-        if self._moved_to:
-            return  # the other rendezvous decides
         for order in orders:
             if order.message["kind"] == "start":
                 self._hangs.forget()

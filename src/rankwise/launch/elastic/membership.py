@@ -45,6 +45,7 @@ class Membership:
         failures: number of failed rounds.
         quorum: how many nodes of the last round the next one needs after a possible network split. If the number of
             nodes is fixed, replacements count too, because the other part needs the same number.
+        held_until_s: until when a round goes on although ranks lost their peers: all nodes are asked for the culprit.
     """
 
     nodes: Nodes
@@ -58,12 +59,12 @@ class Membership:
     members: dict[int, Member] = field(default_factory=dict)
     round: tuple[int, ...] = ()
     lost: list[Member] = field(default_factory=list)
+    held_until_s: float = 0.0
     _silent: int = 0
     _signal: int | None = None
     _growing: bool = False
     _hurried: bool = False  # the ranks of this round are stopped without saving
     _doubt_until_s: float | None = None  # when to end the round if only consequences of a failure are known
-    _held_until_s: float = 0.0  # until when all nodes are asked for the culprit
     _since_s: float = 0.0
     _changed_s: float = 0.0
     _reminded_s: float = 0.0
@@ -115,10 +116,6 @@ class Membership:
                     self._doubt_until_s = now + _SETTLE_S
         return self._settle(now)
 
-    def hold(self, until_s: float) -> None:
-        """Keep the round running until then: the culprit is looked for on all nodes."""
-        self._held_until_s = max(self._held_until_s, until_s)
-
     def gone(self, key: int, why: str, now: float, *, silent: bool) -> list[Order]:
         """A node is lost; `silent`: it may still be alive behind a network split."""
         member = self.members.pop(key, None)
@@ -155,7 +152,7 @@ class Membership:
             here = [self.members[key] for key in self.round if key in self.members]
             if all(member.done is not None for member in here):
                 self._judge(here, now)
-            elif self._doubt_until_s is not None and now >= max(self._doubt_until_s, self._held_until_s):
+            elif self._doubt_until_s is not None and now >= max(self._doubt_until_s, self.held_until_s):
                 self._stop(in_peace=False)
             elif self.phase == "running" and self._may_grow(now):
                 self._growing = True
@@ -283,7 +280,7 @@ class Membership:
             member.seat, member.first_rank, member.port, member.done = seat, first, None, None
             first += member.num_ranks
             self._tell("start", to=[member.key], node_rank=seat, first_rank=member.first_rank, **start)
-        self._hurried, self._doubt_until_s, self._held_until_s = False, None, 0.0
+        self._hurried, self._doubt_until_s, self.held_until_s = False, None, 0.0
         self.round, self.lost, self.phase = tuple(member.key for member in here), [], "running"
         self.number, self.quorum = self.number + 1, 0
 

@@ -289,7 +289,7 @@ class _Node:
         }
 
     def _part(self, client: Client, start: Mapping[str, Any]) -> Part:
-        own, master = client.own_address, str(start["master_addr"])
+        own, master = client.addresses[0], str(start["master_addr"])
         if is_loopback(own) and not is_loopback(master):
             own = master  # this node joined over loopback; use the address that other nodes use
         return Part(

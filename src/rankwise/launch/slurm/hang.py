@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.launch.elastic.client import Client
-from rankwise.launch.elastic.hang import HangDetector, inquiry_from, obey_inquiry
+from rankwise.launch.elastic.hang import HangDetector, obey_inquiry
+from rankwise.launch.elastic.membership import Order
 from rankwise.launch.elastic.server import RemoteNode, Server
 from rankwise.launch.failures.record import keep_standstill
 from rankwise.launch.local.attempt import Attempt
@@ -41,7 +42,7 @@ class HangServer:
         self._loop = loop
         lost = lambda *_: None  # noqa: E731  (Slurm ends the other nodes)
         self._server = Server(listener, secret, loop, obey=self._obey, lost=lost, say=say)
-        self._hangs = HangDetector(self._server, lambda: {node.key: node.name for node in self._server.members})
+        self._hangs = HangDetector(lambda: {node.key: node.name for node in self._server.members})
         loop.every(_TICK_S, self._tick)
 
     def close(self) -> None:
@@ -50,18 +51,25 @@ class HangServer:
         self._server.close()
 
     def _obey(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
-        kind, now = message.get("kind"), time.monotonic()
+        kind, now, orders = message.get("kind"), time.monotonic(), list[Order]()
         if kind == "join":
-            node.name, node.is_home, node.is_member = str(message["name"]), bool(message["home"]), True
-            node.connection.send({"kind": "welcome"})
+            node.name, node.is_member = str(message["name"]), True
+            if message["home"]:
+                self._hangs.home = node.key
+            node.send({"kind": "welcome"})
         elif kind == "still" and node.is_member:
-            self._hangs.ask(node, message, now)
+            orders = self._hangs.ask(node.key, message, now)
         elif kind == "seen":
-            self._hangs.note_view(node, message, now)
+            orders = self._hangs.note_view(node.key, message, now)
+        self._do(orders)
 
     def _tick(self) -> None:
-        self._server.tick(time.monotonic())
-        self._hangs.conclude(time.monotonic())
+        self._server.tick()
+        self._do(self._hangs.conclude(time.monotonic()))
+
+    def _do(self, orders: list[Order]) -> None:
+        for order in orders:
+            self._server.tell(order.message, order.keys)
 
 
 class HangClient:
@@ -89,7 +97,7 @@ class HangClient:
         self._node, self._console, self._run_dir = node, console, run_dir
         connected = socket.create_connection(address, timeout=_CONNECT_S)
         join = {"kind": "join", "name": socket.gethostname(), "home": node == 0}
-        self._client = Client(connected, address[0], secret, loop, lambda: join, obey=self._hear)
+        self._client = Client(connected, address[0], secret, loop, lambda: join, obey=self._obey)
 
     def close(self) -> None:
         """Close the connection to the first node."""
@@ -103,24 +111,19 @@ class HangClient:
 
     def ask(self, question: Mapping[str, Any]) -> None:
         """Ask all nodes; if the first node is gone, judge by this node's ranks alone."""
-        if not self._client.lost:
-            self._client.send({"kind": "still", **question})
-            return
-        alone = inquiry_from(0, question, time.monotonic())
-        verdict = alone.conclude({0: socket.gethostname()}, time.monotonic())
-        assert verdict is not None
-        if alone.final:
-            self._obey({"kind": "hung", "failure": verdict.failure}, self._tell_standstill)
-        elif verdict.text:
-            self._obey({"kind": "standstill", "text": verdict.text}, self._tell_standstill)
+        self._client.send({"kind": "still", **question})
+        if self._client.lost:
+            alone = HangDetector(lambda: {0: socket.gethostname()})
+            alone.home = 0
+            for order in alone.ask(0, question, time.monotonic()):
+                if order.keys == (0,):
+                    self._obey(order.message)
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
-        # the first node alone tells: srun collects the output of all nodes
-        self._obey(message, self._tell_standstill if self._node == 0 else lambda _: None)
-
-    def _obey(self, message: Mapping[str, Any], report: Callable[[str], object]) -> None:
-        obey_inquiry(message, self.attempt, send=self._client.send, tell=report)
+    def _obey(self, message: Mapping[str, Any]) -> None:
+        obey_inquiry(message, self.attempt, send=self._client.send, tell=self._tell_standstill)
 
     def _tell_standstill(self, text: str) -> None:
-        tell(self._console, text)
-        keep_standstill(self._run_dir, text, self._console.say)
+        # srun collects the output of all nodes: the first node alone tells, if it is there
+        if self._node == 0 or self._client.lost:
+            tell(self._console, text)
+            keep_standstill(self._run_dir, text, self._console.say)
