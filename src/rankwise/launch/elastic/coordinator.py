@@ -9,8 +9,8 @@ from typing import Any
 
 from rankwise.launch.elastic.connection import ConnectionLost
 from rankwise.launch.elastic.hang import HangDetector
-from rankwise.launch.elastic.member import Member, done_from
-from rankwise.launch.elastic.membership import Membership, Order
+from rankwise.launch.elastic.member import Member, Order, done_from
+from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.nodes import difference
 from rankwise.launch.elastic.server import RemoteNode, Server
 from rankwise.launch.elastic.split_brain import SplitBrain
@@ -84,7 +84,7 @@ class Coordinator:
     def _move(self, host: str) -> None:
         """Send all nodes to the rendezvous of another host, which decides from now on."""
         self._moved_to, self._membership.phase = host, "over"
-        self._server.tell({"kind": "moved", "host": host})
+        self._server.tell([Order({"kind": "moved", "host": host})])
 
     def _obey(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
         now, kind, members, orders = time.monotonic(), message.get("kind"), self._membership, list[Order]()
@@ -146,7 +146,8 @@ class Coordinator:
 
     def _tick(self) -> None:
         self._server.tick()
-        self._do([*self._membership.tick(time.monotonic()), *self._hangs.conclude(time.monotonic())])
+        self._do(self._membership.tick(time.monotonic()))
+        self._server.tell(self._hangs.conclude(time.monotonic()))
 
     def _lost(self, node: RemoteNode, why: str, silent: bool) -> None:  # noqa: FBT001
         self._do(self._membership.gone(node.key, why, time.monotonic(), silent=silent))
@@ -155,4 +156,4 @@ class Coordinator:
         for order in orders:
             if order.message["kind"] == "start":
                 self._hangs.forget()
-            self._server.tell(order.message, order.keys)
+        self._server.tell(orders)

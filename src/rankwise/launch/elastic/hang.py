@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankwise.launch.elastic.membership import Order
+from rankwise.launch.elastic.member import Order
 from rankwise.launch.failures.culprit import blame, choose
 from rankwise.launch.failures.observation import Sighting, describe_sightings, sighting_from
 from rankwise.launch.failures.verdict import Failure

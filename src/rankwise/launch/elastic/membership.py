@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from rankwise.launch.elastic.interfaces import is_loopback
-from rankwise.launch.elastic.member import Done, Member
+from rankwise.launch.elastic.member import Done, Member, Order
 from rankwise.launch.elastic.nodes import Nodes
 
-__all__ = ["Membership", "Order"]
+__all__ = ["Membership"]
 
 _FIRST_CALL_S = 5.0  # how long to wait for more nodes once the minimum is there
 _LAST_CALL_S = 2.0  # the same between rounds
@@ -23,13 +23,6 @@ _REMIND_S = 30.0
 _FIRST_REMINDER_S = 3.0
 
 Phase = Literal["gathering", "running", "stopping", "over"]
-
-
-class Order(NamedTuple):
-    """A message to nodes; `keys`: to which, None: to all."""
-
-    message: dict[str, Any]
-    keys: tuple[int, ...] | None = None
 
 
 @dataclass(kw_only=True, slots=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from rankwise.launch.elastic.connection import Connection, ConnectionLost, NotAuthenticated
+from rankwise.launch.elastic.member import Order
 from rankwise.launch.local.loop import Loop
 
 __all__ = ["RemoteNode", "Server"]
@@ -84,11 +85,12 @@ class Server:
         for node in self._nodes:
             node.close()
 
-    def tell(self, message: Mapping[str, Any], keys: Collection[int] | None = None) -> None:
-        """Send a message to the members with these keys, by default to all."""
-        for node in self.members:
-            if keys is None or node.key in keys:
-                node.send(message)
+    def tell(self, orders: Iterable[Order]) -> None:
+        """Send messages to members."""
+        for message, keys in orders:
+            for node in self.members:
+                if keys is None or node.key in keys:
+                    node.send(message)
 
     def tick(self) -> None:
         """Drop strangers that do not join, lose silent members, and send heartbeats to the others."""

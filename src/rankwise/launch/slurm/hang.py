@@ -10,7 +10,7 @@ from typing import Any
 
 from rankwise.launch.elastic.client import Client
 from rankwise.launch.elastic.hang import HangDetector, obey_inquiry
-from rankwise.launch.elastic.membership import Order
+from rankwise.launch.elastic.member import Order
 from rankwise.launch.elastic.server import RemoteNode, Server
 from rankwise.launch.failures.record import keep_standstill
 from rankwise.launch.local.attempt import Attempt
@@ -61,15 +61,11 @@ class HangServer:
             orders = self._hangs.ask(node.key, message, now)
         elif kind == "seen":
             orders = self._hangs.note_view(node.key, message, now)
-        self._do(orders)
+        self._server.tell(orders)
 
     def _tick(self) -> None:
         self._server.tick()
-        self._do(self._hangs.conclude(time.monotonic()))
-
-    def _do(self, orders: list[Order]) -> None:
-        for order in orders:
-            self._server.tell(order.message, order.keys)
+        self._server.tell(self._hangs.conclude(time.monotonic()))
 
 
 class HangClient:
