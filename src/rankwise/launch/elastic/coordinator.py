@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rankwise.launch.elastic.connection import ConnectionLost
-from rankwise.launch.elastic.hang import HangDetector
 from rankwise.launch.elastic.member import Member, Order, done_from
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.nodes import difference
@@ -18,11 +17,10 @@ from rankwise.launch.local.loop import Loop
 
 __all__ = ["Coordinator"]
 
-_TICK_S = 0.25
 _LINGER_S = 5.0
 
 
-class Coordinator:
+class Coordinator(Server):
     """Serves a membership on a listening socket, inside a supervisor's loop.
 
     Args:
@@ -44,23 +42,19 @@ class Coordinator:
         say: Callable[[str], None],
         home: Mapping[str, Any],
     ) -> None:
-        self._membership, self._token, self._loop, self._say = membership, token, loop, say
-        self._server = Server(listener, token, loop, obey=self._obey, lost=self._lost, say=say)
-        self._home = home
+        super().__init__(listener, token, loop, say=say)
+        self._membership, self._home = membership, home
         self._split_brain: SplitBrain | None = None
         self._moved_to = ""  # host of another rendezvous, to which all nodes go
-        self._hangs = HangDetector(membership.at_work)
-        loop.every(_TICK_S, self._tick)
 
     def close(self) -> None:
         """Close all connections; give nodes a few seconds to read their last message."""
         deadline = time.monotonic() + _LINGER_S
-        while self._server.members and time.monotonic() < deadline:
+        while self.members and time.monotonic() < deadline:
             self._loop.step(0.05)
         if self._split_brain is not None:
             self._split_brain.close()
-        self._loop.forget_every(self._tick)
-        self._server.close()
+        super().close()
 
     def look_for_others(self, hosts: Mapping[str, Sequence[str]], host: str, port: int) -> None:
         """Look for a rendezvous on other hosts: after a network split the run may continue or start there too.
@@ -84,12 +78,13 @@ class Coordinator:
     def _move(self, host: str) -> None:
         """Send all nodes to the rendezvous of another host, which decides from now on."""
         self._moved_to, self._membership.phase = host, "over"
-        self._server.tell([Order({"kind": "moved", "host": host})])
+        self.tell([Order({"kind": "moved", "host": host})])
 
-    def _obey(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
+    def obey(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
+        """Do what a node, or another rendezvous, demands."""
         now, kind, members, orders = time.monotonic(), message.get("kind"), self._membership, list[Order]()
-        if kind == "join" and not node.is_member:
-            orders = self._join(node, message, now)
+        if kind == "join":
+            orders = [] if node.is_member else self._join(node, message, now)
         elif kind == "probe" and not node.is_member:
             own = None if self._split_brain is None else self._split_brain.answer(message)
             if own is not None:
@@ -99,14 +94,12 @@ class Coordinator:
             orders = members.ending(node.key, None if signal is None else int(signal), now)
         elif kind == "done":
             orders = members.done(node.key, done_from(message, now), int(message["port"]), now)
-        elif kind == "still" and int(message["round"]) == members.number - 1:
-            orders = self._hangs.ask(node.key, message, now)
-            members.held_until_s = self._hangs.held_until_s
-        elif kind == "seen":
-            orders = self._hangs.note_view(node.key, message, now)
         elif kind == "bye":
             raise ConnectionLost("it was asked to end")
-        self._do(orders)
+        elif kind != "still" or int(message["round"]) == members.number - 1:
+            super().obey(node, message)
+            members.held_until_s = self._hangs.held_until_s
+        self.tell(orders)
 
     def _join(self, node: RemoteNode, message: Mapping[str, Any], now: float) -> list[Order]:
         node.name = str(message["name"])
@@ -144,16 +137,22 @@ class Coordinator:
         node.send({"kind": "welcome"})
         return members.join(member, now)
 
-    def _tick(self) -> None:
-        self._server.tick()
-        self._do(self._membership.tick(time.monotonic()))
-        self._server.tell(self._hangs.conclude(time.monotonic()))
+    def at_work(self) -> Mapping[int, str]:
+        """Return the names of the nodes with running ranks, by key; {} when the ranks are being ended."""
+        return self._membership.at_work()
 
-    def _lost(self, node: RemoteNode, why: str, silent: bool) -> None:  # noqa: FBT001
-        self._do(self._membership.gone(node.key, why, time.monotonic(), silent=silent))
+    def lose(self, node: RemoteNode, lost: ConnectionLost) -> None:
+        """Decide how the run goes on without a node."""
+        self.tell(self._membership.gone(node.key, str(lost), time.monotonic(), silent=lost.silent))
 
-    def _do(self, orders: list[Order]) -> None:
+    def tell(self, orders: Iterable[Order]) -> None:
+        """Send messages to members; the start of a round ends the question about the ranks of the one before."""
         for order in orders:
             if order.message["kind"] == "start":
                 self._hangs.forget()
-        self._server.tell(orders)
+            super().tell([order])
+
+    def tick(self) -> None:
+        """Do what is due."""
+        self.tell(self._membership.tick(time.monotonic()))
+        super().tick()

@@ -1,4 +1,4 @@
-"""Connections to a listening supervisor: strangers until they have authenticated, then nodes of the run."""
+"""A supervisor that listens: strangers until they have authenticated, then nodes that ask which rank blocks theirs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from rankwise.launch.elastic.connection import Connection, ConnectionLost, NotAuthenticated
+from rankwise.launch.elastic.hang import HangDetector
 from rankwise.launch.elastic.member import Order
 from rankwise.launch.local.loop import Loop
 
@@ -16,6 +17,7 @@ __all__ = ["RemoteNode", "Server"]
 
 _MAX_STRANGERS = 64  # connections that have not joined; beyond that the oldest is closed
 _STRANGER_S = 5.0
+_TICK_S = 0.25
 
 
 class RemoteNode(Connection):
@@ -42,16 +44,16 @@ class RemoteNode(Connection):
 
 
 class Server:
-    """Accepts connections, and passes on their authenticated messages. Its owner calls `tick`.
+    """Accepts nodes, and decides for all of them which rank blocks the others.
 
     Args:
         listener: listening socket; this object owns it.
         token: the secret that every node must know.
         loop: the event loop.
-        obey: called with a node and its message; ConnectionLost, ValueError, TypeError and KeyError close the
-            connection.
-        lost: called with a lost member, the reason, and whether it may still be alive behind a network split.
         say: prints messages that concern this machine only.
+
+    Attributes:
+        port: the port on which it listens.
     """
 
     def __init__(
@@ -60,17 +62,37 @@ class Server:
         token: str,
         loop: Loop,
         *,
-        obey: Callable[[RemoteNode, Mapping[str, Any]], None],
-        lost: Callable[[RemoteNode, str, bool], None],
         say: Callable[[str], None],
     ) -> None:
+        self.port = int(listener.getsockname()[1])
         self._nodes: list[RemoteNode] = []  # `tick` removes those that are lost
-        self._listener, self._token, self._loop = listener, token, loop
-        self._obey, self._lost, self._say = obey, lost, say
+        self._listener, self._token, self._loop, self._say = listener, token, loop, say
+        self._hangs = HangDetector(self.at_work)
         self._next_key = 0
         self._refused: set[str] = set()  # addresses already reported as having another token
         listener.setblocking(False)  # noqa: FBT003
         loop.watch(listener.fileno(), self._accept)
+        loop.every(_TICK_S, self.tick)
+
+    def obey(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
+        """Do what a node demands; ConnectionLost, ValueError, TypeError and KeyError close the connection."""
+        kind, now = message.get("kind"), time.monotonic()
+        if kind == "join":
+            node.name, node.is_member = str(message["name"]), True
+            if message["home"]:
+                self._hangs.home = node.key
+            node.send({"kind": "welcome"})
+        elif kind == "still" and node.is_member:
+            self.tell(self._hangs.ask(node.key, message, now))
+        elif kind == "seen":
+            self.tell(self._hangs.note_view(node.key, message, now))
+
+    def at_work(self) -> Mapping[int, str]:
+        """Return the names of the nodes with running ranks, by key; {} when the ranks are being ended."""
+        return {node.key: node.name for node in self.members}
+
+    def lose(self, node: RemoteNode, lost: ConnectionLost) -> None:
+        """Act on the loss of a member."""
 
     @property
     def members(self) -> list[RemoteNode]:
@@ -79,6 +101,7 @@ class Server:
 
     def close(self) -> None:
         """Stop listening and close all connections; a second call does nothing."""
+        self._loop.forget_every(self.tick)
         if self._listener.fileno() >= 0:
             self._loop.forget(self._listener.fileno())
             self._listener.close()
@@ -93,13 +116,14 @@ class Server:
                     node.send(message)
 
     def tick(self) -> None:
-        """Drop strangers that do not join, lose silent members, and send heartbeats to the others."""
+        """Drop strangers that do not join, lose silent members, send heartbeats, and decide what is due."""
         for node in self._nodes:
             if node.is_member and not node.lost:
                 node.tick()
             elif time.monotonic() > node.begun_s + _STRANGER_S:
                 node.close()
         self._nodes = [node for node in self._nodes if not node.lost]
+        self.tell(self._hangs.conclude(time.monotonic()))
 
     def _accept(self) -> None:
         try:
@@ -115,7 +139,7 @@ class Server:
 
     def _hear(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
         try:
-            self._obey(node, message)
+            self.obey(node, message)
         except (KeyError, TypeError, ValueError) as error:
             raise ConnectionLost(f"it sent an invalid message ({type(error).__name__}: {error})") from error
 
@@ -125,4 +149,4 @@ class Server:
             known.add(address)
             self._say(f"refused a node at {address}: it has a different token")
         if node.is_member:
-            self._lost(node, str(lost), lost.silent)
+            self.lose(node, lost)

@@ -16,6 +16,7 @@ from rankwise import vitals
 from rankwise._files import write_whole
 from rankwise.errors import LaunchError, RankwiseError
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
+from rankwise.launch.elastic.server import Server
 from rankwise.launch.elastic.token import derived_secret
 from rankwise.launch.functions.callee import value_path
 from rankwise.launch.job import Job
@@ -24,7 +25,7 @@ from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
-from rankwise.launch.slurm.hang import HangClient, HangServer
+from rankwise.launch.slurm.hang import HangClient
 from rankwise.launch.slurm.start import Record, Rendezvous, Start
 
 __all__: list[str] = []
@@ -116,7 +117,7 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
 def _connect(
     rendezvous: Rendezvous, secret: str, *, node: int, loop: Loop, console: Console, run_dir: Path | None
 ) -> HangClient | None:
-    """Connect to the first node's `HangServer`; return None if that fails, and this node judges alone."""
+    """Connect to the first node's `Server`; return None if that fails, and this node judges alone."""
     if not rendezvous.hang_port:
         return None
     address = rendezvous.address, rendezvous.hang_port
@@ -131,14 +132,14 @@ def _connect(
 
 
 def _publish(folder: Path, secret: str, loop: Loop, console: Console, stack: contextlib.ExitStack) -> Rendezvous:
-    """Take a port for rank 0 and one for the `HangServer`, and publish them to the other nodes."""
+    """Take a port for rank 0 and one for the `Server`, and publish them to the other nodes."""
     port = HeldPort()
     stack.callback(port.close)
     # this node's address towards the host that started the step, which the other nodes can reach too
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     alone = os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
     address = "127.0.0.1" if alone else _address_towards(launcher or os.environ.get("SLURMD_NODENAME", ""))
-    hangs = None if alone else HangServer(address, secret, loop, console.say)
+    hangs = None if alone else Server(socket.create_server((address, 0), backlog=1024), secret, loop, say=console.say)
     if hangs is not None:
         stack.callback(hangs.close)
     rendezvous = Rendezvous(

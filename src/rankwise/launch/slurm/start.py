@@ -77,7 +77,7 @@ class Rendezvous(_File):
         address: address of the first node.
         port: port of rank 0, held by the first node's supervisor until the end.
         step_id: Slurm's id of this job step.
-        hang_port: port of the first node's `HangServer`, 0 without one.
+        hang_port: port of the first node's `Server`, 0 without one.
     """
 
     address: str
