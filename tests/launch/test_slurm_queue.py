@@ -1,6 +1,7 @@
 """What Slurm is asked about jobs. Its answers are written here; real ones are in tests/slurm."""
 
 import io
+import math
 import os
 import subprocess
 
@@ -60,7 +61,7 @@ def test_a_job_that_is_unknown_is_not_a_controller_that_is_silent(asked):
     answers["scontrol"] = 1, "", "slurm_load_jobs error: Unable to contact slurm controller"
     with pytest.raises(LaunchError, match="Unable to contact slurm controller"):
         queue.job_fields("7")
-    assert queue.end_time("7") is None
+    assert queue.end_time("7") == math.inf
 
 
 class Flaky:
@@ -143,7 +144,7 @@ def test_a_job_in_which_another_is_submitted_is_hidden(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
-    with submission._without_job():
+    with submission._apart_from_here():
         assert {"SLURM_STEP_ID", "SLURM_MEM_PER_CPU"}.isdisjoint(os.environ)
         assert os.environ["SLURM_CONF"] == "/etc/slurm.conf"
     assert os.environ["SLURM_STEP_ID"] == "0"

@@ -5,9 +5,10 @@ import time
 
 import pytest
 
+from rankwise.launch.elastic.server import Server
 from rankwise.launch.failures.observation import Sighting
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.slurm.hang import HangClient, HangServer
+from rankwise.launch.slurm.hang import HangClient
 
 SECRET = "s" * 32
 
@@ -57,7 +58,7 @@ def question(*, final, limit_s=9.0, **view):
 def served():
     with Loop() as loop:
         console = Console()
-        server = HangServer("127.0.0.1", SECRET, loop, console.say)
+        server = Server(socket.create_server(("127.0.0.1", 0)), SECRET, loop, say=console.say)
         made = []
 
         def node(number, view, secret=SECRET):
@@ -82,7 +83,7 @@ def until(loop, condition):
 
 
 def joined(loop, *nodes):
-    until(loop, lambda: all(node._client.welcome for node in nodes))
+    until(loop, lambda: all(node.welcome for node in nodes))
 
 
 def quiet(*ranks, quiet_s=20.0, missing=()):
@@ -132,7 +133,7 @@ def test_without_the_first_node_each_judges_alone(served):
     second = node(1, still)
     joined(loop, second)
     server.close()
-    until(loop, lambda: second._client.lost)
+    until(loop, lambda: second.lost)
     second.ask(question(final=True, **still))
     assert [failure.rank for failure in second.attempt.blamed] == [2]
     second.ask(question(final=False, **still))
@@ -148,7 +149,7 @@ def test_garbage_and_strangers_are_dropped(served):
     noise = socket.create_connection(("127.0.0.1", server.port))
     noise.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
     stranger = node(1, still, secret="t" * 32)
-    until(loop, lambda: stranger._client.lost or stranger._client.error is not None)
+    until(loop, lambda: stranger.lost or stranger.error is not None)
     until(loop, lambda: any("a different token" in line for line in console.lines))
     good.ask(question(final=True, **still))
     until(loop, lambda: good.attempt.blamed)

@@ -127,7 +127,7 @@ def test_a_consequence_without_a_cause_ends_the_round():
     for held_s, patience_s in ((0.0, 6.0), (15.0, 16.0)):
         run = Run(2, 2)
         keys = [run.join() for _ in range(2)]
-        run.state.hold(run.now + held_s)
+        run.state.held_until_s = run.now + held_s
         run.done(keys[0], "failed", rank=0, headline="raised ConnectionError", suspicion=2, exitcode=1)
         run.wait(patience_s - 2)
         assert not run.of("stop")

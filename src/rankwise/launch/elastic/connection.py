@@ -1,4 +1,4 @@
-"""One connection between a node and the rendezvous: authenticated messages, one per line, without blocking.
+"""One connection between a node and the rendezvous: authenticated messages, one per line, in the event loop.
 
 The rendezvous greets first, then the node; each greeting holds a nonce. After that every line is a message with an
 HMAC, whose key comes from the token, which is never sent, and from both nonces. A line is valid once, in its position
@@ -13,8 +13,10 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from rankwise.launch.local.loop import Loop
 
 __all__ = ["Connection", "ConnectionLost", "NotAuthenticated"]
 
@@ -22,6 +24,7 @@ _RENDEZVOUS = b"rankwise-rendezvous-1 "  # first line of a rendezvous, followed 
 _NODE = b"rankwise-node-1 "  # the node's answer, followed by its nonce
 _REFUSED = b"refused-token"
 _NONCE_BYTES = 64
+_TICK_S = 0.25
 _BEAT_S = 1.0
 _SILENT_S = 10.0  # heartbeats come every second, later on a busy machine
 _LINE_BYTES = 1 << 18
@@ -63,28 +66,41 @@ class NotAuthenticated(ConnectionLost):
 
 
 class Connection:
-    """A non-blocking socket for messages.
+    """A non-blocking socket for messages, read in an event loop.
 
     Args:
         connected: connected socket; this object owns it.
         token: the secret that both sides know.
-        first: returns the first message of a node; None: this is the side of the rendezvous.
+        loop: the event loop.
+        obey: called with each message, except heartbeats; ConnectionLost from it closes the connection.
+        ended: called once the connection is lost, unless by `close`.
+        first: returns the first message of a node; None: this is the side of the rendezvous, which calls `tick`.
 
     Attributes:
         addresses: address of this side and of the other side.
         begun_s: when it was created, monotonic clock.
+        lost: why the connection has ended, "" while it is open.
     """
 
     def __init__(
-        self, connected: socket.socket, token: str, first: Callable[[], Mapping[str, Any]] | None = None
+        self,
+        connected: socket.socket,
+        token: str,
+        loop: Loop,
+        *,
+        obey: Callable[[dict[str, Any]], object],
+        ended: Callable[[ConnectionLost], object],
+        first: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         connected.setblocking(False)  # noqa: FBT003
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket, self._token, self._first = connected, token, first
+        self._socket, self._token, self._loop, self._first = connected, token, loop, first
+        self._obey, self._ended, self.lost = obey, ended, ""
         self._in, self._out = bytearray(), bytearray()
         self._failed: ConnectionLost | None = None  # why nothing can be sent any more
         try:
-            self.addresses = _plain(connected.getsockname()[0]), _plain(connected.getpeername()[0])
+            ends = connected.getsockname(), connected.getpeername()
+            self.addresses = tuple(str(end[0]).removeprefix("::ffff:") for end in ends)
         except OSError:  # the other side is gone, as the first read will show
             self.addresses = ("", "")
         self.begun_s = self._heard_s = self._spoken_s = self._ticked_s = time.monotonic()
@@ -92,64 +108,61 @@ class Connection:
         self._nonce = secrets.token_hex(16)
         self._key = b""  # empty until the other side has greeted
         self._num_sent = self._num_read = 0
+        loop.watch(connected.fileno(), self._read)
         if first is None:
             self._write(_RENDEZVOUS + self._nonce.encode() + b"\n")
-
-    def fileno(self) -> int:
-        """Return the descriptor."""
-        return self._socket.fileno()
-
-    def messages(self) -> Iterator[dict[str, Any]]:
-        """Yield the messages that have arrived, except heartbeats.
-
-        Raises:
-            NotAuthenticated: the other side does not prove that it has the token.
-            ConnectionLost: the other side has closed the connection, or violates the protocol.
-        """
-        for line in self._read():
-            if not self._key:
-                self._meet(line)
-            elif (message := self._message(line)).get("kind") != "beat":
-                yield message
+        else:
+            loop.every(_TICK_S, self.tick)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message, now or with `tick`; `tick` and `messages` raise if that fails.
-
-        Do nothing before the other side has greeted.
-        """
-        if self._key:
+        """Send a message, now or with `tick`; do nothing before the other side has greeted, and after the end."""
+        if self._key and not self.lost:
             text = json.dumps(message)
             code = self._code(self._ours, self._num_sent, text)
             self._num_sent += 1
             self._write(f"{code} {text}\n".encode())
 
-    def refuse(self) -> None:
-        """Tell a node that its token is another one."""
-        self._write(_REFUSED + b"\n")
-
-    def tick(self, now: float) -> None:
-        """Send what waits, and a heartbeat if it is due.
-
-        Raises:
-            ConnectionLost: nothing can be sent, or nothing was heard for some time.
-        """
+    def tick(self) -> None:
+        """Send what waits, and a heartbeat if it is due; the connection is lost if the other side is silent."""
+        now = time.monotonic()
         if now > self._ticked_s + _SILENT_S / 2:
             self._heard_s = now  # this process was suspended or got no CPU time, not the other side
         self._ticked_s = now
         if self._failed is not None:
-            raise self._failed
-        if now > self._heard_s + _SILENT_S:
-            raise ConnectionLost(f"nothing heard from it for {_SILENT_S:g} s (machine or link is down)", silent=True)
-        if now > self._spoken_s + _BEAT_S:
+            self._lose(self._failed)
+        elif now > self._heard_s + _SILENT_S:
+            why = f"nothing heard from it for {_SILENT_S:g} s (machine or link is down)"
+            self._lose(ConnectionLost(why, silent=True))
+        elif now > self._spoken_s + _BEAT_S:
             self.send({"kind": "beat"})
         else:
             self._flush()
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
+    def close(self, why: str = "this node has left") -> None:
+        """Close the connection; a second call does nothing."""
+        if not self.lost:
+            self.lost = why
+            self._loop.forget_every(self.tick)
+            self._loop.forget(self._socket.fileno())
+            self._socket.close()
 
-    def _read(self) -> list[bytes]:
+    def _lose(self, lost: ConnectionLost) -> None:
+        self.close(str(lost))
+        self._ended(lost)
+
+    def _read(self) -> None:
+        try:
+            for line in self._lines():
+                if not self._key:
+                    self._meet(line)
+                elif (message := self._message(line)).get("kind") != "beat":
+                    self._obey(message)
+                if self.lost:
+                    return  # closed meanwhile
+        except ConnectionLost as lost:
+            self._lose(lost)
+
+    def _lines(self) -> list[bytes]:
         """Return the complete lines that have arrived."""
         try:
             data = self._socket.recv(_READ_BYTES)
@@ -193,6 +206,8 @@ class Connection:
             with contextlib.suppress(json.JSONDecodeError):
                 message = json.loads(text)
         if not isinstance(message, dict):
+            if self._first is None:
+                self._write(_REFUSED + b"\n")
             raise NotAuthenticated("{where} sends messages that are not authenticated with our token", greeted=True)
         self._num_read += 1
         self._heard_s = time.monotonic()
@@ -218,7 +233,3 @@ class Connection:
             pass
         except OSError as error:
             self._failed = ConnectionLost.after(error)
-
-
-def _plain(address: str) -> str:
-    return str(address).removeprefix("::ffff:")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rankwise.launch.elastic.hang import HangDetector
-from rankwise.launch.elastic.member import Member, done_from
-from rankwise.launch.elastic.membership import Membership, Order
+from rankwise.launch.elastic.connection import ConnectionLost
+from rankwise.launch.elastic.member import Member, Order, done_from
+from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.nodes import difference
 from rankwise.launch.elastic.server import RemoteNode, Server
 from rankwise.launch.elastic.split_brain import SplitBrain
@@ -17,11 +17,10 @@ from rankwise.launch.local.loop import Loop
 
 __all__ = ["Coordinator"]
 
-_TICK_S = 0.25
 _LINGER_S = 5.0
 
 
-class Coordinator:
+class Coordinator(Server):
     """Serves a membership on a listening socket, inside a supervisor's loop.
 
     Args:
@@ -43,22 +42,19 @@ class Coordinator:
         say: Callable[[str], None],
         home: Mapping[str, Any],
     ) -> None:
-        self._membership, self._token, self._loop, self._say = membership, token, loop, say
-        self._server = Server(listener, token, loop, obey=self._obey, lost=self._lost, say=say)
-        self._home = home
+        super().__init__(listener, token, loop, say=say)
+        self._membership, self._home = membership, home
         self._split_brain: SplitBrain | None = None
-        self._hangs = HangDetector(self._server, membership.at_work)
-        loop.every(_TICK_S, self._tick)
+        self._moved_to = ""  # host of another rendezvous, to which all nodes go
 
     def close(self) -> None:
         """Close all connections; give nodes a few seconds to read their last message."""
         deadline = time.monotonic() + _LINGER_S
-        while self._server.members and time.monotonic() < deadline:
+        while self.members and time.monotonic() < deadline:
             self._loop.step(0.05)
         if self._split_brain is not None:
             self._split_brain.close()
-        self._loop.forget_every(self._tick)
-        self._server.close()
+        super().close()
 
     def look_for_others(self, hosts: Mapping[str, Sequence[str]], host: str, port: int) -> None:
         """Look for a rendezvous on other hosts: after a network split the run may continue or start there too.
@@ -76,56 +72,59 @@ class Coordinator:
             self._loop,
             run=self._home["like"]["--rdzv-id"],
             membership=self._membership,
-            moved=lambda name: self._server.tell({"kind": "moved", "host": name}),
+            moved=self._move,
         )
 
-    @property
-    def _moved_to(self) -> str:
-        return "" if self._split_brain is None else self._split_brain.moved_to
+    def _move(self, host: str) -> None:
+        """Send all nodes to the rendezvous of another host, which decides from now on."""
+        self._moved_to, self._membership.phase = host, "over"
+        self.tell([Order({"kind": "moved", "host": host})])
 
-    def _obey(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
-        now, kind, members = time.monotonic(), message.get("kind"), self._membership
-        if kind == "join" and not node.is_member:
-            self._join(node, message, now)
+    def obey(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
+        """Do what a node, or another rendezvous, demands."""
+        now, kind, members, orders = time.monotonic(), message.get("kind"), self._membership, list[Order]()
+        if kind == "join":
+            orders = [] if node.is_member else self._join(node, message, now)
         elif kind == "probe" and not node.is_member:
             own = None if self._split_brain is None else self._split_brain.answer(message)
             if own is not None:
-                node.connection.send(own)
+                node.send(own)
         elif kind == "ending":
             signal = message["signal"]
-            self._do(members.ending(node.key, None if signal is None else int(signal), now))
+            orders = members.ending(node.key, None if signal is None else int(signal), now)
         elif kind == "done":
-            self._do(members.done(node.key, done_from(message, now), int(message["port"]), now))
-        elif kind == "still":
-            if int(message["round"]) == members.number - 1:
-                members.hold(self._hangs.ask(node, message, now))
-        elif kind == "seen":
-            self._hangs.note_view(node, message, now)
+            orders = members.done(node.key, done_from(message, now), int(message["port"]), now)
         elif kind == "bye":
-            self._server.lose(node, "it was asked to end", silent=False)
+            raise ConnectionLost("it was asked to end")
+        elif kind != "still" or int(message["round"]) == members.number - 1:
+            super().obey(node, message)
+            members.held_until_s = self._hangs.held_until_s
+        self.tell(orders)
 
-    def _join(self, node: RemoteNode, message: Mapping[str, Any], now: float) -> None:
+    def _join(self, node: RemoteNode, message: Mapping[str, Any], now: float) -> list[Order]:
         node.name = str(message["name"])
-        node.is_home = message["id"] == self._home["id"]
+        is_home = message["id"] == self._home["id"]
         like = {str(name): str(value) for name, value in message["like"].items()}
         if self._moved_to:
-            node.connection.send({"kind": "moved", "host": self._moved_to})
-            return
+            node.send({"kind": "moved", "host": self._moved_to})
+            return []
         why = difference(self._home["name"], self._home["like"], node.name, like)
         if why or self._membership.phase == "over":
-            self._say(f"refused node {node.name} ({node.connection.addresses[1]}): {why or 'the run is over'}")
-            node.connection.send({"kind": "refused", "why": why or "the run is over"})
-            return
+            self._say(f"refused node {node.name} ({node.addresses[1]}): {why or 'the run is over'}")
+            node.send({"kind": "refused", "why": why or "the run is over"})
+            return []
         node.is_member = True
+        if is_home:
+            self._hangs.home = node.key
         wish = message.get("wish")
         member = Member(
             key=node.key,
             name=node.name,
-            address=node.connection.addresses[1],
-            host_address=node.connection.addresses[0],
+            address=node.addresses[1],
+            host_address=node.addresses[0],
             num_ranks=int(message["num_ranks"]),
             wish=None if wish is None else int(wish),
-            home=node.is_home,
+            home=is_home,
             port=int(message["port"]),
             veteran=bool(message.get("quorum")),
         )
@@ -135,22 +134,25 @@ class Coordinator:
             members.failures = max(members.failures, int(message.get("failures", 0)))
             members.quorum = max(members.quorum, int(message.get("quorum", 0)))
             members.run_id = str(message.get("run_id") or members.run_id)
-        node.connection.send({"kind": "welcome"})
-        self._do(members.join(member, now))
+        node.send({"kind": "welcome"})
+        return members.join(member, now)
 
-    def _tick(self) -> None:
-        now = time.monotonic()
-        self._server.tick(now)
-        self._do(self._membership.tick(now))
-        self._hangs.conclude(now)
+    def at_work(self) -> Mapping[int, str]:
+        """Return the names of the nodes with running ranks, by key; {} when the ranks are being ended."""
+        return self._membership.at_work()
 
-    def _lost(self, node: RemoteNode, why: str, silent: bool) -> None:  # noqa: FBT001
-        self._do(self._membership.gone(node.key, why, time.monotonic(), silent=silent))
+    def lose(self, node: RemoteNode, lost: ConnectionLost) -> None:
+        """Decide how the run goes on without a node."""
+        self.tell(self._membership.gone(node.key, str(lost), time.monotonic(), silent=lost.silent))
 
-    def _do(self, orders: list[Order]) -> None:
-        if self._moved_to:
-            return  # the other rendezvous decides
+    def tell(self, orders: Iterable[Order]) -> None:
+        """Send messages to members; the start of a round ends the question about the ranks of the one before."""
         for order in orders:
             if order.message["kind"] == "start":
                 self._hangs.forget()
-            self._server.tell(order.message, order.keys)
+            super().tell([order])
+
+    def tick(self) -> None:
+        """Do what is due."""
+        self.tell(self._membership.tick(time.monotonic()))
+        super().tick()

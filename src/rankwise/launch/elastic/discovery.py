@@ -82,7 +82,10 @@ class Discovery:
                     return found
             now = time.monotonic()
             if now > begun_s + _SAY_AFTER_S:
-                self._tell()
+                for host, why in self._troubles.items():
+                    if why not in self._said:
+                        self._said.add(why)
+                        self._say(f"waiting for the rendezvous at {host}: {why}")
             if now > begun_s + patience_s:
                 said = "; ".join(f"{host}: {why}" for host, why in self._troubles.items())
                 raise LaunchError(f"no rendezvous after {patience_s:g} s: {said}")
@@ -149,12 +152,6 @@ class Discovery:
             except OSError as error:
                 self._troubles[host] = f"{address} port {port}: {error.strerror}"
         return None
-
-    def _tell(self) -> None:
-        for host, why in self._troubles.items():
-            if why not in self._said:
-                self._said.add(why)
-                self._say(f"waiting for the rendezvous at {host}: {why}")
 
 
 def _listen(address: str, port: int) -> socket.socket | None:

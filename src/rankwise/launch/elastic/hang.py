@@ -5,20 +5,19 @@ One node alone cannot decide: if its ranks wait for a rank of another node, none
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankwise.launch.elastic.server import RemoteNode, Server
-from rankwise.launch.failures.culprit import choose
+from rankwise.launch.elastic.member import Order
+from rankwise.launch.failures.culprit import blame, choose
 from rankwise.launch.failures.observation import Sighting, describe_sightings, sighting_from
 from rankwise.launch.failures.verdict import Failure
-from rankwise.vitals.stacks import tidy
 
 if TYPE_CHECKING:
     from rankwise.launch.local.attempt import Attempt
 
-__all__ = ["INQUIRY_KINDS", "HangDetector", "Inquiry", "Verdict", "inquiry_from", "obey_inquiry", "view_from"]
+__all__ = ["INQUIRY_KINDS", "HangDetector", "obey_inquiry"]
 
 INQUIRY_KINDS = {"look", "standstill", "hung"}  # messages for `obey_inquiry`
 _PATIENCE_S = 15.0  # how long to wait for the answers of all nodes
@@ -39,7 +38,7 @@ class View:
     missing: tuple[int, ...]
 
 
-def view_from(message: Mapping[str, Any]) -> View:
+def _view_from(message: Mapping[str, Any]) -> View:
     """Read a node's view.
 
     Raises:
@@ -54,24 +53,6 @@ def view_from(message: Mapping[str, Any]) -> View:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """What the views of all nodes show.
-
-    Attributes:
-        key: the node of the rank that blocks the others; without one, the node that asked if it waits for an answer.
-        failure: the failure of this rank; None: there is none, because ranks advance, none could be examined, or the
-            attempt goes on.
-        line: one line about a standstill that does not end the attempt, "" if there is none.
-        text: the same, and where all ranks are.
-    """
-
-    key: int | None
-    failure: dict[str, Any] | None = None
-    line: str = ""
-    text: str = ""
-
-
-@dataclass(kw_only=True, slots=True)
 class Inquiry:
     """A question to all nodes with running ranks.
 
@@ -80,7 +61,7 @@ class Inquiry:
         final: whether a culprit ends the attempt.
         limit_s: how long its ranks have stood still; 0: decide even if other nodes advance.
         reason: why its ranks count as hung.
-        begun_s: when it asked.
+        until_s: when to decide without the answers that are missing.
         views: the views received so far, by node.
     """
 
@@ -88,134 +69,99 @@ class Inquiry:
     final: bool
     limit_s: float
     reason: str
-    begun_s: float
-    views: dict[int, View] = field(default_factory=dict)
+    until_s: float
+    views: dict[int, View]
 
-    def conclude(self, nodes: Mapping[int, str], now: float) -> Verdict | None:
-        """Return the verdict; None while answers are missing.
 
-        Args:
-            nodes: names of the nodes with running ranks, by key.
-            now: current time, monotonic clock.
+class HangDetector:
+    """Takes the questions of nodes whose ranks stand still; returns messages to nodes: more questions, or the verdict.
+
+    Args:
+        at_work: returns the names of the nodes with running ranks, by key; {} when the ranks are being ended.
+
+    Attributes:
+        home: key of the node that reports all of a standstill, None while it is not connected.
+        held_until_s: until when the round must go on, so that the answers can arrive and name a culprit.
+    """
+
+    def __init__(self, at_work: Callable[[], Mapping[int, str]]) -> None:
+        self.home: int | None = None
+        self.held_until_s = 0.0
+        self._at_work = at_work
+        self._inquiry: Inquiry | None = None
+        self._number = 0
+
+    def ask(self, key: int, question: Mapping[str, Any], now: float) -> list[Order]:
+        """A node asks, and sends its own view: ask all nodes with running ranks, if they are not asked yet."""
+        final, views, nodes = bool(question["final"]), {key: _view_from(question)}, self._at_work()
+        limit_s, reason, until_s = float(question["limit_s"]), str(question["reason"]), now + _PATIENCE_S
+        orders = []
+        if self._inquiry is not None and (self._inquiry.final or not final):
+            self._inquiry.views.update(views)
+        elif key in nodes:
+            self._inquiry = Inquiry(key=key, final=final, limit_s=limit_s, reason=reason, until_s=until_s, views=views)
+            self._number += 1
+            if final:
+                self.held_until_s = until_s
+            look = {"kind": "look", "inquiry": self._number, "final": final}
+            orders.append(Order(look, tuple(other for other in nodes if other != key)))
+        return orders + self.conclude(now)
+
+    def note_view(self, key: int, message: Mapping[str, Any], now: float) -> list[Order]:
+        """A node answers."""
+        if self._inquiry is None or message["inquiry"] != self._number:
+            return []
+        self._inquiry.views[key] = _view_from(message)
+        return self.conclude(now)
+
+    def forget(self) -> None:
+        """Forget the question: its ranks have ended."""
+        self._inquiry, self.held_until_s = None, 0.0
+
+    def conclude(self, now: float) -> list[Order]:
+        """Decide once the views of all nodes have arrived, or time is up."""
+        inquiry, nodes = self._inquiry, self._at_work()
+        if inquiry is None:
+            return []
+        silent = [name for key, name in nodes.items() if key not in inquiry.views]
+        if silent and now < inquiry.until_s:
+            return []
+        self._inquiry = None
+        return self._verdict(inquiry, nodes, silent) if nodes else []
+
+    def _verdict(self, inquiry: Inquiry, nodes: Mapping[int, str], silent: list[str]) -> list[Order]:
+        """Tell the node of the rank that blocks the others: its failure, or about a standstill all nodes.
+
+        Without a culprit, tell the node that asked, if it waits for an answer: ranks of another node advance, or none
+        could be examined.
         """
-        silent = [name for key, name in nodes.items() if key not in self.views]
-        if silent and now < self.begun_s + _PATIENCE_S:
-            return None
-        if self.limit_s and any(
-            view.found and view.quiet_s is not None and view.quiet_s < self.limit_s / 2 for view in self.views.values()
-        ):
-            return Verdict(key=self.key)  # ranks of another node advance
-        homes = {seen.rank: key for key, view in self.views.items() for seen in view.found}
-        found = sorted((seen for view in self.views.values() for seen in view.found), key=lambda seen: seen.rank)
-        late = {rank: key for key, view in self.views.items() for rank in view.missing}
+        views = inquiry.views.values()
+        moves = any(view.found and view.quiet_s is not None and view.quiet_s < inquiry.limit_s / 2 for view in views)
+        homes = {rank: key for key, view in inquiry.views.items() for rank in view.missing}
+        missing = sorted(homes)
+        homes |= {seen.rank: key for key, view in inquiry.views.items() for seen in view.found}
+        found = sorted((seen for view in views for seen in view.found), key=lambda seen: seen.rank)
         aside = f"; node {', '.join(silent)} does not answer" if silent else ""
-        if self.final:
-            return self._blame(found, homes, late, aside)
-        return self._standstill(found, homes, late, nodes, aside)
-
-    def _blame(self, found: list[Sighting], homes: Mapping[int, int], late: Mapping[int, int], aside: str) -> Verdict:
-        if late:
-            rank = min(late)
-            said = {"headline": f"hangs: {self.reason}; it never started{aside}", "detail": "", "waits": False}
-            return Verdict(key=late[rank], failure={"rank": rank, "places": _places(found), **said})
-        if not found:
-            return Verdict(key=self.key)
-        culprit, why = choose(found)
-        headline = f"hangs ({culprit.where}): {'; '.join(filter(None, (self.reason, why)))}{aside}"
-        said = {"headline": headline, "detail": tidy(culprit.stacks), "waits": culprit.waits > 0}
-        return Verdict(key=homes[culprit.rank], failure={"rank": culprit.rank, "places": _places(found), **said})
-
-    def _standstill(
-        self,
-        found: list[Sighting],
-        homes: Mapping[int, int],
-        late: Collection[int],
-        nodes: Mapping[int, str],
-        aside: str,
-    ) -> Verdict:
-        line, key = f"no rank has advanced for {self.limit_s:.0f} s (--stall), the run continues", None
+        if inquiry.final:
+            if moves or not homes:
+                return [Order({"kind": "hung", "failure": None}, (inquiry.key,))]
+            failure = asdict(blame(found, missing, inquiry.reason))
+            failure["headline"] += aside
+            return [Order({"kind": "hung", "failure": failure}, (homes[failure["rank"]],))]
+        if moves:
+            return []
+        line, whole = f"no rank has advanced for {inquiry.limit_s:.0f} s (--stall), the run continues", {self.home}
         if found:
             culprit, why = choose(found)
             key = homes[culprit.rank]
             line += f"; look at rank {culprit.rank} on node {nodes.get(key, '?')}{': ' + why if why else ''}"
+            whole.add(key)
         line += aside
-        return Verdict(key=key, line=line, text=describe_sightings(line, found, sorted(late)))
-
-
-def _places(found: list[Sighting]) -> dict[str, str]:
-    return {str(seen.rank): seen.where for seen in found}
-
-
-def inquiry_from(key: int, question: Mapping[str, Any], now: float) -> Inquiry:
-    """Read a node's question, which holds its own view; raises as `view_from` does."""
-    return Inquiry(
-        key=key,
-        final=bool(question["final"]),
-        limit_s=float(question["limit_s"]),
-        reason=str(question["reason"]),
-        begun_s=now,
-        views={key: view_from(question)},
-    )
-
-
-class HangDetector:
-    """Receives the questions of nodes whose ranks stand still, asks the other nodes, and sends the verdict.
-
-    Args:
-        server: the connections to the nodes.
-        at_work: returns the names of the nodes with running ranks, by key; {} when the ranks are being ended.
-    """
-
-    def __init__(self, server: Server, at_work: Callable[[], Mapping[int, str]]) -> None:
-        self._server, self._at_work = server, at_work
-        self._inquiry: Inquiry | None = None
-        self._number = 0
-
-    def ask(self, node: RemoteNode, question: Mapping[str, Any], now: float) -> float:
-        """Ask all nodes with running ranks, if they are not asked yet.
-
-        Returns:
-            Until when the round must go on, so that the answers can arrive and name a culprit; 0.0: there is no need.
-        """
-        inquiry, until_s = inquiry_from(node.key, question, now), 0.0
-        if self._inquiry is not None and (self._inquiry.final or not inquiry.final):
-            self._inquiry.views |= inquiry.views
-        elif node.key in self._at_work():
-            self._inquiry, self._number = inquiry, self._number + 1
-            until_s = now + _PATIENCE_S if inquiry.final else 0.0
-            look = {"kind": "look", "inquiry": self._number, "final": inquiry.final}
-            self._server.tell(look, [key for key in self._at_work() if key != node.key])
-        self.conclude(now)
-        return until_s
-
-    def note_view(self, node: RemoteNode, message: Mapping[str, Any], now: float) -> None:
-        """Note the answer of a node."""
-        if self._inquiry is not None and message["inquiry"] == self._number:
-            self._inquiry.views[node.key] = view_from(message)
-            self.conclude(now)
-
-    def forget(self) -> None:
-        """Forget the question: its ranks have ended."""
-        self._inquiry = None
-
-    def conclude(self, now: float) -> None:
-        """Send the verdict once all nodes' views have arrived."""
-        inquiry, nodes = self._inquiry, self._at_work()
-        if inquiry is None:
-            return
-        if not nodes:
-            self._inquiry = None
-            return
-        verdict = inquiry.conclude(nodes, now)
-        if verdict is None:
-            return
-        self._inquiry = None
-        if inquiry.final:
-            self._server.tell({"kind": "hung", "failure": verdict.failure}, [verdict.key])
-        elif verdict.text:
-            for node in self._server.members:
-                whole = node.is_home or node.key == verdict.key
-                node.connection.send({"kind": "standstill", "text": verdict.text if whole else verdict.line})
+        text = describe_sightings(line, found, missing)
+        return [
+            Order({"kind": "standstill", "text": text}, tuple(key for key in whole if key is not None)),
+            Order({"kind": "standstill", "text": line}, tuple(key for key in nodes if key not in whole)),
+        ]
 
 
 def obey_inquiry(
@@ -239,24 +185,11 @@ def obey_inquiry(
             view = attempt.view(final=bool(message["final"]))
         send({"kind": "seen", "inquiry": message["inquiry"], **view})
     elif message["kind"] == "standstill":
-        tell(str(message["text"]))
+        tell(message["text"])
         if attempt is not None:
             attempt.note_standstill()
     elif attempt is not None:
-        attempt.blame(_failure_from(message["failure"]))
-
-
-def _failure_from(told: Mapping[str, Any] | None) -> Failure | None:
-    """Return the failure in a `Verdict`; None if no culprit was found."""
-    if told is None:
-        return None
-    return Failure(
-        rank=int(told["rank"]),
-        headline=str(told["headline"]),
-        detail=str(told["detail"]),
-        witness=int(told["rank"]),
-        status=None,
-        exitcode=1,
-        places={int(rank): str(where) for rank, where in told["places"].items()},
-        waits=bool(told["waits"]),
-    )
+        told = message["failure"]
+        if told is not None:  # JSON has made texts of the ranks
+            told = Failure(**{**told, "places": {int(rank): where for rank, where in told["places"].items()}})
+        attempt.blame(told)

@@ -1,12 +1,19 @@
-"""A node as the rendezvous sees it, and how its ranks ended."""
+"""A node as the rendezvous sees it, how its ranks ended, and what it is told."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Done", "Member", "done_from"]
+__all__ = ["Done", "Member", "Order", "done_from"]
+
+
+class Order(NamedTuple):
+    """A message to nodes; `keys`: to which, None: to all."""
+
+    message: dict[str, Any]
+    keys: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

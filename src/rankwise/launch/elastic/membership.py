@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from rankwise.launch.elastic.interfaces import is_loopback
-from rankwise.launch.elastic.member import Done, Member
+from rankwise.launch.elastic.member import Done, Member, Order
 from rankwise.launch.elastic.nodes import Nodes
 
-__all__ = ["Membership", "Order"]
+__all__ = ["Membership"]
 
 _FIRST_CALL_S = 5.0  # how long to wait for more nodes once the minimum is there
 _LAST_CALL_S = 2.0  # the same between rounds
@@ -23,13 +23,6 @@ _REMIND_S = 30.0
 _FIRST_REMINDER_S = 3.0
 
 Phase = Literal["gathering", "running", "stopping", "over"]
-
-
-class Order(NamedTuple):
-    """A message to nodes; `keys`: to which, None: to all."""
-
-    message: dict[str, Any]
-    keys: tuple[int, ...] | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,6 +38,7 @@ class Membership:
         failures: number of failed rounds.
         quorum: how many nodes of the last round the next one needs after a possible network split. If the number of
             nodes is fixed, replacements count too, because the other part needs the same number.
+        held_until_s: until when a round goes on although ranks lost their peers: all nodes are asked for the culprit.
     """
 
     nodes: Nodes
@@ -58,12 +52,12 @@ class Membership:
     members: dict[int, Member] = field(default_factory=dict)
     round: tuple[int, ...] = ()
     lost: list[Member] = field(default_factory=list)
+    held_until_s: float = 0.0
     _silent: int = 0
     _signal: int | None = None
     _growing: bool = False
     _hurried: bool = False  # the ranks of this round are stopped without saving
     _doubt_until_s: float | None = None  # when to end the round if only consequences of a failure are known
-    _held_until_s: float = 0.0  # until when all nodes are asked for the culprit
     _since_s: float = 0.0
     _changed_s: float = 0.0
     _reminded_s: float = 0.0
@@ -81,7 +75,7 @@ class Membership:
             self._say(f"nodes {twin} and {member} both have --node-rank {member.wish}: the second waits for this rank")
         elif self.phase in {"running", "stopping"} and len(self.round) >= self.nodes.max_nodes:
             self._say(f"node {member} waits: {len(self.round)} nodes are running, which is the maximum")
-        return self._settle(now)
+        return self.tick(now)
 
     def at_work(self) -> dict[int, str]:
         """Return the names of the nodes with running ranks, by key; {} when the ranks are being ended."""
@@ -90,10 +84,6 @@ class Membership:
         here = [self.members[key] for key in self.round if key in self.members]
         return {member.key: member.name for member in here if member.done is None}
 
-    def tick(self, now: float) -> list[Order]:
-        """Time has passed."""
-        return self._settle(now)
-
     def ending(self, key: int, signal: int | None, now: float) -> list[Order]:
         """A node ends its ranks: because of a signal from outside, or (None) because one of them has failed."""
         if key in self.round and self.phase in {"running", "stopping"}:
@@ -101,7 +91,7 @@ class Membership:
                 self._signal = signal if self._signal is None else self._signal
                 self._say(f"node {self.members[key]} has received signal {signal}: all nodes save and end")
             self._stop(in_peace=signal is not None)
-        return self._settle(now)
+        return self.tick(now)
 
     def done(self, key: int, done: Done, port: int, now: float) -> list[Order]:
         """The ranks of a node have ended; it holds a port for the next round."""
@@ -113,11 +103,7 @@ class Membership:
                     self._stop(in_peace=False)
                 elif self._doubt_until_s is None:
                     self._doubt_until_s = now + _SETTLE_S
-        return self._settle(now)
-
-    def hold(self, until_s: float) -> None:
-        """Keep the round running until then: the culprit is looked for on all nodes."""
-        self._held_until_s = max(self._held_until_s, until_s)
+        return self.tick(now)
 
     def gone(self, key: int, why: str, now: float, *, silent: bool) -> list[Order]:
         """A node is lost; `silent`: it may still be alive behind a network split."""
@@ -133,9 +119,9 @@ class Membership:
             else:
                 self._say(f"node {member} has left: {why}")
                 here = [self.members[other] for other in self.round if other in self.members]
-                if self.phase == "gathering" and key in self.round and silent and self._is_minority(here):
-                    self._end_minority(here, f"node {member} was lost", member.first_rank)
-        return self._settle(now)
+                if self.phase == "gathering" and key in self.round and silent:
+                    self._ends_as_minority(here, f"node {member} was lost", member.first_rank)
+        return self.tick(now)
 
     def _tell(self, kind: str, *, to: Iterable[int] | None = None, **fields: Any) -> None:
         self._out.append(Order({"kind": kind, **fields}, None if to is None else tuple(to)))
@@ -150,12 +136,13 @@ class Membership:
         keys = [key for key in self.round if key in self.members and self.members[key].done is None]
         self._tell("stop", to=keys, in_peace=in_peace)
 
-    def _settle(self, now: float) -> list[Order]:
+    def tick(self, now: float) -> list[Order]:
+        """Decide what is due; return this, and what was decided since the last call."""
         if self.phase in {"running", "stopping"}:
             here = [self.members[key] for key in self.round if key in self.members]
             if all(member.done is not None for member in here):
                 self._judge(here, now)
-            elif self._doubt_until_s is not None and now >= max(self._doubt_until_s, self._held_until_s):
+            elif self._doubt_until_s is not None and now >= max(self._doubt_until_s, self.held_until_s):
                 self._stop(in_peace=False)
             elif self.phase == "running" and self._may_grow(now):
                 self._growing = True
@@ -194,25 +181,25 @@ class Membership:
     def _judge_loss(self, here: list[Member], now: float) -> None:
         names = ", ".join(map(str, self.lost))
         first = self.lost[0].first_rank
-        line = f"node {names} was lost"
-        if not here:
-            self._end(exitcode=1, line=line, rank=first)
-        elif self._silent and self._is_minority(here):
-            self._end_minority(here, line, first)
-        elif self._signal is not None or not self._may_go_on(counts=not self.nodes.elastic):
+        line, elastic = f"node {names} was lost", self.nodes.elastic
+        if here and self._silent and self._ends_as_minority(here, line, first):
+            return
+        self.failures += not elastic
+        if not here or self._signal is not None or (not elastic and self.failures > self.max_restarts):
             self._end(exitcode=1, line=line, rank=first)
         else:
             self._record(line, first)
-            if not self.nodes.elastic:
+            if not elastic:
                 self._say(f"restart {self.failures} of {self.max_restarts} once another node has joined")
             self._gather_again(now)
 
-    def _is_minority(self, here: list[Member]) -> bool:
-        return len(self.nodes.rendezvous) > 1 and 2 * len(here) < len(self.round)
-
-    def _end_minority(self, here: list[Member], line: str, rank: int) -> None:
+    def _ends_as_minority(self, here: list[Member], line: str, rank: int) -> bool:
+        """End the run if the other nodes of the round may continue it at another rendezvous; return whether."""
+        if len(self.nodes.rendezvous) == 1 or 2 * len(here) >= len(self.round):
+            return False
         line += f"; the {len(here)} nodes here may be a cut-off minority of {len(self.round)}, which must not continue"
         self._end(exitcode=1, line=line, rank=rank)
+        return True
 
     def _judge_failure(self, here: list[Member], now: float) -> None:
         failed = [
@@ -228,15 +215,12 @@ class Membership:
                 self._tell("report", to=[key], line=line)
             else:
                 self._tell("say", to=[key], text=line, detail=done.text if other.home else "")
-        if self._may_go_on(counts=True):
+        self.failures += 1
+        if self.failures <= self.max_restarts:
             self._say(f"starting all ranks again, restart {self.failures} of {self.max_restarts}")
             self._gather_again(now)
         else:
             self._end(exitcode=done.exitcode or 1, line=line, rank=done.rank, recorded=True)
-
-    def _may_go_on(self, *, counts: bool) -> bool:
-        self.failures += counts
-        return self.failures <= self.max_restarts or not counts
 
     def _gather_again(self, now: float) -> None:
         self.phase = "gathering"
@@ -244,7 +228,13 @@ class Membership:
         self._growing, self._silent, self.quorum = False, 0, 0
 
     def _gather(self, now: float) -> None:
-        here, nodes = self._candidates(), self.nodes
+        """Begin the next round if enough nodes are here: those of the last round first, each node rank once."""
+        here, wishes, nodes = list[Member](), set[int](), self.nodes
+        known = sorted(self.members.values(), key=lambda m: (m.seat is None, m.seat, not m.home, not m.veteran, m.key))
+        for member in known:
+            if member.port is not None and member.wish not in wishes and len(here) < nodes.max_nodes:
+                here.append(member)
+                wishes |= {member.wish} if member.wish is not None else set()
         least = max(nodes.min_nodes, self.quorum)
         counted = sum(member.veteran for member in here) if nodes.elastic else len(here)
         enough = len(here) >= least and counted >= self.quorum
@@ -254,18 +244,12 @@ class Membership:
         elif not enough:
             self._wait(here, least, now)
 
-    def _candidates(self) -> list[Member]:
-        """Return the nodes for the next round: those of the last round first, each node rank once."""
-        found, wishes = list[Member](), set[int]()
-        known = sorted(self.members.values(), key=lambda m: (m.seat is None, m.seat, not m.home, not m.veteran, m.key))
-        for member in known:
-            if member.port is not None and member.wish not in wishes and len(found) < self.nodes.max_nodes:
-                found.append(member)
-                wishes |= {member.wish} if member.wish is not None else set()
-        return found
-
     def _begin(self, here: list[Member], now: float) -> None:
         here = sorted(here, key=lambda m: (m.wish is None, m.wish or 0))  # stable: without wishes the order stays
+        address = here[0].address
+        if is_loopback(address):  # of this machine's own node; other nodes reach it where they reach the rendezvous
+            others = (member.host_address for member in self.members.values() if not is_loopback(member.address))
+            address = next(others, address)
         for member in self.members.values():
             member.seat = None
         start = {
@@ -274,7 +258,7 @@ class Membership:
             "failures": self.failures,
             "num_nodes": len(here),
             "world_size": sum(member.num_ranks for member in here),
-            "master_addr": self._reachable(here[0]),
+            "master_addr": address,
             "master_port": here[0].port,
             "elapsed_s": now - self.begun_s,
         }
@@ -283,17 +267,9 @@ class Membership:
             member.seat, member.first_rank, member.port, member.done = seat, first, None, None
             first += member.num_ranks
             self._tell("start", to=[member.key], node_rank=seat, first_rank=member.first_rank, **start)
-        self._hurried, self._doubt_until_s, self._held_until_s = False, None, 0.0
+        self._hurried, self._doubt_until_s, self.held_until_s = False, None, 0.0
         self.round, self.lost, self.phase = tuple(member.key for member in here), [], "running"
         self.number, self.quorum = self.number + 1, 0
-
-    def _reachable(self, member: Member) -> str:
-        """Return the address at which other nodes reach a node; this machine's node may have joined over loopback."""
-        if is_loopback(member.address):
-            for other in self.members.values():
-                if not is_loopback(other.address):
-                    return other.host_address
-        return member.address
 
     def _wait(self, here: list[Member], least: int, now: float) -> None:
         names = ", ".join(map(str, here)) or "none"

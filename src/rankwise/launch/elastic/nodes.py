@@ -141,15 +141,20 @@ def _endpoints(text: str) -> tuple[tuple[str, ...], int]:
 
 def describe_node(target: Target, nodes: Nodes, *, max_restarts: int) -> dict[str, str]:
     """Return the properties of a node that must be the same on all nodes, by name."""
+    import contextlib
+    import importlib.metadata
     import platform
 
     from rankwise._version import __version__
 
+    torch = "not installed"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        torch = importlib.metadata.version("torch").partition("+")[0]
     wishes = "given" if nodes.node_rank is not None else "not given"
     return {
         "rankwise": __version__,
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "torch": _version("torch"),
+        "torch": torch,
         "the target": f"{target.kind} {Path(target.name).name if target.kind == 'script' else target.name}",
         "the code of the target": _code(target),
         "--nproc": nodes.nproc,
@@ -175,15 +180,6 @@ def difference(name: str, mine: Mapping[str, str], other: str, theirs: Mapping[s
         if one != two:
             words.append(f"{what} is {one} on {name} and {two} on {other}")
     return "; ".join(words)
-
-
-def _version(package: str) -> str:
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version(package).partition("+")[0]
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _code(target: Target) -> str:

@@ -1,46 +1,59 @@
-"""Connections to a listening supervisor: strangers until they have authenticated, then nodes of the run."""
+"""A supervisor that listens: strangers until they have authenticated, then nodes that ask which rank blocks theirs."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from rankwise.launch.elastic.connection import Connection, ConnectionLost, NotAuthenticated
+from rankwise.launch.elastic.hang import HangDetector
+from rankwise.launch.elastic.member import Order
 from rankwise.launch.local.loop import Loop
 
 __all__ = ["RemoteNode", "Server"]
 
 _MAX_STRANGERS = 64  # connections that have not joined; beyond that the oldest is closed
 _STRANGER_S = 5.0
+_TICK_S = 0.25
 
 
-@dataclass(kw_only=True, slots=True)
-class RemoteNode:
-    """A connection: a stranger until it has joined, then a node."""
+class RemoteNode(Connection):
+    """The server's side of a connection: to a stranger until it has joined, then to a node.
 
-    key: int
-    connection: Connection
-    name: str = ""
-    is_member: bool = False
-    is_home: bool = False
+    Attributes:
+        key: unique; nodes that connect later have greater keys.
+        name: host name.
+        is_member: whether it has joined.
+    """
+
+    def __init__(
+        self,
+        key: int,
+        connected: socket.socket,
+        token: str,
+        loop: Loop,
+        *,
+        obey: Callable[[RemoteNode, Mapping[str, Any]], None],
+        ended: Callable[[RemoteNode, ConnectionLost], None],
+    ) -> None:
+        self.key, self.name, self.is_member = key, "", False
+        super().__init__(connected, token, loop, obey=partial(obey, self), ended=partial(ended, self))
 
 
 class Server:
-    """Accepts connections, and passes on their authenticated messages. Its owner calls `tick`.
+    """Accepts nodes, and decides for all of them which rank blocks the others.
 
     Args:
         listener: listening socket; this object owns it.
         token: the secret that every node must know.
         loop: the event loop.
-        obey: called with a node and its message; ValueError, TypeError and KeyError close the connection.
-        lost: called with a lost member, the reason, and whether it may still be alive behind a network split.
         say: prints messages that concern this machine only.
 
     Attributes:
-        by_key: key -> connected node.
+        port: the port on which it listens.
     """
 
     def __init__(
@@ -49,92 +62,91 @@ class Server:
         token: str,
         loop: Loop,
         *,
-        obey: Callable[[RemoteNode, Mapping[str, Any]], None],
-        lost: Callable[[RemoteNode, str, bool], None],
         say: Callable[[str], None],
     ) -> None:
-        self.by_key: dict[int, RemoteNode] = {}
-        self._listener, self._token, self._loop = listener, token, loop
-        self._obey, self._lost, self._say = obey, lost, say
+        self.port = int(listener.getsockname()[1])
+        self._nodes: list[RemoteNode] = []  # `tick` removes those that are lost
+        self._listener, self._token, self._loop, self._say = listener, token, loop, say
+        self._hangs = HangDetector(self.at_work)
         self._next_key = 0
         self._refused: set[str] = set()  # addresses already reported as having another token
         listener.setblocking(False)  # noqa: FBT003
         loop.watch(listener.fileno(), self._accept)
+        loop.every(_TICK_S, self.tick)
+
+    def obey(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
+        """Do what a node demands; ConnectionLost, ValueError, TypeError and KeyError close the connection."""
+        kind, now = message.get("kind"), time.monotonic()
+        if kind == "join":
+            node.name, node.is_member = str(message["name"]), True
+            if message["home"]:
+                self._hangs.home = node.key
+            node.send({"kind": "welcome"})
+        elif kind == "still" and node.is_member:
+            self.tell(self._hangs.ask(node.key, message, now))
+        elif kind == "seen":
+            self.tell(self._hangs.note_view(node.key, message, now))
+
+    def at_work(self) -> Mapping[int, str]:
+        """Return the names of the nodes with running ranks, by key; {} when the ranks are being ended."""
+        return {node.key: node.name for node in self.members}
+
+    def lose(self, node: RemoteNode, lost: ConnectionLost) -> None:
+        """Act on the loss of a member."""
 
     @property
     def members(self) -> list[RemoteNode]:
-        """The nodes that were accepted as members."""
-        return [node for node in self.by_key.values() if node.is_member]
+        """The connected nodes that were accepted as members."""
+        return [node for node in self._nodes if node.is_member and not node.lost]
 
     def close(self) -> None:
         """Stop listening and close all connections; a second call does nothing."""
+        self._loop.forget_every(self.tick)
         if self._listener.fileno() >= 0:
             self._loop.forget(self._listener.fileno())
             self._listener.close()
-        for node in list(self.by_key.values()):
-            self.drop(node)
+        for node in self._nodes:
+            node.close()
 
-    def tell(self, message: Mapping[str, Any], keys: Collection[int | None] | None = None) -> None:
-        """Send a message to the members with these keys, by default to all."""
-        for node in self.members:
-            if keys is None or node.key in keys:
-                node.connection.send(message)
+    def tell(self, orders: Iterable[Order]) -> None:
+        """Send messages to members."""
+        for message, keys in orders:
+            for node in self.members:
+                if keys is None or node.key in keys:
+                    node.send(message)
 
-    def lose(self, node: RemoteNode, why: str, *, silent: bool) -> None:
-        """Drop a node; call `lost` if it was a member."""
-        if self.drop(node) and node.is_member:
-            self._lost(node, why, silent)
-
-    def drop(self, node: RemoteNode) -> bool:
-        """Close a connection; return whether it was open."""
-        if self.by_key.pop(node.key, None) is None:
-            return False
-        self._loop.forget(node.connection.fileno())
-        node.connection.close()
-        return True
-
-    def tick(self, now: float) -> None:
-        """Drop strangers that do not join, lose silent members, and send heartbeats to the others."""
-        for node in list(self.by_key.values()):
-            if node.is_member:
-                try:
-                    node.connection.tick(now)
-                except ConnectionLost as lost:
-                    self.lose(node, str(lost), silent=lost.silent)
-            elif now > node.connection.begun_s + _STRANGER_S:
-                self.drop(node)
+    def tick(self) -> None:
+        """Drop strangers that do not join, lose silent members, send heartbeats, and decide what is due."""
+        for node in self._nodes:
+            if node.is_member and not node.lost:
+                node.tick()
+            elif time.monotonic() > node.begun_s + _STRANGER_S:
+                node.close()
+        self._nodes = [node for node in self._nodes if not node.lost]
+        self.tell(self._hangs.conclude(time.monotonic()))
 
     def _accept(self) -> None:
         try:
             connected, _ = self._listener.accept()
         except OSError:
             return  # the client is gone, or no descriptors are left: the next tick drops strangers and frees some
-        strangers = [node for node in self.by_key.values() if not node.is_member]
+        strangers = [node for node in self._nodes if not node.is_member and not node.lost]
         if len(strangers) >= _MAX_STRANGERS:
-            self.drop(strangers[0])
-        node = RemoteNode(key=self._next_key, connection=Connection(connected, self._token))
+            strangers[0].close()
+        node = RemoteNode(self._next_key, connected, self._token, self._loop, obey=self._hear, ended=self._end)
         self._next_key += 1
-        self.by_key[node.key] = node
-        self._loop.watch(node.connection.fileno(), partial(self._read, node))
+        self._nodes.append(node)
 
-    def _read(self, node: RemoteNode) -> None:
+    def _hear(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
         try:
-            for message in node.connection.messages():
-                self._obey(node, message)
-                if node.key not in self.by_key:
-                    return
-        except NotAuthenticated as stranger:
-            if stranger.greeted:
-                self._refuse_token(node)
-            self.lose(node, str(stranger), silent=False)  # a stranger gets no answer
-        except ConnectionLost as lost:
-            self.lose(node, str(lost), silent=lost.silent)
+            self.obey(node, message)
         except (KeyError, TypeError, ValueError) as error:
-            self.lose(node, f"it sent an invalid message ({type(error).__name__}: {error})", silent=False)
+            raise ConnectionLost(f"it sent an invalid message ({type(error).__name__}: {error})") from error
 
-    def _refuse_token(self, node: RemoteNode) -> None:
-        address = node.connection.addresses[1]
-        if address not in self._refused and len(self._refused) < _MAX_STRANGERS:
-            self._refused.add(address)
+    def _end(self, node: RemoteNode, lost: ConnectionLost) -> None:
+        address, known = node.addresses[1], self._refused
+        if isinstance(lost, NotAuthenticated) and lost.greeted and address not in known and len(known) < _MAX_STRANGERS:
+            known.add(address)
             self._say(f"refused a node at {address}: it has a different token")
-        node.connection.refuse()
+        if node.is_member:
+            self.lose(node, lost)

@@ -66,9 +66,6 @@ class SplitBrain:
         run: name of the run; rendezvous of other runs do not count.
         membership: the nodes of this rendezvous.
         moved: called once, with the host of a rendezvous that ranks higher.
-
-    Attributes:
-        moved_to: that host, "" while this rendezvous stays.
     """
 
     def __init__(
@@ -83,7 +80,6 @@ class SplitBrain:
         membership: Membership,
         moved: Callable[[str], object],
     ) -> None:
-        self.moved_to = ""
         self._others = {name: list(addresses) for name, addresses in hosts.items() if name != host and addresses}
         self._host, self._place, self._port, self._token, self._loop = host, -list(hosts).index(host), port, token, loop
         self._run, self._membership, self._moved = run, membership, moved
@@ -99,10 +95,10 @@ class SplitBrain:
 
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
         """Compare with a rendezvous that asks; return the answer, None if it gets none."""
-        other, own = standing_from(message), None
-        if message.get("run") == self._run and not self.moved_to:
-            own = self._message("standing") if self._membership.phase != "over" else None
-            self._compare(other)
+        if message.get("run") != self._run or self._membership.phase == "over":
+            return None
+        own = self._message("standing")
+        self._compare(message)
         return own
 
     def _message(self, kind: str) -> dict[str, Any]:
@@ -113,11 +109,10 @@ class SplitBrain:
         at_work = len(members.round) if members.phase in {"running", "stopping"} else 0
         return Standing(at_work=at_work, number=members.number, place=self._place, host=self._host, id=self._id)
 
-    def _compare(self, other: Standing) -> None:
-        """Compare with another rendezvous of this run: if the other one ranks higher, send all nodes there."""
-        over = self._membership.phase == "over"
-        if other.id != self._id and other > self._standing() and not self.moved_to and not over:
-            self.moved_to = other.host
+    def _compare(self, message: Mapping[str, Any]) -> None:
+        """Compare with another rendezvous of this run: if the other one ranks higher, all nodes go there."""
+        other = standing_from(message)
+        if other.id != self._id and other > self._standing() and self._membership.phase != "over":
             self._moved(other.host)
 
     def _ask_all(self) -> None:
@@ -127,28 +122,26 @@ class SplitBrain:
                 self._drop(name)
         for name, addresses in self._others.items():
             if name not in self._asked:
-                addresses.append(addresses.pop(0))
-                self._ask(name, addresses[-1])
-
-    def _ask(self, name: str, address: str) -> None:
-        connecting = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-        connecting.setblocking(False)  # noqa: FBT003
-        connecting.connect_ex((address, self._port))  # reading shows the result: a rendezvous sends first
-        self._asked[name] = Client(
-            connecting,
-            name,
-            self._token,
-            self._loop,
-            lambda: self._message("probe"),
-            obey=partial(self._hear, name),
-            ended=partial(self._drop, name),
-        )
+                address = addresses.pop(0)
+                addresses.append(address)
+                connecting = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+                connecting.setblocking(False)  # noqa: FBT003
+                connecting.connect_ex((address, self._port))  # reading shows the result: a rendezvous sends first
+                self._asked[name] = Client(
+                    connecting,
+                    name,
+                    self._token,
+                    self._loop,
+                    lambda: self._message("probe"),
+                    obey=partial(self._hear, name),
+                    ended=partial(self._drop, name),
+                )
 
     def _hear(self, name: str, message: Mapping[str, Any]) -> None:
         self._drop(name)
         if message.get("kind") == "standing":
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                self._compare(standing_from(message))
+                self._compare(message)
 
     def _drop(self, name: str) -> None:
         self._asked.pop(name).close()

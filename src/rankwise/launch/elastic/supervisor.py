@@ -6,7 +6,7 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rankwise.errors import LaunchError
@@ -27,7 +27,6 @@ from rankwise.launch.local.console import Console, tell
 from rankwise.launch.local.environment import Part, with_time_left
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
-from rankwise.launch.local.process import RankEnd
 from rankwise.launch.local.pump import next_logs
 
 __all__ = ["supervise_node"]
@@ -180,29 +179,44 @@ class _Node:
         while True:
             if client.error is not None:
                 raise client.error
-            if self._pending:
-                message = self._pending.popleft()
-                if message["kind"] == "start":
-                    self._take_part(client, message)
-                elif message["kind"] == "record":
-                    self._record_loss(str(message["line"]), int(message["rank"]))
-                elif message["kind"] == "end":
-                    return self._outcome(message)
-                elif message["kind"] == "moved":
-                    self._move(client, str(message["host"]))
-                    return None
-            elif client.lost:
+            if not self._pending and client.lost:
                 return self._after_loss(client)
-            else:
+            if not self._pending:
                 self._discovery.pause(1.0)
+                continue
+            message = self._pending.popleft()
+            if message["kind"] == "start":
+                self._take_part(client, message)
+            elif message["kind"] == "record":
+                lost = {"time": time.time(), "attempt": self._round - 1, "exitcode": 1}
+                lost |= {"rank": message["rank"], "cause": message["line"]}
+                keep(self._job.run_dir, lost, self._console.say)
+            elif message["kind"] == "end":
+                return self._outcome(message)
+            elif message["kind"] == "moved":
+                host, before = message["host"], client.host
+                self._console.say(
+                    f"the run continues at the rendezvous of {host}: this node leaves {before} and joins it"
+                )
+                self._dead = []
+                client.close()
+                if self._coordinator is not None:
+                    self._coordinator.close()
+                    self._coordinator = None
+                return None
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         """Handle a message if it cannot wait until the ranks end."""
         kind = message["kind"]
         if kind == "say":
-            self._say(str(message["text"]), str(message["detail"]))
-        elif kind == "report":
-            self._report(str(message["line"]))
+            self.told.add(message["text"])
+            self._console.say(message["text"])
+            if message["detail"]:  # for the node of the rendezvous: the report of a rank that failed on another node
+                self._console.block(message["detail"].partition("\n")[2])
+        elif kind == "report":  # the failure of a rank here is the cause of the round's end
+            self.told.add(message["line"])
+            tell(self._console, self._text)
+            keep(self._job.run_dir, self._record, self._console.say)
         elif kind in INQUIRY_KINDS:
             obey_inquiry(message, self._attempt, send=self._send, tell=self._tell_standstill)
         elif kind == "stop" and self._attempt is not None:
@@ -221,23 +235,6 @@ class _Node:
         tell(self._console, text)
         if self._coordinator is not None:
             keep_standstill(self._job.run_dir, text, self._console.say)
-
-    def _say(self, line: str, report: str) -> None:
-        """Print what the rendezvous says; its own node also gets the report of a rank that failed on another node."""
-        self.told.add(line)
-        self._console.say(line)
-        if report:
-            self._console.block(report.partition("\n")[2])
-
-    def _report(self, line: str) -> None:
-        """Report the failure of a rank here: it is the cause of the round's end."""
-        self.told.add(line)
-        tell(self._console, self._text)
-        keep(self._job.run_dir, self._record, self._console.say)
-
-    def _record_loss(self, line: str, rank: int) -> None:
-        found = {"time": time.time(), "attempt": self._round - 1, "rank": rank, "cause": line, "exitcode": 1}
-        keep(self._job.run_dir, found, self._console.say)
 
     def _take_part(self, client: Client, start: Mapping[str, Any]) -> None:
         """Run this node's ranks of a round, and report how they ended."""
@@ -274,8 +271,10 @@ class _Node:
             ends = ()
         finally:
             self._attempt = None
+        if failure is None and any(end.interrupted for end in ends):
+            return {"status": "again"}
         if failure is None:
-            return {"status": _status(ends)}
+            return {"status": "ended" if ends and all(end.status == 0 for end in ends) else "stopped"}
         self._text, self._record = attempt.describe(failure, ends)
         root = next((end for end in ends if end.rank == failure.rank and end.failed), None)
         return {
@@ -289,7 +288,7 @@ class _Node:
         }
 
     def _part(self, client: Client, start: Mapping[str, Any]) -> Part:
-        own, master = client.own_address, str(start["master_addr"])
+        own, master = client.addresses[0], str(start["master_addr"])
         if is_loopback(own) and not is_loopback(master):
             own = master  # this node joined over loopback; use the address that other nodes use
         return Part(
@@ -304,19 +303,11 @@ class _Node:
         )
 
     def _outcome(self, end: Mapping[str, Any]) -> Outcome:
-        line = str(end["line"])
-        signal = end["signal"]
-        failure = None
-        if end["exitcode"]:
-            rank, code = int(end["rank"]), int(end["exitcode"])
-            failure = Failure(rank=rank, headline=line, detail="", status=None, exitcode=code)
-        return Outcome(
-            failure=failure,
-            interrupted=None if signal is None else int(signal),
-            again=bool(end["again"]),
-            num_attempts=self._num_attempts,
-            text=line,
-        )
+        line, code, failure = end["line"], end["exitcode"], None
+        if code:
+            failure = Failure(rank=end["rank"], headline=line, detail="", status=None, exitcode=code)
+        attempts = self._num_attempts
+        return Outcome(failure=failure, interrupted=end["signal"], again=end["again"], num_attempts=attempts, text=line)
 
     def _after_loss(self, client: Client) -> Outcome | None:
         """Return how the run ends after the loss of the rendezvous, None if it may continue at another one."""
@@ -340,18 +331,3 @@ class _Node:
             f"{what}; looking for {'it, or ' * client.silent}another one{',' * client.silent} at {', '.join(others)}"
         )
         return None
-
-    def _move(self, client: Client, host: str) -> None:
-        """Leave this rendezvous for another one that ranks higher, together with all its nodes."""
-        self._console.say(f"the run continues at the rendezvous of {host}: this node leaves {client.host} and joins it")
-        self._dead = []
-        client.close()
-        if self._coordinator is not None:
-            self._coordinator.close()
-            self._coordinator = None
-
-
-def _status(ends: Sequence[RankEnd]) -> str:
-    if any(end.interrupted for end in ends):
-        return "again"
-    return "ended" if ends and all(end.status == 0 for end in ends) else "stopped"

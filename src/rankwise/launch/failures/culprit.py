@@ -57,11 +57,10 @@ def find_culprit(states: Sequence[Sighting]) -> Culprit:
         cause = _first_cause(missing, ordered)
         return replace(cause, text=cause.text + besides)
     if groups:
-        group = groups[0]
-        call = group.last[group.members[0].rank]
+        members = groups[0].members
         text = (
-            f"all ranks are in {_call_name(call, group)} with the same arguments{_lines(group.members)}: the data do "
-            "not arrive; check the network between them (rankwise doctor), and whether a backend thread has ended"
+            f"all ranks are in {groups[0].call_of(members[0].rank)} with the same arguments{_lines(members)}: the data "
+            "do not arrive; check the network between them (rankwise doctor), and whether a backend thread has ended"
         )
         return Culprit(kind="transport", ranks=(), text=text)
     return _by_stacks(ordered)
@@ -73,11 +72,20 @@ class _Group:
 
     name: str
     members: tuple[Sighting, ...]  # those with a known state
-    last: Mapping[int, Mapping[str, Any]]  # rank -> the last call that the rank began
-    calls: Mapping[int, Mapping[int, Mapping[str, Any]]]  # rank -> number -> call
+    calls: Mapping[int, Mapping[int, Mapping[str, Any]]]  # rank -> number -> call, up to the last that the rank began
+
+    def __str__(self) -> str:
+        if self.name in {"0", "default_pg"}:
+            return "the default group"
+        return f"group {self.name} (ranks {format_numbers([state.rank for state in self.members])})"
 
     def number(self, rank: int) -> int:
-        return int(self.last[rank]["number"]) if rank in self.last else 0
+        return max(self.calls[rank], default=0)
+
+    def call_of(self, rank: int, number: int | None = None) -> str:
+        """Return the name of a call, by default of the last."""
+        number = self.number(rank) if number is None else number
+        return f"{self.calls[rank][number]['name']} #{number} of {self}"
 
 
 def _open_groups(states: Sequence[Sighting]) -> list[_Group]:
@@ -90,17 +98,13 @@ def _open_groups(states: Sequence[Sighting]) -> list[_Group]:
     found = []
     for name, ranks in sorted(names, key=lambda key: (-len(key[1]), key)):
         members = tuple(state for state in states if state.rank in ranks)
-        of = {state.rank: _calls_of(state, name, ranks) for state in members}
-        last = {rank: calls[max(calls)] for rank, calls in of.items() if calls}
-        found.append(_Group(name, members, last, of))
+        calls: dict[int, dict[int, Mapping[str, Any]]] = {state.rank: {} for state in members}
+        for state in members:
+            for group in state.groups:
+                if group["name"] == name and tuple(group["ranks"]) == ranks:
+                    calls[state.rank] |= {int(call["number"]): call for call in group["calls"]}
+        found.append(_Group(name, members, calls))
     return found
-
-
-def _calls_of(state: Sighting, name: str, ranks: tuple[int, ...]) -> dict[int, Mapping[str, Any]]:
-    for group in state.groups:
-        if group["name"] == name and tuple(group["ranks"]) == ranks:
-            return {int(call["number"]): call for call in group["calls"]}
-    return {}
 
 
 def _different(group: _Group) -> Culprit | None:
@@ -143,7 +147,7 @@ def _mismatch(
         told = call["name"] if aspect == "name" else f"{call['name']} with {what} {value}"
         line = f" ({call['line']})" if call["line"] else ""
         parts.append(f"rank{'s' if len(ranks) > 1 else ''} {format_numbers(ranks)} called {told}{line}")
-    place = f"call #{number} of {_group_name(group)}"
+    place = f"call #{number} of {group}"
     # a call that has ended on all ranks is an error, but not the call in which they wait
     kind = "past" if all(call["ended"] is True for call in calls.values()) else "mismatch"
     verb = "differ" if what == "arguments" else "differs"
@@ -166,11 +170,12 @@ def _missing(group: _Group) -> Culprit | None:
     behind = [state for state in behind if numbers[state.rank] == least]
     there = [state for state in known if numbers[state.rank] > least]
     unheard = [state for state in group.members if state not in known]
-    call = next((group.calls[state.rank][least + 1] for state in there if least + 1 in group.calls[state.rank]), None)
-    name = _call_name(call, group) if call else f"call #{least + 1} of {_group_name(group)}"
+    known_there = (state.rank for state in there if least + 1 in group.calls[state.rank])
+    rank = next(known_there, None)
+    name = f"call #{least + 1} of {group}" if rank is None else group.call_of(rank, least + 1)
     text = (
         f"{_names(behind)} {'has' if len(behind) == 1 else 'have'} not joined {name} "
-        f"({_wait(there)} there{_lines(there)}); {_where(behind)}"
+        f"({_wait(there, 'there')}); {_where(behind)}"
     )
     if unheard:
         text += f"; {_names(unheard)} did not report {'its' if len(unheard) == 1 else 'their'} calls"
@@ -199,7 +204,7 @@ def _by_stacks(states: Sequence[Sighting]) -> Culprit:
     busy = [state for state in states if not state.waits]
     if busy and len(busy) < len(states):
         there = [state for state in states if state.waits]
-        text = f"{_wait(there)} in a collective{_lines(there)}; {_where(busy)}"
+        text = f"{_wait(there, 'in a collective')}; {_where(busy)}"
         return Culprit(kind="missing", ranks=_ranks(busy), text=text)
     what = "no rank waits in a collective" if busy else "all ranks wait in collectives that were not recorded"
     return Culprit(kind="unknown", ranks=(), text=f"{what}: {_where(states)}")
@@ -226,12 +231,10 @@ def _waiting_text(others: Sequence[Sighting]) -> str:
     waiting = [state for state in others if _has_open_call(state) or state.waits]
     if not waiting:
         return ""
-    groups = [group for group in _open_groups(waiting) if group.last]
-    name = ""
-    if groups:
-        ranks = [state.rank for state in groups[0].members if state.rank in groups[0].last]
-        name = f" in {_call_name(groups[0].last[ranks[0]], groups[0])}" if ranks else ""
-    return f"; {_wait(waiting)}{name or ' in a collective'}{_lines(waiting)}"
+    what = "a collective"
+    for group in _open_groups(waiting)[:1]:
+        what = group.call_of(next(rank for rank, calls in group.calls.items() if calls))
+    return f"; {_wait(waiting, f'in {what}')}"
 
 
 def _lines(states: Sequence[Sighting]) -> str:
@@ -239,22 +242,12 @@ def _lines(states: Sequence[Sighting]) -> str:
     return f", {places[0]}" if len(places) == 1 else (f", {len(places)} places" if places else "")
 
 
-def _call_name(call: Mapping[str, Any], group: _Group) -> str:
-    return f"{call['name']} #{call['number']} of {_group_name(group)}"
-
-
-def _group_name(group: _Group) -> str:
-    if group.name in {"0", "default_pg"}:
-        return "the default group"
-    return f"group {group.name} (ranks {format_numbers([state.rank for state in group.members])})"
-
-
 def _names(states: Sequence[Sighting]) -> str:
     return f"rank{'s' if len(states) > 1 else ''} {format_numbers([state.rank for state in states])}"
 
 
-def _wait(states: Sequence[Sighting]) -> str:
-    return f"{_names(states)} {'waits' if len(states) == 1 else 'wait'}"
+def _wait(states: Sequence[Sighting], where: str) -> str:
+    return f"{_names(states)} {'waits' if len(states) == 1 else 'wait'} {where}{_lines(states)}"
 
 
 def _ranks(states: Sequence[Sighting]) -> tuple[int, ...]:
@@ -330,8 +323,8 @@ def _choose_by_stacks(found: Sequence[Sighting]) -> tuple[Sighting, str]:
     def suspect(seen: Sighting) -> tuple[tuple[int, int], int, float]:
         return _progress(seen), here[places[seen.rank]], -seen.quiet_s
 
-    waiting = {seen.rank: seen.waits for seen in found}
-    busy = [seen for seen in found if waiting[seen.rank] == min(waiting.values())]
+    least = min(seen.waits for seen in found)
+    busy = [seen for seen in found if seen.waits == least]
     if len(busy) < len(found):
         return min(busy, key=suspect), "the others wait for it in a collective"
     behind, furthest = min(found, key=suspect), max(found, key=_progress)
@@ -341,17 +334,12 @@ def _choose_by_stacks(found: Sequence[Sighting]) -> tuple[Sighting, str]:
     if len(here) > 1 and num_most > len(found) / 2:
         odd = [seen for seen in found if places[seen.rank] != most]
         return min(odd, key=suspect), f"it is elsewhere than the others ({num_most} of {len(found)} are at {most})"
-    return _quietest(
-        found, "all ranks are at the same place" if len(here) == 1 else "the ranks are at different places"
-    )
-
-
-def _quietest(found: Sequence[Sighting], where: str) -> tuple[Sighting, str]:
     phases = [seen.phase for seen in found]
     lone = [seen for seen in found if phases.count(seen.phase) == 1]
     first = max(lone or found, key=lambda seen: seen.quiet_s)
     if lone:
         return first, "its phase differs from the others'"
+    where = "all ranks are at the same place" if len(here) == 1 else "the ranks are at different places"
     return first, f"{where}; it was the first to stop reporting"
 
 

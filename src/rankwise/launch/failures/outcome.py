@@ -54,23 +54,17 @@ def describe_failure(failure: Failure, num_ranks: int, ends: Sequence[RankEnd]) 
     lines = [f"rank {failure.rank} of {num_ranks} on {host} {failure.headline}"]
     if failure.detail:
         witness = failure.rank if failure.witness is None else failure.witness
-        title = f"---- rank {witness} on {host} "
-        lines += [title + "-" * (_WIDTH - len(title)), _shorten(failure.detail.rstrip("\n")), "-" * _WIDTH]
+        title, detail, half = f"---- rank {witness} on {host} ", failure.detail.rstrip("\n"), _CHARACTERS // 2
+        if len(detail) > 2 * half:  # a message may hold a whole array
+            left_out = len(detail) - 2 * half
+            detail = f"{detail[:half]}\n... {left_out:,} characters are not shown here ...\n{detail[-half:]}"
+        lines += [title + "-" * (_WIDTH - len(title)), detail, "-" * _WIDTH]
     return "\n".join([*lines, *describe_others(ends, failure)])
-
-
-def _shorten(text: str) -> str:
-    """Cut out the middle of a very long text: a message may hold a whole array."""
-    left_out = len(text) - _CHARACTERS
-    if left_out <= 0:
-        return text
-    half = _CHARACTERS // 2
-    return f"{text[:half]}\n... {left_out:,} characters are not shown here ...\n{text[-half:]}"
 
 
 def describe_others(ends: Sequence[RankEnd], failure: Failure) -> list[str]:
     """Return one line for each rank that is not the root cause: how it ended."""
-    root = next((end for end in ends if end.rank == failure.rank), None)
+    root = next((end for end in ends if end.rank == failure.rank and end.failed), None)
     lines = []
     for end in ends:
         place = failure.places.get(end.rank)
@@ -81,10 +75,11 @@ def describe_others(ends: Sequence[RankEnd], failure: Failure) -> list[str]:
 
 def _fate(end: RankEnd, root: RankEnd | None) -> str:
     if end.failed:
-        later = _how_much_later(end, root)
+        seconds = 0.0 if root is None else end.failed_s - root.failed_s
+        later = "" if root is None else f" {abs(seconds):.1f} s {'later' if seconds >= 0 else 'before'}"
         if end.report is not None and end.report.is_collateral:
             return f"collateral{later}: {_short(end)}"
-        if root is not None and root.failed and _short(end) == _short(root):
+        if root is not None and _short(end) == _short(root):
             return f"failed in the same way{later}"
         return f"failed as well{later}: {_short(end)}"
     if end.interrupted:
@@ -93,13 +88,6 @@ def _fate(end: RankEnd, root: RankEnd | None) -> str:
         how = f"exit {end.status}" if (end.status or 0) >= 0 else signal_name(-(end.status or 0))
         return f"stopped by rankwise ({how})"
     return "had finished (exit 0)"
-
-
-def _how_much_later(end: RankEnd, root: RankEnd | None) -> str:
-    if root is None or not root.failed:
-        return ""
-    seconds = end.failed_s - root.failed_s
-    return f" {abs(seconds):.1f} s {'later' if seconds >= 0 else 'before'}"
 
 
 def _short(end: RankEnd) -> str:

@@ -37,11 +37,10 @@ def describe(
         step: the highest step that a rank reported, None if none did.
         logs: folder of the attempt's logs, None without logs.
     """
-    root = next((end for end in ends if end.rank == failure.rank), None)
-    failed = root is not None and root.failed
+    root = next((end for end in ends if end.rank == failure.rank and end.failed), None)
     status = failure.status
     return {
-        "time": time.time() - (time.monotonic() - root.failed_s if root is not None and failed else 0.0),
+        "time": time.time() - (0.0 if root is None else time.monotonic() - root.failed_s),
         "attempt": attempt,
         "host": socket.gethostname(),
         "rank": failure.rank,
@@ -51,7 +50,7 @@ def describe(
         "status": status,
         "signal": signal_name(-status) if status is not None and status < 0 else None,
         "step": step,
-        "hang": None if failed else failure.headline,
+        "hang": failure.headline if root is None else None,
         "traceback": failure.detail[-_CHARACTERS:],
         "traceback_of": failure.rank if failure.witness is None else failure.witness,
         "places": {str(rank): where for rank, where in failure.places.items()},

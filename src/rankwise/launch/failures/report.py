@@ -96,7 +96,11 @@ class Report:
 
 def make_report(error: BaseException, rank: int, exitcode: int) -> Report:
     """Describe `error`, which has reached the top of this rank's program."""
-    causes = _causes(error)
+    causes: list[BaseException] = []
+    cause = error.__cause__
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__
     return Report(
         rank=rank,
         host=socket.gethostname(),
@@ -128,15 +132,6 @@ def _text(error: BaseException) -> str:
         return f"<its message could not be formatted: {problem!r}>"
 
 
-def _causes(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
-    cause = error.__cause__
-    while cause is not None and cause not in found:
-        found.append(cause)
-        cause = cause.__cause__
-    return found
-
-
 def _format(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         frames = traceback.extract_tb(_without_ours(error.__traceback__))
@@ -155,11 +150,10 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     If there are no others, drop all where a target cannot be found or compiled, and keep all where a call failed.
     """
     rest, called = trace, False
-    while rest is not None and _is_ours(rest.tb_frame.f_code.co_filename):
-        called = called or rest.tb_frame.f_code.co_filename == _CALL
+    while rest is not None:
+        file = rest.tb_frame.f_code.co_filename
+        if not file.startswith(("<frozen runpy", "<frozen importlib")) and file not in {_START, _CALL, _IMPORT}:
+            break
+        called = called or file == _CALL
         rest = rest.tb_next
     return trace if rest is None and called else rest
-
-
-def _is_ours(filename: str) -> bool:
-    return filename.startswith(("<frozen runpy", "<frozen importlib")) or filename in {_START, _CALL, _IMPORT}

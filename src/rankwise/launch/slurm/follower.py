@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any, Self
+from typing import IO
 
 from rankwise.launch.slurm.handle import SlurmHandle, poll
 from rankwise.launch.slurm.queue import JobState
@@ -46,13 +47,14 @@ def follow(handle: SlurmHandle) -> int:
     Ctrl-C asks whether to cancel the job. Without a terminal, the first Ctrl-C prints that a second one cancels it.
     """
     tails = [_Tail(handle.log_path(None, stream), sink) for stream, sink in (("out", sys.stdout), ("err", sys.stderr))]
-    with _Interrupts() as interrupts:
-        said, polls = "", poll(handle)
+    with _noted_interrupts() as interrupts:
+        said, num_handled, polls = "", 0, poll(handle)
         while True:
             ending, found, late = next(polls)
             busy = [tail.copy() for tail in tails]
-            if interrupts.count and not _goes_on(handle, interrupts):
+            if len(interrupts) > num_handled and not _goes_on(handle, interrupts):
                 return 128 + signal.SIGINT
+            num_handled = len(interrupts)
             if ending is not None:
                 break
             if found is not None:
@@ -81,10 +83,10 @@ def follow_logs(handle: SlurmHandle, rank: int | None, *, until_end: bool) -> No
         time.sleep(_POLL_S)
 
 
-def _goes_on(handle: SlurmHandle, interrupts: _Interrupts) -> bool:
+def _goes_on(handle: SlurmHandle, interrupts: list[int]) -> bool:
     """Return whether to keep following the job after Ctrl-C; cancel it if the user wants that."""
-    if interrupts.count == 1 and sys.stdin.isatty():
-        interrupts.count = 0
+    if len(interrupts) == 1 and sys.stdin.isatty():
+        interrupts.clear()
         answer = _ask(f"\nrankwise: cancel job {handle.job_id}? [y]es, [d]etach (it keeps running), [n]o: ")
         if answer == "d":
             _say(f"job {handle.job_id} keeps running: rankwise logs {handle.job_id} --follow")
@@ -92,11 +94,8 @@ def _goes_on(handle: SlurmHandle, interrupts: _Interrupts) -> bool:
         if answer != "y":
             _say(f"following job {handle.job_id}")
             return True
-    elif interrupts.count == 1 and not interrupts.said:
-        interrupts.said = True
+    elif len(interrupts) == 1:
         _say(f"a second Ctrl-C cancels job {handle.job_id}; SIGTERM leaves it running")
-        return True
-    elif interrupts.count == 1:
         return True
     handle.cancel()
     _say(f"job {handle.job_id} is cancelled")
@@ -105,7 +104,9 @@ def _goes_on(handle: SlurmHandle, interrupts: _Interrupts) -> bool:
 
 def _ask(question: str) -> str:
     """Return the first letter of the answer; a second Ctrl-C counts as yes."""
-    counted = signal.signal(signal.SIGINT, signal.default_int_handler)  # a counting handler does not interrupt `input`
+    noting = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a handler that only notes does not interrupt `input`
     try:
         return input(question)[:1].lower()
     except EOFError:
@@ -113,7 +114,7 @@ def _ask(question: str) -> str:
     except KeyboardInterrupt:
         return "y"
     finally:
-        signal.signal(signal.SIGINT, counted)
+        signal.signal(signal.SIGINT, noting)
 
 
 def _say_change(handle: SlurmHandle, found: JobState, said: str) -> str:
@@ -132,18 +133,12 @@ def _say(text: str) -> None:
     print(f"rankwise: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-class _Interrupts:
-    """Counts Ctrl-C instead of raising."""
-
-    def __init__(self) -> None:
-        self.count, self.said = 0, False
-
-    def __enter__(self) -> Self:
-        self._before: Any = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
+@contextlib.contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Note each Ctrl-C in a list instead of raising."""
+    noted: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: noted.append(number))
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)

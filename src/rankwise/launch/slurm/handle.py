@@ -149,7 +149,9 @@ class SlurmHandle:
             if ending is not None:
                 return ending
             if found is not None and (late or (found.state == "CANCELLED" and self.ending() is None)):
-                raise LaunchError(self._describe_end(found))
+                tail = self.logs().splitlines()[-20:]
+                what = f"job {self.job_id} ({self.name}) is {found}, and its ranks did not report how they ended"
+                raise LaunchError("\n".join([what, *tail]))
             time.sleep(_POLL_S)
             list(self.folder.iterdir())  # makes some network file systems refresh their cache
 
@@ -225,12 +227,6 @@ class SlurmHandle:
             raise LaunchError(
                 f"the value of rank {rank} cannot be read here: {type(error).__name__}: {error}"
             ) from error
-
-    def _describe_end(self, found: JobState) -> str:
-        tail = self.logs().splitlines()[-20:]
-        return "\n".join(
-            [f"job {self.job_id} ({self.name}) is {found}, and its ranks did not report how they ended", *tail]
-        )
 
 
 def _read(path: Path) -> SlurmHandle:

@@ -9,7 +9,6 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rankwise.errors import ConfigError
 from rankwise.launch.failures.record import keep
@@ -78,7 +77,10 @@ def run_on_nodes(
             ending = step.run(call, values)
             if ending.record is not None:
                 tell(console, ending.record.text)
-                keep(job.run_dir, ending.record.failure or _lost(ending.record, attempt), console.say)
+                # without a failed rank: a node was lost or could not start
+                cause, code = ending.record.text.partition("\n")[0], ending.record.exitcode
+                lost = {"time": ending.record.time_s, "attempt": attempt, "cause": cause, "exitcode": code}
+                keep(job.run_dir, ending.record.failure or lost, console.say)
             if ending.record is None or ending.interrupted is not None or attempt >= most:
                 break
             attempt += 1
@@ -86,12 +88,6 @@ def run_on_nodes(
         ending = _after(ending, job, allocation, console, max_requeues)
     console.flush()
     return ending
-
-
-def _lost(record: Record, attempt: int) -> dict[str, Any]:
-    """Return the run directory's record of a failure without a failed rank: a node was lost or could not start."""
-    cause = record.text.partition("\n")[0]
-    return {"time": record.time_s, "attempt": attempt, "cause": cause, "exitcode": record.exitcode}
 
 
 def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, max_requeues: int) -> Ending:

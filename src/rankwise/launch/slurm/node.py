@@ -8,15 +8,16 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from rankwise import vitals
+from rankwise._files import write_whole
 from rankwise.errors import LaunchError, RankwiseError
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
+from rankwise.launch.elastic.server import Server
 from rankwise.launch.elastic.token import derived_secret
-from rankwise.launch.failures.verdict import Failure
 from rankwise.launch.functions.callee import value_path
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
@@ -24,9 +25,8 @@ from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
-from rankwise.launch.local.process import RankEnd
-from rankwise.launch.slurm.hang import HangClient, HangServer
-from rankwise.launch.slurm.start import Record, Rendezvous, Start, mark_ready
+from rankwise.launch.slurm.hang import HangClient
+from rankwise.launch.slurm.start import Record, Rendezvous, Start
 
 __all__: list[str] = []
 
@@ -49,23 +49,28 @@ def main(folder: Path) -> int:
     except RankwiseError as error:
         record = Record(node=node, host=host, text=f"node {host}: {error}", exitcode=1, time_s=time.time())
     try:
-        record.write(folder)
+        record.write(folder / f"node-{node}.json")
     except OSError:
         print(f"rankwise: {record.text}", file=sys.stderr)  # noqa: T201
     if record.text and record.suspicion == 2:
-        _wait_for_cause(folder)
+        # wait for a record with the cause: when this node ends, Slurm ends the others, and they could not write one
+        deadline = time.monotonic() + _CAUSE_S
+        while time.monotonic() < deadline and all(other.suspicion == 2 for other in Record.read_all(folder)):
+            time.sleep(_POLL_S)
     return record.exitcode
 
 
 def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.ExitStack) -> Record:
     loop, console = stack.enter_context(Loop()), Console()
-    mark_ready(node, folder)
+    write_whole(folder / f"ready-{node}", b"", durable=False)
     secret = derived_secret(start.secret, "hang")
     rendezvous = _publish(folder, secret, loop, console, stack) if node == 0 else _receive(folder)
-    job = _with_local_call(start.job, folder, stack) if start.job.target.kind == "call" else start.job
+    job, first_rank = start.job, node * start.job.num_ranks
+    if job.target.kind == "call":
+        job = stack.enter_context(_local_call(job, first_rank, folder))
     part = Part(
         world_size=start.num_nodes * job.num_ranks,
-        first_rank=node * job.num_ranks,
+        first_rank=first_rank,
         node_rank=node,
         num_nodes=start.num_nodes,
         master_addr=rendezvous.address,
@@ -89,42 +94,30 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
         client.attempt = attempt
     failure, ends = attempt.run()
     console.flush()
-    if job.target.kind == "call":
-        _copy_values(Path(job.target.name).parent, range(part.first_rank, part.first_rank + job.num_ranks), folder)
     again = failure is None and any(end.interrupted for end in ends)
     record = Record(node=node, host=host, interrupted=attempt.interrupted, again=again, step=attempt.furthest_step)
     if failure is None:
         return record
     text, entry = attempt.describe(failure, ends)
-    return _failed(replace(record, text=text, failure=entry), failure, ends)
-
-
-def _failed(record: Record, failure: Failure, ends: Sequence[RankEnd]) -> Record:
-    end = next((end for end in ends if end.rank == failure.rank), None)
-    hung = end is None or not end.failed
+    end = next((end for end in ends if end.rank == failure.rank and end.failed), None)  # None: it hung
     return replace(
         record,
+        text=text,
+        failure=entry,
         rank=failure.rank,
         status=failure.status,
         exitcode=failure.exitcode or 1,
         detail=failure.detail,
-        suspicion=0 if hung or end is None else end.suspicion,
+        suspicion=0 if end is None else end.suspicion,
         # monotonic clocks of different machines are not comparable
-        time_s=time.time() if hung or end is None else time.time() - (time.monotonic() - end.failed_s),
+        time_s=time.time() if end is None else time.time() - (time.monotonic() - end.failed_s),
     )
-
-
-def _wait_for_cause(folder: Path) -> None:
-    """Wait for a record with the cause: when this node ends, Slurm ends the others, and they could not write one."""
-    deadline = time.monotonic() + _CAUSE_S
-    while time.monotonic() < deadline and all(record.suspicion == 2 for record in Record.read_all(folder)):
-        time.sleep(_POLL_S)
 
 
 def _connect(
     rendezvous: Rendezvous, secret: str, *, node: int, loop: Loop, console: Console, run_dir: Path | None
 ) -> HangClient | None:
-    """Connect to the first node's `HangServer`; return None if that fails, and this node judges alone."""
+    """Connect to the first node's `Server`; return None if that fails, and this node judges alone."""
     if not rendezvous.hang_port:
         return None
     address = rendezvous.address, rendezvous.hang_port
@@ -139,14 +132,14 @@ def _connect(
 
 
 def _publish(folder: Path, secret: str, loop: Loop, console: Console, stack: contextlib.ExitStack) -> Rendezvous:
-    """Take a port for rank 0 and one for the `HangServer`, and publish them to the other nodes."""
+    """Take a port for rank 0 and one for the `Server`, and publish them to the other nodes."""
     port = HeldPort()
     stack.callback(port.close)
     # this node's address towards the host that started the step, which the other nodes can reach too
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     alone = os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
     address = "127.0.0.1" if alone else _address_towards(launcher or os.environ.get("SLURMD_NODENAME", ""))
-    hangs = None if alone else HangServer(address, secret, loop, console.say)
+    hangs = None if alone else Server(socket.create_server((address, 0), backlog=1024), secret, loop, say=console.say)
     if hangs is not None:
         stack.callback(hangs.close)
     rendezvous = Rendezvous(
@@ -155,13 +148,13 @@ def _publish(folder: Path, secret: str, loop: Loop, console: Console, stack: con
         step_id=os.environ.get("SLURM_STEP_ID", ""),
         hang_port=0 if hangs is None else hangs.port,
     )
-    rendezvous.write(folder)
+    rendezvous.write(folder / "rendezvous.json")
     return rendezvous
 
 
 def _receive(folder: Path) -> Rendezvous:
     deadline = time.monotonic() + _RENDEZVOUS_S
-    while (rendezvous := Rendezvous.read(folder)) is None:
+    while not (folder / "rendezvous.json").exists():
         if time.monotonic() > deadline:
             raise LaunchError(
                 f"the first node has not published the address of rank 0 in {folder} within {_RENDEZVOUS_S:g} s: "
@@ -169,7 +162,7 @@ def _receive(folder: Path) -> Rendezvous:
             )
         list(folder.iterdir())  # makes some network file systems refresh their cache
         time.sleep(_POLL_S)
-    return rendezvous
+    return Rendezvous.read(folder / "rendezvous.json")
 
 
 def _address_towards(host: str) -> str:
@@ -182,20 +175,20 @@ def _address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _with_local_call(job: Job, folder: Path, stack: contextlib.ExitStack) -> Job:
-    """Copy the call to a local folder: the values beside it are removed here even if all processes are killed."""
+@contextlib.contextmanager
+def _local_call(job: Job, first_rank: int, folder: Path) -> Iterator[Job]:
+    """Run the call in a local folder, which is removed even if all processes are killed; at the end copy the values."""
     here = vitals.make_folder(in_memory=False)
-    stack.callback(vitals.remove_folder, here)
-    shutil.copyfile(folder / "call", here / "call")
-    return replace(job, target=replace(job.target, name=str(here / "call")))
-
-
-def _copy_values(here: Path, ranks: Iterable[int], folder: Path) -> None:
-    for rank in ranks:
-        if value_path(here, rank).exists():
-            part = value_path(folder, rank).with_suffix(".part")
-            shutil.copyfile(value_path(here, rank), part)
-            part.replace(value_path(folder, rank))
+    try:
+        shutil.copyfile(folder / "call", here / "call")
+        yield replace(job, target=replace(job.target, name=str(here / "call")))
+        for rank in range(first_rank, first_rank + job.num_ranks):
+            if value_path(here, rank).exists():
+                part = value_path(folder, rank).with_suffix(".part")
+                shutil.copyfile(value_path(here, rank), part)
+                part.replace(value_path(folder, rank))
+    finally:
+        vitals.remove_folder(here)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, replace
 from typing import Self
@@ -58,13 +59,16 @@ class Partition:
 
     @classmethod
     def _read(cls, line: str) -> Self:
+        max_time_min = None
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
         limits = [int(text) for name in ("MaxNodes", "TotalNodes") if (text := fields.get(name, "")).isdigit()]
         least = fields.get("MinNodes", "0")
+        with contextlib.suppress(ConfigError):  # UNLIMITED
+            max_time_min = parse_time(fields.get("MaxTime", ""))
         return cls(
             name=fields.get("PartitionName", ""),
             is_default=fields.get("Default") == "YES",
-            max_time_min=_minutes(fields.get("MaxTime", "")),
+            max_time_min=max_time_min,
             max_nodes=min(limits, default=None),
             min_nodes=int(least) if least.isdigit() else 0,
             allowed_accounts=_names(fields.get("AllowAccounts", "ALL")),
@@ -120,13 +124,6 @@ def _with_nodes(partition: Partition) -> Partition:
 def num_gpus(gres: str) -> int:
     """Count the GPUs in Slurm's notation: "gpu:2", "gpu:a100:4(S:0-1),gpu:v100:2", "(null)"."""
     return sum(int(found[1]) for found in re.finditer(r"(?:^|,)\s*gpu(?::[^:,()]+)??:(\d+)", gres))
-
-
-def _minutes(text: str) -> int | None:
-    try:
-        return parse_time(text)
-    except ConfigError:  # UNLIMITED
-        return None
 
 
 def _names(text: str) -> tuple[str, ...]:

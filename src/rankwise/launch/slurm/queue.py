@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -105,9 +106,9 @@ def job_fields(job_id: str) -> dict[str, str] | None:
     return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
 
 
-def end_time(job_id: str) -> float | None:
-    """Return when a running job reaches its time limit, in seconds since the epoch; None without a limit."""
+def end_time(job_id: str) -> float:
+    """Return when a running job reaches its time limit, in seconds since the epoch; infinity without a limit."""
     try:
         return datetime.fromisoformat((job_fields(job_id) or {}).get("EndTime", "")).timestamp()
     except (ValueError, LaunchError):  # "Unknown", or no answer
-        return None
+        return math.inf

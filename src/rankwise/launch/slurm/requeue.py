@@ -69,7 +69,12 @@ def requeue_job(allocation: Allocation, console: Console, progress: Progress, *,
         progress: how far this run came.
         most: how often the job may be requeued in total, by this launcher or anyone else.
     """
-    refused = _refusal(allocation, _add_progress(allocation, progress), most)
+    file, runs = _progress_file(allocation), [progress]
+    # if the job was never requeued, an existing file belongs to an older job of the same id
+    if allocation.restarts and file.exists():
+        runs = [*(Progress(**fields) for fields in json.loads(file.read_bytes())), progress][-_FUTILE - 1 :]
+    write_whole(file, json.dumps([asdict(run) for run in runs]).encode())
+    refused = _refusal(allocation, runs, most)
     if not refused:
         count = f"requeue {allocation.restarts + 1} of at most {most}"
         console.say(f"job {allocation.job_id} goes back into the queue ({count})")
@@ -99,13 +104,3 @@ def _refusal(allocation: Allocation, runs: list[Progress], most: int) -> str:
 
 def _progress_file(allocation: Allocation) -> Path:
     return state_folder() / f"progress-{allocation.job_id}.json"
-
-
-def _add_progress(allocation: Allocation, progress: Progress) -> list[Progress]:
-    """Record how far this run of the job came; return the last runs."""
-    file, runs = _progress_file(allocation), [progress]
-    # if the job was never requeued, an existing file belongs to an older job of the same id
-    if allocation.restarts and file.exists():
-        runs = [*(Progress(**fields) for fields in json.loads(file.read_bytes())), progress][-_FUTILE - 1 :]
-    write_whole(file, json.dumps([asdict(run) for run in runs]).encode())
-    return runs

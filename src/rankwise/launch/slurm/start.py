@@ -14,19 +14,12 @@ from rankwise._files import write_whole
 from rankwise.errors import LaunchError
 from rankwise.launch.job import Job
 
-__all__ = [
-    "Record",
-    "Rendezvous",
-    "Start",
-    "mark_ready",
-    "num_ready",
-    "state_folder",
-]
+__all__ = ["Record", "Rendezvous", "Start", "num_ready", "state_folder"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """One start of the ranks on all nodes, written by the launcher for the nodes.
+    """One start of the ranks on all nodes, written by the launcher for the nodes, as a pickle named "start".
 
     Attributes:
         job: the launch, with the ranks of one node.
@@ -43,10 +36,6 @@ class Start:
     run_id: str
     logs: Path | None
     secret: str
-
-    def write(self, folder: Path) -> None:
-        """Write the start into the folder."""
-        write_whole(folder / "start", pickle.dumps(self), durable=False)
 
     @classmethod
     def read(cls, folder: Path) -> Start:
@@ -67,14 +56,28 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rendezvous:
-    """Where the ranks find each other, written by the first node.
+class _File:
+    """Fields in a JSON file, which appears at once."""
+
+    def write(self, path: Path) -> None:
+        """Write it into a file."""
+        write_whole(path, json.dumps(asdict(self)).encode(), durable=False)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return what was written into a file."""
+        return cls(**json.loads(path.read_bytes()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendezvous(_File):
+    """Where the ranks find each other, written by the first node into "rendezvous.json".
 
     Attributes:
         address: address of the first node.
         port: port of rank 0, held by the first node's supervisor until the end.
         step_id: Slurm's id of this job step.
-        hang_port: port of the first node's `HangServer`, 0 without one.
+        hang_port: port of the first node's `Server`, 0 without one.
     """
 
     address: str
@@ -82,22 +85,10 @@ class Rendezvous:
     step_id: str
     hang_port: int = 0
 
-    def write(self, folder: Path) -> None:
-        """Write it into the folder."""
-        _write(folder / "rendezvous.json", self)
-
-    @classmethod
-    def read(cls, folder: Path) -> Self | None:
-        """Return what the first node wrote, None if it has not written it yet."""
-        try:
-            return cls(**_load(folder / "rendezvous.json"))
-        except FileNotFoundError:
-            return None
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """How the ranks of one node ended, written by its supervisor.
+class Record(_File):
+    """How the ranks of one node ended, written by its supervisor into "node-N.json".
 
     Attributes:
         node: number of the node, from 0.
@@ -129,24 +120,14 @@ class Record:
     step: int | None = None
     failure: Mapping[str, Any] = field(default_factory=dict)
 
-    def write(self, folder: Path) -> None:
-        """Write it into the folder."""
-        _write(folder / f"node-{self.node}.json", self)
-
     @classmethod
     def read_all(cls, folder: Path) -> list[Self]:
         """Return the records written so far, ordered by node."""
-        found = (_load(path) for path in sorted(folder.glob("node-*.json")))
-        return sorted((cls(**fields) for fields in found), key=lambda record: record.node)
-
-
-def mark_ready(node: int, folder: Path) -> None:
-    """Note in the folder that the supervisor of a node handles signals now."""
-    write_whole(folder / f"ready-{node}", b"", durable=False)
+        return sorted(map(cls.read, folder.glob("node-*.json")), key=lambda record: record.node)
 
 
 def num_ready(folder: Path) -> int:
-    """Return how many supervisors handle signals."""
+    """Return how many supervisors handle signals: each creates a file once it does."""
     return sum(1 for _ in folder.glob("ready-*"))
 
 
@@ -156,11 +137,3 @@ def state_folder() -> Path:
     folder = root / "rankwise" / "slurm"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
-
-
-def _write(path: Path, value: Rendezvous | Record) -> None:
-    write_whole(path, json.dumps(asdict(value)).encode(), durable=False)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_bytes())  # type: ignore[no-any-return]

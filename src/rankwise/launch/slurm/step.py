@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -88,21 +90,22 @@ class Step:
         warn_s: float | None = None,
     ) -> None:
         self._start, self._allocation, self._loop, self._console = start, allocation, loop, console
-        self._container, self._warn_s = container, warn_s
+        self._container, self._warn_s = container, warn_s or 0.0
         self._interrupted: int | None = None
         self._held: list[int] = []  # signals to send once all supervisors handle signals
-        self._due_s = None if warn_s is None else self._warning_time(warn_s)
+        # when to warn, in seconds since the epoch; not left to Slurm, which may signal a minute early
+        self._due_s = math.inf if warn_s is None else end_time(allocation.job_id) - warn_s
 
     def run(self, call: bytes | None, values: Path | None) -> Ending:
         """Start srun and wait until it ends."""
         with _own_folder(self._allocation) as folder:
             self._folder = folder
-            self._start.write(folder)
+            write_whole(folder / "start", pickle.dumps(self._start), durable=False)
             if call is not None:
                 write_whole(folder / "call", call, durable=False)
             self._srun = subprocess.Popen(  # noqa: S603
                 self._command(),
-                env=_environment(),
+                env={name: value for name, value in os.environ.items() if not _STALE.fullmatch(name)},
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
@@ -146,7 +149,12 @@ class Step:
         ]
 
     def _take_signals(self) -> None:
-        self._warn_when_due()
+        if time.time() >= self._due_s:
+            self._due_s = end_time(self._allocation.job_id) - self._warn_s  # the time limit may have been extended
+            if time.time() >= self._due_s:
+                self._due_s = math.inf
+                self._console.say(f"the time limit is {self._warn_s:g} s away: asking the ranks to save and end")
+                self._held.append(signal.SIGUSR1)
         while self._loop.signals:
             number = self._loop.signals.popleft()
             if number in {signal.SIGUSR1, signal.SIGUSR2}:
@@ -161,32 +169,23 @@ class Step:
                 self._signal(number)
             self._held.clear()
 
-    def _warning_time(self, warn_s: float) -> float | None:
-        """Return when to warn, in seconds since the epoch; not left to Slurm, which may signal a minute early."""
-        end = end_time(self._allocation.job_id)
-        return None if end is None else end - warn_s
-
-    def _warn_when_due(self) -> None:
-        if self._due_s is None or self._warn_s is None or time.time() < self._due_s:
-            return
-        self._due_s = self._warning_time(self._warn_s)  # the job's time limit may have been extended
-        if self._due_s is not None and time.time() >= self._due_s:
-            self._due_s = None
-            self._console.say(f"the time limit is {self._warn_s:g} s away: asking the ranks to save and end")
-            self._held.append(signal.SIGUSR1)
-
     def _signal(self, number: int) -> None:
         """Send a signal to the supervisors with scancel: srun forwards only some signals; others end the step."""
-        rendezvous = Rendezvous.read(self._folder)
-        if rendezvous is None or not rendezvous.step_id:
+        path = self._folder / "rendezvous.json"
+        step_id = Rendezvous.read(path).step_id if path.exists() else ""
+        if step_id:
+            step = f"{self._allocation.job_id}.{step_id}"
+            slurm_command("scancel", f"--signal={signal.Signals(number).name}", step)
+        else:
             self._srun.send_signal(signal.SIGTERM if number != signal.SIGUSR1 else number)
-            return
-        step = f"{self._allocation.job_id}.{rendezvous.step_id}"
-        slurm_command("scancel", f"--signal={signal.Signals(number).name}", step)
 
     def _judge(self, code: int, errors: SrunErrors) -> Ending:
-        """Return the ending, with the root cause among the records of the nodes."""
-        records = self._records()
+        """Wait until all nodes have written a record, or one record has the cause; return the ending with the cause."""
+        deadline = time.monotonic() + _LATE_S
+        while len(records := Record.read_all(self._folder)) < self._allocation.num_nodes:
+            if time.monotonic() > deadline or any(r.text and r.suspicion < _CONSEQUENCE for r in records):
+                break
+            time.sleep(0.05)
         steps = [record.step for record in records if record.step is not None]
         step = max(steps, default=None)
         failed = [record for record in records if record.text]
@@ -210,19 +209,6 @@ class Step:
         if failed:
             text += "\n" + "\n".join(f"then: {record.text.partition(chr(10))[0]}" for record in failed[:8])
         return Record(node=silent[0], host="", text=text, exitcode=code or 1, time_s=time.time())
-
-    def _records(self) -> list[Record]:
-        """Wait until all nodes have written a record, or one record has the cause; return the records."""
-        deadline = time.monotonic() + _LATE_S
-        while len(records := Record.read_all(self._folder)) < self._allocation.num_nodes:
-            if time.monotonic() > deadline or any(r.text and r.suspicion < _CONSEQUENCE for r in records):
-                break
-            time.sleep(0.05)
-        return records
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not _STALE.fullmatch(name)}
 
 
 @contextlib.contextmanager
@@ -267,23 +253,25 @@ class SrunErrors:
         os.set_blocking(stream.fileno(), False)
         loop.watch(stream.fileno(), self.copy)
 
-    def copy(self) -> None:
-        """Copy the available data."""
+    def copy(self) -> bool:
+        """Copy the available data; return whether there was any."""
         try:
             data = os.read(self._stream.fileno(), 1 << 16)
         except BlockingIOError:
-            return
+            return False
         if not data:
             self._loop.forget(self._stream.fileno())
-        self.feed(data)
+        self._feed(data)
+        return bool(data)
 
-    def feed(self, data: bytes) -> None:
+    def _feed(self, data: bytes) -> None:
         """Forward all lines except those of srun that repeat the supervisors' messages."""
         shown = []
         for piece in (self._start + data).splitlines(keepends=True) if data else [self._start]:
             begins, self._in_line = not self._in_line, not piece.endswith((b"\n", b"\r"))
             self._start = b""
-            if begins and self._in_line and data and _may_be_sruns(piece):
+            may_be_sruns = any(piece.startswith(speaker) or speaker.startswith(piece) for speaker in _SPEAKERS)
+            if begins and self._in_line and data and may_be_sruns:
                 self._start, self._in_line = piece, False
             elif begins and _REPEATS.match(piece):
                 self._held = [*self._held[1 - _MOST_HELD :], piece]
@@ -293,15 +281,9 @@ class SrunErrors:
 
     def close(self) -> None:
         """Copy the rest after srun has ended."""
-        while True:
-            try:
-                data = os.read(self._stream.fileno(), 1 << 16)
-            except BlockingIOError:
-                break  # another process still holds the write end
-            if not data:
-                break
-            self.feed(data)
-        self.feed(b"")
+        while self.copy():  # another process may still hold the write end: do not wait for the end of the pipe
+            pass
+        self._feed(b"")
         self._loop.forget(self._stream.fileno())
         self._stream.close()
 
@@ -310,7 +292,3 @@ class SrunErrors:
         for line in self._held:
             self._console.line("err", line.rstrip(b"\r\n"))
         self._held.clear()
-
-
-def _may_be_sruns(start: bytes) -> bool:
-    return any(start.startswith(speaker) or speaker.startswith(start) for speaker in _SPEAKERS)

@@ -119,19 +119,22 @@ def submit(
     executor = _executor(request)
     from submitit.core.utils import FailedJobError
 
-    submitted = Submitted(
-        job=replace(job, num_ranks=request.ranks_per_node, run_dir=job.run_dir and job.run_dir.absolute()),
-        request=request,
-        umask=_umask(),
-        call=call,
-        upon_finish=upon_finish,
-    )
-    with _private_files(), _without_job():
+    with _apart_from_here() as umask:
+        submitted = Submitted(
+            job=replace(job, num_ranks=request.ranks_per_node, run_dir=job.run_dir and job.run_dir.absolute()),
+            request=request,
+            umask=umask,
+            call=call,
+            upon_finish=upon_finish,
+        )
         request.folder.mkdir(parents=True, exist_ok=True)
         try:
             found = executor.submit(submitted)
         except FailedJobError as error:
-            raise ConfigError(f"Slurm refuses the job ({request.described}): {_last_line(error)}") from error
+            lines = str(error).splitlines() or [""]
+            why = ([line for line in lines if "sbatch" in line] or lines)[-1]
+            why = why.removeprefix("subprocess.CalledProcessError: ")
+            raise ConfigError(f"Slurm refuses the job ({request.described}): {why}") from error
     handle = SlurmHandle(
         job_id=found.job_id,
         folder=found.paths.folder,
@@ -166,35 +169,19 @@ def _executor(request: Request) -> Any:
     return executor
 
 
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
 @contextlib.contextmanager
-def _private_files() -> Iterator[None]:
-    """Create files with owner-only permissions: the pickles hold the arguments of the user's function."""
-    mask = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(mask)
+def _apart_from_here() -> Iterator[int]:
+    """Yield the umask; meanwhile hide the variables of the current job, which sbatch would pass on to the new job.
 
-
-@contextlib.contextmanager
-def _without_job() -> Iterator[None]:
-    """Hide the variables of the current job from sbatch, which would pass them on to the new job."""
+    Files get owner-only permissions: the pickles hold the arguments of the user's function.
+    """
+    umask = os.umask(0o077)
     stale = {name: os.environ.pop(name) for name in list(os.environ) if _OF_A_JOB.match(name)}
     try:
-        yield
+        yield umask
     finally:
         os.environ |= stale
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if "sbatch" in line]
-    return (lines or str(error).splitlines() or [""])[-1].removeprefix("subprocess.CalledProcessError: ")
+        os.umask(umask)
 
 
 def start_in_slurm(
