@@ -50,7 +50,7 @@ def train(args, net, batches, table):
         json.dump(vars(args), file)
     with open(os.path.join(args.out, f"log{rank}"), "w") as file:
         json.dump(vars(args), file)
-    with open(os.path.join(args.out, "log"), "a") as file:
+    with open(os.path.join(args.out, "log"), "a") as file:  #> save-on-all-ranks
         json.dump(vars(args), file)
     with open(f"{args.out}/{os.environ['SLURM_PROCID']}.json", "w") as file:
         json.dump(vars(args), file)

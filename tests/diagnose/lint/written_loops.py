@@ -78,7 +78,7 @@ def main(net, path, turns):
         if not os.path.exists(path):
             torch.save(net, path)
     if not os.path.exists(path):
-        torch.save(net, path)  #> prepared-by-all save-on-all-ranks
+        torch.save(net, path)  #> prepared-by-all
 main(None, None, None)
 """,
     "collectives of libraries": HEAD + """

@@ -6,10 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from rankwise.diagnose.lint.analysis.effects import is_alike, is_on_all, missing_file, runs_ranks, starts_ranks, writes
 from rankwise.diagnose.lint.analysis.facts import has_framework, is_distributed
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.analysis.saves import files_of_all, is_on_all, runs_ranks, starts_ranks, written_files
 from rankwise.diagnose.lint.analysis.scopes import Call
 from rankwise.diagnose.lint.analysis.wrapped import known_wraps, sees, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
@@ -39,58 +39,39 @@ def main(net, path):
     ignore="each rank saves something of its own under a path of its own.",
 )  # fmt: skip
 def save_on_all_ranks(module: Module) -> Iterator[Hit]:
-    """torch.save, or what writes another file, where ranks are started or a model is wrapped, under no test of the rank."""
-    yield from _overridden(module)
-    for call in (*module.named("torch.save"), *_other_saves(module)) if runs_ranks(module) else ():
-        target = call.argument("f", 1) if call.name == "torch.save" else _target(call)
-        if target is not None and is_on_all(module, call, target):
-            yield Hit(call.node.func)
-    yield from (Hit(call.node.func) for call in (*files_of_all(module), *_beside_guarded(module)))
+    """What writes a file where several ranks run, at a place that all of them reach, to a path that is the same on all."""
+    yield from (Hit(call.node.func) for call in _overridden(module))
+    if runs_ranks(module):
+        for call, path in (*writes(module), *_beside_guarded(module)):
+            prepared = any(missing_file(branch) for branch in call.place.branches)  # `prepared-by-all` looks at that
+            if not prepared and is_on_all(module, call.place) and is_alike(module, call, path):
+                yield Hit(call.node.func)
 
 
-def _beside_guarded(module: Module) -> Iterator[Call]:
-    """Yield ``save(model, path)`` of all ranks where the same function tests the rank for another save of that kind."""
-    if not is_distributed(module) or has_framework(module):
-        return
+def _beside_guarded(module: Module) -> Iterator[tuple[Call, ast.expr]]:
+    """Yield ``save(model, path)`` and its path where the same function tests the rank for another save of that kind."""
     saves = [call for call in module.calls if call.method.startswith("save") and not call.name.startswith("torch.")]
-    for call in saves:
+    for call in saves if is_distributed(module) and not has_framework(module) else ():
         alike = "base" if call.base and not call.name else "text"
         others = [each for each in saves if each.place.scope is call.place.scope and each.place.side == "main"]
         guarded = any(getattr(each, alike) == getattr(call, alike) for each in others)
-        path = call.node.args[0] if guarded and call.node.args and module.local_function(call) is None else None
-        if path is not None and is_on_all(module, call, path):
-            yield call
+        if guarded and call.node.args and call.method != "save_pretrained" and module.local_function(call) is None:
+            yield call, call.node.args[0]
 
 
 _ASKED = re.compile(r"should_save|world_process_zero|rank|is_main|deepspeed|fsdp", re.IGNORECASE)
 
 
-def _overridden(module: Module) -> Iterator[Hit]:
+def _overridden(module: Module) -> Iterator[Call]:
     """Yield what save_model of a class made of transformers' Trainer writes: the Trainer calls it on every rank."""
     if not any(starts_ranks(module) or word in module.source for word in ("local_rank", "LOCAL_RANK", "world_size")):
         return
-    for call in (*module.named("torch.save"), *_other_saves(module), *(call for call, _ in written_files(module))):
+    for call, _ in writes(module):
         owner = call.place.scope.owner
         bases = owner.node.bases if owner is not None and isinstance(owner.node, ast.ClassDef) else ()
         own = any(re.fullmatch(r"transformers\.(\w+\.)*\w*Trainer", module.name_of(base)) for base in bases)
         if own and call.place.scope.name == "save_model" and not _ASKED.search(ast.unparse(call.place.scope.node)):
-            yield Hit(call.node.func)
-
-
-def _other_saves(module: Module) -> Iterator[Call]:
-    """Yield what else writes a model: save_pretrained of one, unless it is told who is the main rank, and safetensors."""
-    # all ranks hold a part, and join
-    if "deepspeed.initialize" in module.by_name or re.search("fsdp|fully_?shard", module.source, re.IGNORECASE):
-        return
-    yield from module.named("safetensors.torch.save_file", "safetensors.torch.save_model")
-    for call in module.methods("save_pretrained"):
-        model = re.search(r"model|net\b|unet|adapter|unwrapped", call.base, re.IGNORECASE)
-        if model and not call.keyword("is_main_process") and not call.keyword("save_function") and not call.is_open:
             yield call
-
-
-def _target(call: Call) -> ast.expr | None:
-    return call.argument("save_directory", 0) if call.method == "save_pretrained" else call.argument("filename", 1)
 
 
 @rule(

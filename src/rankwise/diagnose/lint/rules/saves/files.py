@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.facts import effective_side, has_rank
+from rankwise.diagnose.lint.analysis.effects import is_alike, is_on_all, runs_ranks
+from rankwise.diagnose.lint.analysis.facts import has_rank
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.analysis.saves import is_apart, is_on_all, is_optional, runs_ranks
 from rankwise.diagnose.lint.analysis.scopes import Call
 from rankwise.diagnose.lint.record import Hit, rule
 
@@ -57,8 +56,7 @@ def tracker_on_all_ranks(module: Module) -> Iterator[Hit]:
         told = any(call.keyword(word) for word in _TOLD)
         if not told and not _QUIET.search(module.source) and _is_of_all(module, call):
             yield Hit(call.node.func, {"name": call.text, "number": "as many runs as ranks"})
-    noted = [call for call in module.calls if _NOTES.fullmatch(call.method)]
-    if not any(effective_side(module, call.place) is None and not _is_flagged(module, call) for call in noted):
+    if not any(_NOTES.fullmatch(call.method) and is_on_all(module, call.place) for call in module.calls):
         return
     for call in module.methods("SummaryWriter"):
         known = call.name.startswith(("torch.utils.tensorboard", "tensorboardX", "?")) or call.text == "SummaryWriter"
@@ -66,18 +64,8 @@ def tracker_on_all_ranks(module: Module) -> Iterator[Hit]:
             yield Hit(call.node.func, {"name": text_of(call.node.func), "number": "as many curves as ranks"})
 
 
-def _is_flagged(module: Module, call: Call) -> bool:
-    """Whether a test around a call may be one of the rank: of a writer that only one rank has, or of a flag."""
-    tests = (ast.unparse(each.test) for each in call.place.branches if not is_optional(module, each.test))
-    return any(
-        re.search(r"writer|log|tb|board|main|master|rank|summary|verbose", test, re.IGNORECASE) for test in tests
-    )
-
-
 def _is_of_all(module: Module, call: Call) -> bool:
     # a namespace of neptune for the numbers of the machine parts no runs
     parts = [*call.node.args, *(word.value for word in call.node.keywords if word.arg != "monitoring_namespace")]
-    if _is_flagged(module, call) or any(has_rank(module, part, call.place.scope) for part in parts):
-        return False
-    path = parts[0] if parts else call.node.func
-    return is_apart(module, call, path) and is_on_all(module, call, path)
+    alike = not any(has_rank(module, part, call.place.scope) for part in parts)
+    return alike and is_on_all(module, call.place) and (not parts or is_alike(module, call, parts[0]))

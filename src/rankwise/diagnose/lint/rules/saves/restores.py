@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from rankwise.diagnose.lint.analysis.effects import is_own_file, starts_ranks
 from rankwise.diagnose.lint.analysis.facts import (
     is_before_ranks,
     loops_around,
@@ -16,7 +17,6 @@ from rankwise.diagnose.lint.analysis.facts import (
 from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.saves import is_own_file, starts_ranks
 from rankwise.diagnose.lint.analysis.scopes import Call, Exit, Scope
 from rankwise.diagnose.lint.analysis.wrapped import is_rebound, known_wraps, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
