@@ -52,6 +52,14 @@ def test_every_name_opens():
         _ = rankwise.Loader
 
 
+def test_rooms_need_no_import_of_their_own():
+    """`rankwise.vitals.beat` is found in a process that has imported `rankwise` alone, whatever it used before."""
+    code = "import rankwise; print(rankwise.vitals.beat.__name__, rankwise.errors)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.startswith("beat <module")
+    assert all(getattr(rankwise, room).__name__ == f"rankwise.{room}" for room in ("data", "metrics", "train", "world"))
+
+
 def test_modules_of_rows_need_no_import_of_their_own():
     """`rows.samplers.RandomSampler` is found in a process that has imported `rows` alone."""
     code = "from rankwise.data import rows; print(rows.samplers.RandomSampler.__name__, rows.types)"

@@ -73,4 +73,5 @@ else:
             "World": "rankwise.world",
             "bind": "rankwise.world",
         },
+        ("checkpoint", "data", "errors", "guard", "launch", "metrics", "tracking", "train", "vitals", "world"),
     )
