@@ -107,7 +107,7 @@ class SkipBudget:
                 share.rank, number, self._limit, more, error,
             )  # fmt: skip
 
-    def say_total(self, rank: int) -> None:
+    def log_total(self, rank: int) -> None:
         """Log how many samples this rank skipped, if any."""
         if self._skipped:
             _LOG.warning("rank %d skipped %d damaged samples in total", rank, len(self._skipped))

@@ -186,17 +186,17 @@ class CropIndex(BaseSamples):
                 raise ConfigError(f"where= excludes all {len(found)} images")
             return chosen
 
-        def settle(chosen: tuple[CropImage, ...]) -> str:
+        def build(chosen: tuple[CropImage, ...]) -> str:
             takes = named_takes(fields, chosen[0], rules.pad)
-            self._settle(chosen, takes, rules, image_columns(chosen, labels or {}))
+            self._set(chosen, takes, rules, image_columns(chosen, labels or {}))
             return self.fingerprint
 
         if world is None or world.world_size == 1:
-            settle(gathered())
+            build(gathered())
         else:
-            make_together(world, self._finder, gathered, settle)
+            make_together(world, self._finder, gathered, build)
 
-    def _settle(
+    def _set(
         self,
         images: tuple[CropImage, ...],
         takes: Mapping[str, Take],
@@ -328,7 +328,7 @@ class CropIndex(BaseSamples):
         chosen._finder = self._finder
         images = tuple(self.images[number] for number in numbers)
         columns = {name: values[list(numbers)] for name, values in self.columns.items()}
-        chosen._settle(images, self.takes, rules, columns)
+        chosen._set(images, self.takes, rules, columns)
         return chosen
 
     @overload
