@@ -3,7 +3,7 @@
 import pytest
 
 import rankwise.data.crops as damacy
-from rankwise.data.crops.budget import Caps, host_memory_bytes, settle
+from rankwise.data.crops.budget import Caps, host_memory_bytes, stream_budget
 from rankwise.data.crops.devices import RankPlace
 
 MIB = 2**20
@@ -15,7 +15,7 @@ def config(**values):
 
 def budget(config, *, host_bytes=2**40, **place):
     caps = {name: getattr(config, name) for name in ("max_gpu_memory_bytes", "max_host_memory_bytes")}
-    return settle(config, Caps(place=RankPlace(device=None, **place), host_memory_bytes=host_bytes, **caps))
+    return stream_budget(config, Caps(place=RankPlace(device=None, **place), host_memory_bytes=host_bytes, **caps))
 
 
 def test_a_batch_is_added_up():

@@ -14,7 +14,7 @@ from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.exceptions import BudgetExceeded, InvalidArgument
 from rankwise.data.crops.fields import field_specs, sample_bytes
 
-__all__ = ["Budget", "Caps", "host_memory_bytes", "settle", "too_large"]
+__all__ = ["Budget", "Caps", "host_memory_bytes", "stream_budget", "too_large"]
 
 _LEAST_SLOTS = 2  # one is filled while the other is in use
 _WIDEST = np.dtype(np.float64)  # of all real elements; the arrays' dtypes are not known yet
@@ -124,7 +124,7 @@ class Budget:
         )
         return "\n".join(f"  {what:<28}{amount}" for what, amount in lines)
 
-    def check_fits(self, *, what: str, mends: Sequence[str], slots: int) -> None:
+    def check_fits(self, *, what: str, remedies: Sequence[str], slots: int) -> None:
         """Raise an error if it exceeds the limits.
 
         Raises:
@@ -141,11 +141,11 @@ class Budget:
         if larger or caps.host_bytes < host_needed:
             most = max(local_ranks, sharers)
             shared = f" ({local_ranks} ranks share the host, {sharers} the device)" if most > 1 else ""
-            raise BudgetExceeded(f"{what}{shared}:\n{self}\nUse {', or '.join([*larger, *mends])}")
+            raise BudgetExceeded(f"{what}{shared}:\n{self}\nUse {', or '.join([*larger, *remedies])}")
 
 
-def settle(config: Config, caps: Caps) -> Budget:
-    """Return the memory of a configuration, with as many batch buffers as requested, or as the limits allow.
+def stream_budget(config: Config, caps: Caps) -> Budget:
+    """Return the memory for a stream: with as many batch buffers as requested, or as the limits allow.
 
     Raises:
         BudgetExceeded: not even two batches fit; the message lists the parts and the needed total.
@@ -163,8 +163,8 @@ def settle(config: Config, caps: Caps) -> Budget:
         cache_bytes=config.cache_bytes,
         caps=caps,
     )
-    mends = ["fewer samples_per_batch", *(["a smaller cache_bytes"] if config.cache_bytes else [])]
-    budget.check_fits(what="at least two batches must fit, but do not", mends=mends, slots=_LEAST_SLOTS)
+    remedies = ["fewer samples_per_batch", *(["a smaller cache_bytes"] if config.cache_bytes else [])]
+    budget.check_fits(what="at least two batches must fit, but do not", remedies=remedies, slots=_LEAST_SLOTS)
     return budget
 
 

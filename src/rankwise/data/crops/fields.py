@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
@@ -194,28 +194,6 @@ class FieldBoxes:
     def per_sample(self) -> int:
         """Number of boxes of a sample, k."""
         return len(self.which) // max(1, len(self.rows))
-
-    @classmethod
-    def joined(cls, samples: Sequence[FieldBoxes]) -> list[FieldBoxes]:
-        """Return the boxes of single samples, given in the order of their rows, with those of one shape together."""
-        groups: dict[tuple[tuple[int, ...], int], list[FieldBoxes]] = {}
-        for sample in samples:
-            groups.setdefault((sample.shape, sample.per_sample), []).append(sample)
-        joined = []
-        for (shape, per_sample), group in groups.items():
-            arrays = [sample.arrays[0] for sample in group]
-            distinct = {array.place: array for array in arrays}
-            numbers = {place: number for number, place in enumerate(distinct)}
-            joined.append(
-                cls(
-                    arrays=tuple(distinct.values()),
-                    which=np.repeat([numbers[array.place] for array in arrays], per_sample),
-                    starts=np.concatenate([sample.starts for sample in group]),
-                    shape=shape,
-                    rows=np.concatenate([sample.rows for sample in group]),
-                )
-            )
-        return joined
 
     def box(self, number: int) -> tuple[tuple[int, int], ...]:
         """Return a box as ``((start, stop), ...)``."""

@@ -330,7 +330,7 @@ class FeedLoader(CursorLoader):
         self._drop_kept()
         for close in tuple(self._under_way):
             close()
-        self._budget.say_total(self._cursor.rank)
+        self._budget.log_total(self._cursor.rank)
         self.source.close()
 
     def _drop_kept(self) -> None:

@@ -107,7 +107,7 @@ class SkipBudget:
                 share.rank, number, self._limit, more, error,
             )  # fmt: skip
 
-    def say_total(self, rank: int) -> None:
+    def log_total(self, rank: int) -> None:
         """Log how many samples this rank skipped, if any."""
         if self._skipped:
             _LOG.warning("rank %d skipped %d damaged samples in total", rank, len(self._skipped))
@@ -151,7 +151,7 @@ class StepReader:
         room: dict[str, Any] = {"has_room": memory.has_room, "no_room": memory.no_room}
         self._leases, self._stage_leases = Leases(**room), Leases(**room)
         self._placer = placer
-        self._transform = transform
+        self._transform, self._epoch = transform, -1
         self._depth = depth
         self._budget = budget
         self._together = together
@@ -286,6 +286,9 @@ class StepReader:
 
     def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: HostBuffer) -> HostBuffer | None:
         """Return the transformed samples; None when reading ends."""
+        if step.epoch != self._epoch:
+            self._epoch = step.epoch
+            transform.begin()
         if transform.specs is None and len(share.ids) == 0:
             self._learn(transform, step, share)
         made = self._acquire()

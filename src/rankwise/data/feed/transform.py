@@ -139,7 +139,8 @@ _DENSE: Mapping[str, int] = MappingProxyType({})
 class SampleTransform:
     """Applies ``transform(fields, key)`` to one sample after the other and stacks what comes out.
 
-    The first sample decides the fields, shapes and dtypes; every later one must have the same.
+    The first sample, and the first one after `begin`, decides the fields, shapes and dtypes; every later one must have
+    the same.
 
     Args:
         transform: gets a dict of arrays (which it may change), ragged fields as SciPy CSR matrices of one row, and the
@@ -157,6 +158,10 @@ class SampleTransform:
     def num_cols(self) -> dict[str, int]:
         """Columns of the ragged output fields."""
         return {name: spec.shape[0] for name, spec in (self.specs or {}).items() if spec.ragged}
+
+    def begin(self) -> None:
+        """Begin an epoch, whose samples may have other shapes: a curriculum may change them."""
+        self.specs = None
 
     def learn(self, raw: HostBuffer, names: tuple[str, ...], sample: int, key: int) -> None:
         """Set `specs` from the first sample of `raw`, for a rank that has no samples of its own yet."""

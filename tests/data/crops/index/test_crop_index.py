@@ -165,6 +165,15 @@ def test_a_curriculum_changes_epochs(volumes):
         CropIndex(volumes.images, shape=(4, 4, 4), curriculum=stages)
 
 
+@pytest.mark.parametrize("wanted", [[-1], [0, 27]])
+def test_places_of_crops_that_are_not_there(volumes, wanted):
+    """Numbers out of range are refused: they would give places of other crops, or none."""
+    index = CropIndex(volumes.images[1], shape=(8, 8, 8), stride=(4, 4, 4))
+    assert len(index.describe([0, 26], seed=0)) == 2
+    with pytest.raises(IndexError, match=r"the index has 27 crops, but crops .* are wanted"):
+        index.describe(wanted, seed=0)
+
+
 def test_a_hundred_million_crops_cost_no_list(tmp_path):
     """An index of 10^8 tiles holds a few tables of its images, whatever the number of tiles."""
     zarr.create_array(tmp_path / "a", shape=(10_000, 10_000, 10_000), dtype="u1", chunks=(100, 100, 100))

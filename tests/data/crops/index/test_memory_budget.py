@@ -10,7 +10,7 @@ from rankwise import Order
 from rankwise.data.crops import CropIndex, Foreground, IndexPipeline, Stage, Take
 from rankwise.data.crops.budget import Caps
 from rankwise.data.crops.devices import RankPlace
-from rankwise.data.crops.index.source import settle_index
+from rankwise.data.crops.index.source import index_budget
 from rankwise.errors import ConfigError
 from rankwise.launch.hardware import Topology
 
@@ -27,7 +27,7 @@ def budget(index, *, device=None, host=10**9, sharers=1, local_ranks=1, world_si
     )
     options = {"micro_batch": 4, "depth": 2, "transformed": False, "cache_bytes": CACHE, **more}
     fields = options.pop("fields", tuple(index.fields))
-    return settle_index(index, Order(index, batch_size=batch_size), fields=fields, caps=caps, **options)
+    return index_budget(index, Order(index, batch_size=batch_size), fields=fields, caps=caps, **options)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rankwise import Order
-from rankwise.data.crops import CropIndex, IndexPipeline, ShutdownError, Take
+from rankwise.data.crops import CropIndex, IndexPipeline, ShutdownError, Stage, Take
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
 from rankwise.testing.new_threads import threads_since
@@ -248,3 +248,17 @@ def test_crops_that_are_read_before_they_are_asked_for(volumes):
             pipeline.start_prefetch()
     assert found[0] == found[1]
     assert not threads_since("rankwise-reader")
+
+
+def test_a_transform_meets_the_shapes_of_each_stage(volumes):
+    """A curriculum may change the shape of crops: what a transform returns is of one shape within an epoch only."""
+    stages = {0: Stage(), 1: Stage(shape=(4, 4, 4))}
+    index = CropIndex(volumes.images, shape=(8, 8, 8), num_random=8, curriculum=stages)
+    options = {"world": RankPlace(), "device": None, "transform": lambda fields, _key: fields}
+    with IndexPipeline(index, order=Order(index, batch_size=4), **options) as pipeline:
+        shown = []
+        for _ in range(2):
+            for (batch,) in pipeline:
+                shown.append(batch["image"].shape[1:])
+                pipeline.mark_done(batch.resume)
+    assert shown == [(8, 8, 8)] * 2 + [(4, 4, 4)] * 2

@@ -97,6 +97,9 @@ def test_caps_on_chunks_and_files(volume, config):
         with pytest.raises(damacy.InvalidSample, match="touches 2 files"):
             p.pop()
         assert p.pop().numbers.tolist() == [1]
+    with damacy.Pipeline(config(max_shards_per_sample=1, pad="fill")) as p:
+        p.push([volume.sample(-1, 0, 0)])  # what is outside the array is in no file
+        assert len(p.pop()) == 1
 
 
 # of damacy 0.0.1's documentation

@@ -1,12 +1,12 @@
 """What is left out of pushed samples: only damage, never more than allowed, a batch at a time."""
 
 from rankwise.data.crops import DecodeError, NotFound, StorageError
-from rankwise.data.crops.stream.reader import BatchJudge
+from rankwise.data.crops.stream.reader import SkipRule
 
 
 def test_only_damage_within_the_budget():
     """Damage is left out while the budget lasts; trouble of the storage is raised whatever is left of it."""
-    budget = BatchJudge(3)
+    budget = SkipRule(3)
     assert budget.judge(()) is None
     assert budget.judge([DecodeError("a"), DecodeError("b")]) is None
     trouble = StorageError("s")
@@ -21,6 +21,6 @@ def test_only_damage_within_the_budget():
 
 def test_raise_is_no_budget():
     """By default everything is raised, the first error with the others as notes."""
-    error = BatchJudge("raise").judge([NotFound("a"), DecodeError("b")])
+    error = SkipRule("raise").judge([NotFound("a"), DecodeError("b")])
     assert error.what == "a"
     assert error.__notes__ == ["in the same batch: b"]

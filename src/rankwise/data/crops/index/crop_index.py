@@ -180,23 +180,23 @@ class CropIndex(BaseSamples):
 
         def gathered() -> tuple[CropImage, ...]:
             top = None if root is None else os.fspath(root)
-            found = gather_images(images, labels=_label_names(fields, rules), root=top)
+            found = gather_images(images, labels=rules.parts_of(fields), root=top)
             chosen = found if where is None else tuple(image for image in found if where(image))
             if not chosen:
                 raise ConfigError(f"where= excludes all {len(found)} images")
             return chosen
 
-        def settle(chosen: tuple[CropImage, ...]) -> str:
+        def build(chosen: tuple[CropImage, ...]) -> str:
             takes = named_takes(fields, chosen[0], rules.pad)
-            self._settle(chosen, takes, rules, image_columns(chosen, labels or {}))
+            self._set(chosen, takes, rules, image_columns(chosen, labels or {}))
             return self.fingerprint
 
         if world is None or world.world_size == 1:
-            settle(gathered())
+            build(gathered())
         else:
-            make_together(world, self._finder, gathered, settle)
+            make_together(world, self._finder, gathered, build)
 
-    def _settle(
+    def _set(
         self,
         images: tuple[CropImage, ...],
         takes: Mapping[str, Take],
@@ -328,7 +328,7 @@ class CropIndex(BaseSamples):
         chosen._finder = self._finder
         images = tuple(self.images[number] for number in numbers)
         columns = {name: values[list(numbers)] for name, values in self.columns.items()}
-        chosen._settle(images, self.takes, rules, columns)
+        chosen._set(images, self.takes, rules, columns)
         return chosen
 
     @overload
@@ -388,14 +388,3 @@ def _hashed(data: bytes) -> str:
 def _columns_digest(columns: Mapping[str, NDArray]) -> str:
     facts = (repr((name, col.dtype.str, col.shape)).encode() + col.tobytes() for name, col in columns.items())
     return _hashed(b"".join(facts))
-
-
-def _label_names(fields: Mapping[str, Take] | Sequence[str] | None, rules: Rules) -> set[str]:
-    """Return all parts that are named; label images of an image are searched for these."""
-    takes = fields if isinstance(fields, Mapping) else dict.fromkeys(fields or (), Take())
-    names = {take.part or name for name, take in takes.items() if isinstance(take, Take)}
-    if rules.foreground is not None:
-        names.add(rules.foreground.part)
-    if rules.mask is not None and isinstance(rules.mask.source, str):
-        names.add(rules.mask.source)
-    return names

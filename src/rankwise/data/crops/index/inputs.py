@@ -148,7 +148,7 @@ def split_images(
     where = dict(zip(labels, rule.parts(labels, strata).tolist(), strict=True))
     part = np.array([where[group] for group in groups])
     parts = [np.flatnonzero(part == number).tolist() for number in range(len(rule.names))]
-    _say(groups, parts, rule, by)
+    _log_sizes(groups, parts, rule, by)
     return parts
 
 
@@ -188,7 +188,7 @@ def _refuse_same_names(groups: Sequence[str]) -> None:
         )
 
 
-def _say(groups: Sequence[str], parts: Sequence[Sequence[int]], rule: SplitRule, by: By) -> None:
+def _log_sizes(groups: Sequence[str], parts: Sequence[Sequence[int]], rule: SplitRule, by: By) -> None:
     """Log the sizes of the parts; with few groups, hashes seldom give the requested sizes."""
     kind = by if isinstance(by, str) else "group"
     counts = [len({groups[number] for number in part}) for part in parts]
@@ -215,7 +215,7 @@ _Images = tuple[CropImage, ...]
 
 
 def make_together(
-    world: World, finder: CellFinder, gather: Callable[[], _Images], settle: Callable[[_Images], str]
+    world: World, finder: CellFinder, gather: Callable[[], _Images], build: Callable[[_Images], str]
 ) -> None:
     """Gather images and maps on the main rank, and make the index on all. Every rank calls it.
 
@@ -227,14 +227,14 @@ def make_together(
     def make() -> tuple[_Images, Maps, str]:
         nonlocal fingerprint
         images = gather()
-        fingerprint = settle(images)
+        fingerprint = build(images)
         return images, finder.maps, fingerprint
 
     images, finder.maps, wanted = world.from_main(make)
     error: Exception | None = None
     if not world.is_main:
         try:
-            fingerprint = settle(images)
+            fingerprint = build(images)
         except Exception as caught:  # noqa: BLE001  (told to all ranks, then raised)
             error = caught
         if error is None and fingerprint != wanted:

@@ -93,7 +93,11 @@ def make_layout(
     Raises:
         ConfigError: the field's arrays do not fit the reference or each other, or boxes leave them without `pad`.
     """
-    levels = _chosen_levels(take.part or name, take, images, frame, level)
+    part, chosen = take.part or name, level if take.level is None else take.level
+    levels = tuple(
+        _nearest(image.levels(part), own) if chosen is None else image.level(part, chosen)
+        for image, own in zip(images, frame.levels, strict=True)
+    )
     refuse_other_axes(name, images, levels)
     linked = linked_axes(levels[0], frame)
     axis = levels[0].channel_axis
@@ -102,7 +106,9 @@ def make_layout(
     channels, channel_extent = channel_boxes(name, take, images, levels, channel_axis)
     ratio, shift = affine_map(frame, levels, linked)
     shape = _extents(name, take, frame, linked, ratio=ratio, images=images)
-    shift = _centred(shift, ratio, frame=frame, linked=linked, shape=shape)
+    axes = np.array(linked, dtype=np.int64)
+    spare = frame.extent[axes] * ratio - np.array(shape)  # half of it comes before a box: its centre is the crop's
+    shift = np.where(axes >= 0, shift + spare / 2, shift)
     if channel_axis is not None:
         shape[channel_axis] = channel_extent
     layout = FieldLayout(
@@ -135,21 +141,9 @@ def make_layout(
     return layout if take.pad is not None else _kept_inside(name, layout, lattice)
 
 
-def _chosen_levels(
-    part: str, take: Take, images: Sequence[CropImage], frame: Frame, level: int | None
-) -> tuple[Level, ...]:
-    """Return the level of each image for a field: the requested one, else that with the nearest spacing.
-
-    Raises:
-        ConfigError: an image has no such part or level.
-    """
-    chosen = take.level if take.level is not None else level
-    if chosen is not None:
-        return tuple(image.level(part, chosen) for image in images)
-    return tuple(_nearest(image.levels(part), own) for image, own in zip(images, frame.levels, strict=True))
-
-
 def _nearest(levels: tuple[Level, ...], reference: Level) -> Level:
+    """Return the level with the spacing nearest to the reference's."""
+
     def distance(level: Level) -> float:
         shared = [
             abs(np.log(level.spacing[axis] / reference.spacing[reference.axes.index(name)]))
@@ -192,15 +186,6 @@ def _extents(
         else:
             extents.append(_same_extent(name, frame.extent[reference] * ratio[:, axis], images))
     return extents
-
-
-def _centred(
-    shift: FloatArray, ratio: FloatArray, *, frame: Frame, linked: tuple[int, ...], shape: Sequence[int]
-) -> FloatArray:
-    """Return the shift with which the centre of a box is that of its crop."""
-    reference = np.array(linked, dtype=np.int64)
-    spare = frame.extent[reference] * ratio - np.array(shape)
-    return np.where(reference >= 0, shift + spare / 2, shift)
 
 
 def _same_extent(name: str, wanted: FloatArray, images: Sequence[CropImage]) -> int:

@@ -16,7 +16,7 @@ from rankwise.data.crops.devices import NumaStrategy, place_in_world
 from rankwise.data.crops.exceptions import BudgetExceeded, ShutdownError
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.layout import FieldLayout
-from rankwise.data.crops.index.source import CropSource, settle_index
+from rankwise.data.crops.index.source import CropSource, index_budget
 from rankwise.data.feed import FeedLoader, FeedOptions
 from rankwise.data.feed.options import refuse_unknown
 from rankwise.data.feed.place_jax import is_jax_target
@@ -120,7 +120,7 @@ class IndexPipeline(FeedLoader):
         in_flight = math.ceil(order.batch_size / place.world_size) * _STEPS_IN_FLIGHT
         count = partial(most_files, index, num_crops=in_flight)
         place.warn_few_handles(count, capacity=self._crops.reader.max_open_files)
-        self.budget = settle_index(
+        self.budget = index_budget(
             index,
             order,
             fields=tuple(self.source.fields),

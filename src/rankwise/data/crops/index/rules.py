@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from rankwise.data.contract import NDArray
-from rankwise.data.crops.index.image import CropImage
+from rankwise.data.crops.index.image import CropImage, Take
 from rankwise.data.crops.index.lattice import Edges
 from rankwise.data.store.boxes import Pad
 from rankwise.errors import ConfigError
@@ -129,6 +129,16 @@ class Rules:
         else:
             self._refuse_for_random()
         _check_curriculum(self.curriculum)
+
+    def parts_of(self, fields: Mapping[str, Take] | Sequence[str] | None) -> set[str]:
+        """Return all parts of images that the rules and the given fields name; label images are searched for these."""
+        takes = fields if isinstance(fields, Mapping) else dict.fromkeys(fields or (), Take())
+        names = {take.part or name for name, take in takes.items() if isinstance(take, Take)}
+        if self.foreground is not None:
+            names.add(self.foreground.part)
+        if self.mask is not None and isinstance(self.mask.source, str):
+            names.add(self.mask.source)
+        return names
 
     def stage(self, epoch: int) -> Stage:
         """Return the stage of an epoch: from the curriculum, else one without changes.

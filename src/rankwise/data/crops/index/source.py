@@ -31,7 +31,7 @@ from rankwise.data.store.reader import BoxReader
 from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
 
-__all__ = ["CropSource", "settle_index"]
+__all__ = ["CropSource", "index_budget"]
 
 
 class CropSource(BaseSource):
@@ -55,7 +55,7 @@ class CropSource(BaseSource):
         self.reader = BoxReader(cache=cache, threads=threads, remote=remote)
         self._names = tuple(index.fields)
         self._chosen: dict[Compiled, dict[str, CropField]] = {}
-        self._said_fill = False
+        self._warned_fill = False
 
     @property
     def cache(self) -> ChunkCache:
@@ -124,7 +124,7 @@ class CropSource(BaseSource):
     def read(self, plan: CropPlan, into: BatchBuffer) -> ReadReport:
         """Read a plan into a buffer, which this reserves. Thread-safe; failed crops are reported, not raised."""
         report = plan.read(into)
-        if report.all_fill and not self._said_fill:  # usually a mistake
+        if report.all_fill and not self._warned_fill:  # usually a mistake
             self._warn_fill(plan)
         return report
 
@@ -141,7 +141,7 @@ class CropSource(BaseSource):
         return self._chosen[made]
 
     def _warn_fill(self, plan: CropPlan) -> None:
-        self._said_fill = True
+        self._warned_fill = True
         step = plan.share.step
         first = self.index.describe(plan.ids[:1], seed=step.resume.seed, epoch=step.epoch)[0].image
         warnings.warn(
@@ -152,7 +152,7 @@ class CropSource(BaseSource):
         )
 
 
-def settle_index(
+def index_budget(
     index: CropIndex,
     order: Order,
     *,
@@ -182,12 +182,12 @@ def settle_index(
         caps=caps,
     )
     what = f"{ahead + 1} steps of {num_micro} batches of {rows} crops must fit ({ahead} ready, one in use), but do not"
-    mends = [
+    remedies = [
         "a smaller batch_size of the order",
         *["a smaller depth"] * (depth > 0),
         *["a smaller cache"] * (cache_bytes > 0),
     ]
-    budget.check_fits(what=what, mends=mends, slots=slots)
+    budget.check_fits(what=what, remedies=remedies, slots=slots)
     return budget
 
 

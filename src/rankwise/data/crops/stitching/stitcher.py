@@ -25,7 +25,7 @@ from rankwise.data.crops.index.image import CropImage
 from rankwise.data.crops.index.pipeline import IndexPipeline
 from rankwise.data.crops.stitching.model import as_numpy, evaluating, model_digest, source_digest, unwrapped
 from rankwise.data.crops.stitching.slabs import Canvas, Run, SlabPlan, TileOrder, Window, tile_window
-from rankwise.data.crops.stitching.target import Target, grid_of, output_paths, settle_values, wait_for_all
+from rankwise.data.crops.stitching.target import Target, grid_of, output_paths, output_values, wait_for_all
 from rankwise.errors import ConfigError, DesyncError, StepError
 from rankwise.tracking.terminal.progress import Progress
 from rankwise.world import World
@@ -158,7 +158,7 @@ class Stitcher:
         self._world = World.current() if world is None else world
         frame = index.compiled(0).frame
         wanted = None if dtype is None else np.dtype(dtype)
-        self._kept, self._dtype = settle_values(finish, frame.shape, channels=channels, dtype=wanted)
+        self._kept, self._dtype = output_values(finish, frame.shape, channels=channels, dtype=wanted)
         sums: DType = np.dtype(np.float64 if self._dtype == np.float64 else np.float32)
         self._window = tile_window(window, frame.shape).astype(sums)
         grids = [grid_of(frame, number, chunks, shards) for number in range(len(index.images))]

@@ -19,7 +19,7 @@ from rankwise.data.crops.index.frame import Frame
 from rankwise.errors import ConfigError, DataError
 from rankwise.world import World
 
-__all__ = ["Target", "grid_of", "output_paths", "settle_values", "wait_for_all"]
+__all__ = ["Target", "grid_of", "output_paths", "output_values", "wait_for_all"]
 
 _MARK = "rankwise_stitched"
 _POLL_S = 0.1
@@ -252,7 +252,7 @@ def grid_of(
     return (*lead, *map(int, chunks)), None if shards is None else (*lead, *map(int, shards))
 
 
-def settle_values(
+def output_values(
     finish: Callable[[NDArray], Any] | None, extents: Sequence[int], *, channels: int | None, dtype: DType | None
 ) -> tuple[int | None, DType]:
     """Return the number of values for each place of the output (None = no such axis), and their dtype.

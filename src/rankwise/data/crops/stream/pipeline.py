@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, final
 
 from rankwise.data.crops.batch import Batch, drop_finished
-from rankwise.data.crops.budget import Caps, settle
+from rankwise.data.crops.budget import Caps, stream_budget
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import bind_device
 from rankwise.data.crops.exceptions import InvalidArgument, PoolStarved, ShutdownError, TryAgain
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Meters, Stats
-from rankwise.data.crops.stream.reader import BatchJudge, Ready, Result, StreamReader
+from rankwise.data.crops.stream.reader import Ready, Result, SkipRule, StreamReader
 from rankwise.data.crops.stream.resolver import check_sample
 from rankwise.data.crops.stream.schedule import END, Work
 from rankwise.data.feed.memory.lease import Done
@@ -75,8 +75,8 @@ class Pipeline:
             max_gpu_memory_bytes=config.max_gpu_memory_bytes,
             max_host_memory_bytes=config.max_host_memory_bytes,
         )
-        budget = settle(config, caps)
-        _say_what_is_idle(config)
+        budget = stream_budget(config, caps)
+        _warn_unused_options(config)
         _LOG.info("a stream of crops uses\n%s", budget)
         self._meters = Meters(gpu_bytes_committed=budget.ring_bytes, host_bytes_committed=budget.host_bytes)
         self._reader = StreamReader(config, place=place, budget=budget, placer=self._placer, meters=self._meters)
@@ -91,7 +91,7 @@ class Pipeline:
         self._stages = (self._planner.pulled, self._reader.planned, self._read)  # each in a thread of its own
         self._released: deque[tuple[Done, object]] = deque()  # batches that work on the device still reads
         self._lock = threading.Lock()
-        self._closed = self._said_fill = False
+        self._closed = self._warned_fill = False
         self._num_batches = 0
         self._num_pushed: int | None = 0
         self._num_taken = self._num_errors = 0  # samples in batches, raised or skipped; errors of iterables
@@ -244,9 +244,9 @@ class Pipeline:
             if result is END:
                 continue  # of what had been pushed then
             if isinstance(result, Ready):
-                self._settle(len(result.samples))
+                self._count_taken(len(result.samples))
                 return result
-            self._settle(result.num_samples)
+            self._count_taken(result.num_samples)
             if result.error is not None:
                 self._meters.add(samples_failed=result.num_samples)
                 raise result.error
@@ -255,7 +255,7 @@ class Pipeline:
             raise ShutdownError("the pipeline was closed: there are no more batches")
         raise self._drained()
 
-    def _settle(self, num_samples: int) -> None:
+    def _count_taken(self, num_samples: int) -> None:
         with self._lock:
             self._num_taken += num_samples
             self._num_errors += num_samples == 0
@@ -297,8 +297,8 @@ class Pipeline:
         )
         with self._lock:
             batch_id, self._num_batches = self._num_batches, self._num_batches + 1
-            first_fill = item.all_fill and not self._said_fill
-            self._said_fill |= item.all_fill
+            first_fill = item.all_fill and not self._warned_fill
+            self._warned_fill |= item.all_fill
         if first_fill:
             _warn_all_fill(item)
         return Batch(
@@ -335,11 +335,11 @@ class Pipeline:
         return int(torch.cuda.current_stream(self._device).cuda_stream)
 
 
-def _end(read: ReadAhead[Any, Any], skips: BatchJudge) -> None:
+def _end(read: ReadAhead[Any, Any], skips: SkipRule) -> None:
     """Stop without waiting: a garbage collection may run this in any thread."""
     if not read.is_elsewhere:
         read.close(waits=False)
-        skips.say_total()
+        skips.log_total()
 
 
 def _warn_all_fill(item: Ready) -> None:
@@ -354,7 +354,7 @@ def _warn_all_fill(item: Ready) -> None:
     )
 
 
-def _say_what_is_idle(config: Config) -> None:
+def _warn_unused_options(config: Config) -> None:
     """Warn once about accepted options that only a GPU decoder would use."""
     defaults = {each.name: each.default for each in fields_of(Config)}
     idle = [name for name in _GPU_ONLY if getattr(config, name) != defaults[name] and name not in _said]

@@ -30,7 +30,7 @@ from rankwise.data.feed.prefetch import ReadAhead
 from rankwise.data.feed.transform import SampleTransform
 from rankwise.data.store.reader import BoxReader
 
-__all__ = ["BatchJudge", "Ready", "Result", "StreamReader"]
+__all__ = ["Ready", "Result", "SkipRule", "StreamReader"]
 
 _LOG = logging.getLogger("rankwise.crops")
 
@@ -88,7 +88,7 @@ class StreamReader:
         self._meters = meters
         self._transform = None if config.transform is None else SampleTransform(config.transform)
         self._scratch = HostBuffer()
-        self.skips = BatchJudge(config.on_bad_sample)
+        self.skips = SkipRule(config.on_bad_sample)
         self.doing = ""
         self._full = (
             f"all {budget.num_slots} batch buffers (host_buffer_waves={config.host_buffer_waves}) and what the memory "
@@ -251,7 +251,7 @@ def _forget_locals(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-class BatchJudge:
+class SkipRule:
     """Handles the bad samples of one batch after another: all of them are skipped, or all are raised as one error.
 
     Only damaged content is skipped. A sample counts each time it is pushed.
@@ -279,7 +279,7 @@ class BatchJudge:
             )
         return first
 
-    def say_total(self) -> None:
+    def log_total(self) -> None:
         """Log how many samples were skipped, if any."""
         if self.num_skipped:
             _LOG.warning("%d damaged samples were skipped in total (at most %d)", self.num_skipped, self._allowed)

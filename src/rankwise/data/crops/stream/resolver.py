@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from rankwise.data.store.ngff.images import Image, open_image
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
-__all__ = ["OpeningStats", "Openings", "check_sample", "crops_of", "resolve"]
+__all__ = ["ArrayBoxes", "OpeningStats", "Openings", "check_sample", "crops_of", "grouped", "resolve"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,28 +230,32 @@ def _long(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(extent for extent in shape if extent != 1)
 
 
-def resolve(sample: Sample, number: int, row: int, config: Config, openings: Openings) -> dict[str, FieldBoxes]:
-    """Return the boxes of a sample, which has this row of its batch, by field; waits for its arrays to be opened.
+# The boxes for one field of one sample: their array, the first element of each, and the extent of all.
+ArrayBoxes: TypeAlias = tuple[ArrayMeta, list[tuple[int, ...]], tuple[int, ...]]
+
+
+def resolve(sample: Sample, number: int, config: Config, openings: Openings) -> dict[str, ArrayBoxes]:
+    """Return the boxes of a sample by field, after waiting for its arrays to be opened.
 
     Raises:
         DamacyError: an array does not exist or cannot be opened, has no such level or channel, or exceeds a limit.
     """
     found = {}
     for name, crop in crops_of(sample, config).items():
-        boxes = _boxes(crop, openings.get(crop.uri, number), number, row)
+        boxes = _boxes(crop, openings.get(crop.uri, number), number)
         _check_caps(boxes, crop, config, number)
         found[name] = boxes
     return found
 
 
-def _boxes(crop: Crop, image: Image, number: int, row: int) -> FieldBoxes:
+def _boxes(crop: Crop, image: Image, number: int) -> ArrayBoxes:
     level = crop.level or 0
     if not -len(image.levels) <= level < len(image.levels):
         raise _unread(crop, number, f"it has {len(image.levels)} levels (0 is the finest), not a level {level}")
     array = image.levels[level].array
     start = tuple(first for first, _ in crop.aabb)
     if crop.channel is None:
-        return _field_boxes(array, [start], crop.shape, row)
+        return array, [start], crop.shape
     axis = image.channel_axis
     if axis is None:
         names = ", ".join(each.name for each in image.axes)
@@ -269,21 +274,11 @@ def _boxes(crop: Crop, image: Image, number: int, row: int) -> FieldBoxes:
     except DataError as error:
         raise _unread(crop, number, str(error)) from error
     starts = [(*start[:axis], channel, *start[axis:]) for channel in channels]
-    return _field_boxes(array, starts, (*crop.shape[:axis], 1, *crop.shape[axis:]), row)
+    return array, starts, (*crop.shape[:axis], 1, *crop.shape[axis:])
 
 
-def _field_boxes(array: ArrayMeta, starts: list[tuple[int, ...]], shape: tuple[int, ...], row: int) -> FieldBoxes:
-    return FieldBoxes(
-        arrays=(array,),
-        which=np.zeros(len(starts), dtype=np.int64),
-        starts=np.array(starts, dtype=np.int64),
-        shape=shape,
-        rows=np.array([row], dtype=np.int64),
-    )
-
-
-def _check_caps(boxes: FieldBoxes, crop: Crop, config: Config, number: int) -> None:
-    array, limit = boxes.arrays[0], config.max_chunk_uncompressed_bytes
+def _check_caps(boxes: ArrayBoxes, crop: Crop, config: Config, number: int) -> None:
+    (array, starts, shape), limit = boxes, config.max_chunk_uncompressed_bytes
     if limit is not None and array.chunk_bytes > limit:
         why = (
             f"its chunks have {array.chunk_bytes} bytes decoded, but max_chunk_uncompressed_bytes is {limit}: raise "
@@ -291,10 +286,10 @@ def _check_caps(boxes: FieldBoxes, crop: Crop, config: Config, number: int) -> N
         )
         raise _unread(crop, number, why, BudgetExceeded)
     most = config.max_shards_per_sample
-    if most is None or array.ndim != len(boxes.shape):
+    if most is None or array.ndim != len(shape):
         return
-    low = np.maximum(boxes.starts, 0)  # what is outside the array is in no file
-    high = np.minimum(boxes.starts + np.array(boxes.shape), array.shape)
+    low = np.maximum(starts, 0)  # what is outside the array is in no file
+    high = np.minimum(np.add(starts, shape), array.shape)
     files = np.maximum((high - 1) // array.files - low // array.files + 1, 0)
     touched = int(files.prod(axis=1).sum())
     if touched > most:
@@ -304,3 +299,28 @@ def _check_caps(boxes: FieldBoxes, crop: Crop, config: Config, number: int) -> N
 
 def _unread(crop: Crop, number: int, why: str, kind: type[DamacyError] = InvalidSample) -> DamacyError:
     return sample_error(kind, why, uri=crop.uri, aabb=crop.aabb, sample=number)
+
+
+def grouped(resolved: Mapping[int, Mapping[str, ArrayBoxes]], field: str) -> list[FieldBoxes]:
+    """Return the boxes that fill a field, grouped by shape, from those of each place in the batch, ascending."""
+    by_shape: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    for row, sample in resolved.items():
+        _, starts, shape = sample[field]
+        by_shape.setdefault((shape, len(starts)), []).append(row)
+    return [
+        _field_boxes({row: resolved[row][field] for row in rows}, shape, per_sample)
+        for (shape, per_sample), rows in by_shape.items()
+    ]
+
+
+def _field_boxes(boxes: Mapping[int, ArrayBoxes], shape: tuple[int, ...], per_sample: int) -> FieldBoxes:
+    arrays = {array.place: array for array, _, _ in boxes.values()}
+    numbers = {place: number for number, place in enumerate(arrays)}
+    which = [numbers[array.place] for array, _, _ in boxes.values()]
+    return FieldBoxes(
+        arrays=tuple(arrays.values()),
+        which=np.repeat(np.array(which, dtype=np.int64), per_sample),
+        starts=np.array([start for _, starts, _ in boxes.values() for start in starts], dtype=np.int64),
+        shape=shape,
+        rows=np.array(list(boxes), dtype=np.int64),
+    )

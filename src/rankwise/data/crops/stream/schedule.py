@@ -13,11 +13,11 @@ import numpy as np
 
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch
-from rankwise.data.crops.fields import CropField, FieldBoxes
+from rankwise.data.crops.fields import CropField
 from rankwise.data.crops.plan import CropPlan, plan_crops
 from rankwise.data.crops.sample import Dtype, Sample, parse_dtype
 from rankwise.data.crops.stats import Meters
-from rankwise.data.crops.stream.resolver import Openings, check_sample, crops_of, resolve
+from rankwise.data.crops.stream.resolver import ArrayBoxes, Openings, check_sample, crops_of, grouped, resolve
 from rankwise.data.feed.prefetch import Conveyor, ReadAhead
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.reader import BoxReader
@@ -269,11 +269,11 @@ class Planner:
         return work
 
     def _planned(self, items: tuple[Numbered, ...], failures: tuple[Failure, ...]) -> Work:
-        resolved: list[Mapping[str, FieldBoxes]] = []
+        resolved: dict[int, Mapping[str, ArrayBoxes]] = {}
         failed: dict[int, DamacyError] = {}
         for row, item in enumerate(items):
             try:
-                resolved.append(self._resolved(item, row))
+                resolved[row] = self._resolved(item)
             except DamacyError as error:
                 failed[row] = error
         if not resolved:
@@ -282,17 +282,17 @@ class Planner:
             native = {name: first.dtype for name, first in self._native.items() if first is not None}
             self._crop_fields = {name: field.crop_field(native.get(name)) for name, field in self._fields.items()}
         ids = np.array([item.number for item in items], dtype=np.int64)
-        boxes = {name: FieldBoxes.joined([sample[name] for sample in resolved]) for name in self._fields}
+        boxes = {name: grouped(resolved, name) for name in self._fields}
         plan = plan_crops(self._crop_fields, boxes, self._engine, ids=ids, failed=failed)
         return Work(items=items, plan=plan, failures=failures)
 
-    def _resolved(self, item: Numbered, row: int) -> dict[str, FieldBoxes]:
+    def _resolved(self, item: Numbered) -> dict[str, ArrayBoxes]:
         if item.error is not None:
             raise item.error
         assert item.sample is not None  # only with an error
-        boxes = resolve(item.sample, item.number, row, self._config, self._openings)
+        boxes = resolve(item.sample, item.number, self._config, self._openings)
         for name in self._native:
-            self._check_native(name, boxes[name].arrays[0], item.number)
+            self._check_native(name, boxes[name][0], item.number)
         return boxes
 
     def _check_native(self, name: str, array: ArrayMeta, number: int) -> None:
