@@ -353,6 +353,7 @@ class Loader:
                 following = self._following if goes_on else lambda: None
                 for order, block, about in requests.read(orders, self._datasets.obs, following):
                     for first, last in pairwise(order.edges):
+                        # no local name: it would keep its memory while the next one is made
                         yield under_way.counted(self._batch(order, block, about, first, last))
                     block.lease.leave()
                     del block  # the next read needs its memory
@@ -380,14 +381,10 @@ class Loader:
         except Exception:  # noqa: BLE001  (who asks for that pass sees it)
             return None
 
-    def _placed(self, rows: Any) -> Any:
-        if self._sharded is None:
-            return convert(rows, self._to, gpu=self._on_gpu)
-        return global_batch(rows, self._sharded)
-
     def _batch(self, order: RowOrder, block: RowBlock, about: Any, first: int, last: int) -> LoaderOutput:
+        rows, sharded = block.part(first, last), self._sharded
         return {
-            "X": self._placed(block.part(first, last)),
+            "X": convert(rows, self._to, gpu=self._on_gpu) if sharded is None else global_batch(rows, sharded),
             "obs": None if about is None else about.iloc[first:last],
             "var": self._datasets.var,
             "index": order.rows[first:last] if self._return_index else None,

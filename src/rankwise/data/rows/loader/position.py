@@ -69,16 +69,14 @@ class SavedPass:
 
     def differences(self, here: SavedPass) -> list[str]:
         """Return the differences in data, sampler and workers, in words."""
-        was, now = _flat(self), _flat(here)
+        told: list[dict[str, Any]] = []
+        for saved in (self, here):
+            settings: Any = saved.to_json()["sampler"] or {}  # as JSON: tuples are lists
+            worker = {} if saved.worker is None else {"worker": "{number} of {count}".format(**saved.worker)}
+            told.append({"rows": saved.rows, "data": saved.data, **settings, **worker})
+        was, now = told
         names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
         return [f"{name} was {was.get(name)}, is {now.get(name)}" for name in names]
-
-
-def _flat(saved: SavedPass) -> dict[str, Any]:
-    state: dict[str, Any] = saved.to_json()
-    worker = state["worker"] or {}
-    place = {"worker": f"{worker['number']} of {worker['count']}"} if worker else {}
-    return {"rows": saved.rows, "data": saved.data, **(state["sampler"] or {}), **place}
 
 
 WITH_AN_ORDER = (
@@ -110,7 +108,7 @@ class UnderWay:
         """
         with closing(self._sampler.sample(n_obs)) as requests:
             request = next(requests, None)
-            num_left_out = self._begin()
+            num_left_out = self.num_done = self._num_before()
             while request is not None:
                 splits = list(request["splits"])
                 if len(splits) > num_left_out:
@@ -125,7 +123,7 @@ class UnderWay:
         self.num_done += 1
         return batch
 
-    def _begin(self) -> int:
+    def _num_before(self) -> int:
         """Record which pass has begun; return how many of its batches were handed out before."""
         self.draws, saved = self._sampler.last_pass, self._saved
         if saved is None or self.draws is None or saved.epoch != self.draws.epoch:
@@ -135,7 +133,6 @@ class UnderWay:
                 "a loader that resumes inside an epoch cannot be shared among DataLoader workers: use "
                 f"num_workers=0 (it reads in the background anyway), or {WITH_AN_ORDER}"
             )
-        self.num_done = saved.batches
         return saved.batches
 
 
@@ -185,7 +182,16 @@ class Standing:
         saved, here = SavedPass.from_json(state), self._saved(0, 0, 0)
         wrong_seed = self._wrong_seed(saved, here)
         if saved.batches:
-            self._refuse_others(saved, here, wrong_seed)
+            known = saved.sampler is not None and here.sampler is not None
+            why = (saved.differences(here) if known else [self._unknown()]) + ([wrong_seed] if wrong_seed else [])
+            if not why and current_worker() is None and saved.batches > self._num_batches():
+                why = [f"an epoch has {self._num_batches()} batches here"]
+            if why:
+                raise ConfigError(
+                    f"the state is {saved.batches} batches into epoch {saved.epoch}, which this loader would not make "
+                    f"again: {'; '.join(why)}. Restore data, sampler and number of ranks, begin with another "
+                    f"epoch (set_epoch({saved.epoch + 1})), or {WITH_AN_ORDER}"
+                )
         salt = saved.worker["salt"] if saved.batches and saved.worker else None
         self._sampler.go_to(saved.epoch, seed=None if wrong_seed else saved.seed, salt=salt)
         self._loaded, self._newest = saved if saved.batches else None, None
@@ -241,19 +247,6 @@ class Standing:
                 "state of every rank, or pass a seed to the sampler, rng=0"
             )
         return ""
-
-    def _refuse_others(self, saved: SavedPass, here: SavedPass, wrong_seed: str) -> None:
-        why = [] if saved.sampler is not None and here.sampler is not None else [self._unknown()]
-        why += [] if why else saved.differences(here)
-        why += [wrong_seed] if wrong_seed else []
-        if not why and current_worker() is None and saved.batches > self._num_batches():
-            why = [f"an epoch has {self._num_batches()} batches here"]
-        if why:
-            raise ConfigError(
-                f"the state is {saved.batches} batches into epoch {saved.epoch}, which this loader would not make "
-                f"again: {'; '.join(why)}. Restore data, sampler and number of ranks, begin with another "
-                f"epoch (set_epoch({saved.epoch + 1})), or {WITH_AN_ORDER}"
-            )
 
     def _unknown(self) -> str:
         return (
