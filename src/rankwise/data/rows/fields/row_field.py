@@ -19,8 +19,8 @@ from rankwise.data.rows.matrices import (
     MatrixStack,
     MemoryStack,
     SparseStack,
+    checked_reports,
     finished_plain,
-    judged_reports,
 )
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport, Spread
 from rankwise.data.store.boxes import OUTSIDE, TWICE
@@ -165,7 +165,7 @@ def _spread(target: Target, plan: MatrixPlan, out: NDArray, reader: BoxReader, m
     columns = memory.take(plan.num_elements, named.request.dtype)
     spread = Spread(columns=columns, num_cols=target.num_cols, places=target.places, width=target.width)
     reports, states = reader.spread((elements, named), out, spread)
-    told = list(judged_reports(plan, reports, columns))
+    told = list(checked_reports(plan, reports, columns))
     twice = np.flatnonzero(((states & TWICE) != 0) & reports[0].valid & reports[1].valid)
     if len(twice):  # read again, to add up the elements of a column: our writers never make such rows
         part = plan.part(twice, reader)
@@ -189,7 +189,7 @@ def _begin_between(target: Target, plan: MatrixPlan, out: NDArray, memory: Memor
     indptr = np.zeros(plan.num_rows + 1, dtype=np.int64)
 
     def finish(reports: tuple[BoxReport, ...]) -> Finished:
-        told = judged_reports(plan, reports, columns)
+        told = checked_reports(plan, reports, columns)
         named, num_cols = columns, target.num_cols[0]
         places = None if target.places is None else target.places[0]
         if len(target.num_cols) > 1 and plan.boxes:

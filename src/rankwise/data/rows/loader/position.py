@@ -1,4 +1,4 @@
-"""`Standing`: the position of a loader inside its passes, for saving and resuming."""
+"""`LoaderPosition`: the position of a loader inside its passes, for saving and resuming."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankwise.data.rows.samplers import DistributedSampler
 from rankwise.data.rows.samplers.distributed import known_settings
 from rankwise.errors import ConfigError
 
-__all__ = ["SavedPass", "Standing", "UnderWay"]
+__all__ = ["CurrentPass", "LoaderPosition", "SavedPass"]
 
 
 _VERSION = 1
@@ -85,7 +85,7 @@ WITH_AN_ORDER = (
 T = TypeVar("T")
 
 
-class UnderWay:
+class CurrentPass:
     """One pass; it resumes from `saved` if that position lies in it.
 
     Attributes:
@@ -136,25 +136,25 @@ class UnderWay:
         return saved.batches
 
 
-class Standing:
+class LoaderPosition:
     """The position of a loader: its pass, and the number of batches done."""
 
     def __init__(self, sampler: Sampler, datasets: AddedDatasets) -> None:
         self._sampler, self._datasets = sampler, datasets
-        self._newest: UnderWay | None = None
+        self._newest: CurrentPass | None = None
         self._loaded: SavedPass | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_newest": None}
 
-    def next_pass(self) -> UnderWay:
+    def next_pass(self) -> CurrentPass:
         """Return the pass that begins now; it resumes from the loaded position if that has the same epoch."""
-        self._newest, self._loaded = UnderWay(self._sampler, self._loaded), None
+        self._newest, self._loaded = CurrentPass(self._sampler, self._loaded), None
         return self._newest
 
     def first_order(self, sampler: Sampler) -> RowOrder | None:
         """Return the first rows of the pass that would begin now, drawn by a copy of the sampler; None = no rows."""
-        with closing(UnderWay(sampler, self._loaded).orders(self._datasets.num_rows)) as orders:
+        with closing(CurrentPass(sampler, self._loaded).orders(self._datasets.num_rows)) as orders:
             return next(orders, None)
 
     def state_dict(self) -> dict[str, JSON]:
@@ -168,7 +168,7 @@ class Standing:
                 "DataLoader workers read the batches, so this process does not know their position: use "
                 f"num_workers=0 (it reads in the background anyway), or {WITH_AN_ORDER}"
             )
-        saved = self._saved(*self._position())
+        saved = self._saved(*self._now())
         if saved.batches and saved.sampler is None:
             say_once(f"the saved position inside an epoch cannot be resumed: {self._unknown()}")
         return saved.to_json()
@@ -203,7 +203,7 @@ class Standing:
         goes_on = loaded is not None and loaded.worker is None and self._sampler.epoch == loaded.epoch
         return loaded.batches if goes_on and loaded is not None else 0
 
-    def _position(self) -> tuple[int, int, int]:
+    def _now(self) -> tuple[int, int, int]:
         """Return epoch, number of batches handed out, and salt of the pass."""
         sampler, newest, loaded = self._sampler, self._newest, self._loaded
         if newest is not None and newest.draws is not None and newest.draws is sampler.last_pass:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.matrices.damage import Finished, finished_plain, judged_reports, row_errors
+from rankwise.data.rows.matrices.damage import Finished, checked_reports, finished_plain, row_errors
 from rankwise.data.rows.matrices.in_memory import MemoryMatrix, gather_rows
 from rankwise.data.rows.matrices.on_disk import StoredDense, StoredMatrix, StoredSparse, open_matrix
 from rankwise.data.rows.matrices.pointers import RowPointers
@@ -27,9 +27,9 @@ __all__ = [
     "StoredDense",
     "StoredMatrix",
     "StoredSparse",
+    "checked_reports",
     "finished_plain",
     "gather_rows",
-    "judged_reports",
     "open_matrix",
     "row_errors",
     "stack_matrices",

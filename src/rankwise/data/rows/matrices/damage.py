@@ -16,13 +16,13 @@ from rankwise.errors import DataError, SampleError
 
 __all__ = [
     "Finished",
+    "checked_reports",
     "finished_plain",
-    "judged_reports",
     "row_errors",
 ]
 
 
-def judged_reports(plan: MatrixPlan, reports: Sequence[BoxReport], columns: NDArray) -> tuple[BoxReport, ...]:
+def checked_reports(plan: MatrixPlan, reports: Sequence[BoxReport], columns: NDArray) -> tuple[BoxReport, ...]:
     """Return the reports of a read of CSR rows with the damage that the engine cannot know: see `_gaps`, `_damaged`."""
     if not reports:
         return ()
@@ -101,14 +101,14 @@ def finished_plain(
     if plan.lengths is None:
         return Finished(reports=tuple(reports))
     _, indices, indptr = arrays
-    judged = judged_reports(plan, reports, indices)
+    checked = checked_reports(plan, reports, indices)
     unsigned = indices.view(np.dtype(f"u{indices.itemsize}"))  # negatives become large: one pass checks both ends
     if len(indices) == 0 or unsigned.max() < spec.shape[0]:
-        return Finished(reports=judged)
+        return Finished(reports=checked)
     rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     outside = np.zeros(len(indptr) - 1, dtype=np.bool_)
     outside[rows[unsigned >= spec.shape[0]]] = True
-    return Finished(reports=judged, outside=outside)
+    return Finished(reports=checked, outside=outside)
 
 
 def row_errors(

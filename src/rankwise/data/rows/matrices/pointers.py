@@ -14,13 +14,13 @@ from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.store import ArrayMeta, BoxError, BoxReader, BoxReport, BoxRequest
 from rankwise.errors import DataError
 
-__all__ = ["PagedNumbers", "PointerJudge", "RowPointers", "read_boxes"]
+__all__ = ["PagedNumbers", "PointerCheck", "RowPointers", "read_boxes"]
 
 
 Ask: TypeAlias = Callable[[int], int | None]
 
 
-class PointerJudge:
+class PointerCheck:
     """Checks row pointers: they never decrease, start at 0, and end with the number of elements.
 
     A chunk that is not in a store is read as zeros. Zeros are correct only if all rows up to the end of the chunk are
@@ -129,17 +129,17 @@ class PagedNumbers:
     Args:
         array: the array, one axis, integers.
         reader: reads it; these reads bypass its cache.
-        judge: finds invalid numbers; None = all are valid.
+        check: finds invalid numbers; None = all are valid.
         what: what the numbers are, for messages.
         capacity_bytes: size of the table.
     """
 
     def __init__(
-        self, array: ArrayMeta, reader: BoxReader, judge: PointerJudge | None, *, what: str, capacity_bytes: int
+        self, array: ArrayMeta, reader: BoxReader, check: PointerCheck | None, *, what: str, capacity_bytes: int
     ) -> None:
         self._array = array
         self._reader = reader
-        self._judge = judge
+        self._check = check
         self._what = what
         self.chunk = max(1, min(array.chunks[0], array.shape[0]))
         self._page = -(-_LEAST_PAGE // self.chunk) * self.chunk
@@ -196,7 +196,7 @@ class PagedNumbers:
             hit = np.flatnonzero(np.isin(chunks, list(self._damaged))).tolist()
             return found, {index: replace(self._damaged[int(chunks[index])], box=index) for index in hit}
 
-    def distrust(self, place: int, why: str) -> None:
+    def mark_damaged(self, place: int, why: str) -> None:
         """Mark the chunk of a place as damaged."""
         with self._lock:  # found when numbers of two arrays are compared, not by the thread that reads a page
             self._damaged.setdefault(place // self.chunk, self._error(place // self.chunk, why))
@@ -227,7 +227,7 @@ class PagedNumbers:
         extent = min(self._page, self._array.shape[0] - int(starts[-1, 0]))
         values, report = read_boxes(self._array, starts[:, 0], extent, self._reader)
         for number, page, valid in zip(starts[:, 0].tolist(), values, report.valid.tolist(), strict=True):
-            if not valid or not (self._judge is None or self._judge.is_sound(page, number, self.chunk)):
+            if not valid or not (self._check is None or self._check.is_sound(page, number, self.chunk)):
                 self._look_closer(page, number)
         return values
 
@@ -240,8 +240,8 @@ class PagedNumbers:
             part[:] = values[0]
             if report.errors:
                 unread[(first + start) // self.chunk] = report.errors[0]
-        judge = self._judge
-        wrong = {} if judge is None else judge.problems(page, first, self.chunk, unread, self._ask)
+        check = self._check
+        wrong = {} if check is None else check.problems(page, first, self.chunk, unread, self._ask)
         found = {**unread, **{chunk: self._error(chunk, why) for chunk, why in wrong.items()}}
         self._damaged.update(found)
         bad = np.isin((first + np.arange(len(page))) // self.chunk, list(found))
@@ -321,8 +321,8 @@ class RowPointers:
         # Chunks with a nonzero length. The set only grows, so it needs no lock: at worst a chunk is checked twice.
         self._filled: set[int] = set()
         each = capacity_bytes if lengths is None else capacity_bytes // 2
-        judge = PointerJudge(num_rows=self.num_rows, num_elements=num_elements, num_cols=num_cols)
-        self._begins = PagedNumbers(array, reader, judge, what="row pointers", capacity_bytes=each)
+        check = PointerCheck(num_rows=self.num_rows, num_elements=num_elements, num_cols=num_cols)
+        self._begins = PagedNumbers(array, reader, check, what="row pointers", capacity_bytes=each)
         self._lengths = (
             None if lengths is None else PagedNumbers(lengths, reader, None, what="row lengths", capacity_bytes=each)
         )
@@ -343,7 +343,7 @@ class RowPointers:
         if falls:  # rows that begin on one page and end on the next: either page may be damaged
             for row in rows[sorted(falls)].tolist():
                 for place in (row, row + 1):
-                    self._begins.distrust(place, f"row {row} would begin after it ends")
+                    self._begins.mark_damaged(place, f"row {row} would begin after it ends")
             return self.spans(rows)
         lengths = held if self._lengths is None else self._true_lengths(self._lengths, rows, held, lost)
         if not lost:
@@ -371,7 +371,7 @@ class RowPointers:
         if not wrong:
             return lengths
         for index, why in wrong.items():
-            numbers.distrust(int(rows[index]), why)
+            numbers.mark_damaged(int(rows[index]), why)
         return self._true_lengths(numbers, rows, held, lost)
 
     def _blank_ones(
