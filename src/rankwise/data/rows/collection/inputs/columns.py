@@ -194,7 +194,7 @@ def unite_columns(parts: Sequence[Column | None]) -> UnitedColumn:
         return UnitedColumn(field=field, kind="number", parts=tuple(parts))
     sizes = []
     for part in held:
-        sample = part.block(0, min(_SAMPLE, part.num_rows)) if part.kind == "text" else ()
+        sample: Any = part.block(0, min(_SAMPLE, part.num_rows)) if part.kind == "text" else ()
         sizes.append(len(sample.data) / len(sample) if len(sample) else 16.0)
     row_bytes = _OBJECT_BYTES + max(sizes)
     return UnitedColumn(field=Field(name=name, kind="text", row_bytes=row_bytes), kind="text", parts=tuple(parts))
